@@ -78,23 +78,30 @@ class Chromium:
         """A tab with storage of its own, as after a fresh start."""
         context = (await self.send("Target.createBrowserContext"))["browserContextId"]
         try:
-            target = await self.send("Target.createTarget", url="about:blank", browserContextId=context)
-            attached = await self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
-            tab = Tab(self, attached["sessionId"], context)
-            self._listeners[attached["sessionId"]] = tab.hear
-            for domain in ("Page", "Runtime", "Log", "Network"):
-                await tab.send(f"{domain}.enable")
-            await tab.look(1200, 800)
-            yield tab
+            yield await self._open_tab(context)
         finally:
             await self.send("Target.disposeBrowserContext", browserContextId=context)
+
+    async def tab_beside(self, other: Tab) -> Tab:
+        """Another tab, with the same storage; it is closed with the other one."""
+        return await self._open_tab(other.context)
+
+    async def _open_tab(self, context: str) -> Tab:
+        target = await self.send("Target.createTarget", url="about:blank", browserContextId=context)
+        attached = await self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        tab = Tab(self, attached["sessionId"], context)
+        self._listeners[attached["sessionId"]] = tab.hear
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            await tab.send(f"{domain}.enable")
+        await tab.look(1200, 800)
+        return tab
 
 
 class Tab:
     """One page: what a reader does with it, and what it said and asked for."""
 
     def __init__(self, browser: Chromium, session: str, context: str) -> None:
-        self._browser, self._session, self._context = browser, session, context
+        self._browser, self._session, self.context = browser, session, context
         self.complaints: list[str] = []  # console errors, exceptions, violations of the policy, failed requests
         self.requested: list[str] = []  # addresses
 
@@ -113,8 +120,12 @@ class Tab:
 
     async def allow(self, permission: str, url: str) -> None:
         """Give the pages of this origin a permission that a reader would be asked for."""
-        params = {"origin": url, "permissions": [permission], "browserContextId": self._context}
+        params = {"origin": url, "permissions": [permission], "browserContextId": self.context}
         await self._browser.send("Browser.grantPermissions", **params)
+
+    async def to_front(self) -> None:
+        """Look at this one of several tabs: one that is hidden draws nothing and takes no input."""
+        await self.send("Page.bringToFront")
 
     async def open(self, url: str) -> None:
         await self.send("Page.navigate", url=url)
@@ -169,12 +180,18 @@ class Tab:
         for kind in ("mousePressed", "mouseReleased"):
             await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    async def choose_file(self, selector: str, path: str) -> None:
+        """Give a field for files one of this machine's."""
+        root = (await self.send("DOM.getDocument"))["root"]["nodeId"]
+        node = (await self.send("DOM.querySelector", nodeId=root, selector=selector))["nodeId"]
+        await self.send("DOM.setFileInputFiles", files=[path], nodeId=node)
+
     async def write(self, text: str) -> None:
         """Into what has the focus."""
         await self.send("Input.insertText", text=text)
 
     async def press(self, key: str, *, shift: bool = False) -> None:
-        code = {"Enter": 13, "Escape": 27, "Tab": 9}[key]
+        code = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowDown": 40}[key]
         common = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
         text = {"text": "\r"} if key == "Enter" else {}
         await self.send("Input.dispatchKeyEvent", type="keyDown", **common, **text)

@@ -41,4 +41,6 @@ async def tab(browser: Chromium) -> AsyncIterator[Tab]:
         yield tab
         # While the model loads, /health says so with 503, which a browser notes down by itself.
         assert [one for one in tab.complaints if not (" 503 " in one and one.endswith("/health"))] == []
-        assert {urlsplit(url).hostname for url in tab.requested if not url.startswith("data:")} <= {"127.0.0.1"}
+        assert {urlsplit(url).hostname for url in tab.requested if not url.startswith(("data:", "blob:"))} <= {
+            "127.0.0.1"
+        }

@@ -15,7 +15,7 @@ from aengine.text.answer.parser import AnswerFormat
 from aengine.types import Fragment, Usage
 from tests.browser.chromium import Tab
 from tests.browser.talking import ENDED, Instead, answer, ask, demo_page, finish, talking_to
-from tests.http.fake_engine import FakeEngine
+from tests.http.fake_engine import FakeEngine, adapter_info
 from tests.http.serving import hosting
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +39,7 @@ async def test_an_answer_is_shown_while_it_comes(tab: Tab) -> None:
         for text in ("Hel", "lo"):
             stream.put(Fragment(text, (1,)))
             await tab.until(f"document.querySelector('.prose').textContent.endsWith({text!r})")
-            assert await tab.evaluate("document.querySelector('.turn').ariaBusy") == "true"
+            assert await tab.evaluate("document.querySelector('.turn:last-child').ariaBusy") == "true"
         finish(stream, "!")
         await tab.until(ENDED)
         assert await tab.text(".prose") == "Hello!"
@@ -91,28 +91,150 @@ async def test_the_whole_chat_is_sent_and_survives_a_reload(tab: Tab) -> None:
         assert [one["content"] for one in engine.chats[-1].messages] == ["Be brief.", "third"]
 
 
+FIELDS = {
+    "temperature": "1.25",
+    "top_p": "0.5",
+    "top_k": "7",
+    "min_p": "0.25",
+    "max_tokens": "12",
+    "min_tokens": "2",
+    "seed": "3",
+    "presence_penalty": "0.5",
+    "frequency_penalty": "-0.5",
+    "repetition_penalty": "1.5",
+    "stop": "END\nSTOP",
+    "bad_words": "evil",
+    "logit_bias": '{"5": -1}',
+    "more": '{"stop_token_ids": [7], "cache_salt": "mine"}',
+}
+
+
 async def test_the_sampling_fields_are_sent_and_an_empty_one_is_not(tab: Tab) -> None:
     engine = FakeEngine(held=True)
-    async with talking_to(engine, tab):
+    async with talking_to(engine, tab) as url:
         await answer(tab, engine, "a")
         assert engine.submitted[-1].params.temperature == engine.default_params.temperature
-        for name, value in {
-            "temperature": "1.25",
-            "top_p": "0.5",
-            "top_k": "7",
-            "max_tokens": "12",
-            "seed": "3",
-        }.items():
+        await tab.click("#settings summary")
+        for name, value in FIELDS.items():
             await tab.click(f"[name={name}]")
             await tab.write(value)
+        await tab.click("[name=ignore_eos]")
         await tab.evaluate("document.querySelector('[name=thinking]').value = 'off'")
         await answer(tab, engine, "b")
         params = engine.submitted[-1].params
-        assert (params.temperature, params.top_p, params.top_k, params.max_tokens, params.seed) == (1.25, 0.5, 7, 12, 3)
+        for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+            assert getattr(params, name) == float(FIELDS[name]), name
+        for name in ("top_k", "max_tokens", "min_tokens", "seed"):
+            assert getattr(params, name) == int(FIELDS[name]), name
+        assert (params.stop, params.bad_words, params.logit_bias) == (("END", "STOP"), ("evil",), {5: -1.0})
+        assert (params.ignore_eos, params.stop_token_ids) == (True, (7,))
         assert engine.chats[-1].template_kwargs == {"enable_thinking": False}
+        await tab.open(url)
+        await answer(tab, engine, "c")  # kept
+        assert engine.submitted[-1].params == params
         await tab.click("#reset")
-        await answer(tab, engine, "c")
+        await answer(tab, engine, "d")
         assert engine.submitted[-1].params == engine.submitted[0].params
+
+
+async def test_an_answer_can_be_held_to_a_schema(tab: Tab) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    engine = FakeEngine(held=True)
+    async with talking_to(engine, tab):
+        await tab.evaluate(
+            "(select => { select.value = 'json_schema'; select.dispatchEvent(new Event('input', { bubbles: true })); })"
+            "(document.querySelector('[name=format]'))"
+        )
+        await tab.click("[name=schema]")
+        await tab.write('{"type": ')
+        await ask(tab, "hi")
+        await tab.until("document.activeElement.name === 'schema'")
+        assert engine.submitted == []
+        await tab.evaluate("document.querySelector('[name=schema]').value = ''")
+        await tab.write(json.dumps(schema))
+        await tab.click("#send")
+        finish(await engine.next_stream(), "{}")
+        await tab.until(ENDED)
+        assert engine.submitted[-1].params.structured.json == schema
+
+
+async def test_a_model_or_an_adapter_can_be_chosen(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    engine.adapters = [adapter_info("sql", "/adapters/sql")]
+    async with talking_to(engine, tab) as url:
+        options = "[...document.querySelector('#model-select').options].map((one) => one.text)"
+        assert await tab.evaluate(options) == ["fake", "sql (adapter)"]
+        await tab.evaluate("document.querySelector('#model-select').focus()")
+        await tab.press("ArrowDown")
+        await tab.until("document.querySelector('#model-name').textContent === 'sql'")
+        await answer(tab, engine, "a")
+        assert engine.submitted[-1].options["adapter"] == "sql"
+        await tab.open(url)
+        await tab.until("document.querySelector('#model-name').textContent === 'sql'")
+
+
+async def test_the_meter_shows_how_full_the_context_is(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    async with talking_to(engine, tab):
+        assert await tab.evaluate("document.querySelector('#meter').hidden")
+        await answer(tab, engine, "a")
+        assert await tab.text("#meter-text") == "13 of 64 tokens"
+        assert await tab.evaluate("document.querySelector('#meter-bar').value") == 13
+        await tab.click("#new-chat")
+        assert await tab.evaluate("document.querySelector('#meter').hidden")
+
+
+async def test_an_answer_that_was_cut_goes_on(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    async with talking_to(engine, tab):
+        await ask(tab, "count")
+        (await engine.next_stream()).put(Fragment("1 2 ", (1,), None, "length", usage=Usage(1, 1, 0)))
+        await tab.until(ENDED)
+        assert "cut off" in await tab.text(".foot")
+        assert "1 token ·" in await tab.text(".foot")
+        await tab.click(".go-on")
+        finish(await engine.next_stream(), "3 4")
+        await tab.until("document.querySelector('.prose').textContent === '1 2 3 4' && " + ENDED)
+        chat = engine.chats[-1]
+        assert chat.continue_final_message
+        assert [(one["role"], one["content"]) for one in chat.messages] == [("user", "count"), ("assistant", "1 2 ")]
+        assert await tab.evaluate("document.querySelector('.go-on').hidden")
+
+
+async def test_every_turn_can_be_edited_and_branches_stay(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    contents = "[...document.querySelectorAll('.turn')].map((one) => one.querySelector('.asked, .prose').textContent)"
+    async with talking_to(engine, tab) as url:
+        await answer(tab, engine, "A1", "Q1")
+        await answer(tab, engine, "A2", "Q2")
+        await tab.click(".turn:nth-child(1) .edit")
+        await tab.until("document.activeElement.value === 'Q1'")
+        await tab.evaluate("document.activeElement.value = ''")
+        await tab.write("Q1 anew")
+        await tab.click(".editor .primary")
+        finish(await engine.next_stream(), "B1")
+        await tab.until(ENDED)
+        assert await tab.evaluate(contents) == ["Q1 anew", "B1"]
+        assert [one["content"] for one in engine.chats[-1].messages] == ["Q1 anew"]
+        await tab.click(".again")
+        finish(await engine.next_stream(), "B2")
+        await tab.until(ENDED)
+        assert await tab.text(".turn:nth-child(2) .branches") == "‹2/2›"
+        await tab.click(".turn:nth-child(2) .branches button")
+        await tab.until(f"{contents}.at(-1) === 'B1'")
+        await tab.click(".turn:nth-child(1) .branches button")
+        await tab.until(f"{contents}.at(-1) === 'A2'")
+        assert await tab.evaluate(contents) == ["Q1", "A1", "Q2", "A2"]
+        await tab.click(".turn:nth-child(2) .edit")
+        await tab.evaluate("document.activeElement.value = ''")
+        await tab.write("A1 by hand")
+        await tab.click(".editor .primary")
+        await tab.until(f"{contents}.at(-1) === 'A1 by hand'")
+        await answer(tab, engine, "C2", "Q3")
+        assert [one["content"] for one in engine.chats[-1].messages] == ["Q1", "A1 by hand", "Q3"]
+        await tab.open(url)
+        await tab.text(".turn:nth-child(4)")
+        assert await tab.evaluate(contents) == ["Q1", "A1 by hand", "Q3", "C2"]
 
 
 async def test_a_setting_out_of_its_range_is_pointed_at_and_nothing_is_sent(tab: Tab) -> None:
@@ -159,7 +281,7 @@ async def test_a_refusal_is_shown_with_a_remedy_and_can_be_tried_again(tab: Tab)
         assert [one["content"] for one in engine.chats[-1].messages] == ["hi"]
         engine.refuse = QueueFullError("5 requests wait already", retry_after=2)
         await ask(tab, "lost")
-        await tab.until("document.querySelectorAll('.turn').length === 2 && " + ENDED)
+        await tab.until("document.querySelectorAll('.turn').length === 4 && " + ENDED)
         engine.refuse = None
         await ask(tab, "next")
         await engine.next_stream()
@@ -219,13 +341,3 @@ async def test_a_connection_that_breaks_off_is_told(tab: Tab) -> None:
         await ask(tab, "hi")
         await tab.until(ENDED)
         assert "broke off" in await tab.text(".failure")
-
-
-async def test_an_answer_that_was_cut_says_so(tab: Tab) -> None:
-    engine = FakeEngine(held=True)
-    async with talking_to(engine, tab):
-        await ask(tab, "hi")
-        (await engine.next_stream()).put(Fragment("1 2", (1,), None, "length", usage=Usage(1, 1, 0)))
-        await tab.until(ENDED)
-        assert "cut off" in await tab.text(".foot")
-        assert "1 token ·" in await tab.text(".foot")

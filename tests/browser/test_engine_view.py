@@ -35,7 +35,8 @@ async def test_figures_move_with_the_engine(tab: Tab) -> None:
             "#pages-used": "0",
             "#pages-cached": "9",
             "#pages-free": "90",
-            "#model": "fake · 64 tokens of context",
+            "#model-name": "fake",
+            "#model-context": " · 64 tokens of context",
         }.items():
             await tab.until(shows(selector, text))
         engine.numbers = msgspec.structs.replace(

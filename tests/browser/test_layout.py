@@ -53,6 +53,40 @@ async def test_nothing_sticks_out(tab: Tab, width: int) -> None:
             assert box["bottom"] <= 700
 
 
+@pytest.mark.parametrize("width", [360, 390])
+async def test_a_phone_shows_the_models_name_and_covers_no_text(tab: Tab, width: int) -> None:
+    engine = FakeEngine(held=True)
+    await tab.look(width, 740)
+    async with talking_to(engine, tab, served_model_name="Qwen3-Coder-30B-A3B-Instruct"):
+        await answer(tab, engine, LONG)
+        name = await tab.evaluate("document.querySelector('#model-name').getBoundingClientRect().toJSON()")
+        header = await tab.evaluate("document.querySelector('header').getBoundingClientRect().toJSON()")
+        assert await tab.text("#model-name") == "Qwen3-Coder-30B-A3B-Instruct"
+        assert (name["height"] > 15, name["bottom"] <= header["bottom"], header["height"] < 70) == (True, True, True)
+        shown = "document.elementFromPoint({x}, {y}).closest('#model') !== null"
+        for x in (name["left"] + 1, name["right"] - 1):
+            assert await tab.evaluate(shown.format(x=x, y=name["top"] + name["height"] / 2))
+        await tab.evaluate(f"{LOG}.scrollTop = 100")
+        await tab.until(is_shown("#to-end"))
+        button = await tab.evaluate("document.querySelector('#to-end').getBoundingClientRect().toJSON()")
+        assert button["top"] >= await tab.evaluate(f"{LOG}.getBoundingClientRect().bottom")
+
+
+async def test_turning_a_phone_keeps_the_end_in_view(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    await tab.look(390, 844)
+    async with talking_to(engine, tab):
+        await answer(tab, engine, LONG)
+        for width, height in ((844, 390), (390, 844)):
+            await tab.look(width, height)
+            await tab.until(f"innerWidth === {width} && {TO_END} < 2")
+        await tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        await tab.evaluate(f"{LOG}.scrollTop = 100")
+        await tab.until(is_shown("#to-end"))
+        await tab.look(844, 390)
+        await tab.until(f"innerWidth === 844 && {TO_END} > 300")
+
+
 async def test_dark_and_light(tab: Tab) -> None:
     async with talking_to(FakeEngine(), tab):
         brightness = "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)[0]"
@@ -109,8 +143,9 @@ async def test_the_keyboard_reaches_everything_in_order(tab: Tab) -> None:
         await tab.click("#question")
         await tab.write("x")
         reached = []
-        for _ in range(10):
+        for _ in range(25):
             await tab.press("Tab")
             reached.append(await tab.evaluate("document.activeElement.id || document.activeElement.name"))
     assert reached[:4] == ["send", "system", "temperature", "top_p"]
-    assert reached[-2:] == ["reset", "change-key"]
+    assert reached[reached.index("reset") :][:2] == ["reset", "change-key"]
+    assert reached.index("search") < reached.index("import") < reached.index("log")

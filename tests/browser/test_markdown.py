@@ -6,7 +6,7 @@ import pytest
 
 from aengine.types import Fragment
 from tests.browser.chromium import Tab
-from tests.browser.talking import answer, ask, finish, talking_to
+from tests.browser.talking import ENDED, answer, ask, finish, talking_to
 from tests.http.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -259,6 +259,6 @@ async def test_a_text_made_to_take_long_takes_no_longer(tab: Tab, text: str) -> 
             window.longest ?? 0, one.duration))).observe({ type: "longtask" }); 0"""
         )
         finish(stream, text)
-        await tab.until("document.querySelector('.turn').ariaBusy === 'false'")
+        await tab.until(ENDED)
         await tab.evaluate("new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)))")
         assert (await tab.evaluate("window.longest ?? 0")) < 3000  # milliseconds

@@ -15,11 +15,18 @@ from starlette.responses import Response
 
 _PARTS = Path(__file__).parent / "page"
 # In the order in which they need each other; together they are one module.
-_STYLES = ("styles/base.css", "styles/prose.css")
+_STYLES = tuple(f"styles/{name}.css" for name in ("base", "chat", "prose", "panel", "conversations", "small"))
 _MARKDOWN = (
     *("entities", "links", "inline", "emphasis", "blocks", "table", "languages", "code", "document", "render", "prose"),
 )
-_SCRIPTS = ("dom.js", *(f"markdown/{name}.js" for name in _MARKDOWN), "api.js", "settings.js", "chat.js", "engine.js")
+_SCRIPTS = (
+    *("dom.js", "api.js"),
+    *(f"markdown/{name}.js" for name in _MARKDOWN),
+    *(f"conversations/{name}.js" for name in ("tree", "storage", "exchange")),
+    *(f"chat/{name}.js" for name in ("scroll", "request", "message", "meter", "chat", "composer")),
+    *(f"panel/{name}.js" for name in ("models", "settings", "engine")),
+    *("conversations/list.js", "start.js"),
+)
 
 
 class Page:

@@ -64,7 +64,7 @@ async def test_it_names_no_other_place() -> None:
         "http://www.w3.org/2000/svg",  # a namespace, in the icon
         "http://${shown}",  # a link that a model wrote without it
     ]
-    assert re.findall(r"(?:src|srcset|action)\s*=", text) == []
+    assert re.findall(r"\b(?:src|srcset|action)\s*=", text) == []
     assert re.findall(r"\son\w+\s*=", re.sub(r"<script.*</script>", "", text, flags=re.S)) == []
     assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text) == []
 

@@ -1,20 +1,9 @@
 // The chat: turns of a question and its answer, one of them at most being answered.
 
-const log = byId("log");
 const question = byId("question");
 let turns = [];
 let running = null; // the AbortController of the answer that is on its way
 
-const isAtEnd = () => log.scrollHeight - log.scrollTop - log.clientHeight < 48;
-const offerEnd = () => (byId("to-end").hidden = isAtEnd());
-
-/** Change the log; whoever reads its end keeps seeing it, whoever has scrolled up is left alone. */
-function redraw(change) {
-  const follow = isAtEnd();
-  change();
-  if (follow) log.scrollTop = log.scrollHeight;
-  offerEnd();
-}
 
 class Turn {
   constructor(asked, answer = {}) {
@@ -113,7 +102,7 @@ async function answerTo(turn) {
   const controller = (running = new AbortController());
   showBusy();
   turn.begin();
-  log.scrollTop = log.scrollHeight;
+  scrollToEnd();
   try {
     turn.end(await receive(turn, controller.signal));
     byId("spoken").textContent = "The answer is complete.";
@@ -227,10 +216,6 @@ byId("new-chat").addEventListener("click", () => {
   offerEnd();
   question.focus();
 });
-byId("to-end").addEventListener("click", () => (log.scrollTop = log.scrollHeight));
-log.addEventListener("scroll", offerEnd);
-new ResizeObserver(offerEnd).observe(log);
-
 for (const { asked, answer } of keep.get("turns") ?? []) add(new Turn(asked, answer));
-log.scrollTop = log.scrollHeight;
+scrollToEnd();
 fitQuestion();

@@ -23,23 +23,28 @@ function fill(node, children) {
   return node;
 }
 
-// What survives a reload: in this tab, until it is closed; where the browser keeps nothing, not even that.
-const keep = {
+/** Small values by name in a storage of the browser; where it keeps nothing, nothing is kept. */
+const keeper = (storage) => ({
   get(name) {
     try {
-      return JSON.parse(sessionStorage.getItem(`aengine.${name}`));
+      return JSON.parse(globalThis[storage].getItem(`aengine.${name}`));
     } catch {
       return null;
     }
   },
   set(name, value) {
     try {
-      sessionStorage.setItem(`aengine.${name}`, JSON.stringify(value));
+      globalThis[storage].setItem(`aengine.${name}`, JSON.stringify(value));
     } catch {
       // Full or forbidden: the page goes on from memory.
     }
   },
-};
+});
+const keep = keeper("sessionStorage"); // for this tab, until it is closed
+const remember = keeper("localStorage");
+
+const show = (id, value) => (byId(id).textContent = value);
+const whole = (value) => (value === undefined ? "–" : value.toLocaleString("en"));
 
 /** Copy `text`, which `node` shows. */
 async function copyText(text, button, node) {

@@ -6,10 +6,8 @@ let rates = []; // tokens per second, null where unknown
 let lastLook = null; // { at, tokens } of the look before
 let modelShown = false;
 
-const show = (id, value) => (byId(id).textContent = value);
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 const happens = (event) => new Promise((resolve) => document.addEventListener(event, resolve, { once: true }));
-const whole = (value) => (value === undefined ? "–" : value.toLocaleString("en"));
 
 async function watchEngine() {
   for (;;) {
@@ -39,7 +37,8 @@ async function look() {
     return;
   }
   byId("engine-note").hidden = true;
-  if (!modelShown) await showModel();
+  if (!modelShown) await showModels();
+  modelShown = true;
   showEngine(now);
   showRate(now.aengine_generated_tokens_total);
 }
@@ -51,14 +50,6 @@ function readMetrics(text) {
     samples[name] = (samples[name] ?? 0) + Number(value);
   }
   return samples;
-}
-
-async function showModel() {
-  const response = await call("v1/models");
-  if (!response.ok) throw await refusalOf(response);
-  const [model] = (await response.json()).data;
-  show("model", `${model.id} · ${whole(model.max_model_len)} tokens of context`);
-  modelShown = true;
 }
 
 function showEngine(now) {
@@ -105,5 +96,3 @@ function forget(why) {
   for (const id of ["rate", "running", "waiting", "hit-rate", "pages-used", "pages-cached", "pages-free"]) show(id, "–");
   show("glance", "– tok/s");
 }
-
-watchEngine();

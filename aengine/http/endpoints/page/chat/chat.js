@@ -1,0 +1,143 @@
+// The chat: the conversation that is open, its messages as they are shown, and the one answer that may be on its way.
+
+const SAVE_MILLISECONDS = 1000; // between two savings of an answer that comes
+let conversation = new Conversation();
+let running = null; // the AbortController of the answer that is on its way
+/** @type {Map<string, MessageView>} */
+const views = new Map();
+
+/** @type {MessageActions} */
+const messageActions = {
+  isBusy: () => running !== null,
+  branches: (message) => conversation.siblings(message),
+  select(message) {
+    if (running) return;
+    conversation.select(message);
+    store.save(conversation, [], ["leaf"]);
+    showPath();
+  },
+  edit(message, text) {
+    if (!settingsAreValid()) return;
+    if (message.role === "user") askBelow(message.parent, text);
+    else keepEdited(message, text);
+  },
+  again(message) {
+    if (running || !settingsAreValid()) return;
+    // A branch that nothing came of is used again.
+    const answer = isEmpty(message) ? message : conversation.add(message.parent, "assistant", "");
+    Object.assign(answer, { reasoning: "", failure: null, note: "", finish: "", model: chosenModel() });
+    showPath();
+    answerTo(answer);
+  },
+  goOn(message) {
+    if (running || !settingsAreValid()) return;
+    Object.assign(message, { failure: null, note: "", finish: "", model: chosenModel() });
+    answerTo(message);
+  },
+};
+
+function keepEdited(message, text) {
+  const { reasoning, model } = message;
+  const edited = conversation.add(message.parent, "assistant", text, { reasoning, model, finish: "edited", note: "edited" });
+  store.save(conversation, [edited], ["leaf", "changed"]);
+  showPath();
+}
+
+/** Ask `text` below the message with the id `parent`, and have it answered. */
+function askBelow(parent, text) {
+  const question = conversation.add(parent, "user", text);
+  const answer = conversation.add(question.id, "assistant", "", { model: chosenModel() });
+  conversation.record.system = systemPrompt();
+  conversation.record.model = chosenModel();
+  keep.set("conversation", conversation.id);
+  store.save(conversation, [question, answer], ["leaf", "changed", "system", "model"]);
+  showPath();
+  scrollToEnd();
+  answerTo(answer);
+}
+
+const ask = (text) => askBelow(conversation.path().at(-1)?.id ?? null, text);
+
+/** Show the messages of the open path; those that stay keep their nodes. */
+function showPath() {
+  const path = conversation.path();
+  const turns = byId("turns");
+  path.forEach((message, index) => {
+    if (!views.has(message.id)) views.set(message.id, new MessageView(message, messageActions));
+    const view = views.get(message.id);
+    if (turns.childNodes[index] !== view.node) turns.insertBefore(view.node, turns.childNodes[index] ?? null);
+    if (view.node.ariaBusy !== "true") view.draw(false);
+  });
+  while (turns.childNodes.length > path.length) turns.lastChild.remove();
+  showMeter(path);
+  offerEnd();
+}
+
+async function answerTo(answer) {
+  const [home, view, controller] = [conversation, views.get(answer.id), new AbortController()];
+  running = controller;
+  showBusy();
+  view.draw(true);
+  scrollToEnd();
+  const saving = setInterval(() => store.save(home, [answer], ["changed"]), SAVE_MILLISECONDS);
+  try {
+    await receive(answer, requestFor(home.path(), answer), controller.signal, () => view.grow());
+    byId("spoken").textContent = "The answer is complete.";
+  } catch (error) {
+    const isStopped = controller.signal.aborted;
+    answer.finish = isStopped ? "stopped" : "failed";
+    answer.note = isStopped ? "stopped" : "";
+    if (!isStopped) answer.failure = { message: error.message, remedy: error instanceof Refusal ? error.remedy : "Try again." };
+    byId("spoken").textContent = isStopped ? "Stopped." : "";
+  }
+  clearInterval(saving);
+  home.record.changed = Date.now();
+  store.save(home, [answer], ["leaf", "changed"]);
+  redraw(() => view.draw(false));
+  if (running === controller) running = null;
+  showBusy();
+  if (home === conversation) showMeter(home.path());
+}
+
+function stopAnswer() {
+  running?.abort();
+}
+
+/** Open another conversation; an answer that is on its way is stopped. */
+function openConversation(other) {
+  stopAnswer();
+  running = null;
+  conversation = other;
+  views.clear();
+  byId("turns").replaceChildren();
+  keep.set("conversation", other.id);
+  if (other.messages.size) useSettingsOf(other.record);
+  showPath();
+  scrollToEnd();
+  openPanel(false);
+  openList(false);
+  showBusy();
+  showCurrent();
+}
+
+byId("new-chat").addEventListener("click", () => {
+  openConversation(new Conversation());
+  question.focus();
+});
+store.addEventListener("changed", async ({ detail: { id, isGone } }) => {
+  if (id !== conversation.id) return;
+  if (isGone) {
+    conversation.isGone = true; // it goes on here as it is
+    return;
+  }
+  const stored = await store.load(id);
+  if (!stored || running || id !== conversation.id) return;
+  conversation.merge(stored.messages.values());
+  showPath();
+});
+
+async function reopen() {
+  const id = keep.get("conversation");
+  const stored = id && (await store.load(id));
+  if (stored && !conversation.messages.size) openConversation(stored);
+}

@@ -1,0 +1,132 @@
+// How one message is shown: its text, and the buttons that edit it, ask again, go on, copy, and switch between branches.
+
+function button(label, act, className = "") {
+  const node = make("button", { type: "button", className }, label);
+  node.addEventListener("click", act);
+  return node;
+}
+
+function indented(json) {
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch {
+    return json; // not whole yet
+  }
+}
+
+/** What the buttons of a message do. @typedef {{edit: (message: Message, text: string) => void, again: (message: Message) => void, goOn: (message: Message) => void, select: (message: Message) => void, branches: (message: Message) => Message[], isBusy: () => boolean}} MessageActions */
+
+class MessageView {
+  /**
+   * @param {Message} message
+   * @param {MessageActions} actions
+   */
+  constructor(message, actions) {
+    this.message = message;
+    this.actions = actions;
+    this.frame = 0;
+    this.branches = make("span", { className: "branches", hidden: true });
+    this.edit = button("Edit", () => this.openEditor(), "edit");
+    this.copy = button("Copy", () => copyText(this.message.content, this.copy, this.body), "copy");
+    this.foot = make("div", { className: "foot" });
+    if (message.role === "user") this.buildQuestion();
+    else this.buildAnswer();
+    this.node = make("article", { className: "turn", ariaLabel: message.role === "user" ? "You" : "Answer" }, this.body, this.foot);
+    this.draw(false);
+  }
+
+  buildQuestion() {
+    this.asked = make("p");
+    this.body = make("div", { className: "asked" }, this.asked);
+    this.foot.className = "tools";
+    this.foot.append(this.branches, this.edit, this.copy);
+  }
+
+  buildAnswer() {
+    this.summary = make("summary", {}, "Thought");
+    this.thoughts = make("p");
+    this.thought = make("details", { className: "thought", hidden: true }, this.summary, this.thoughts);
+    this.prose = make("div", { className: "prose" });
+    this.calls = make("div", { className: "prose" });
+    this.failure = make("div", { className: "failure", role: "alert", hidden: true }, make("p"), make("p"));
+    this.waiting = make("div", { className: "dot", hidden: true });
+    this.body = make("div", { className: "answer" }, this.waiting, this.thought, this.prose, this.calls, this.failure);
+    this.again = button("Again", () => this.actions.again(this.message), "again");
+    this.goOn = button("Continue", () => this.actions.goOn(this.message), "go-on");
+    this.note = make("span", { className: "quiet figure" });
+    this.foot.append(this.branches, this.goOn, this.again, this.edit, this.copy, this.note);
+    this.text = new Prose(this.prose);
+  }
+
+  /** Draw with the next frame. */
+  grow() {
+    this.frame ||= requestAnimationFrame(() => redraw(() => this.draw(true)));
+  }
+
+  draw(busy) {
+    cancelAnimationFrame(this.frame);
+    this.frame = 0;
+    this.node.ariaBusy = busy;
+    this.drawBranches();
+    this.edit.hidden = busy;
+    this.copy.hidden = busy || !this.message.content;
+    if (this.message.role === "user") this.asked.textContent = this.message.content;
+    else this.drawAnswer(busy);
+  }
+
+  drawAnswer(busy) {
+    const { content, reasoning, calls, note, failure, finish } = this.message;
+    this.waiting.hidden = !busy || Boolean(content || reasoning || calls.length);
+    this.thought.hidden = !reasoning;
+    this.thoughts.textContent = reasoning;
+    this.summary.textContent = busy && !content ? "Thinking…" : "Thought";
+    this.text.show(content);
+    this.calls.replaceChildren(...calls.filter(Boolean).map((one) => renderCode(indented(one.arguments), one.name)));
+    this.failure.hidden = !failure;
+    this.failure.firstChild.textContent = failure?.message ?? "";
+    this.failure.lastChild.textContent = failure?.remedy ?? "";
+    this.note.textContent = busy ? "" : note || (finish ? "" : "interrupted");
+    this.again.hidden = busy;
+    this.goOn.hidden = busy || !content || calls.length > 0 || finish === "stop";
+  }
+
+  drawBranches() {
+    const all = this.actions.branches(this.message);
+    const at = all.indexOf(this.message);
+    this.branches.hidden = all.length < 2;
+    if (all.length < 2) return;
+    const step = (sign, label, to) => {
+      const node = button(sign, () => this.actions.select(all[to]));
+      return Object.assign(node, { ariaLabel: label, disabled: !all[to] });
+    };
+    const place = make("span", { className: "figure" }, `${at + 1}/${all.length}`);
+    this.branches.replaceChildren(step("‹", "Previous branch", at - 1), place, step("›", "Next branch", at + 1));
+  }
+
+  openEditor() {
+    if (this.actions.isBusy() || this.editor) return;
+    const isQuestion = this.message.role === "user";
+    const text = make("textarea", { value: this.message.content, ariaLabel: "Edit the message", rows: 3 });
+    const close = () => {
+      this.editor.replaceWith(this.body);
+      this.editor = null;
+      this.foot.hidden = false;
+      this.edit.focus();
+    };
+    const save = () => {
+      if (!text.value.trim() || this.actions.isBusy()) return;
+      close();
+      this.actions.edit(this.message, text.value);
+    };
+    text.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save();
+      if (event.key === "Escape") close();
+      if (event.key === "Escape") event.stopPropagation();
+    });
+    this.editor = make("div", { className: "editor" }, text, button("Cancel", close), button(isQuestion ? "Send" : "Save", save, "primary"));
+    this.body.replaceWith(this.editor);
+    this.foot.hidden = true;
+    text.style.height = `${Math.min(text.scrollHeight + 4, innerHeight / 2)}px`;
+    text.focus();
+  }
+}

@@ -1,0 +1,94 @@
+// Conversations as files: JSON with every branch, Markdown with the one that is shown. What is read from a file is checked
+// field by field, and gets new ids.
+
+const FORMAT = "aengine-conversations";
+const MARKDOWN_ROLE = /^## (User|Assistant|System)$/;
+
+/** @param {Conversation[]} conversations */
+function toJson(conversations) {
+  const written = conversations.map(({ record, messages }) => ({ ...record, messages: [...messages.values()] }));
+  return JSON.stringify({ format: FORMAT, version: 1, conversations: written }, null, 1);
+}
+
+/** @param {Conversation} conversation */
+function toMarkdown(conversation) {
+  const escaped = (text) => text.split("\n").map((line) => (/^\\*## (User|Assistant|System)$/.test(line) ? `\\${line}` : line)).join("\n");
+  const { title, system } = conversation.record;
+  const parts = [`# ${title}`];
+  if (system) parts.push("## System", escaped(system));
+  for (const { role, content } of conversation.path()) parts.push(role === "user" ? "## User" : "## Assistant", escaped(content));
+  return `${parts.join("\n\n")}\n`;
+}
+
+/**
+ * The conversations of a file. Throws an error that says what is wrong with it.
+ * @returns {Conversation[]}
+ */
+function fromFile(name, text) {
+  if (/\.(md|markdown|txt)$/i.test(name)) return [fromMarkdown(name, text)];
+  let read;
+  try {
+    read = JSON.parse(text);
+  } catch {
+    throw new Error(`${name} is no JSON.`);
+  }
+  const list = Array.isArray(read?.conversations) ? read.conversations : Array.isArray(read) ? read : [read];
+  const conversations = list.filter((one) => Array.isArray(one?.messages)).map(fromRecord);
+  if (!conversations.length) throw new Error(`${name} holds no conversations.`);
+  return conversations;
+}
+
+const textOr = (value, otherwise = "") => (typeof value === "string" ? value : otherwise);
+const numberOr = (value, otherwise) => (Number.isFinite(value) && value >= 0 ? value : otherwise);
+
+/** A conversation of our own, or a plain list of messages as the API takes them. */
+function fromRecord(read) {
+  const conversation = new Conversation({
+    title: textOr(read.title),
+    system: textOr(read.system),
+    created: numberOr(read.created, Date.now()),
+  });
+  // Messages may stand in any order, each before or after its parent.
+  const ids = new Map(read.messages.filter((one) => typeof one?.id === "string").map((one) => [one.id, newId()]));
+  let last = null;
+  for (const one of read.messages) {
+    const content = textOr(one?.content);
+    if (one?.role === "system") conversation.record.system ||= content;
+    if (one?.role !== "user" && one?.role !== "assistant") continue;
+    const parent = "parent" in one ? (ids.get(one.parent) ?? null) : last;
+    const calls = Array.isArray(one.calls) ? one.calls : [];
+    const message = conversation.add(parent, one.role, content, {
+      reasoning: textOr(one.reasoning ?? one.reasoning_content),
+      calls: calls.map((call) => ({ id: textOr(call?.id), name: textOr(call?.name), arguments: textOr(call?.arguments) })),
+      finish: textOr(one.finish, "stop"),
+      note: textOr(one.note),
+      model: textOr(one.model),
+      created: numberOr(one.created, Date.now()),
+      ...(ids.has(one.id) ? { id: ids.get(one.id) } : {}),
+    });
+    last = message.id;
+  }
+  conversation.record.leaf = ids.get(read.leaf) ?? last;
+  conversation.record.changed = numberOr(read.changed, Date.now());
+  return conversation;
+}
+
+function fromMarkdown(name, text) {
+  const lines = text.split(/\r?\n/);
+  const title = /^# (.*)/.exec(lines[0])?.[1].trim() ?? "";
+  const messages = [];
+  for (const line of lines) {
+    const role = MARKDOWN_ROLE.exec(line);
+    if (role) messages.push({ role: role[1].toLowerCase(), lines: [] });
+    else messages.at(-1)?.lines.push(line.replace(/^\\(?=\\*## (?:User|Assistant|System)$)/, ""));
+  }
+  if (!messages.length) throw new Error(`${name} holds no conversation: a line “## User” begins a question, “## Assistant” an answer.`);
+  return fromRecord({ title, messages: messages.map(({ role, lines: own }) => ({ role, content: own.join("\n").replace(/^\n+|\n+$/g, "") })) });
+}
+
+/** Give `text` to the reader as a file. */
+function download(name, type, text) {
+  const href = URL.createObjectURL(new Blob([text], { type }));
+  make("a", { href, download: name.replace(/[^\p{L}\p{N} ._-]+/gu, "_") }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 10_000);
+}

@@ -1,0 +1,147 @@
+// Where conversations are kept: in this browser's IndexedDB, a record for each conversation and one for each message, so that
+// two tabs that write in one conversation both keep what they add. What cannot be written stays in memory.
+
+const DATABASE = "aengine";
+const NO_STORAGE = "This browser keeps no conversations here. They work, and are lost when this tab closes: export what you need.";
+const FULL_STORAGE = "The browser’s storage is full. New messages are lost when this tab closes: delete conversations, or export what you need.";
+
+/** @returns {Promise<any>} the result of a request or the end of a transaction */
+function settled(request) {
+  return new Promise((resolve, reject) => {
+    const fail = () => reject(request.error ?? new Error("the browser gave up the transaction"));
+    request.addEventListener(request instanceof IDBTransaction ? "complete" : "success", () => resolve(request.result));
+    const failures = request instanceof IDBTransaction ? ["abort"] : ["error", "blocked"];
+    for (const event of failures) request.addEventListener(event, fail);
+  });
+}
+
+async function openDatabase() {
+  const request = indexedDB.open(DATABASE, 1);
+  request.addEventListener("upgradeneeded", () => {
+    request.result.createObjectStore("conversations", { keyPath: "id" });
+    request.result.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
+  });
+  const database = await settled(request);
+  database.addEventListener("versionchange", () => database.close());
+  return database;
+}
+
+class Store extends EventTarget {
+  /** Events: "saved"; "changed" with an id, from another tab; "trouble" with the text to show, empty when it is over. */
+  constructor() {
+    super();
+    this.opening = openDatabase().catch(() => null);
+    /** @type {Map<string, {record: ConversationRecord, messages: Map<string, Message>}>} */
+    this.unsaved = new Map();
+    this.channel = "BroadcastChannel" in globalThis ? new BroadcastChannel(DATABASE) : new EventTarget();
+    this.channel.addEventListener("message", ({ data }) => this.dispatchEvent(new CustomEvent("changed", { detail: data })));
+  }
+
+  report(trouble) {
+    this.dispatchEvent(new CustomEvent("trouble", { detail: trouble }));
+  }
+
+  /** Tell the other tabs. */
+  tell(id, isGone = false) {
+    this.channel.postMessage?.({ id, isGone });
+  }
+
+  /**
+   * Do `work(conversations, messages)` in one transaction; its result if that is a request.
+   * Throws what the browser says, also if there is no database.
+   */
+  async transact(mode, work) {
+    const database = await this.opening;
+    if (!database) throw new Error(NO_STORAGE);
+    const transaction = database.transaction(["conversations", "messages"], mode);
+    const result = work(transaction.objectStore("conversations"), transaction.objectStore("messages"));
+    await settled(transaction);
+    return result?.result;
+  }
+
+  /** The result of reading, or `otherwise` where the browser gives nothing. */
+  async read(work, otherwise) {
+    try {
+      return (await this.transact("readonly", work)) ?? otherwise;
+    } catch {
+      this.report(NO_STORAGE);
+      return otherwise;
+    }
+  }
+
+  /** @returns {Promise<ConversationRecord[]>} the newest first */
+  async list() {
+    const records = new Map((await this.read((conversations) => conversations.getAll(), [])).map((one) => [one.id, one]));
+    for (const [id, { record }] of this.unsaved) records.set(id, record);
+    return [...records.values()].sort((a, b) => b.changed - a.changed);
+  }
+
+  /** @returns {Promise<Conversation | null>} */
+  async load(id) {
+    const record = this.unsaved.get(id)?.record ?? (await this.read((conversations) => conversations.get(id), null));
+    if (!record) return null;
+    const messages = await this.read((_, all) => all.index("conversation").getAll(id), []);
+    return new Conversation(record, [...messages, ...(this.unsaved.get(id)?.messages.values() ?? [])]);
+  }
+
+  /**
+   * Write messages and some of the record's fields; those that another tab has changed meanwhile stay as they are.
+   * @param {Conversation} conversation
+   * @param {Iterable<Message>} messages
+   * @param {(keyof ConversationRecord)[]} fields
+   */
+  async save(conversation, messages, fields) {
+    const { id, record } = conversation;
+    const pending = this.unsaved.get(id)?.messages ?? new Map();
+    for (const message of conversation.isGone ? conversation.messages.values() : messages) pending.set(message.id, structuredClone(message));
+    conversation.isGone = false;
+    try {
+      await this.transact("readwrite", (conversations, all) => {
+        const reading = conversations.get(id);
+        reading.addEventListener("success", () => {
+          const changes = Object.fromEntries(fields.map((name) => [name, record[name]]));
+          conversations.put({ ...record, ...reading.result, ...changes });
+          for (const message of pending.values()) all.put(message);
+        });
+      });
+      if (this.unsaved.delete(id)) this.report("");
+      this.tell(id);
+    } catch (error) {
+      this.unsaved.set(id, { record, messages: pending });
+      this.report(error?.name === "QuotaExceededError" ? FULL_STORAGE : NO_STORAGE);
+    }
+    this.dispatchEvent(new Event("saved"));
+  }
+
+  async remove(id) {
+    this.unsaved.delete(id);
+    try {
+      await this.transact("readwrite", (conversations, all) => {
+        conversations.delete(id);
+        const reading = all.index("conversation").getAllKeys(id);
+        reading.addEventListener("success", () => reading.result.forEach((key) => all.delete(key)));
+      });
+      this.tell(id, true);
+    } catch {
+      this.report(NO_STORAGE);
+    }
+  }
+
+  /**
+   * Conversations that contain `text` in their title or a message, and where.
+   * @returns {Promise<Map<string, string>>} an excerpt by id, empty for a title
+   */
+  async search(text) {
+    const wanted = text.toLowerCase();
+    const found = new Map();
+    const messages = [...(await this.read((_, all) => all.getAll(), [])), ...[...this.unsaved.values()].flatMap((one) => [...one.messages.values()])];
+    for (const { conversation, content } of messages) {
+      const at = content.toLowerCase().indexOf(wanted);
+      if (at !== -1) found.set(conversation, content.slice(Math.max(0, at - 20), at + 60).replace(/\s+/g, " "));
+    }
+    for (const { id, title } of await this.list()) if (title.toLowerCase().includes(wanted)) found.set(id, "");
+    return found;
+  }
+}
+
+const store = new Store();

@@ -1,0 +1,6 @@
+// The page begins: everything is in place.
+
+fitQuestion();
+showList();
+reopen();
+watchEngine();
