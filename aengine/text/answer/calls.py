@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Literal
 
+from aengine.text.answer.call_search import CallSearch
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta
 from aengine.text.answer.formats.base import CallFormat, Tools
-from aengine.text.answer.marker_search import MarkerSearch
 
 
 class ToolCallParser:
     """Turns text into content and calls of `tools`, without `parallel` into one call at most.
 
-    What looks like a call but is none by the time its arguments begin is content, to the last character; later
-    mistakes are handed on within the arguments, which have been emitted by then. Blanks around calls are dropped.
-    The result does not depend on how the text is cut, and time is linear in it.
+    What looks like a call but is none by the time its arguments begin is content, to the last character; from then on
+    it is a call whose arguments are JSON, whatever else is written there. Blanks around calls are dropped. The result
+    does not depend on how the text is cut, and time is linear in it.
+
+    lenient: calls without the marker before them are read as well, if what is in them leaves no doubt. forced: there is
+    nothing but calls.
     """
 
     __slots__ = (
@@ -22,33 +25,43 @@ class ToolCallParser:
         "_blanks",
         "_edge",
         "_emits_call",
+        "_forced",
         "_form",
         "_has_content",
+        "_leaves_no_doubt",
         "_marker",
         "_parallel",
         "_reader",
         "_search",
+        "_settled",
         "_state",
         "_syntax",
         "_tools",
         "calls",
+        "cut",
     )
 
-    def __init__(self, form: CallFormat, tools: Tools, parallel: bool = True) -> None:
+    def __init__(
+        self, form: CallFormat, tools: Tools, parallel: bool = True, *, lenient: bool = True, forced: bool = False
+    ) -> None:
         self._form = form
         self._syntax = form.syntax
         self._tools = tools
         self._parallel = parallel
+        self._forced = forced
         self.calls = 0
+        self.cut = False  # the last call's arguments are cut short
         self._state: Literal["text", "call", "behind call"] = "text"
-        self._search = MarkerSearch(form.syntax.begin)
+        self._search = CallSearch(form.syntax, tools.keys(), lenient=lenient)
         self._blanks: list[str] = []  # belong to no call and are not known to be content
         self._has_content = False  # there has been content
         self._after_call = False  # and none since the last call
         self._reader = form.reader(tools, first=True)
+        self._leaves_no_doubt = False  # a marker tells that it is one
         self._marker = ""  # in front of the call that is being read
         self._emits_call = False  # that call
         self._edge = ""  # the beginning of what ends or follows a call
+        self._settled = False  # values without a closing tag end with the first tag
 
     def feed(self, text: str) -> list[Delta]:
         """Parse more text: the pieces that are complete now."""
@@ -62,41 +75,74 @@ class ToolCallParser:
                 text = self._read_behind(text)
         return deltas
 
-    def finish(self) -> list[Delta]:
-        """Parse the end of the text: the pieces that were held back."""
+    def finish(self, cut: bool = False) -> list[Delta]:
+        """Parse the end of the text: the pieces that were held back.
+
+        cut: the model would have gone on. Then a call that has begun stays as it is, and the beginning of one is no
+        text.
+        """
         deltas: list[Delta] = []
-        if self._state == "call" and not self._reader.begun:
-            self._emit_content(self._marker + "".join(self._reader.raw), deltas)
-        self._emit_content(self._edge + self._search.flush(), deltas)
-        if self._blanks and not self._after_call:
-            deltas.append(ContentDelta("".join(self._blanks)))
+        if self._state == "call" and not cut:
+            self._settled = True
+            deltas = self.feed(self._reader.settle())
+        if self._state == "call":
+            self._finish_call(cut, deltas)
+        if not (cut and self._forced):
+            self._emit_content(("" if cut else self._edge) + self._search.flush(), deltas)
+            if self._blanks and not self._after_call:
+                deltas.append(ContentDelta("".join(self._blanks)))
         return deltas
 
+    def _finish_call(self, cut: bool, deltas: list[Delta]) -> None:
+        reader = self._reader
+        if not cut:
+            had_begun = reader.begun
+            reader.close()
+            self._emit_call(had_begun, deltas)
+        self.cut = cut and reader.begun and self._emits_call
+        if not reader.begun and not (cut and (self._forced or self._leaves_no_doubt)):
+            self._emit_content(self._marker + "".join(reader.raw), deltas)
+
     def _read_text(self, text: str, deltas: list[Delta]) -> str:
-        if self._syntax.bare and not self._has_content and not self._search.held:
+        if self._syntax.bare and not self._has_content and not self._search.holds:
             begun = text.lstrip()
             self._blanks.append(text[: len(text) - len(begun)])
             text = begun
             if text and text[0] == self._syntax.bare:
                 self._begin_call("", first=True)
+                self._leaves_no_doubt = False
                 return text
         before, rest = self._search.feed(text)
         self._emit_content(before, deltas)
         if rest is None:
             return ""
-        self._begin_call(self._syntax.begin, first=True)
+        self._begin_call(self._search.marker, first=True)
         return rest
 
     def _begin_call(self, marker: str, *, first: bool) -> None:
         self._state = "call"
         self._reader = self._form.reader(self._tools, first)
+        if self._settled:
+            self._reader.settle()
         self._marker = marker
+        self._leaves_no_doubt = True
         self._emits_call = False
 
     def _read_call(self, text: str, deltas: list[Delta]) -> str:
         reader = self._reader
         had_begun = reader.begun
         taken = reader.feed(text)
+        self._emit_call(had_begun, deltas)
+        if reader.begun and (reader.done or reader.broken):
+            self._state = "behind call"
+        elif reader.broken:
+            self._state = "text"
+            self._emit_content(self._marker + "".join(reader.raw), deltas)
+        return reader.left + text[taken:]
+
+    def _emit_call(self, had_begun: bool, deltas: list[Delta]) -> None:
+        """Append what is new of the call that is being read, once it is one."""
+        reader = self._reader
         if reader.begun and not had_begun:
             self._blanks.clear()
             self._after_call = True
@@ -107,12 +153,6 @@ class ToolCallParser:
         arguments = reader.take_arguments()
         if arguments and self._emits_call:
             deltas.append(CallDelta(self.calls - 1, arguments))
-        if reader.begun and (reader.done or reader.broken):
-            self._state = "behind call"
-        elif reader.broken:
-            self._state = "text"
-            self._emit_content(self._marker + "".join(reader.raw), deltas)
-        return text[taken:]
 
     def _read_behind(self, text: str) -> str:
         """Skip the end of the group, or go on to its next call."""

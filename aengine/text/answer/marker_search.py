@@ -1,34 +1,44 @@
-"""Finds a marker in a text that comes in pieces."""
+"""Finds the first of some markers in a text that comes in pieces."""
 
 from __future__ import annotations
 
+import functools
+import re
+
+
+@functools.lru_cache(64)
+def _pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, markers)))
+
 
 class MarkerSearch:
-    """Lets the text before a marker through; holds back only an end that may become the marker.
+    """Lets the text before a marker through; holds back only an end that may become a marker.
 
-    An empty marker is never found.
+    Empty markers are never found. None of the markers is the beginning of another one.
     """
 
-    __slots__ = ("_marker", "held")
+    __slots__ = ("_firsts", "_longest", "_markers", "found", "held")
 
-    def __init__(self, marker: str) -> None:
-        self._marker = marker
+    def __init__(self, *markers: str) -> None:
+        self._markers = tuple(filter(None, markers))
+        self._firsts = frozenset(marker[0] for marker in self._markers)
+        self._longest = max(map(len, self._markers), default=0)
         self.held = ""
+        self.found = ""  # the last marker that was found
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The text before the marker, as far as that is certain, and the text behind it; None while it is not found.
+        """The text before a marker, as far as that is certain, and the text behind it; None while none is found.
 
-        Once the marker is found the search begins anew.
+        Once a marker is found the search begins anew.
         """
         text, self.held = self.held + text, ""
-        if not self._marker:
+        if not self._markers:
             return text, None
-        at = text.find(self._marker)
-        if at >= 0:
-            return text[:at], text[at + len(self._marker) :]
-        if self._marker[0] in text[1 - len(self._marker) :]:
-            shown = len(text) - self._overlap(text)
-            text, self.held = text[:shown], text[shown:]
+        if (found := _pattern(self._markers).search(text)) is not None:
+            self.found = found[0]
+            return text[: found.start()], text[found.end() :]
+        shown = self._certain(text)
+        text, self.held = text[:shown], text[shown:]
         return text, None
 
     def flush(self) -> str:
@@ -36,7 +46,9 @@ class MarkerSearch:
         held, self.held = self.held, ""
         return held
 
-    def _overlap(self, text: str) -> int:
-        """The number of characters at the end of the text that may begin the marker."""
-        longest = min(len(self._marker) - 1, len(text))
-        return next((n for n in range(longest, 0, -1) if text.endswith(self._marker[:n])), 0)
+    def _certain(self, text: str) -> int:
+        """The place in the text behind which a marker may begin."""
+        for at in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[at] in self._firsts and any(marker.startswith(text[at:]) for marker in self._markers):
+                return at
+        return len(text)

@@ -9,12 +9,13 @@ import msgspec
 
 from aengine.config import CallFormatName
 from aengine.text.answer.calls import ToolCallParser
-from aengine.text.answer.deltas import Answer, ContentDelta, Delta, join_deltas
+from aengine.text.answer.deltas import Answer, ContentDelta, Delta, ReasoningDelta, join_deltas
 from aengine.text.answer.formats.base import CallFormat
 from aengine.text.answer.formats.table import FORMATS, call_format_of
 from aengine.text.answer.harmony.markers import CONTROL, HARMONY_THOUGHT, uses_harmony
 from aengine.text.answer.harmony.parser import HarmonyParser
 from aengine.text.answer.thought import ALL_THOUGHTS, THINK, ThoughtMarkers, ThoughtParser, thoughts_of
+from aengine.text.answer.unclosed_thought import UnclosedThought
 
 _MARKERS = (
     *(marker for markers in ALL_THOUGHTS for marker in markers.tokens),
@@ -74,9 +75,10 @@ class AnswerParser:
     """Parses one answer as it comes. None for what is not to be looked for; `harmony` looks for all by itself.
 
     calls_begin: the marker without which, behind a thought, there are no calls in it: it has a form, and may quote one.
+    unclosed: reads the calls in a thought that never ends.
     """
 
-    __slots__ = ("_calls", "_calls_begin", "_edge", "_harmony", "_thoughts")
+    __slots__ = ("_calls", "_calls_begin", "_edge", "_harmony", "_thoughts", "_unclosed")
 
     def __init__(
         self,
@@ -85,11 +87,13 @@ class AnswerParser:
         *,
         calls_begin: str | None = None,
         harmony: HarmonyParser | None = None,
+        unclosed: UnclosedThought | None = None,
     ) -> None:
         self._harmony = harmony
         self._thoughts = thoughts
         self._calls = calls
         self._calls_begin = calls_begin
+        self._unclosed = unclosed
         self._edge = ""  # of the content, while it is not known whether it begins with that marker
 
     @property
@@ -103,34 +107,63 @@ class AnswerParser:
         """Whether a call has begun."""
         return any(parser is not None and parser.calls > 0 for parser in (self._calls, self._harmony))
 
+    @property
+    def ends_with_calls(self) -> bool:
+        """Whether there are calls, and none of them was cut short."""
+        return self.has_calls and not any(parser is not None and parser.cut for parser in (self._calls, self._harmony))
+
     def feed(self, text: str) -> list[Delta]:
         """Parse more text: the pieces that are complete now."""
         if self._harmony is not None:
             return self._harmony.feed(text)
         deltas: list[Delta] = [ContentDelta(text)] if text else []
         if self._thoughts is not None:
-            deltas = self._thoughts.feed(text)
+            deltas = self._within_thought(self._thoughts.feed(text), self._thoughts.closed)
         return self._with_calls(deltas)
 
-    def finish(self) -> list[Delta]:
-        """Parse the end of the text: the pieces that were held back."""
+    def finish(self, cut: bool = False) -> list[Delta]:
+        """Parse the end of the text: the pieces that were held back. cut: the model would have gone on."""
         if self._harmony is not None:
-            return self._harmony.finish()
-        deltas = self._with_calls([] if self._thoughts is None else self._thoughts.finish())
+            return self._harmony.finish(cut)
+        deltas: list[Delta] = []
+        if self._thoughts is not None:
+            deltas = self._within_thought(self._thoughts.finish(), self._thoughts.closed)
+        deltas = self._with_calls(deltas)
         if self._edge:
             deltas.append(ContentDelta(self._edge))
-        return deltas + ([] if self._calls is None else self._calls.finish())
+        if self._unclosed is not None:
+            deltas += self._unclosed.finish(cut)
+            if not cut and self._unclosed.calls.calls:
+                self._calls = self._unclosed.calls
+                return deltas
+        return deltas + ([] if self._calls is None else self._calls.finish(cut))
 
-    def read(self, text: str) -> Answer:
+    def read(self, text: str, cut: bool = False) -> Answer:
         """Parse a whole answer at once."""
-        return join_deltas(self.read_deltas(text))
+        return join_deltas(self.read_deltas(text, cut))
 
-    def read_deltas(self, text: str) -> list[Delta]:
+    def read_deltas(self, text: str, cut: bool = False) -> list[Delta]:
         """Parse a whole answer at once: its pieces, in their order."""
         deltas: list[Delta] = []
         for at in range(0, len(text), _READ_CHARACTERS):
             deltas += self.feed(text[at : at + _READ_CHARACTERS])
-        return deltas + self.finish()
+        return deltas + self.finish(cut)
+
+    def _within_thought(self, deltas: list[Delta], closed: bool) -> list[Delta]:
+        """Hold back from the thought what are calls unless it closes."""
+        if self._unclosed is None:
+            return deltas
+        found: list[Delta] = []
+        answer: list[Delta] = []
+        for delta in deltas:
+            if isinstance(delta, ReasoningDelta):
+                found += self._unclosed.feed(delta.text)
+            else:
+                answer.append(delta)
+        if closed or answer:
+            found += self._unclosed.close()
+            self._unclosed = None
+        return found + answer
 
     def _with_calls(self, deltas: list[Delta]) -> list[Delta]:
         if self._calls is None:

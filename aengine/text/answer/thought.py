@@ -60,6 +60,11 @@ class ThoughtParser:
         """Whether all further text is the answer's."""
         return self._state == "answer"
 
+    @property
+    def closed(self) -> bool:
+        """Whether there is no thought, or its end has come."""
+        return self._state in ("gap", "answer")
+
     def feed(self, text: str) -> list[Delta]:
         """Parse more text: the pieces that are complete now."""
         deltas: list[Delta] = []

@@ -56,8 +56,17 @@ GOOD = [
     ('<tool_call>{"name": "f", "arguments": {}}\n<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")] * 2),
     ('<tool_call>{"name": "f"}\n</tool_', "</tool_", [("f", "{}")]),
     # Mistakes that come when the call has begun already.
-    ('<tool_call>{"name": "f", "arguments": {"a": ', "", [("f", '{"a": ')]),
-    ('<tool_call>{"name": "f", "arguments": {oops}}</tool_call>', "", [("f", "{oops}")]),
+    ('<tool_call>{"name": "f", "arguments": {"a": ', "", [("f", "{}")]),
+    ('<tool_call>{"name": "f", "arguments": {"a": "b\\', "", [("f", '{"a": "b"}')]),
+    ('<tool_call>{"name": "f", "arguments": {oops}}</tool_call>', "", [("f", "{}")]),
+    ('<tool_call>{"name": "f", "arguments": {"a": 1 oops}}</tool_call>', "oops}}</tool_call>", [("f", '{"a": 1 }')]),
+    # Arguments as text, or none.
+    ('<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"b\\"}"}</tool_call>', "", [("f", '{"a": "b"}')]),
+    ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [("f", "{}")]),
+    ('<tool_call>{"name": "f", "arguments": ""}</tool_call>', "", [("f", "{}")]),
+    ('<tool_call>{"arguments": null, "name": "f"}</tool_call>', "", [("f", "{}")]),
+    ('<tool_call>{"name": "f", "arguments": [ ]}</tool_call>', "", [("f", "{}")]),
+    ('<tool_call>[{"name": "f", "arguments": {}}, {"name": "f"}]</tool_call>', "", [("f", "{}")] * 2),
     ('<tool_call>{"name": "f", "arguments": {}, oops}</tool_call>', "oops}</tool_call>", [("f", "{}")]),
 ]
 NOT_CALLS = [
@@ -69,7 +78,8 @@ NOT_CALLS = [
     "<tool_call>{}</tool_call>",
     '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
     '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": "go"}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
     '<tool_call>{"name": "f", "arguments": 5}</tool_call>',
     '<tool_call>{"name" "f", "arguments": {}}</tool_call>',
     '<tool_call>{"name": "f" "arguments": {}}</tool_call>',
@@ -140,14 +150,14 @@ def test_pieces_are_told_as_soon_as_they_are_sure() -> None:
     assert parser.feed("I look. ") == [ContentDelta("I look.")]
     assert parser.feed("<tool") == []
     assert parser.feed('_call>\n{"name": "f"') == []
-    first, second = parser.feed(', "arguments": {"a"')
+    first, second = parser.feed(', "arguments": {"a"')  # a key comes with its value
     assert isinstance(first, CallDelta)
     assert isinstance(second, CallDelta)
     assert (first.index, first.name, first.arguments) == (0, "f", "")
     assert first.id is not None
     assert first.id.startswith("call_")
-    assert second == CallDelta(0, '{"a"')
-    assert parser.feed(": 1}") == [CallDelta(0, ": 1}")]
+    assert second == CallDelta(0, "{")
+    assert parser.feed(": 1}") == [CallDelta(0, '"a": 1}')]
     assert parser.feed("}\n</tool_call>") == []
     assert parser.calls == 1
     assert parser.finish() == []

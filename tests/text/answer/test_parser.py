@@ -9,13 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
+from aengine.config import CallFormatName
 from aengine.sampling_params import SamplingParams
 from aengine.text.answer.calls import ToolCallParser
+from aengine.text.answer.deltas import ContentDelta, ReasoningDelta
 from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
 from aengine.text.answer.thought import ThoughtParser
+from aengine.text.answer.unclosed_thought import UnclosedThought
 from aengine.text.tokens.output import OutputText
 from aengine.text.tokens.tokenizer import Tokenizer
+from tests.text.byte_grammars import calls
 from tests.text.cutting import answer, cuts, shape
 from tests.text.text_families import SPECIAL, byte_level_backend, write_tokenizer
 
@@ -40,11 +44,51 @@ def test_a_thought_then_content_then_a_call() -> None:
     assert reading.has_calls
 
 
-@given(data=st.data(), opened=st.booleans())
-def test_the_cut_makes_no_difference(data: st.DataObject, opened: bool) -> None:
+@given(data=st.data(), opened=st.booleans(), unclosed=st.booleans())
+def test_the_cut_makes_no_difference(data: st.DataObject, opened: bool, unclosed: bool) -> None:
     words = st.sampled_from([THOUGHT, CALL, "<think>", "</think>", "<tool_call>", "\n", " ", "a", "{"])
     text = "".join(data.draw(st.lists(words, max_size=8)))
-    assert shape(answer(parser(opened), *data.draw(cuts(text)))) == shape(parser(opened).read(text))
+    made = with_unclosed if unclosed else parser
+    whole = made(opened).read(text)
+    assert shape(answer(made(opened), *data.draw(cuts(text)))) == shape(whole)
+    if not whole.calls:
+        assert shape(whole) == shape(parser(opened).read(text))
+
+
+def with_unclosed(opened: bool = False, form: CallFormatName = "hermes") -> AnswerParser:
+    first, second = (ToolCallParser(FORMATS[form], {"f": None}) for _ in range(2))
+    return AnswerParser(ThoughtParser(opened), first, unclosed=UnclosedThought(second))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if FORMATS[form].syntax.begin])
+def test_a_call_in_a_thought_that_does_not_close_is_a_call(form: CallFormatName) -> None:
+    written = calls([("f", '{"a": 1}')], form)
+    if form == "llama3":
+        written = f"<|python_tag|>{written}"
+    for opened in (True, False):
+        begin = "" if opened else "<think>\n"
+        for end, content in (("\n</think>\n\nHi.", "Hi."), ("</think>", "")):  # it has thought of a call
+            text = f"{begin}plan\n{written}{end}"
+            found = (f"plan\n{written}", content, [])
+            assert shape(with_unclosed(opened, form).read(text)) == found
+            assert shape(answer(with_unclosed(opened, form), *text)) == found
+        for text in (f"{begin}plan\n{written}", f"{begin}plan {written}\n"):
+            reading = with_unclosed(opened, form)
+            assert shape(reading.read(text)) == ("plan", "", [("f", '{"a": 1}')])
+            assert reading.ends_with_calls
+            assert shape(answer(with_unclosed(opened, form), *text)) == ("plan", "", [("f", '{"a": 1}')])
+            assert shape(with_unclosed(opened, form).read(text, cut=True)) == (text.removeprefix(begin), "", [])
+
+
+def test_a_thought_is_told_up_to_a_call_in_it() -> None:
+    reading = with_unclosed(opened=True)
+    assert reading.feed("I may write ") == [ReasoningDelta("I may write")]
+    assert reading.feed("<tool_call>, but ") == [ReasoningDelta(" <tool_call>, but")]
+    assert reading.feed(CALL) == []
+    assert reading.feed(" is wrong.") == []
+    assert reading.feed("</think>No.") == [ReasoningDelta(f" {CALL} is wrong."), ContentDelta("No.")]
+    assert reading.finish() == []
+    assert not reading.has_calls
 
 
 def test_nothing_is_held_back_where_nothing_is_looked_for() -> None:

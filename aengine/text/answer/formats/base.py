@@ -44,6 +44,9 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     begin: str = ""  # the marker before a group; empty: there is none
+    begins: tuple[str, ...] = ()  # others that some models write in its place
+    unmarked: str = ""  # a marker within a call that a call without `begin` can be told by, and which it begins with
+    after_name: str = ""  # another one, which the call's name stands before
     bare: str = ""  # a character with which an answer may begin a group, without the marker
     opening: str = ""  # behind the marker, as Lark has it; to read it is the first call's reader's
     separator: str | None = None  # between the calls of a group; None: a group has one
@@ -57,14 +60,14 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def markers(self) -> tuple[str, ...]:
         """The markers, which a vocabulary may have as tokens of their own."""
-        return tuple(marker for marker in (self.begin, self.end, *self.inner) if len(marker) > 1)
+        return tuple(marker for marker in (self.begin, *self.begins, self.end, *self.inner) if len(marker) > 1)
 
 
 class CallReader(Protocol):
     """Parses the text of one call, given in any pieces.
 
-    Once it has begun it stays a call, and its arguments can be taken as they come, unchecked. Until then `raw` has all
-    the text. Time is linear.
+    Once it has begun it stays a call, and its arguments can be taken as they come. They are JSON once it is done,
+    broken or closed. Until it has begun `raw` has all the text. Time is linear.
     """
 
     @property
@@ -91,10 +94,25 @@ class CallReader(Protocol):
     @property
     def raw(self) -> list[str]: ...
 
+    @property
+    def left(self) -> str:
+        """Text that was taken and belongs to what follows a call that is broken."""
+        ...
+
     def feed(self, text: str) -> int:
         """Parse more text; returns how many characters belong to the call. All of them, unless it is then done or
         broken.
         """
+        ...
+
+    def settle(self) -> str:
+        """Give up waiting for the end of a value whose closing tag may still come: the first tag of its own level or of
+        an outer one ends it, from now on. Returns the text that waited, to be parsed again.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the text: complete the arguments of a call that has begun."""
         ...
 
     def take_arguments(self) -> str:

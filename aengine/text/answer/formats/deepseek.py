@@ -6,7 +6,7 @@ from typing import Literal
 
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, call_id, object_schema
 from aengine.text.answer.formats.partial_call import PartialCall
-from aengine.text.answer.json_value import JsonValue
+from aengine.text.answer.formats.values.json_arguments import JsonArguments
 from aengine.text.answer.lark import Tokens, json_value, literal, marker, sequence
 from aengine.text.answer.marker_search import MarkerSearch
 
@@ -29,6 +29,7 @@ class DeepSeek:
             closing=_END,
             end=_END,
             further="<",
+            unmarked=_CALL,
             inner=(_CALL, _SEPARATOR, _CALL_END),
         )
         self._fenced = fenced
@@ -56,7 +57,7 @@ class DeepSeek:
 class DeepSeekReader(PartialCall):
     """Parses a call of either version. It has begun with the arguments' first brace."""
 
-    __slots__ = ("_length", "_scan", "_search", "_state", "_tag", "_tools", "_word")
+    __slots__ = ("_json", "_length", "_search", "_state", "_tag", "_tools", "_word")
 
     def __init__(self, tools: Tools) -> None:
         super().__init__()
@@ -66,11 +67,11 @@ class DeepSeekReader(PartialCall):
         self._word: list[str] = []  # before the separator, or of the name
         self._length = 0
         self._search = MarkerSearch(_SEPARATOR)
-        self._scan = JsonValue("{")
+        self._json = JsonArguments()
 
     @property
     def begun(self) -> bool:
-        return self.name is not None
+        return self._json.begun
 
     def _read(self, text: str, at: int) -> int:
         match self._state:
@@ -81,10 +82,7 @@ class DeepSeekReader(PartialCall):
             case "name":
                 return self._read_name(text, at)
             case "arguments":
-                end, ended = self._scan.read(text, at)
-                self._arguments.append(text[at:end])
-                self._state = "end" if ended else "arguments"
-                return end
+                return self._read_arguments(text, at)
         return self._read_end(text, at)
 
     def _read_marker(self, text: str, at: int) -> int:
@@ -111,26 +109,43 @@ class DeepSeekReader(PartialCall):
         return at + 1
 
     def _read_name(self, text: str, at: int) -> int:
-        """Parse up to the arguments' brace: the name, if none has come, and a fence perhaps."""
-        if text[at] == "{":
-            words = "".join(self._word).split()
-            if not words or words[0] not in self._tools or words[1:] not in ([], ["```json"], ["```"]):
-                self.broken = True
-                return at
-            self.name, self._state = words[0], "arguments"
-            return at
-        self._word.append(text[at])
-        self._length += 1
-        self.broken = self._length > _LONGEST or text[at] == "<"
-        return at if self.broken else at + 1
+        """Parse up to the arguments: the name, if none has come, and a fence perhaps. There may be no arguments."""
+        if text[at] not in '{["<':
+            self._word.append(text[at])
+            self._length += 1
+            self.broken = self._length > _LONGEST
+            return at if self.broken else at + 1
+        name, *others = "".join(self._word).split() or [""]
+        others = [word for word in others if word not in ("```json", "```")]
+        ends = text[at] == "<"
+        self.broken = name not in self._tools or others not in ([], ["null"] if ends else [])
+        self.name, self._state = name, "end" if ends else "arguments"
+        return at
+
+    def _read_arguments(self, text: str, at: int) -> int:
+        at = self._json.feed(text, at)
+        self.broken = self._json.broken and not self._json.begun
+        if self._json.broken and self._json.begun:
+            self._json.close()
+        if self._json.begun:
+            self._arguments.append(self._json.take())
+        if self._json.done:
+            self._state = "end"
+        return at
+
+    def _close(self) -> None:
+        self._json.close()
+        self._arguments.append(self._json.take())
 
     def _read_end(self, text: str, at: int) -> int:
         if not self._tag and text[at] in f"{_BLANKS}`}}":  # a brace too many is not spoken of
             return at + 1
         tag = self._tag + text[at]
         if not _CALL_END.startswith(tag) and not _END.startswith(tag):
-            self.broken = True
+            self._break(self._tag)
             return at
         self._tag = tag
         self.done = tag in (_CALL_END, _END)
+        if self.done and not self._json.begun:
+            self._read_arguments("{}", 0)
         return at + 1

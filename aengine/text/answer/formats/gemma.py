@@ -8,7 +8,7 @@ from typing import Literal
 
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, call_id, object_schema
 from aengine.text.answer.formats.partial_call import PartialCall
-from aengine.text.answer.formats.values.gemma_literal import QUOTE, GemmaObject
+from aengine.text.answer.formats.values.gemma_literal import END, QUOTE, GemmaObject
 from aengine.text.answer.formats.values.gemma_rules import GemmaRules
 from aengine.text.answer.formats.values.schemas import check_parameters
 from aengine.text.answer.lark import Tokens, literal, sequence
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[\w.-]*")
 
 
 class Gemma4:
-    syntax = CallSyntax(begin="<|tool_call>", closing="<tool_call|>", end="<tool_call|>", between="", inner=(QUOTE,))
+    syntax = CallSyntax(begin="<|tool_call>", closing=END, end=END, between="", inner=(QUOTE,))
 
     def detect(self, template: str) -> bool:
         return "<|tool_call>" in template and _CALL in template and QUOTE in template
@@ -41,13 +41,14 @@ class Gemma4:
 class GemmaCallReader(PartialCall):
     """Parses `call:name{key:value, ...}`. The call has begun with the brace."""
 
-    __slots__ = ("_names", "_object", "_state", "_word")
+    __slots__ = ("_name", "_names", "_object", "_state", "_word")
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
         self._names = names
         self._state: Literal["call", "name", "arguments"] = "call"
-        self._word = ""
+        self._word = ""  # the beginning of `call:`
+        self._name: list[str] = []
         self._object = GemmaObject()
 
     @property
@@ -61,11 +62,16 @@ class GemmaCallReader(PartialCall):
             case "name":
                 return self._read_name(text, at)
         at = self._object.feed(text, at)
-        self.done, self.broken = self._object.done, self._object.broken
-        if self.broken:
-            self._object.close()
+        self.done = self._object.done
+        if self._object.broken:
+            self._break(self._object.tag)
         self._arguments.append(self._object.take())
         return at
+
+    def _close(self) -> None:
+        if not self._object.done:
+            self._object.close()
+            self._arguments.append(self._object.take())
 
     def _read_call(self, text: str, at: int) -> int:
         if not self._word and text[at] in _BLANKS:
@@ -75,17 +81,18 @@ class GemmaCallReader(PartialCall):
             self.broken = True
             return at
         if self._word == _CALL:
-            self._state, self._word = "name", ""
+            self._state = "name"
         return at + 1
 
     def _read_name(self, text: str, at: int) -> int:
         found = _NAME.match(text, at)
         end = at if found is None else found.end()
-        self._word += text[at:end]
         if end > at:
+            self._name.append(text[at:end])
             return end
-        if text[at] != "{" or self._word not in self._names:
+        name = "".join(self._name)
+        if text[at] != "{" or name not in self._names:
             self.broken = True
             return at
-        self.name, self._state = self._word, "arguments"
+        self.name, self._state = name, "arguments"
         return at + 1

@@ -20,22 +20,24 @@ from aengine.text.answer.formats.values.schemas import (
     kinds_of,
     parameters_of,
 )
+from aengine.text.answer.formats.values.value_end import ValueEnd
 from aengine.text.answer.lark import Tokens, literal, sequence
 from aengine.text.answer.marker_search import MarkerSearch
 
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
 _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
-_CALL_END = "</tool_call>"
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_TAGS = (_KEY, _KEY_END, _CALL, _CALL_END)  # beside those of a value
 _BLANKS = " \t\r\n"
 _NAME_END = re.compile("[<\n]")
 _BREAK = r"/\n?/"  # between the parts: 4.5 and 4.6 write one, 4.7 does not
 
 
 class Glm:
-    syntax = CallSyntax(begin="<tool_call>", closing=_CALL_END, end=_CALL_END, between="\n")
+    syntax = CallSyntax(begin=_CALL, after_name=_KEY, closing=_CALL_END, end=_CALL_END, between="\n")
 
     def detect(self, template: str) -> bool:
-        return "<tool_call>" in template and _KEY in template and _VALUE in template
+        return _CALL in template and _KEY in template and _VALUE in template
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
         return KeysAndValuesReader(tools)
@@ -69,11 +71,11 @@ def _parameter_rules(rule: str, head: str, schema: Schema, tool: CallableTool, w
 class KeysAndValuesReader(PartialCall):
     """Parses a name and any number of `<arg_key>key</arg_key><arg_value>value</arg_value>`.
 
-    The call has begun with its name. What belongs between elements to no call ends it, so that its arguments are JSON
-    all the same.
+    The call has begun with its name. A value ends with `</arg_value>`, or if there is none with the first tag. What
+    belongs between elements to no call ends it.
     """
 
-    __slots__ = ("_keys", "_kinds", "_search", "_state", "_tag", "_tools", "_value", "_word")
+    __slots__ = ("_end", "_keys", "_kinds", "_search", "_settled", "_state", "_tag", "_tools", "_value", "_word")
 
     def __init__(self, tools: Tools) -> None:
         super().__init__()
@@ -83,8 +85,10 @@ class KeysAndValuesReader(PartialCall):
         self._tag = ""  # the beginning of a tag
         self._word: list[str] = []  # of a name or a key, what has come
         self._keys = 0
-        self._search = MarkerSearch("")
-        self._value = RawText(EVERYTHING, trimmed=False)
+        self._search = MarkerSearch()  # of a key's end
+        self._settled = False
+        self._value: RawText | None = None  # that is being read
+        self._end = self._new_end()  # of it
 
     @property
     def begun(self) -> bool:
@@ -126,17 +130,15 @@ class KeysAndValuesReader(PartialCall):
         tag = self._tag + text[at]
         known = (_VALUE,) if self._state == "value tag" else (_KEY, _CALL_END)
         if not any(each.startswith(tag) for each in known):
-            self.broken = True
-            self._end()
+            self._break(self._tag)
             return at
         self._tag = "" if tag in known else tag
         if tag == _KEY:
-            self._state, self._search = "key", MarkerSearch(_KEY_END)
+            self._state, self._search = "key", MarkerSearch(_KEY_END, _VALUE, _CALL_END)
         elif tag == _VALUE:
             self._begin_value()
         elif tag == _CALL_END:
             self.done = True
-            self._end()
         return at + 1
 
     def _read_key(self, text: str, at: int) -> int:
@@ -144,25 +146,45 @@ class KeysAndValuesReader(PartialCall):
         self._word.append(before)
         if rest is None:
             return len(text)
-        self._state = "value tag"
+        if self._search.found == _VALUE:  # the key is not closed
+            self._begin_value()
+        elif self._search.found == _CALL_END:
+            self.done = True
+        else:
+            self._state = "value tag"
         return len(text) - len(rest)
 
     def _begin_value(self) -> None:
         key = "".join(self._word).strip()
         self._word.clear()
-        self._state, self._search = "value", MarkerSearch(_VALUE_END)
+        self._state, self._end = "value", self._new_end()
         self._value = RawText(self._kinds.get(key, EVERYTHING), trimmed=False)
         self._arguments.append(f"{', ' if self._keys else ''}{json.dumps(key, ensure_ascii=False)}: ")
         self._keys += 1
 
+    def _new_end(self) -> ValueEnd:
+        return ValueEnd(_VALUE_END, _VALUE, _TAGS, self._settled)
+
     def _read_value(self, text: str, at: int) -> int:
-        before, rest = self._search.feed(text[at:])
-        self._arguments.append(self._value.feed(before))
+        before, rest = self._end.feed(text[at:])
+        if self._value is not None:
+            self._arguments.append(self._value.feed(before))
         if rest is None:
             return len(text)
-        self._arguments.append(self._value.finish())
-        self._state = "key or end"
+        self._end_value()
         return len(text) - len(rest)
 
-    def _end(self) -> None:
+    def _end_value(self) -> None:
+        if self._value is not None:
+            self._arguments.append(self._value.finish())
+        self._value, self._state = None, "key or end"
+
+    def settle(self) -> str:
+        self._settled = True
+        return self._end.settle() if self._state == "value" else ""
+
+    def _close(self) -> None:
+        if self._value is not None:
+            self._arguments.append(self._value.feed(self._end.flush()))
+            self._end_value()
         self._arguments.append("}")

@@ -13,7 +13,8 @@ class Hermes:
         opening=r'"\n"',
         closing="\n</tool_call>",
         end="</tool_call>",
-        noise=" \t\r\n}",  # a brace too many is not spoken of
+        further="{",  # a list is read as well
+        noise=" \t\r\n,}]",  # a brace too many is not spoken of
         between="\n",
     )
 
@@ -21,7 +22,7 @@ class Hermes:
         return "<tool_call>" in template and not any(other in template for other in ("<function=", "<arg_key>"))
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
-        return JsonCallReader(tools)
+        return JsonCallReader(tools, opening="[" if first else "", opened=False)
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         return json_call_rules(rule, tool, "arguments")

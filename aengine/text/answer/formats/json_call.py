@@ -8,6 +8,7 @@ from typing import Literal
 
 from aengine.text.answer.formats.base import CallableTool, object_schema
 from aengine.text.answer.formats.partial_call import PartialCall
+from aengine.text.answer.formats.values.json_arguments import JsonArguments
 from aengine.text.answer.json_value import JsonValue
 from aengine.text.answer.lark import json_value, literal, sequence
 
@@ -18,20 +19,19 @@ _ARGUMENT_KEYS = ("arguments", "parameters")  # either is understood, whichever 
 class JsonCallReader(PartialCall):
     """Parses `{"name": ..., "arguments": {...}}`, given in any pieces and in any order of keys.
 
-    A call has begun as soon as its name, one of `names`, and its arguments' first brace are there: what then comes
-    of the arguments can be taken as it comes, unchecked. Until then `raw` has all the text. Time is linear.
+    A call has begun as soon as its name, one of `names`, and its arguments' first brace are there.
 
     opening: a character that must stand before the object; with `opened` False it may.
     """
 
-    __slots__ = ("_bare", "_expects", "_has_arguments", "_key", "_names", "_opening", "_role", "_scan", "_value")
+    __slots__ = ("_bare", "_expects", "_json", "_key", "_names", "_opening", "_role", "_scan", "_value")
 
     def __init__(self, names: Collection[str], opening: str = "", *, opened: bool = True) -> None:
         super().__init__()
         self._bare = not opened
         self._names = names
         self._opening = opening
-        self._has_arguments = False
+        self._json = JsonArguments()
         self._expects: Literal["opening", "object", "first key", "key", "colon", "value", "comma"] = (
             "opening" if opening else "object"
         )
@@ -42,7 +42,7 @@ class JsonCallReader(PartialCall):
 
     @property
     def begun(self) -> bool:
-        return self.name is not None and self._has_arguments
+        return self.name is not None and self._json.begun
 
     def _read(self, text: str, at: int) -> int:
         if self._role:
@@ -71,9 +71,8 @@ class JsonCallReader(PartialCall):
             case "comma" if character == ",":
                 self._expects = "key"
             case "comma" | "first key" if character == "}" and self.name is not None:
-                if not self._has_arguments:
-                    self._has_arguments = True
-                    self._arguments.append("{}")
+                if not self._json.begun:
+                    self._read_arguments("{}", 0)
                 self.done = True
             case _:
                 return False
@@ -84,28 +83,41 @@ class JsonCallReader(PartialCall):
         if self._key == "name" and self.name is None:
             self._role = "name"
             return character == '"'
-        if self._key in _ARGUMENT_KEYS and not self._has_arguments:
+        if self._key in _ARGUMENT_KEYS and not self._json.begun:
             self._role = "arguments"
-            self._has_arguments = character == "{"
-            return self._has_arguments
+            return True
         self._role = "other"
         return character not in ",:}]"
 
     def _read_value(self, text: str, at: int) -> int:
         """Parse more of a value; returns where the part of the text ends that belongs to it."""
-        end, ended = self._scan.read(text, at)
         if self._role == "arguments":
-            self._arguments.append(text[at:end])
-        elif self._role != "other":
+            return self._read_arguments(text, at)
+        end, ended = self._scan.read(text, at)
+        if self._role != "other":
             self._value.append(text[at:end])
         if ended:
             self._end_value()
         return end
 
+    def _read_arguments(self, text: str, at: int) -> int:
+        at = self._json.feed(text, at)
+        if self._json.begun:
+            self._arguments.append(self._json.take())
+        if self._json.done:
+            self._role, self._expects = "", "comma"
+        if self._json.broken:
+            self._break(self._json.left)
+        return at
+
+    def _close(self) -> None:
+        self._json.close()
+        self._arguments.append(self._json.take())
+
     def _end_value(self) -> None:
         role, self._role = self._role, ""
         self._expects = "colon" if role == "key" else "comma"
-        if role not in ("key", "name"):
+        if role == "other":
             return
         try:
             value = json.loads("".join(self._value))

@@ -6,6 +6,7 @@ from aengine.text.answer.formats.base import CallableTool, CallReader, CallSynta
 from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
 from aengine.text.answer.lark import Tokens
 
+_PLAIN_BEGIN = "<tool_call>"  # as Granite 3.1 writes it, without a token of its own
 _BEGIN, _END = "<|tool_call|>", "<|/tool_call|>"
 
 
@@ -15,6 +16,7 @@ class JsonList:
     def __init__(self, *, ended: bool) -> None:
         self.syntax = CallSyntax(
             begin=_BEGIN,
+            begins=() if ended else (_PLAIN_BEGIN,),
             opening='"["',
             separator=", ",
             closing=f"]{_END}" if ended else "]",

@@ -13,7 +13,7 @@ from typing import Literal
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, object_schema
 from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
 from aengine.text.answer.formats.partial_call import PartialCall
-from aengine.text.answer.json_value import JsonValue
+from aengine.text.answer.formats.values.json_arguments import JsonArguments
 from aengine.text.answer.lark import Tokens, json_value, literal, marker, sequence
 
 _BEGIN, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[\w.-]*")
 
 
 class Mistral:
-    syntax = CallSyntax(begin=_BEGIN, between="", noise=" \t\r\n}", inner=(_CALL_ID, _ARGS))
+    syntax = CallSyntax(begin=_BEGIN, after_name=_ARGS, between="", noise=" \t\r\n}", inner=(_CALL_ID, _ARGS))
 
     def detect(self, template: str) -> bool:
         return _BEGIN in template and _ARGS in template
@@ -75,7 +75,7 @@ def _new_id() -> str:
 class NamedCallReader(PartialCall):
     """Parses `name[CALL_ID]id[ARGS]{...}`, without either marker as well. The call has begun with the first brace."""
 
-    __slots__ = ("_names", "_scan", "_state", "_tag", "_word")
+    __slots__ = ("_json", "_names", "_state", "_tag", "_word")
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
@@ -83,17 +83,21 @@ class NamedCallReader(PartialCall):
         self._state: Literal["name", "marker", "id", "arguments"] = "name"
         self._word: list[str] = []  # what has come of a name or an id
         self._tag = ""  # the beginning of a marker
-        self._scan = JsonValue("{")
+        self._json = JsonArguments()
 
     @property
     def begun(self) -> bool:
-        return self._state == "arguments"
+        return self._json.begun
 
     def _read(self, text: str, at: int) -> int:
         if self._state == "arguments":
-            end, self.done = self._scan.read(text, at)
-            self._arguments.append(text[at:end])
-            return end
+            at = self._json.feed(text, at)
+            self.done = self._json.done
+            if self._json.broken:
+                self._break(self._json.left)
+            if self.begun:
+                self._arguments.append(self._json.take())
+            return at
         if text[at] in _BLANKS and not self._tag:
             self._end_word()
             return at + 1
@@ -130,9 +134,21 @@ class NamedCallReader(PartialCall):
             self.broken = True
             return at
         self._tag = "" if tag in known else tag
-        if tag == "{":
+        if tag in ("{", _ARGS):
             self._state = "arguments"
+        if tag == "{":
             return at  # the brace is the object's
         if tag == _CALL_ID:
             self._state = "id"
         return at + 1
+
+    def close(self) -> None:
+        self._json.end()
+        if self._json.done and not self.done:
+            self.done = True
+            self._arguments.append(self._json.take())
+        super().close()
+
+    def _close(self) -> None:
+        self._json.close()
+        self._arguments.append(self._json.take())

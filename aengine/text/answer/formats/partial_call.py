@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 class PartialCall(ABC):
     """Parses the text of one call, given in any pieces, as `CallReader` has it. A format says what a character is."""
 
-    __slots__ = ("_arguments", "broken", "done", "id", "name", "raw")
+    __slots__ = ("_arguments", "broken", "done", "id", "left", "name", "raw")
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -16,12 +16,22 @@ class PartialCall(ABC):
         self.done = False
         self.broken = False
         self.raw: list[str] = []
+        self.left = ""
         self._arguments: list[str] = []  # not taken yet
 
     @property
     @abstractmethod
     def begun(self) -> bool:
         """Whether the text is a call; it stays one from then on."""
+
+    def _break(self, tag: str) -> None:
+        """The next character cannot be part of the call; nor can what came before it as the beginning of a tag."""
+        self.broken = True
+        self.left = tag if self.begun else ""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Write the end of arguments that have begun, so that they are JSON whatever has come of them."""
 
     @abstractmethod
     def _read(self, text: str, at: int) -> int:
@@ -34,7 +44,19 @@ class PartialCall(ABC):
             at = self._read(text, at)
         if not self.begun:
             self.raw.append(text[:at])
+        elif self.done or self.broken:
+            self._close()
         return at
+
+    def settle(self) -> str:
+        """As `CallReader`."""
+        return ""
+
+    def close(self) -> None:
+        """As `CallReader`."""
+        if self.begun and not self.done and not self.broken:
+            self.broken = True
+            self._close()
 
     def take_arguments(self) -> str:
         """As `CallReader`."""

@@ -123,7 +123,7 @@ class PythonCallReader(PartialCall):
         self._tools = tools
         self._opening = opening
         self._expects: Literal["opening", "name", "key", "value", "comma"] = "opening" if opening else "name"
-        self._word = ""  # what has come of a name or key
+        self._word: list[str] = []  # what has come of a name or key
         self._keys = 0
         self._value = LiteralReader()
 
@@ -135,18 +135,21 @@ class PythonCallReader(PartialCall):
         if self._expects == "value":
             return self._read_value(text, at)
         if self._expects in ("name", "key") and (end := _end_of_word(text, at)) > at:
-            self._word += text[at:end]
+            self._word.append(text[at:end])
             return end
         if text[at] in _BLANKS or self._take(text[at]):
             return at + 1
         self.broken = True
-        if self.begun:
-            self._arguments.append("}")
         return at
+
+    def _close(self) -> None:
+        if not self.done:
+            self._value.close()
+            self._arguments += [self._value.take(), "}"]
 
     def _take(self, character: str) -> bool:
         """Parse a character between words and values. False: it does not belong here."""
-        word = self._word
+        word = "".join(self._word)
         match self._expects:
             case "opening" if character == self._opening:
                 self._expects = "name"
@@ -163,7 +166,7 @@ class PythonCallReader(PartialCall):
                 self._expects = "key"
             case _:
                 return False
-        self._word = ""
+        self._word.clear()
         return True
 
     def _read_value(self, text: str, at: int) -> int:

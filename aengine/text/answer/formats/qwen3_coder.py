@@ -22,8 +22,8 @@ from aengine.text.answer.formats.values.schemas import (
     kinds_of,
     parameters_of,
 )
+from aengine.text.answer.formats.values.value_end import ValueEnd
 from aengine.text.answer.lark import Tokens, literal, sequence
-from aengine.text.answer.marker_search import MarkerSearch
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
@@ -35,14 +35,16 @@ class Qwen3Coder:
     """`begin`, `end`: the markers of a call. `line_break`: what stands around a value."""
 
     def __init__(self, begin: str = "<tool_call>", end: str = "</tool_call>", line_break: str = "\n") -> None:
-        self.syntax = CallSyntax(begin=begin, opening=r'"\n"', closing=f"\n{end}", end=end, between="\n")
+        self.syntax = CallSyntax(
+            begin=begin, unmarked=_FUNCTION, opening=r'"\n"', closing=f"\n{end}", end=end, between="\n"
+        )
         self._break = line_break
 
     def detect(self, template: str) -> bool:
         return self.syntax.begin in template and _FUNCTION in template and _PARAMETER in template
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
-        return XmlCallReader(tools, self.syntax.end, trimmed=bool(self._break))
+        return XmlCallReader(tools, (self.syntax.begin, self.syntax.end), trimmed=bool(self._break))
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         """Grammar rules of the declared parameters, in the schema's order, or of any where none are declared."""
@@ -74,15 +76,30 @@ class Qwen3Coder:
 class XmlCallReader(PartialCall):
     """Parses `<function=name>`, any number of `<parameter=key>value</parameter>`, and `</function>`.
 
-    The call has begun with its name. A value ends with the first `</parameter>`. What belongs between parameters to no
-    call ends it, so that its arguments are JSON all the same.
+    The call has begun with its name. A value ends with `</parameter>`, or if there is none with the first tag of a
+    parameter or of what is around it. What belongs between parameters to no call ends it.
+
+    markers: what stands before and behind a call.
     """
 
-    __slots__ = ("_end_tag", "_keys", "_kinds", "_search", "_state", "_tag", "_tools", "_trimmed", "_value", "_word")
+    __slots__ = (
+        "_end",
+        "_keys",
+        "_kinds",
+        "_markers",
+        "_settled",
+        "_state",
+        "_tag",
+        "_tools",
+        "_trimmed",
+        "_value",
+        "_word",
+    )
 
-    def __init__(self, tools: Tools, end: str, *, trimmed: bool) -> None:
+    def __init__(self, tools: Tools, markers: tuple[str, str], *, trimmed: bool) -> None:
         super().__init__()
-        self._end_tag = end
+        self._markers = markers
+        self._settled = False
         self._trimmed = trimmed
         self._tools = tools
         self._kinds: dict[str, frozenset[Kind]] = {}  # of the declared parameters
@@ -90,8 +107,8 @@ class XmlCallReader(PartialCall):
         self._tag = ""  # the beginning of a tag
         self._word: list[str] = []  # of a name or a key, what has come
         self._keys = 0
-        self._search = MarkerSearch(_PARAMETER_END)
-        self._value: RawText | None = None
+        self._value: RawText | None = None  # that is being read
+        self._end = self._new_end()  # of it
 
     @property
     def begun(self) -> bool:
@@ -106,10 +123,9 @@ class XmlCallReader(PartialCall):
         if not self._tag and text[at] in _BLANKS:
             return at + 1
         tag = self._tag + text[at]
-        known = (_FUNCTION,) if self._state == "function" else (_PARAMETER, _FUNCTION_END, self._end_tag)
+        known = (_FUNCTION,) if self._state == "function" else (_PARAMETER, _FUNCTION_END, self._markers[1])
         if not any(each.startswith(tag) for each in known):
-            self.broken = True
-            self._end()
+            self._break(self._tag)
             return at
         self._tag = "" if tag in known else tag
         if tag == _FUNCTION:
@@ -118,7 +134,6 @@ class XmlCallReader(PartialCall):
             self._state = "key"
         elif tag in known:
             self.done = True
-            self._end()
         return at + 1
 
     def _read_word(self, text: str, at: int) -> int:
@@ -130,7 +145,6 @@ class XmlCallReader(PartialCall):
             return end
         if found[0] == "\n":
             self.broken = True
-            self._end()
             return end
         word = "".join(self._word).strip()
         self._word.clear()
@@ -149,20 +163,34 @@ class XmlCallReader(PartialCall):
     def _begin_value(self, key: str) -> None:
         self._state = "value"
         self._value = RawText(self._kinds.get(key, EVERYTHING), trimmed=self._trimmed)
+        self._end = self._new_end()
         self._arguments.append(f"{', ' if self._keys else ''}{json.dumps(key, ensure_ascii=False)}: ")
         self._keys += 1
 
+    def _new_end(self) -> ValueEnd:
+        outer = (_FUNCTION, _FUNCTION_END, *self._markers)
+        return ValueEnd(_PARAMETER_END, _PARAMETER, outer, self._settled)
+
     def _read_value(self, text: str, at: int) -> int:
-        before, rest = self._search.feed(text[at:])
+        before, rest = self._end.feed(text[at:])
         if self._value is not None:
             self._arguments.append(self._value.feed(before))
-            if rest is not None:
-                self._arguments.append(self._value.finish())
         if rest is None:
             return len(text)
-        self._state = "parameters"
+        self._end_value()
         return len(text) - len(rest)
 
-    def _end(self) -> None:
-        if self.begun:
-            self._arguments.append("}")
+    def _end_value(self) -> None:
+        if self._value is not None:
+            self._arguments.append(self._value.finish())
+        self._value, self._state = None, "parameters"
+
+    def settle(self) -> str:
+        self._settled = True
+        return self._end.settle() if self._state == "value" else ""
+
+    def _close(self) -> None:
+        if self._value is not None:
+            self._arguments.append(self._value.feed(self._end.flush()))
+            self._end_value()
+        self._arguments.append("}")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection
 from typing import Literal
 
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
-from aengine.text.answer.formats.base import call_id
+from aengine.text.answer.formats.base import Tools, call_id
+from aengine.text.answer.formats.values.json_arguments import JsonArguments
+from aengine.text.answer.formats.values.schemas import parameters_of
 from aengine.text.answer.harmony.header import Header
 from aengine.text.answer.harmony.markers import CALL, CHANNEL, CONTROL, END, MESSAGE, RETURN, START
-from aengine.text.answer.json_value import JsonValue
 
 _TOKEN = re.compile("|".join(map(re.escape, CONTROL)))
 _LONGEST = max(map(len, CONTROL))
@@ -24,6 +25,7 @@ class HarmonyParser:
 
     A message to anybody else is a thought in `analysis`, and elsewhere content, with its header. Text without a header
     is content, and so is what is too long for one. Control tokens within a string of a call's arguments are text.
+    Arguments that are no JSON, as of a tool that takes a program or a patch, are told as an object with that text.
     Several thoughts are put together with line breaks, and so are several messages. Whatever is written there is an
     answer; it does not depend on how the text is cut, and time is linear in it.
 
@@ -32,6 +34,9 @@ class HarmonyParser:
 
     __slots__ = (
         "_arguments",
+        "_is_text",
+        "_name",
+        "_unread",
         "_begins",
         "_body",
         "_header",
@@ -41,19 +46,24 @@ class HarmonyParser:
         "_thoughts",
         "_tools",
         "calls",
+        "cut",
     )
 
-    def __init__(self, tools: Collection[str] = (), *, parallel: bool = True, thoughts: bool = True) -> None:
-        self._tools = tools
+    def __init__(self, tools: Tools | None = None, *, parallel: bool = True, thoughts: bool = True) -> None:
+        self._tools = tools or {}
         self._parallel = parallel
         self._thoughts = thoughts
         self.calls = 0
+        self.cut = False  # the last call's arguments are cut short
         self._held = ""  # the beginning of a control token, maybe
         self._header = Header()
         self._body: Body = "none"  # what is being read; none: a header
         self._said: set[Body] = set()  # what there has been some of
         self._begins = True  # nothing of the body has come
-        self._arguments: JsonValue | None = None  # of the call that is being read, once they have begun
+        self._name = ""  # of the call that is being read
+        self._arguments = JsonArguments()  # of that call
+        self._unread: list[str] = []  # what has come of them before it was certain that they are JSON
+        self._is_text = False  # they are no JSON
 
     def feed(self, text: str) -> list[Delta]:
         """Parse more text: the pieces that are complete now."""
@@ -69,15 +79,12 @@ class HarmonyParser:
         self._held = text[end:]
         return deltas
 
-    def finish(self) -> list[Delta]:
-        """Parse the end of the text: the pieces that were held back."""
+    def finish(self, cut: bool = False) -> list[Delta]:
+        """Parse the end of the text: the pieces that were held back. cut: the model would have gone on."""
         deltas: list[Delta] = []
         self._read(self._held, deltas)
         self._held = ""
-        if self._body == "none" and self._header.begun and (text := self._header.text):
-            self._begin("content")
-            self._say(text, deltas)
-        self._end(deltas)
+        self._end(deltas, cut)
         return deltas
 
     def _read(self, text: str, deltas: list[Delta]) -> None:
@@ -90,7 +97,7 @@ class HarmonyParser:
             self._say(self._header.text, deltas)
 
     def _control(self, token: str, deltas: list[Delta]) -> None:
-        if self._body == "call" and self._arguments is not None and self._arguments.quoted:
+        if self._body == "call" and self._arguments.quoted:
             self._say(token, deltas)
         elif token in (START, CHANNEL, END, CALL, RETURN):
             if self._body != "none" or token not in (START, CHANNEL):
@@ -123,6 +130,7 @@ class HarmonyParser:
             self._begin("dropped")
             return
         self._begin("call")
+        self._name, self._arguments, self._is_text = name, JsonArguments(), False
         deltas.append(CallDelta(self.calls, "", call_id(), name))
         self.calls += 1
 
@@ -132,12 +140,7 @@ class HarmonyParser:
     def _say(self, text: str, deltas: list[Delta]) -> None:
         body = self._body
         if body == "call":
-            if self._arguments is None and (text := text.lstrip()):
-                self._arguments = JsonValue(text[0])
-            if self._arguments is not None:
-                if self._arguments.read(text, 0)[1]:
-                    self._arguments = JsonValue("0")  # what follows has no strings
-                deltas.append(CallDelta(self.calls - 1, text))
+            self._say_arguments(text, deltas)
         elif body in ("thought", "content"):
             if self._begins and body in self._said:
                 text = f"\n{text}"
@@ -145,14 +148,57 @@ class HarmonyParser:
             self._said.add(body)
             deltas.append(ReasoningDelta(text) if body == "thought" else ContentDelta(text))
 
-    def _end(self, deltas: list[Delta]) -> None:
+    def _say_arguments(self, text: str, deltas: list[Delta]) -> None:
+        if self._is_text:
+            self._tell(json.dumps(text, ensure_ascii=False)[1:-1], deltas)
+            return
+        if not self._arguments.begun:
+            self._unread.append(text)
+        self._arguments.feed(text)
+        if self._arguments.begun:
+            self._unread.clear()
+            self._tell(self._arguments.take(), deltas)
+        elif self._arguments.broken:
+            self._begin_text(deltas)
+
+    def _begin_text(self, deltas: list[Delta]) -> None:
+        """Tell what has come of the arguments, which are no JSON, as the text of the tool's parameter."""
+        parameters = parameters_of(self._tools[self._name])
+        key = parameters[0].name if len(parameters) == 1 else "input"
+        self._is_text = True
+        self._tell(f'{{{json.dumps(key, ensure_ascii=False)}: "', deltas)
+        text = "".join(self._unread)
+        self._unread.clear()
+        self._say_arguments(text, deltas)
+
+    def _end_arguments(self, deltas: list[Delta]) -> None:
+        self._arguments.end()
+        if not self._is_text and not self._arguments.begun and "".join(self._unread).strip():
+            self._begin_text(deltas)
+        if self._is_text:
+            self._tell('"}', deltas)
+        elif self._arguments.begun:
+            self._arguments.close()
+            self._tell(self._arguments.take(), deltas)
+        else:
+            self._tell("{}", deltas)
+
+    def _tell(self, arguments: str, deltas: list[Delta]) -> None:
+        if arguments:
+            deltas.append(CallDelta(self.calls - 1, arguments))
+
+    def _end(self, deltas: list[Delta], cut: bool = False) -> None:
         """End the body, if there is one; a header comes next."""
-        if self._body == "call" and self._arguments is None:
-            deltas.append(CallDelta(self.calls - 1, "{}"))
-        if self._body == "none" and self._header.begun and (text := self._header.text):
-            self._begin("content")
-            self._say(text, deltas)
-        self._body, self._arguments = "none", None
+        if self._body == "call":
+            self.cut = cut and not self._arguments.done
+            if not self.cut:
+                self._end_arguments(deltas)
+        elif self._body == "none" and self._header.begun and (text := self._header.text):
+            if not cut or self._header.recipient is None:
+                self._begin("content")
+                self._say(text, deltas)
+        self._unread.clear()
+        self._body = "none"
         self._header = Header()
 
 

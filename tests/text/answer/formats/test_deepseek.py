@@ -47,8 +47,8 @@ def test_arguments_are_streamed() -> None:
     assert reading.feed(f"{BEGIN}<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n") == []
     head, first = reading.feed('{"a"')
     assert isinstance(head, CallDelta)
-    assert (head.name, first) == ("f", CallDelta(0, '{"a"'))
-    assert reading.feed(": 1}") == [CallDelta(0, ": 1}")]
+    assert (head.name, first) == ("f", CallDelta(0, "{"))
+    assert reading.feed(": 1}") == [CallDelta(0, '"a": 1}')]
     assert reading.feed("\n```<｜tool▁call▁end｜>") == []
 
 

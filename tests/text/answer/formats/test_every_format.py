@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from aengine.config import CallFormatName, ServerConfig
 from aengine.configure import configure
 from aengine.text.answer.calls import ToolCallParser
+from aengine.text.answer.deltas import CallDelta
 from aengine.text.answer.formats.base import CallableTool
 from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.parser import AnswerParser
@@ -145,10 +146,137 @@ def test_the_cut_makes_no_difference_to_what_is_broken(form: CallFormatName, dat
     assert shape(answer(parser(form), *text)) == whole
     if not whole[2]:
         assert whole[1] == text
+    for _, written in whole[2]:
+        assert isinstance(json.loads(written), dict)
 
 
 @forms
-@pytest.mark.parametrize("name", ["h", "", "f f"])
+@given(data=st.data(), each=st.lists(arguments, min_size=1, max_size=3))
+def test_arguments_are_json_whatever_is_left_out(
+    form: CallFormatName, data: st.DataObject, each: list[dict[str, Any]]
+) -> None:
+    text = calls([("f", json.dumps(given)) for given in each], form)
+    at, length = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 12))
+    text = text[:at] + data.draw(st.sampled_from(["", *PIECES])) + text[at + length :]
+    whole = shape(answer(parser(form), text))
+    assert shape(answer(parser(form), *text)) == whole
+    for _, written in whole[2]:
+        assert isinstance(json.loads(written), dict)
+
+
+@forms
+@given(data=st.data(), given=arguments)
+def test_an_answer_that_is_cut_short_has_no_half_call_as_text(
+    form: CallFormatName, data: st.DataObject, given: dict[str, Any]
+) -> None:
+    text = call("f", json.dumps(given), form)
+    reading = parser(form, forced=True)
+    deltas = reading.feed(text[: data.draw(st.integers(0, len(text) - 1))]) + reading.finish(cut=True)
+    assert all(isinstance(delta, CallDelta) for delta in deltas)
+
+
+UNMARKED: list[tuple[CallFormatName, str]] = [
+    ("qwen3_coder", "<function=f>\n<parameter=text>\nOslo\n</parameter>\n</function>\n</tool_call>"),
+    ("seed", "<function=f><parameter=text>Oslo</parameter></function></seed:tool_call>"),
+    ("deepseek", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"text": "Oslo"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'),
+    ("deepseek_v31", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"text": "Oslo"}<｜tool▁call▁end｜>'),
+    ("glm", "f\n<arg_key>text</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>"),
+    ("glm", "f<arg_key>text</arg_key><arg_value>Oslo</arg_value></tool_call>"),
+    ("mistral", 'f[ARGS]{"text": "Oslo"}'),
+]
+
+
+@pytest.mark.parametrize(("form", "written"), UNMARKED)
+def test_a_call_is_read_without_the_marker_before_it(form: CallFormatName, written: str) -> None:
+    call = ("f", '{"text": "Oslo"}')
+    text = f"I'll look.\n\n{written}"
+    assert shape(answer(parser(form), text)) == ("", "I'll look.", [call])
+    assert shape(answer(parser(form), *text)) == ("", "I'll look.", [call])
+    assert shape(answer(parser(form), f"{text}\n{written}")) == ("", "I'll look.", [call] * 2)
+    for other in ("h", "ff", "f-f"):  # no tool of that name
+        text = written.replace(">f", f">{other}").replace("=f", f"={other}")
+        text = other + text[1:] if text[0] == "f" else text
+        assert shape(answer(parser(form), *f"I see {text}")) == ("", f"I see {text}", [])
+    assert shape(answer(parser(form, lenient=False), written))[2] == []
+
+
+UNCLOSED: list[tuple[CallFormatName, str]] = [
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=text>\nOslo\n</function>\n</tool_call>"),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=text>\nOslo\n</tool_call>"),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=text>Oslo</function></tool_call>"),
+    ("seed", "<seed:tool_call><function=f><parameter=text>Oslo</function></seed:tool_call>"),
+    ("glm", "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>Oslo</tool_call>"),
+    ("glm", "<tool_call>f\n<arg_key>text<arg_value>Oslo</tool_call>"),
+    ("gemma4", '<|tool_call>call:f{text:<|"|>Oslo<tool_call|>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"text": "Oslo"'),
+    ("llama3", '{"name": "f", "parameters": {"text": "Oslo"'),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"text": "Oslo'),
+    ("pythonic", '[f(text="Oslo"'),
+    ("olmo", '<function_calls>f(text="Oslo"</function_calls>'),
+    ("deepseek_v31", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"text": "Oslo"<｜tool▁call▁end｜>'),
+]
+
+
+@pytest.mark.parametrize(("form", "text"), UNCLOSED)
+def test_what_is_not_closed_ends_with_what_is_around_it(form: CallFormatName, text: str) -> None:
+    found = ("", "", [("f", '{"text": "Oslo"}')])
+    assert shape(answer(parser(form), text)) == found
+    assert shape(answer(parser(form), *text)) == found
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "found"),
+    [
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n<parameter=text>\na\n</parameter>\n<function=g-2>\n</function>\n</tool_call>",
+            [("f", '{"text": "a"}'), ("g-2", "{}")],
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n<parameter=text>\na\n<parameter=count>\n1\n</parameter>\n</function>\n"
+            "<function=f>\n<parameter=text>\nb\n</parameter>\n</function>\n</tool_call>",
+            [("f", '{"text": "a", "count": 1}'), ("f", '{"text": "b"}')],
+        ),
+        (
+            "glm",
+            "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>a\n<arg_key>count</arg_key><arg_value>1</tool_call>\n"
+            "<tool_call>g-2</tool_call>",
+            [("f", '{"text": "a\\n", "count": 1}'), ("g-2", "{}")],
+        ),
+        ("granite", '<tool_call>[{"name": "f", "arguments": {"text": "a"}}]', [("f", '{"text": "a"}')]),
+        ("mistral", "[TOOL_CALLS]g-2[ARGS]null", [("g-2", "{}")]),
+        ("mistral", "[TOOL_CALLS]g-2[ARGS]null[TOOL_CALLS]g-2[ARGS][]", [("g-2", "{}")] * 2),
+        ("mistral", '[TOOL_CALLS]f[ARGS]"{\\"text\\": \\"a\\"}"', [("f", '{"text": "a"}')]),
+        (
+            "deepseek_v31",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>g-2<｜tool▁sep｜>null<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            [("g-2", "{}")],
+        ),
+        (
+            "deepseek",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>g-2<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            [("g-2", "{}")],
+        ),
+        ("phi4", '<|tool_call|>[{"name": "g-2", "arguments": []}]<|/tool_call|>', [("g-2", "{}")]),
+    ],
+)
+def test_what_models_write_beside_their_format(form: CallFormatName, text: str, found: list[tuple[str, str]]) -> None:
+    assert shape(answer(parser(form), text))[2] == found
+    assert shape(answer(parser(form), *text)) == shape(answer(parser(form), text))
+
+
+@pytest.mark.parametrize(
+    "value", ["a </function> b", "</tool_call>", "<parameter=x>\n1\n</parameter>", "<tool_call>\n<function=f>\n"]
+)
+def test_a_closed_value_may_hold_any_other_tag(value: str) -> None:
+    text = calls([("f", json.dumps({"text": value})), ("f", '{"text": "a"}')], "qwen3_coder")
+    found = [json.loads(written) for _, written in shape(answer(parser("qwen3_coder"), *text))[2]]
+    assert found == [{"text": value}, {"text": "a"}]
+
+
+@forms
+@pytest.mark.parametrize("name", ["h", "", "f.f"])
 def test_a_call_of_a_tool_that_is_not_there_is_content(form: CallFormatName, name: str) -> None:
     text = call(name, '{"text": "a"}', form)
     assert shape(answer(parser(form), text)) == ("", text, [])

@@ -50,7 +50,7 @@ def test_values(members: str, value: dict[str, Any]) -> None:
     [
         (f"I look.{call('')}{call('a:1')}", "I look.", [("f", "{}"), ("f", '{"a": 1}')]),
         (call("a:[1}"), "}}<tool_call|>", [("f", '{"a": [1]}')]),
-        ("<|tool_call>call:f{a:1", "", [("f", '{"a": ')]),
+        ("<|tool_call>call:f{a:1", "", [("f", '{"a": 1}')]),
         ("<|tool_call>call:g{a:1}<tool_call|>", "<|tool_call>call:g{a:1}<tool_call|>", []),
         ("<|tool_call>f{}<tool_call|>", "<|tool_call>f{}<tool_call|>", []),
     ],

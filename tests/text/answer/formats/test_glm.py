@@ -46,8 +46,8 @@ def test_strings_are_streamed() -> None:
         ("<tool_call>\n g \n</tool_call>", "", [("g", "{}")]),
         ("<tool_call>h\n</tool_call>", "<tool_call>h\n</tool_call>", []),
         ("<tool_call>g\noops</tool_call>", "oops</tool_call>", [("g", "{}")]),
-        ("<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a", "", [("f", '{"s": "a')]),
-        ("<tool_call>f\n<arg_key>s</arg_key>\n</tool_call>", "/tool_call>", [("f", "{}")]),
+        ("<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a", "", [("f", '{"s": "a"}')]),
+        ("<tool_call>f\n<arg_key>s</arg_key>\n</tool_call>", "", [("f", "{}")]),
     ],
 )
 def test_mistakes(text: str, content: str, calls: list[tuple[str, str]]) -> None:

@@ -97,7 +97,7 @@ def test_strings_are_streamed_and_only_they() -> None:
         ("<tool_call><function=f></function></tool_call> b", " b", "{}"),
         ("a\n<tool_call>\n<function=f>\n</tool_call>\nb", "ab", "{}"),
         ("<tool_call>\n<function=f>\noops</function>\n</tool_call>", "oops</function>\n</tool_call>", "{}"),
-        ("<tool_call>\n<function=f>\n<parameter=s>\na", "", '{"s": "a'),
+        ("<tool_call>\n<function=f>\n<parameter=s>\na", "", '{"s": "a"}'),
         ("<tool_call>\n<function=f>\n<parameter=s\n>a", ">a", "{}"),
     ],
 )

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aengine.text.answer.deltas import CallDelta, ContentDelta, ReasoningDelta
+from aengine.text.answer.formats.base import Tools
 from aengine.text.answer.harmony.markers import CONTROL, HARMONY_THOUGHT, uses_harmony
 from aengine.text.answer.harmony.parser import HarmonyParser
 from aengine.text.answer.parser import AnswerParser, answer_format_of
 from tests.one_in import one_in
 from tests.text.cutting import answer, cuts, shape
 
-TOOLS = ("f", "get_weather")
+TOOLS: Tools = {"f": None, "get_weather": None, "patch": {"type": "object", "properties": {"diff": {}}}}
 THOUGHT = "<|channel|>analysis<|message|>Think.<|end|>"
 NEXT = "<|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
@@ -67,7 +68,13 @@ def parser(**options: bool) -> HarmonyParser:
         ),
         # A string of arguments may hold anything.
         (CALL[:-3] + ' "<|end|>\\"<|call|>"}<|call|>', ("", "", [("f", '{"a": "<|end|>\\"<|call|>"}')])),
-        (f'{CALL}"<|end|>{NEXT}{FINAL}Hi', ("", "Hi", [("f", '{"a": 1}"')])),
+        (f'{CALL}"<|end|>{NEXT}{FINAL}Hi', ("", "Hi", CALLED)),
+        # Arguments that are no object.
+        (CALL[:-8] + "null<|call|>", ("", "", [("f", "{}")])),
+        (CALL[:-8] + '"{\\"a\\": 1}"', ("", "", CALLED)),
+        (CALL[:-1], ("", "", CALLED)),
+        ("<|channel|>commentary to=patch<|message|>+ a\n<|call|>", ("", "", [("patch", '{"diff": "+ a\\n"}')])),
+        (CALL[:-8] + "ls -l", ("", "", [("f", '{"input": "ls -l"}')])),
         ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", ("1 + 1", "", [])),
     ],
 )
@@ -88,8 +95,8 @@ def test_pieces_are_told_as_they_come() -> None:
     assert (head.index, head.name, head.arguments) == (0, "f", "")
     assert head.id is not None
     assert head.id.startswith("call_")
-    assert reading.feed('{"a"') == [CallDelta(0, '{"a"')]
-    assert reading.feed(": 1}<|call|>") == [CallDelta(0, ": 1}")]
+    assert reading.feed('{"a"') == [CallDelta(0, "{")]
+    assert reading.feed(": 1}<|call|>") == [CallDelta(0, '"a": 1}')]
     assert reading.calls == 1
     assert reading.finish() == []
 
@@ -143,7 +150,7 @@ def test_whatever_is_written_is_an_answer(data: st.DataObject, text: str, parall
     whole = made().read(text)
     assert shape(answer(made(), *text)) == shape(whole)
     assert shape(answer(made(), *data.draw(cuts(text)))) == shape(whole)
-    assert all(call.name in TOOLS and call.arguments for call in whole.calls)
+    assert all(call.name in TOOLS and isinstance(json.loads(call.arguments), dict) for call in whole.calls)
     assert len(whole.calls) <= 1 or parallel
     assert not whole.reasoning or thoughts
     if not any(token in text for token in CONTROL):
@@ -193,6 +200,14 @@ def test_the_format_is_found_in_the_template() -> None:
     assert form.shown_special_ids(thoughts=False, calls=None) == (100, 101)
     assert not uses_harmony("<|user|>{{ message }}<|end|>")
     assert not answer_format_of(["<|user|>{{ message }}<|end|>"], ids, frozenset(ids.values())).markers
+
+
+def test_an_answer_that_is_cut_short_has_no_half_call_as_text() -> None:
+    for end in range(len("<|channel|>"), len(CALL)):
+        reading = parser()
+        deltas = reading.feed(CALL[:end]) + reading.finish(cut=True)
+        assert all(isinstance(delta, CallDelta) for delta in deltas)
+        assert reading.cut == bool(deltas)
 
 
 def test_content_is_content_from_its_first_character() -> None:

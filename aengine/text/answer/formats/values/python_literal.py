@@ -9,7 +9,7 @@ from typing import Literal
 
 _BLANKS = " \t\r\n"
 _WORD = re.compile(r"[\w.+-]*")
-_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": ""}
 _ESCAPES |= {character: character for character in "\\'\""}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
@@ -34,7 +34,7 @@ class LiteralReader:
         self._comma = False  # one has come, and nothing since
         self._quote = ""  # of the string that is open
         self._escape = ""  # the beginning of an escape within it
-        self._word = ""  # the beginning of a number or name
+        self._word: list[str] = []  # the beginning of a number or name
         self._pieces: list[str] = []
 
     @property
@@ -49,7 +49,7 @@ class LiteralReader:
                 at = self._read_string(text, at)
                 continue
             end = 0 if (found := _WORD.match(text, at)) is None else found.end()
-            self._word += text[at:end]
+            self._word += [text[at:end]] if end > at else []
             if (at := end) == len(text):
                 break
             if self._word:
@@ -64,6 +64,19 @@ class LiteralReader:
         """Parse the end of the text."""
         if self._word:
             self._end_word()
+
+    def close(self) -> None:
+        """End whatever is open, so that it is JSON all the same."""
+        self.end()
+        if self._quote:
+            self._quote = ""
+            self._pieces.append('"')
+            self._end_value()
+        if self._expects in ("colon", "value"):
+            self._pieces.append(": null" if self._expects == "colon" else "null")
+        self._pieces += ["}" if closer == "}" else "]" for closer in reversed(self._closers)]
+        self._closers.clear()
+        self._expects = "nothing"
 
     def take(self) -> str:
         """The JSON that has come since the last time."""
@@ -112,8 +125,9 @@ class LiteralReader:
             self._expects = "comma" if self._closers else "nothing"
 
     def _end_word(self) -> None:
-        word, self._word = self._word, ""
-        value = _WORDS.get(word) or _number(word)
+        word = "".join(self._word)
+        self._word.clear()
+        value = WORDS.get(word) or number(word)
         if value is None or not self._may_begin():
             self.broken = True
             return
@@ -173,7 +187,7 @@ def _is_surrogate(text: str) -> bool:
     return len(text) == 1 and "\ud800" <= text <= "\udfff"
 
 
-def _number(word: str) -> str | None:
+def number(word: str) -> str | None:
     """A number as JSON writes it."""
     try:
         if math.isfinite(float(json.loads(word, parse_constant=float))):

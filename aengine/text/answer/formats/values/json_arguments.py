@@ -1,0 +1,241 @@
+"""Converts a call's arguments to an object of JSON while a model writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Literal
+
+from aengine.text.answer.formats.values.python_literal import WORDS, number
+
+_BLANKS = " \t\r\n"
+_WORD = re.compile(r"[\w.+-]*")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_ODD = {quote: re.compile(rf'["{quote}\\\x00-\x1f]') for quote in "\"'"}  # in a string
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_MAY_BE_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+_CLOSERS = {"{": "}", "[": "]"}
+_NOTHING = ("", "null", "None", "[]")  # what some models write if there are no arguments
+
+Expects = Literal["start", "key or end", "colon", "value", "value or end", "comma", "nothing"]
+
+
+class JsonArguments:
+    """Converts an object, given in any pieces. What is JSON passes as it is written. Time is linear.
+
+    The object may be written as a text of JSON, and `null` or `[]` stand for an empty one. Mended are what other
+    languages write (quotes, words, bare keys), commas too many, characters that need an escape, and brackets that are
+    not closed. A key is told with its value.
+    """
+
+    __slots__ = ("_closers", "_escape", "_expects", "_held", "_is_text", "_key", "_pieces", "_quote", "_word", "broken", "left")
+
+    def __init__(self) -> None:
+        self.broken = False  # the next character cannot be part of the arguments
+        self.left = ""  # a word that came and cannot be part of them either
+        self._expects: Expects = "start"
+        self._closers: list[str] = []  # of what is open, innermost last
+        self._held: list[str] = []  # a comma, a key and its colon, until a value follows them
+        self._key = False  # the string that is open is a key
+        self._is_text = False  # the string that is open is the object as text
+        self._quote = ""  # of the string that is open
+        self._escape = ""  # the beginning of an escape within it
+        self._word: list[str] = []  # of a number, a name or a bare key
+        self._pieces: list[str] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is certain that these are arguments."""
+        return self._expects != "start"
+
+    @property
+    def done(self) -> bool:
+        """Whether the object is complete."""
+        return self._expects == "nothing"
+
+    @property
+    def quoted(self) -> bool:
+        """Whether what comes next is part of a string."""
+        return bool(self._quote)
+
+    def feed(self, text: str, at: int = 0) -> int:
+        """Parse from a place in the text; returns where the part of it ends that belongs to the arguments."""
+        while at < len(text) and not self.done and not self.broken:
+            if self._quote:
+                at = self._read_string(text, at)
+                continue
+            end = 0 if (found := _WORD.match(text, at)) is None else found.end()
+            if end > at:
+                self._word.append(text[at:end])
+                at = end
+                continue
+            self._end_word()
+            if self.done or self.broken:
+                break
+            if text[at] in _BLANKS:
+                if self._expects != "start":
+                    self._write(text[at])
+            elif not self._take(text[at]):
+                self.broken = True
+                break
+            at += 1
+        return at
+
+    def take(self) -> str:
+        """The JSON that has come since the last time."""
+        pieces = "".join(self._pieces)
+        self._pieces.clear()
+        return pieces
+
+    def end(self) -> None:
+        """Parse the end of the text: a word that stands there is a whole one."""
+        if not self._quote:
+            self._end_word()
+
+    def close(self) -> None:
+        """End whatever is open, so that it is JSON all the same."""
+        if self._quote and not self._key and not self._is_text:
+            self._pieces.append('"')
+        elif self._expects in ("value", "value or end"):
+            self.end()
+        self._quote, self._expects = "", "nothing"
+        self._pieces += reversed(self._closers)
+        self._closers.clear()
+
+    def _write(self, text: str) -> None:
+        """Write what is between values. It is held back while it may turn out to be too much."""
+        (self._held if self._held else self._pieces).append(text)
+
+    def _take(self, character: str) -> bool:
+        """Parse a character between words and strings. False: it does not belong here."""
+        expects = self._expects
+        if character in "}]" and character in self._closers:
+            self._end_group(character)
+        elif character == "," and expects == "comma":
+            self._held.append(",")
+            self._expects = "key or end" if self._closers[-1] == "}" else "value or end"
+        elif character == ":" and expects == "colon":
+            self._write(":")
+            self._expects = "value"
+        elif character in "\"'" and expects not in ("colon", "comma"):
+            self._begin_string(character)
+        elif character in _CLOSERS and expects in ("value", "value or end"):
+            self._begin_value(character)
+            self._closers.append(_CLOSERS[character])
+            self._expects = "key or end" if character == "{" else "value or end"
+        elif character == "{" and expects == "start" and not self._word:
+            self._begin_value(character)
+            self._closers.append("}")
+            self._expects = "key or end"
+        elif character == "[" and expects == "start" and not self._word:
+            self._word.append(character)
+        elif character == "]" and expects == "start" and self._word == ["["]:
+            self._empty()
+        else:
+            return False
+        return True
+
+    def _end_group(self, closer: str) -> None:
+        """Close what is open up to this bracket; what was held back has no value."""
+        self._held.clear()
+        while self._closers:
+            self._pieces.append(self._closers.pop())
+            if self._pieces[-1] == closer:
+                break
+        self._expects = "comma" if self._closers else "nothing"
+
+    def _empty(self) -> None:
+        self._word.clear()
+        self._pieces.append("{}")
+        self._expects = "nothing"
+
+    def _begin_value(self, text: str) -> None:
+        self._pieces += [*self._held, text]
+        self._held.clear()
+
+    def _begin_string(self, quote: str) -> None:
+        self._quote = quote
+        self._key = self._expects == "key or end"
+        self._is_text = self._expects == "start"
+        if self._key:
+            self._held.append('"')
+        else:
+            self._begin_value('"')
+
+    def _end_word(self) -> None:
+        if not self._word or self._word == ["["]:
+            return
+        word = "".join(self._word)
+        self._word.clear()
+        match self._expects:
+            case "start" if word in _NOTHING:
+                self._empty()
+            case "key or end":
+                self._held.append(json.dumps(word, ensure_ascii=False))
+                self._expects = "colon"
+            case "value" | "value or end":
+                self._begin_value(_value(word))
+                self._expects = "comma"
+            case _:
+                self.broken, self.left = True, word
+
+    def _read_string(self, text: str, at: int) -> int:
+        if self._escape:
+            return self._read_escape(text, at)
+        found = _ODD[self._quote].search(text, at)
+        end = len(text) if found is None else found.start()
+        self._say(text[at:end])
+        if found is None:
+            return end
+        if found[0] == "\\":
+            self._escape = "\\"
+        elif found[0] == self._quote:
+            self._end_string()
+        else:
+            self._say(json.dumps(found[0])[1:-1])
+        return found.end()
+
+    def _read_escape(self, text: str, at: int) -> int:
+        """Parse one more character of an escape; what is none is text with a backslash."""
+        escape = self._escape + text[at]
+        if _MAY_BE_ESCAPE.fullmatch(escape):
+            self._escape = escape
+            return at + 1
+        known = escape if _ESCAPE.fullmatch(escape) else "'" if escape == "\\'" else ""
+        self._say(known or "\\" + self._escape)
+        self._escape = ""
+        return at + 1 if known else at
+
+    def _say(self, text: str) -> None:
+        (self._held if self._key else self._pieces).append(text)
+
+    def _end_string(self) -> None:
+        self._say('"')
+        self._quote = ""
+        if self._is_text:
+            self._read_text()
+        else:
+            self._expects = "colon" if self._key else "comma"
+
+    def _read_text(self) -> None:
+        """Read the text that the arguments are written as."""
+        text = json.loads(self.take())
+        if text.strip() in _NOTHING:
+            self._empty()
+            return
+        arguments = JsonArguments()
+        arguments.feed(text)
+        if not arguments.begun:
+            self.broken = True
+            return
+        if not arguments.done:
+            arguments.close()
+        self._pieces.append(arguments.take())
+        self._expects = "nothing"
+
+
+def _value(word: str) -> str:
+    """A word as JSON: a number, true, false or null, else a text."""
+    if _NUMBER.fullmatch(word):
+        return word
+    return WORDS.get(word) or number(word) or json.dumps(word, ensure_ascii=False)
