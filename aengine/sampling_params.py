@@ -39,6 +39,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: Mapping[int, float] = {}  # token id -> added to the logit, [-100, 100]
     seed: int | None = None  # None: drawn afresh for each request
     stop: tuple[str, ...] = ()
+    stop_in_thought: bool = False  # a stop string ends a chat's answer within the thought before it, too
+    # If the output begins with the first text, no stop string counts before the end of the second.
+    unstopped: tuple[str, str] | None = None
     stop_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()  # their tokens never follow one another, with a space in front or without
     allowed_token_ids: tuple[int, ...] | None = None  # no other is drawn; not even EOS, unless it is among them
@@ -119,6 +122,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for text in self.stop:
             if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
                 raise InvalidRequestError(f"each stop string must have 1 to {MAX_STOP_LENGTH} characters", "stop")
+        if self.unstopped is not None and not all(len(text) <= MAX_STOP_LENGTH for text in self.unstopped):
+            raise InvalidRequestError(f"unstopped: at most {MAX_STOP_LENGTH} characters each", "unstopped")
         if len(self.stop_token_ids) > MAX_LOGIT_BIAS:
             raise InvalidRequestError(f"at most {MAX_LOGIT_BIAS} stop_token_ids", "stop_token_ids")
         check_token_ids(self.stop_token_ids, vocab_size, "stop_token_ids")

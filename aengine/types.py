@@ -87,6 +87,11 @@ class Choice(msgspec.Struct, frozen=True):
     stop_string: str | None = None  # which of the request's `stop` ended it
 
 
+def is_cut(last: Fragment | Choice) -> bool:
+    """Whether the model would have gone on: it did not end the output itself."""
+    return last.finish_reason != "stop" or last.stop_string is not None
+
+
 class Completion(msgspec.Struct, frozen=True):
     """A finished request. The properties read the first choice; `choices` has all n."""
 

@@ -20,7 +20,7 @@ from aengine.http.bodies.message_answers import (
 )
 from aengine.http.openai.reading import ChoiceReader
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta
-from aengine.types import Choice, Completion, Fragment, Usage
+from aengine.types import Choice, Completion, Fragment, Usage, is_cut
 
 # Clients keep it with a thought and send it back. Nothing is signed here: a thought is read as it comes back.
 SIGNATURE = "unsigned"
@@ -69,9 +69,9 @@ async def message_body(plan: AnswerPlan, completion: Completion, reader: ChoiceR
     """The whole body of an answer that is not streamed."""
     choice, usage = completion.choices[0], completion.usage
     await reader.count_thought(choice.token_ids)
-    deltas = reader.parser.read_deltas(choice.text) if plan.max_tokens else []
+    deltas = reader.parser.read_deltas(choice.text, cut=is_cut(choice)) if plan.max_tokens else []
     message = plan.message(content_blocks(deltas, plan.shows_thoughts), plan.usage(usage, reader.thought_tokens))
-    reason = plan.stop_reason(choice, usage, reader.parser.has_calls)
+    reason = plan.stop_reason(choice, usage, reader.parser.ends_with_calls)
     stop_sequence = choice.stop_string if reason == "stop_sequence" else None
     return msgspec.structs.replace(message, stop_reason=reason, stop_sequence=stop_sequence)
 

@@ -12,7 +12,7 @@ from aengine.http.openai.reading import ChoiceReader
 from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
-from aengine.types import Fragment, Usage
+from aengine.types import Fragment, Usage, is_cut
 
 _HOLE = sse.encode(sse.HOLE)
 
@@ -55,7 +55,7 @@ class MessageEventEncoder(EventEncoder):
             thought.feed(fragment.token_ids)
         deltas = parser.feed(fragment.text)
         if ends:
-            deltas += parser.finish()
+            deltas += parser.finish(cut=is_cut(fragment))
         events = b"".join(map(self._delta, deltas))
         return events + self._stop() if ends else events
 
@@ -63,7 +63,7 @@ class MessageEventEncoder(EventEncoder):
         """Why it ended, and what it cost. Raises `EngineFailedError` where it was ended from outside."""
         if self._last is None or usage is None:
             raise EngineFailedError("the request was aborted")
-        reason = self._plan.stop_reason(self._last, usage, self._reader.parser.has_calls)
+        reason = self._plan.stop_reason(self._last, usage, self._reader.parser.ends_with_calls)
         matched = self._last.stop_string if reason == "stop_sequence" else None
         ending = {
             "type": "message_delta",

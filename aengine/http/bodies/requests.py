@@ -37,6 +37,7 @@ TokenId = Count
 Logprobs = Annotated[int, _range(minimum=0, maximum=MAX_LOGPROBS)]
 Penalty = Annotated[float, _range(minimum=-2, maximum=2)]
 StopString = Annotated[str, _range(minLength=1, maxLength=MAX_STOP_LENGTH)]
+UnstoppedEnd = Annotated[str, _range(maxLength=MAX_STOP_LENGTH)]
 StopStrings = Annotated[list[StopString], _range(maxItems=MAX_STOP_STRINGS)]
 Temperature = Annotated[float, _range(minimum=0, maximum=2)]
 TopK = Annotated[int, Meta(le=2**63 - 1, extra_json_schema={"minimum": -1})]
@@ -60,6 +61,8 @@ class Drawing(msgspec.Struct, kw_only=True):
     logit_bias: Annotated[dict[Int, Bias], _range(maxProperties=MAX_LOGIT_BIAS)] | None = None
     seed: Int | None = None
     stop: StopString | StopStrings | None = None
+    stop_in_thought: bool | None = None
+    unstopped: Annotated[list[UnstoppedEnd], _range(minItems=2, maxItems=2)] | None = None
     stop_token_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
     bad_words: Annotated[list[BadWord], _range(maxItems=MAX_BAD_WORDS)] | None = None
     allowed_token_ids: Annotated[list[TokenId], _range(minItems=1)] | None = None

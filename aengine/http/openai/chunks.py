@@ -15,7 +15,7 @@ from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import Call, CallDelta, ContentDelta, Delta, ReasoningDelta
 from aengine.text.answer.parser import AnswerParser
-from aengine.types import FinishReason, Fragment, Usage
+from aengine.types import FinishReason, Fragment, Usage, is_cut
 
 _HOLE = sse.encode(sse.HOLE)
 
@@ -137,7 +137,7 @@ class ChatChunkEncoder(ChunkEncoder):
                 thought.feed(fragment.token_ids)
             deltas = parser.feed(fragment.text)
             if reason is not None:
-                deltas += parser.finish()
+                deltas += parser.finish(cut=is_cut(fragment))
         last = deltas.pop() if ends and deltas and (plain or reason is None) else None
         events = b""
         for delta in deltas:
@@ -176,4 +176,4 @@ def delta_body(delta: Delta) -> dict[str, Any]:
 
 
 def finish_reason(reason: FinishReason | None, parser: AnswerParser) -> str | None:
-    return "tool_calls" if reason == "stop" and parser.has_calls else reason
+    return "tool_calls" if reason == "stop" and parser.ends_with_calls else reason

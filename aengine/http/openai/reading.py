@@ -21,6 +21,7 @@ from aengine.text.answer.harmony.parser import HarmonyParser
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.answer.thought_tokens import ThoughtTokens
+from aengine.text.answer.unclosed_thought import UnclosedThought
 from aengine.text.grammar.calls import CallGrammar
 from aengine.text.grammar.harmony import HarmonyGrammar
 
@@ -100,6 +101,11 @@ class AnswerReading:
             structured = msgspec.structs.replace(structured, thought=self._thought(opens_thought), calls=calls)
         elif (self._calls or self._harmony_calls) and (source := self.calls_grammar(opens_thought)) is not None:
             structured = Structured(grammar=source, origin="tools")
+        if params.stop and self._tools.forced:
+            params = msgspec.structs.replace(params, stop=())  # there is no text but the calls
+        if params.stop and not params.stop_in_thought and self._thoughts:
+            begin, end = self._format.thought_markers
+            params = msgspec.structs.replace(params, unstopped=("" if opens_thought else begin, end))
         if structured is not None:  # a marker that is not written would join the texts on both its sides
             markers = tuple(self._format.markers[marker] for marker in sorted(self._format.special_markers))
         return msgspec.structs.replace(
@@ -130,16 +136,24 @@ class AnswerReading:
         # What has a form and no thought before it may begin with anything, a marker too.
         thinks = self._thoughts and not (self._structured and self._thought(opens_thought) == "never")
         if self._harmony:
-            tools = self._tools.names if self._harmony_calls else ()
+            tools = self._tools.schemas if self._harmony_calls else None
             messages = HarmonyParser(tools, parallel=self._tools.parallel, thoughts=self._thoughts)
             counter = ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None
             return ChoiceReader(AnswerParser(harmony=messages), counter)
+        free = self.calls_grammar(opens_thought) is None and not self._structured
         parser = AnswerParser(
             ThoughtParser(opens_thought, markers) if thinks else None,
-            None if calls is None else ToolCallParser(calls, self._tools.schemas, self._tools.parallel),
+            None if calls is None else self._call_parser(calls, free),
             calls_begin=calls.syntax.begin if self._structured and calls is not None else None,
+            # A grammar lets no thought end the answer.
+            unclosed=UnclosedThought(self._call_parser(calls, free)) if thinks and free and calls is not None else None,
         )
         return ChoiceReader(parser, ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None)
+
+    def _call_parser(self, form: CallFormat, free: bool) -> ToolCallParser:
+        """free: no grammar binds the answer. One that does knows calls with their markers alone."""
+        tools = self._tools
+        return ToolCallParser(form, tools.schemas, tools.parallel, lenient=free, forced=tools.forced)
 
     def _grammar(self) -> CallGrammar | HarmonyGrammar | None:
         """The grammar of the tools that the model may call, with any arguments where nothing asks for more; None where

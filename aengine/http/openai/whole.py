@@ -10,7 +10,7 @@ from aengine.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, usage
 from aengine.http.openai.reading import ChoiceReader
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf
 from aengine.text.answer.deltas import Answer, ReasoningDelta
-from aengine.types import Choice, Completion
+from aengine.types import Choice, Completion, is_cut
 
 
 async def completion_body(head: dict[str, Any], completion: Completion, prompt_logprobs_of: PromptLogprobsOf) -> object:
@@ -41,7 +41,7 @@ async def _choice_body(choice: Choice, reader: ChoiceReader, logprobs: ChatLogpr
     await reader.count_thought(choice.token_ids)
     message: dict[str, Any] = {"role": "assistant", "content": choice.text}
     if not parser.plain:
-        message |= _message_body(parser.read(choice.text))
+        message |= _message_body(parser.read(choice.text, cut=is_cut(choice)))
     return {
         "index": choice.index,
         "message": message,

@@ -13,7 +13,7 @@ from aengine.http.responses.logprobs import MessageLogprobs
 from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import ContentDelta, Delta
-from aengine.types import FinishReason, Fragment, Usage
+from aengine.types import FinishReason, Fragment, Usage, is_cut
 
 Keep = Callable[[dict[str, Any]], None]  # what is done with a finished response
 
@@ -72,7 +72,7 @@ class ResponseEventEncoder(EventEncoder):
         else:
             deltas = self._parser.feed(fragment.text)
             if fragment.finish_reason is not None:
-                deltas += self._parser.finish()
+                deltas += self._parser.finish(cut=is_cut(fragment))
         if fragment.finish_reason is not None:
             self._reason = fragment.finish_reason
         events = b"".join(map(self._add, deltas))

@@ -11,7 +11,7 @@ from aengine.http.responses.head import ResponseHead, ending_of, usage_body
 from aengine.http.responses.items import CallItem, MessageItem, Output
 from aengine.http.responses.logprobs import MessageLogprobs
 from aengine.text.answer.deltas import ContentDelta, Delta
-from aengine.types import Completion
+from aengine.types import Completion, is_cut
 
 _CHARACTERS = 4096  # that are parsed between two turns of the loop
 _TOKENS = 1024  # that are counted
@@ -34,7 +34,7 @@ async def response_body(
         for piece in _pieces(choice.text):
             _add(output, parser.feed(piece))
             await asyncio.sleep(0)
-        _add(output, parser.finish())
+        _add(output, parser.finish(cut=is_cut(choice)))
     ending = ending_of(choice.finish_reason)
     if ending.status == "completed" and output.says_nothing:
         _add(output, [ContentDelta("")])

@@ -16,8 +16,8 @@ _LONGEST = 200  # characters of a name and the blanks behind it
 class CallSearch:
     """Lets the text before a call through; holds back only an end that may begin one.
 
-    A call begins with a marker. With `lenient` one that the model wrote without it is found as well, by a marker
-    within it; the name before such a marker must be one of `names`.
+    A call begins with a marker. With `lenient` one that the model wrote with another marker is found as well, or
+    without any, by a marker within it; the name before such a marker must be one of `names`.
     """
 
     __slots__ = ("_after_name", "_last", "_names", "_search", "_unmarked", "_word", "marker")
@@ -25,7 +25,8 @@ class CallSearch:
     def __init__(self, syntax: CallSyntax, names: Collection[str], *, lenient: bool) -> None:
         self._unmarked = syntax.unmarked if lenient else ""
         self._after_name = syntax.after_name if lenient else ""
-        self._search = MarkerSearch(syntax.begin, *syntax.begins, self._unmarked, self._after_name)
+        others = syntax.begins if lenient else ()
+        self._search = MarkerSearch(syntax.begin, *others, self._unmarked, self._after_name)
         self._names = names
         self._word = ""  # held back: a name that a marker may follow, or the beginning of one
         self._last = ""  # the character before it

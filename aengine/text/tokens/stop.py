@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 
 class StopMatcher:
@@ -53,6 +54,56 @@ class StopMatcher:
         """The text that was held back; no stop string came of it. Call once, after the last fragment."""
         held, self._held = self._held, ""
         return held
+
+
+class UnstoppedBeginning:
+    """Tells the beginning of an output in which no stop string counts from what follows it.
+
+    It is there if the output begins with `begin`, blanks before it or not, and goes on up to `end`.
+    """
+
+    __slots__ = ("_begin", "_edge", "_end", "_held", "_state")
+
+    def __init__(self, begin: str, end: str) -> None:
+        self._begin = begin
+        self._end = end
+        self._edge = ""  # the text, while it may begin so
+        self._held = ""  # what may begin the end
+        self._state: Literal["start", "within", "over"] = "start" if begin else "within"
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """The text in which none counts, as far as that is certain, and the text behind it."""
+        if self._state == "over":
+            return "", text
+        before = ""
+        if self._state == "start":
+            self._edge += text
+            begun = self._edge.lstrip()
+            if begun.startswith(self._begin):
+                before, text = self._edge[: len(self._edge) - len(begun) + len(self._begin)], begun[len(self._begin) :]
+                self._state = "within"
+            elif self._begin.startswith(begun):
+                return "", ""
+            else:
+                self._state = "over"
+                return "", self._edge
+        seen = self._held + text
+        at = seen.find(self._end)
+        if at >= 0:
+            self._state = "over"
+            at += len(self._end)
+            return before + seen[:at], seen[at:]
+        places = range(max(0, len(seen) + 1 - len(self._end)), len(seen) + 1)
+        shown = next(place for place in places if self._end.startswith(seen[place:]))
+        self._held = seen[shown:]
+        return before + seen[:shown], ""
+
+    def flush(self) -> tuple[str, str]:
+        """The rest, once no text will come."""
+        within = self._held if self._state == "within" else ""
+        other = self._edge if self._state == "start" else ""
+        self._held = self._edge = ""
+        return within, other
 
 
 class _Progress:

@@ -106,6 +106,8 @@ async def test_hands_parameters_to_the_engine() -> None:
         "logit_bias": {"7": 2.5},
         "seed": 11,
         "stop": ["x", "y"],
+        "stop_in_thought": True,
+        "unstopped": ["a", "b"],
         "stop_token_ids": [3],
         "bad_words": ["bad"],
         "allowed_token_ids": [1, 2],

@@ -11,10 +11,12 @@ from aengine.config import ServerConfig
 from aengine.http.bodies.requests import ChatRequest
 from aengine.http.openai.reading import AnswerReading, ChoiceReader
 from aengine.http.openai.tools import tool_use
+from aengine.http.openai.whole import chat_body
 from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
 from aengine.text.answer.deltas import CallDelta, join_deltas
 from aengine.text.answer.parser import AnswerFormat
+from aengine.types import Choice, Completion, Usage
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import serving
 
@@ -89,10 +91,50 @@ async def test_a_call_that_was_cut_short() -> None:
         {
             "role": "assistant",
             "content": None,
-            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": '{"a'}}],
+            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{"}}],
         },
         "length",
     )
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("tokens", [1, 2])
+async def test_the_beginning_of_a_call_is_no_text(choice: str, tokens: int) -> None:
+    fields = {"tool_choice": choice, "max_tokens": tokens}
+    assert await message(saying(*CALL), **fields) == ({"role": "assistant", "content": None}, "length")
+    async with serving(saying(*CALL)) as server:
+        _, *chunks, _ = await server.events(PATH, messages=HELLO, tools=TOOLS, stream=True, **fields)
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [{}]
+
+
+def engine_params(reading: AnswerReading, opens_thought: bool = False, **fields: Any) -> SamplingParams:
+    return reading.engine_params(SamplingParams(**fields), opens_thought)
+
+
+def test_where_a_stop_string_counts() -> None:
+    stop = ("city",)
+    for choice, stops in (("auto", stop), ("required", ())):
+        body = msgspec.convert({"messages": HELLO, "tools": TOOLS, "tool_choice": choice}, ChatRequest)
+        reading = AnswerReading(ServerConfig(), QWEN, tool_use(body))
+        assert engine_params(reading, stop=stop).stop == stops
+    body = msgspec.convert({"messages": HELLO}, ChatRequest)
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body))
+    assert engine_params(reading, stop=stop).unstopped == ("<think>", "</think>")
+    assert engine_params(reading, True, stop=stop).unstopped == ("", "</think>")
+    assert engine_params(reading, stop=stop, stop_in_thought=True).unstopped is None
+    assert engine_params(reading).unstopped is None
+    reading = AnswerReading(ServerConfig(reasoning="off"), QWEN, tool_use(body))
+    assert engine_params(reading, stop=stop).unstopped is None
+
+
+@pytest.mark.parametrize(("behind", "reason"), [("1}}", "stop"), ("\n</tool", "tool_calls"), (" ok", "tool_calls")])
+async def test_a_stop_string_within_a_call_is_no_reason_to_make_it(behind: str, reason: str) -> None:
+    body = msgspec.convert({"messages": HELLO, "tools": TOOLS}, ChatRequest)
+    whole = "".join([*CALL, " ok"])
+    choice = Choice(0, whole[: whole.index(behind)], (), "stop", stop_string="x")
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body))
+    found = await chat_body({}, Completion("x", (choice,), Usage(1, 1, 0)), [reader(reading)], None)
+    assert found["choices"][0]["finish_reason"] == reason  # type: ignore[index]
 
 
 async def test_calls_in_llamas_way() -> None:
@@ -241,11 +283,11 @@ async def test_streamed_deltas() -> None:
         {"content": "I"},
         {"content": " look."},
         begun(0),
-        piece(0, '{"a'),
-        piece(0, '": 1}'),
+        piece(0, "{"),
+        piece(0, '"a": 1}'),
         begun(1),
-        piece(1, '{"a'),
-        piece(1, '": 1}'),
+        piece(1, "{"),
+        piece(1, '"a": 1}'),
         {},
     ]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 9 + ["tool_calls"]

@@ -133,7 +133,9 @@ def test_whatever_is_drawn_ends_and_calls_what_may_be_called(
             break
         text = text_of(draw(LLMatcher(TOKENIZER, source), random.Random(seed), special, form))
         found = (
-            AnswerParser(ThoughtParser(thought == "open"), ToolCallParser(FORMATS[form], ARGUMENTS)).read(text).calls
+            AnswerParser(ThoughtParser(thought == "open"), ToolCallParser(FORMATS[form], ARGUMENTS, lenient=False))
+            .read(text)
+            .calls
         )
         for each in found:
             jsonschema.validate(json.loads(each.arguments), SCHEMAS[each.name])

@@ -56,6 +56,16 @@ def test_stop_strings_count_only_after_min_tokens(byte_level: Tokenizer) -> None
     assert text == "a.b"
 
 
+def test_a_stop_string_within_the_beginning_does_not_count(byte_level: Tokenizer) -> None:
+    params = SamplingParams(stop=(".",), unstopped=("<t>", "</t>"))
+    assert shown(byte_level, "<t>a.b</t>c.d", params)[0] == "<t>a.b</t>c"
+    assert shown(byte_level, "<t>a.b</", params)[0] == "<t>a.b</"
+    assert shown(byte_level, "a.b</t>c.d", params)[0] == "a"
+    assert shown(byte_level, "<", params)[0] == "<"
+    params = SamplingParams(stop=(".",), unstopped=("", "</t>"), min_tokens=2)
+    assert shown(byte_level, "a.b</t>c.d", params)[0] == "a.b</t>c"
+
+
 def test_special_tokens_are_shown_on_request(byte_level: Tokenizer) -> None:
     assert shown(byte_level, "a<|im_end|>", SamplingParams())[0] == "a"
     assert shown(byte_level, "a<|im_end|>", SamplingParams(skip_special_tokens=False))[0] == "a<|im_end|>"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aengine.text.tokens.stop import StopMatcher
+from aengine.text.tokens.stop import StopMatcher, UnstoppedBeginning
 
 
 def run(stops: list[str], pieces: list[str], include: bool = False) -> tuple[list[str], StopMatcher]:
@@ -106,3 +106,20 @@ def test_long_stop_strings_take_linear_time(stop: str) -> None:
         return time.thread_time() - start
 
     assert min(seconds(40_000) for _ in range(3)) < 1  # a rescan of what is held takes 40,000 x 1,024 steps
+
+
+PARTS = st.lists(st.sampled_from(["<t>", "</t>", "<", "</", "t>", " ", "\n", "a", "stop"]), max_size=8).map("".join)
+
+
+@given(text=PARTS, begin=st.sampled_from(["", "<t>"]), at=st.lists(st.integers(0, 40), max_size=6).map(sorted))
+def test_the_beginning_in_which_no_stop_string_counts(text: str, begin: str, at: list[int]) -> None:
+    pieces = [text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)]
+    reading = UnstoppedBeginning(begin, "</t>")
+    found = [*map(reading.feed, pieces), reading.flush()]
+    unstopped, rest = ("".join(part) for part in zip(*found, strict=True))
+    assert unstopped + rest == text
+    if not text.lstrip().startswith(begin):
+        assert unstopped == ""
+    else:
+        before, end, behind = text.partition("</t>")
+        assert (unstopped, rest) == (before + end, behind)

@@ -34,17 +34,17 @@ class HarmonyParser:
 
     __slots__ = (
         "_arguments",
-        "_is_text",
-        "_name",
-        "_unread",
         "_begins",
         "_body",
         "_header",
         "_held",
+        "_is_text",
+        "_name",
         "_parallel",
         "_said",
         "_thoughts",
         "_tools",
+        "_unread",
         "calls",
         "cut",
     )
@@ -142,6 +142,8 @@ class HarmonyParser:
         if body == "call":
             self._say_arguments(text, deltas)
         elif body in ("thought", "content"):
+            if not text:
+                return
             if self._begins and body in self._said:
                 text = f"\n{text}"
             self._begins = False
@@ -193,10 +195,9 @@ class HarmonyParser:
             self.cut = cut and not self._arguments.done
             if not self.cut:
                 self._end_arguments(deltas)
-        elif self._body == "none" and self._header.begun and (text := self._header.text):
-            if not cut or self._header.recipient is None:
-                self._begin("content")
-                self._say(text, deltas)
+        elif self._body == "none" and self._header.begun and not (cut and self._header.recipient):
+            self._begin("content")
+            self._say(self._header.text, deltas)
         self._unread.clear()
         self._body = "none"
         self._header = Header()

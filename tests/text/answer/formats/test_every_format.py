@@ -178,7 +178,11 @@ def test_an_answer_that_is_cut_short_has_no_half_call_as_text(
 UNMARKED: list[tuple[CallFormatName, str]] = [
     ("qwen3_coder", "<function=f>\n<parameter=text>\nOslo\n</parameter>\n</function>\n</tool_call>"),
     ("seed", "<function=f><parameter=text>Oslo</parameter></function></seed:tool_call>"),
-    ("deepseek", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"text": "Oslo"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'),
+    (
+        "deepseek",
+        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"text": "Oslo"}\n```<｜tool▁call▁end｜>'
+        "<｜tool▁calls▁end｜>",
+    ),
     ("deepseek_v31", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"text": "Oslo"}<｜tool▁call▁end｜>'),
     ("glm", "f\n<arg_key>text</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>"),
     ("glm", "f<arg_key>text</arg_key><arg_value>Oslo</arg_value></tool_call>"),

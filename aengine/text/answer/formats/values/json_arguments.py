@@ -28,7 +28,19 @@ class JsonArguments:
     not closed. A key is told with its value.
     """
 
-    __slots__ = ("_closers", "_escape", "_expects", "_held", "_is_text", "_key", "_pieces", "_quote", "_word", "broken", "left")
+    __slots__ = (
+        "_closers",
+        "_escape",
+        "_expects",
+        "_held",
+        "_is_text",
+        "_key",
+        "_pieces",
+        "_quote",
+        "_word",
+        "broken",
+        "left",
+    )
 
     def __init__(self) -> None:
         self.broken = False  # the next character cannot be part of the arguments
@@ -69,16 +81,12 @@ class JsonArguments:
                 self._word.append(text[at:end])
                 at = end
                 continue
-            self._end_word()
-            if self.done or self.broken:
-                break
-            if text[at] in _BLANKS:
-                if self._expects != "start":
-                    self._write(text[at])
-            elif not self._take(text[at]):
+            if self._word and self._word != ["["]:
+                self._end_word()
+            elif self._take(text[at]):
+                at += 1
+            else:
                 self.broken = True
-                break
-            at += 1
         return at
 
     def take(self) -> str:
@@ -104,12 +112,15 @@ class JsonArguments:
 
     def _write(self, text: str) -> None:
         """Write what is between values. It is held back while it may turn out to be too much."""
-        (self._held if self._held else self._pieces).append(text)
+        if self._expects != "start":
+            (self._held if self._held else self._pieces).append(text)
 
     def _take(self, character: str) -> bool:
         """Parse a character between words and strings. False: it does not belong here."""
         expects = self._expects
-        if character in "}]" and character in self._closers:
+        if character in _BLANKS:
+            self._write(character)
+        elif character in "}]" and character in self._closers:
             self._end_group(character)
         elif character == "," and expects == "comma":
             self._held.append(",")
