@@ -36,6 +36,8 @@ PARAMETERS: dict[str, Any] = {
     "logit_bias": {7: 2.5},
     "seed": -(2**63),
     "stop": ("x", "y"),
+    "stop_in_thought": True,
+    "unstopped": ("<a>", "</a>"),
     "stop_token_ids": (3,),
     "bad_words": ("bad",),
     "allowed_token_ids": (5, 7),

@@ -10,7 +10,6 @@ import pytest
 from aengine.config import ServerConfig
 from aengine.errors import EngineFailedError
 from aengine.http.bodies.responses_api.request import ResponsesRequest
-from aengine.http.openai.reading import AnswerReading
 from aengine.http.responses.events import ResponseEventEncoder
 from aengine.http.responses.head import ResponseHead
 from aengine.http.responses.items import Output
@@ -20,6 +19,7 @@ from aengine.ray_serve.call import Head
 from aengine.ray_serve.last_events import LastEvents
 from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
+from aengine.text.reading.answer_reading import AnswerReading
 from aengine.types import Fragment
 from tests.http.responses.streams import parse
 
@@ -52,7 +52,7 @@ def test_of_a_response_numbers_go_on_and_it_has_failed() -> None:
     deceit = '"sequence_number":99\ndata: {"type":"x","sequence_number":98'
     body = ResponsesRequest(input="a", metadata={"sequence_number": deceit})
     tools = read_tools(body)
-    reader = AnswerReading(ServerConfig(), AnswerFormat(), tools.use).reader(False, lambda token_id: b"x")
+    reader = AnswerReading(ServerConfig(), AnswerFormat(), tools.use.rules).reader(False, lambda token_id: b"x")
     encoder = ResponseEventEncoder(
         ResponseHead("resp_1", "m", body, SamplingParams(), stored=False),
         Output(summaries=False, encrypted=False, called=tools.called),

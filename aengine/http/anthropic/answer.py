@@ -18,8 +18,8 @@ from aengine.http.bodies.message_answers import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from aengine.http.openai.reading import ChoiceReader
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta
+from aengine.text.reading.answer_reading import ChoiceReader
 from aengine.types import Choice, Completion, Fragment, Usage, is_cut
 
 # Clients keep it with a thought and send it back. Nothing is signed here: a thought is read as it comes back.

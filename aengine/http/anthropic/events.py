@@ -8,10 +8,10 @@ from aengine.errors import EngineFailedError
 from aengine.http.anthropic.answer import SIGNATURE, AnswerPlan, begins_block
 from aengine.http.bodies.message_answers import MessageUsage, OutputTokensDetails
 from aengine.http.engine_like import StreamLike
-from aengine.http.openai.reading import ChoiceReader
 from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
+from aengine.text.reading.answer_reading import ChoiceReader
 from aengine.types import Fragment, Usage, is_cut
 
 _HOLE = sse.encode(sse.HOLE)

@@ -19,13 +19,13 @@ from aengine.http.endpoints.candidates import CandidateBudget
 from aengine.http.endpoints.prompts import Prompt, cut
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.openai.logprobs import ChatLogprobs
-from aengine.http.openai.reading import AnswerReading, ChoiceReader
 from aengine.http.openai.tools import ToolUse
 from aengine.http.state import ServerState
 from aengine.http.streams import sse
 from aengine.http.streams.document import DocumentResponse
 from aengine.http.streams.sse import EventEncoder, EventStreamResponse
 from aengine.sampling_params import SamplingParams
+from aengine.text.reading.answer_reading import AnswerReading, ChoiceReader
 from aengine.types import Completion
 
 _MOST_FIELDS = 1000  # of a body; no API has a tenth of them, and each is looked up
@@ -86,7 +86,7 @@ class Endpoint:
         reading = AnswerReading(
             self._state.config,
             engine.answer_format,
-            tools,
+            tools.rules,
             may_think=not engine.answer_format.thinking_is_opt_in if enable_thinking is None else bool(enable_thinking),
             structured=params.structured,
         )

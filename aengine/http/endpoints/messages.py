@@ -21,11 +21,11 @@ from aengine.http.bodies.message_answers import TokenCount
 from aengine.http.bodies.messages import CountTokensRequest, MessagesRequest
 from aengine.http.endpoints.base import Endpoint, json_response
 from aengine.http.engine_like import EngineLike
-from aengine.http.openai.reading import AnswerReading
 from aengine.http.openai.tools import ToolUse
 from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
 from aengine.text.answer.parser import ChatPrompt
+from aengine.text.reading.answer_reading import AnswerReading
 
 _MANY = 2000  # blocks of messages, some 10 ms
 _decoder = msgspec.json.Decoder(MessagesRequest)
@@ -49,7 +49,7 @@ class Messages(Endpoint):
         reading = AnswerReading(
             self._state.config,
             engine.answer_format,
-            tools,
+            tools.rules,
             may_think=not engine.answer_format.thinking_is_opt_in if thinks is None else thinks,
             structured=params.structured,
         )

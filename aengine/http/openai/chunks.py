@@ -10,11 +10,11 @@ from typing import Any
 from aengine.http.bodies.requests import UsageShown
 from aengine.http.engine_like import StreamLike
 from aengine.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, usage_body
-from aengine.http.openai.reading import ChoiceReader
 from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import Call, CallDelta, ContentDelta, Delta, ReasoningDelta
 from aengine.text.answer.parser import AnswerParser
+from aengine.text.reading.answer_reading import ChoiceReader
 from aengine.types import FinishReason, Fragment, Usage, is_cut
 
 _HOLE = sse.encode(sse.HOLE)

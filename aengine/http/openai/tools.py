@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.chat import AllowedToolsChoice, ChosenTool, Tool, ToolChoice
 from aengine.http.bodies.requests import ChatRequest
+from aengine.text.answer.formats.base import CallableTool
+from aengine.text.reading.tools import CallRules
 
 
 class ToolUse(NamedTuple):
@@ -28,9 +30,16 @@ class ToolUse(NamedTuple):
         return frozenset(tool.function.name for tool in self.callable_tools)
 
     @property
-    def schemas(self) -> dict[str, dict[str, Any] | None]:
-        """The callable tools' names, with the JSON schema of each one's arguments."""
-        return {tool.function.name: tool.function.parameters for tool in self.callable_tools}
+    def rules(self) -> CallRules:
+        """What readers and grammars of answers take."""
+        tools: list[CallableTool] = []
+        called = set(map(id, self.callable_tools))
+        for index, tool in enumerate(self.offered):
+            if id(tool) in called:
+                function, place = tool.function, f"{self.place(index)}.{self.schema}"
+                tools.append(CallableTool(function.name, function.parameters, bool(function.strict), place))
+        narrowed = len(self.callable_tools) < len(self.offered)
+        return CallRules(tuple(tools), self.forced, self.parallel, narrowed)
 
 
 def _in_chats(index: int) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 from aengine.http.openai.chunks import call_body, delta_body, finish_reason
 from aengine.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, usage_body
-from aengine.http.openai.reading import ChoiceReader
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf
 from aengine.text.answer.deltas import Answer, ReasoningDelta
+from aengine.text.reading.answer_reading import ChoiceReader
 from aengine.types import Choice, Completion, is_cut
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from aengine.http.door.errors import ErrorBody, ErrorDetail
-from aengine.http.openai.reading import ChoiceReader
 from aengine.http.responses.head import Ending, ResponseHead, ending_of, usage_body
 from aengine.http.responses.items import CallItem, Event, Item, MessageItem, Output
 from aengine.http.responses.logprobs import MessageLogprobs
 from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import ContentDelta, Delta
+from aengine.text.reading.answer_reading import ChoiceReader
 from aengine.types import FinishReason, Fragment, Usage, is_cut
 
 Keep = Callable[[dict[str, Any]], None]  # what is done with a finished response

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from aengine.http.openai.reading import ChoiceReader
 from aengine.http.responses.head import ResponseHead, ending_of, usage_body
 from aengine.http.responses.items import CallItem, MessageItem, Output
 from aengine.http.responses.logprobs import MessageLogprobs
 from aengine.text.answer.deltas import ContentDelta, Delta
+from aengine.text.reading.answer_reading import ChoiceReader
 from aengine.types import Completion, is_cut
 
 _CHARACTERS = 4096  # that are parsed between two turns of the loop

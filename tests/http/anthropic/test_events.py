@@ -14,17 +14,17 @@ from aengine.config import ServerConfig
 from aengine.http.anthropic.answer import AnswerPlan, content_blocks, message_body
 from aengine.http.anthropic.events import MessageEventEncoder
 from aengine.http.bodies.chat import Function, Tool
-from aengine.http.openai.reading import AnswerReading
 from aengine.http.openai.tools import ToolUse
 from aengine.http.streams import sse
 from aengine.text.answer.deltas import CallDelta, ContentDelta, ReasoningDelta
 from aengine.text.answer.parser import AnswerFormat
+from aengine.text.reading.answer_reading import AnswerReading
 from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
 from tests.http.fake_engine import FakeStream
 
 TOOL = Tool(type="function", function=Function(name="look", parameters={"type": "object"}))
 TOOLS = ToolUse([TOOL], [TOOL], forced=False, parallel=True, place="tools[{}]".format)
-READING = AnswerReading(ServerConfig(), AnswerFormat(calls="hermes", thoughts=True), TOOLS)
+READING = AnswerReading(ServerConfig(), AnswerFormat(calls="hermes", thoughts=True), TOOLS.rules)
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "%s"}}\n</tool_call>'
 ANSWERS = (
     "",

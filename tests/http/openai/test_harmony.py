@@ -15,12 +15,12 @@ from aengine.errors import InvalidRequestError
 from aengine.http.anthropic.answer import AnswerPlan
 from aengine.http.anthropic.events import MessageEventEncoder
 from aengine.http.bodies.requests import ChatRequest
-from aengine.http.openai.reading import AnswerReading
 from aengine.http.openai.tools import tool_use
 from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
 from aengine.text.answer.harmony.markers import CONTROL, HARMONY_THOUGHT
 from aengine.text.answer.parser import AnswerFormat
+from aengine.text.reading.answer_reading import AnswerReading
 from aengine.types import Fragment, Usage
 from tests.http.fake_engine import FakeEngine, FakeStream
 from tests.http.serving import serving
@@ -57,7 +57,7 @@ def saying(*words: str) -> FakeEngine:
 
 def reading(config: ServerConfig | None = None, structured: Structured | None = None, **fields: Any) -> AnswerReading:
     body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **fields}, ChatRequest)
-    return AnswerReading(config or ServerConfig(), GPT_OSS, tool_use(body), structured=structured)
+    return AnswerReading(config or ServerConfig(), GPT_OSS, tool_use(body).rules, structured=structured)
 
 
 async def test_a_thought_a_preamble_and_a_call() -> None:

@@ -9,13 +9,13 @@ import pytest
 
 from aengine.config import ServerConfig
 from aengine.http.bodies.requests import ChatRequest
-from aengine.http.openai.reading import AnswerReading, ChoiceReader
 from aengine.http.openai.tools import tool_use
 from aengine.http.openai.whole import chat_body
 from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
 from aengine.text.answer.deltas import CallDelta, join_deltas
 from aengine.text.answer.parser import AnswerFormat
+from aengine.text.reading.answer_reading import AnswerReading, ChoiceReader
 from aengine.types import Choice, Completion, Usage
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import serving
@@ -115,15 +115,15 @@ def test_where_a_stop_string_counts() -> None:
     stop = ("city",)
     for choice, stops in (("auto", stop), ("required", ())):
         body = msgspec.convert({"messages": HELLO, "tools": TOOLS, "tool_choice": choice}, ChatRequest)
-        reading = AnswerReading(ServerConfig(), QWEN, tool_use(body))
+        reading = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules)
         assert engine_params(reading, stop=stop).stop == stops
     body = msgspec.convert({"messages": HELLO}, ChatRequest)
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body))
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules)
     assert engine_params(reading, stop=stop).unstopped == ("<think>", "</think>")
     assert engine_params(reading, True, stop=stop).unstopped == ("", "</think>")
     assert engine_params(reading, stop=stop, stop_in_thought=True).unstopped is None
     assert engine_params(reading).unstopped is None
-    reading = AnswerReading(ServerConfig(reasoning="off"), QWEN, tool_use(body))
+    reading = AnswerReading(ServerConfig(reasoning="off"), QWEN, tool_use(body).rules)
     assert engine_params(reading, stop=stop).unstopped is None
 
 
@@ -132,7 +132,7 @@ async def test_a_stop_string_within_a_call_is_no_reason_to_make_it(behind: str, 
     body = msgspec.convert({"messages": HELLO, "tools": TOOLS}, ChatRequest)
     whole = "".join([*CALL, " ok"])
     choice = Choice(0, whole[: whole.index(behind)], (), "stop", stop_string="x")
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body))
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules)
     found = await chat_body({}, Completion("x", (choice,), Usage(1, 1, 0)), [reader(reading)], None)
     assert found["choices"][0]["finish_reason"] == reason  # type: ignore[index]
 
@@ -345,7 +345,7 @@ def test_a_thought_may_come_before_an_answer_of_a_given_form(
 ) -> None:
     body = msgspec.convert({"messages": HELLO}, ChatRequest)
     formed = Structured(regex="a+")
-    reading = AnswerReading(ServerConfig(**knobs), form, tool_use(body), may_think=may_think, structured=formed)
+    reading = AnswerReading(ServerConfig(**knobs), form, tool_use(body).rules, may_think=may_think, structured=formed)
     params = reading.engine_params(SamplingParams(structured=formed), opens_thought)
     assert params.structured == Structured(regex="a+", thought=thought)  # type: ignore[arg-type]
     assert reader(reading, opens_thought).parser.plain == (thought == "never")
@@ -356,16 +356,16 @@ FORM = Structured(json_object=True)
 
 def test_an_answer_of_a_given_form_may_be_a_call_instead() -> None:
     body = msgspec.convert({"messages": HELLO, "tools": STRICT, "parallel_tool_calls": False}, ChatRequest)
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), structured=FORM)
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, structured=FORM)
     calls = reading.engine_params(SamplingParams(structured=FORM), opens_thought=False).structured.calls  # type: ignore[union-attr]
     assert (calls or "").startswith("calls: call\n")
     assert isinstance(reader(reading).parser.feed("".join(CALL))[0], CallDelta)
     body.tool_choice = "none"
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), structured=FORM)
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, structured=FORM)
     structured = reading.engine_params(SamplingParams(structured=FORM), opens_thought=False).structured
     assert structured == Structured(json_object=True, thought="possible")
     body.tool_choice = "required"
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), structured=FORM)
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, structured=FORM)
     structured = reading.engine_params(SamplingParams(structured=FORM), opens_thought=False).structured
     assert structured is not None
     assert structured.origin == "tools"
@@ -382,7 +382,7 @@ def test_an_answer_of_a_given_form_may_be_a_call_instead() -> None:
 )
 def test_what_could_be_taken_for_a_call_is_none(calls: Any, form: Structured) -> None:
     body = msgspec.convert({"messages": HELLO, "tools": STRICT}, ChatRequest)
-    reading = AnswerReading(ServerConfig(), AnswerFormat(calls=calls), tool_use(body), structured=form)
+    reading = AnswerReading(ServerConfig(), AnswerFormat(calls=calls), tool_use(body).rules, structured=form)
     structured = reading.engine_params(SamplingParams(structured=form), opens_thought=False).structured
     assert structured == form
     assert reader(reading).parser.plain
@@ -394,7 +394,7 @@ def test_where_an_answer_is_bound_every_marker_is_seen() -> None:
     form = AnswerFormat(calls="hermes", markers=markers, special_markers=frozenset(markers))
     for fields, shown in (({}, (9, 10)), ({"tools": STRICT}, (7, 8, 9, 10, 11))):
         body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **fields}, ChatRequest)
-        params = AnswerReading(ServerConfig(reasoning="off"), form, tool_use(body)).engine_params(
+        params = AnswerReading(ServerConfig(reasoning="off"), form, tool_use(body).rules).engine_params(
             SamplingParams(), False
         )
         assert tuple(sorted(params.shown_special_ids)) == shown
@@ -404,7 +404,7 @@ def test_where_an_answer_is_bound_every_marker_is_seen() -> None:
 @pytest.mark.parametrize("start", ["a ", "{", "<tool", " \n<", "<think>no</think>\n\na"])
 def test_an_answer_of_a_given_form_may_quote_a_call(start: str, cut: int) -> None:
     body = msgspec.convert({"messages": HELLO, "tools": TOOLS}, ChatRequest)
-    parser = reader(AnswerReading(ServerConfig(), QWEN, tool_use(body), structured=FORM)).parser
+    parser = reader(AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, structured=FORM)).parser
     text = start + "".join(CALL) + " "
     deltas = [delta for at in range(0, len(text), cut) for delta in parser.feed(text[at : at + cut])]
     answer = join_deltas(deltas + parser.finish())
@@ -452,7 +452,9 @@ def test_the_grammar_of_forced_calls(
     fields: dict[str, Any], may_think: bool, opens_thought: bool, beginning: str | None
 ) -> None:
     body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **fields}, ChatRequest)
-    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body), may_think=may_think).calls_grammar(opens_thought)
+    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, may_think=may_think).calls_grammar(
+        opens_thought
+    )
     assert (grammar is None) == (beginning is None)
     assert grammar is None or grammar.startswith(beginning or "")
 
@@ -462,11 +464,11 @@ def test_only_strict_tools_are_held_to_their_schemas_where_they_need_not_be_call
     tight = {"type": "object", "properties": {"tight": {"type": "string"}}}
     tools = [named("f", parameters=loose), named("g", parameters=tight, strict=True)]
     body = msgspec.convert({"messages": HELLO, "tools": tools}, ChatRequest)
-    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body)).calls_grammar(opens_thought=False) or ""
+    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules).calls_grammar(opens_thought=False) or ""
     assert "loose" not in grammar
     assert "tight" in grammar
     body.tool_choice = "required"
-    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body)).calls_grammar(opens_thought=False) or ""
+    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules).calls_grammar(opens_thought=False) or ""
     assert "loose" in grammar
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from aengine.config import ServerConfig
 from aengine.http.bodies.responses_api.request import ResponsesRequest
 from aengine.http.bodies.responses_api.tools import ResponsesTool
-from aengine.http.openai.reading import AnswerReading, ChoiceReader
 from aengine.http.responses.events import ResponseEventEncoder
 from aengine.http.responses.head import ResponseHead
 from aengine.http.responses.items import Output
@@ -23,6 +22,7 @@ from aengine.http.responses.whole import response_body
 from aengine.http.streams.slices import document
 from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
+from aengine.text.reading.answer_reading import AnswerReading, ChoiceReader
 from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
 from tests.http.responses.streams import check_order, parse, without_ids
 
@@ -64,7 +64,7 @@ QWEN, GPT_OSS = AnswerFormat(calls="hermes", thoughts=True), AnswerFormat(harmon
 
 def parts(form: AnswerFormat, opens_thought: bool, summaries: bool) -> tuple[ResponseHead, Output, ChoiceReader]:
     tools = read_tools(BODY)
-    reading = AnswerReading(ServerConfig(), form, tools.use)
+    reading = AnswerReading(ServerConfig(), form, tools.use.rules)
     head = ResponseHead("resp_1", "m", BODY, SamplingParams(), stored=False)
     reader = reading.reader(opens_thought, lambda token_id: b"x")
     return head, Output(summaries=summaries, encrypted=summaries, called=tools.called), reader

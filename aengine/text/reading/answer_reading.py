@@ -10,11 +10,10 @@ import msgspec
 
 from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
-from aengine.http.openai.tools import ToolUse
 from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured, Thought
 from aengine.text.answer.calls import ToolCallParser
-from aengine.text.answer.formats.base import CallableTool, CallFormat
+from aengine.text.answer.formats.base import CallFormat
 from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.harmony.markers import STOPS
 from aengine.text.answer.harmony.parser import HarmonyParser
@@ -24,6 +23,7 @@ from aengine.text.answer.thought_tokens import ThoughtTokens
 from aengine.text.answer.unclosed_thought import UnclosedThought
 from aengine.text.grammar.calls import CallGrammar
 from aengine.text.grammar.harmony import HarmonyGrammar
+from aengine.text.reading.tools import CallRules
 
 _SLICE = 1024  # tokens of a thought that are counted between two turns of the loop
 
@@ -59,7 +59,7 @@ class AnswerReading:
         self,
         config: ServerConfig,
         answer_format: AnswerFormat,
-        tools: ToolUse,
+        tools: CallRules,
         *,
         may_think: bool = True,
         structured: Structured | None = None,
@@ -71,7 +71,7 @@ class AnswerReading:
         call_format = answer_format.calls if config.tool_format == "auto" else config.tool_format
         self._calls: CallFormat | None = None
         self._harmony = answer_format.harmony
-        reads_calls = bool(tools.callable_tools) and config.tool_format != "off"
+        reads_calls = bool(tools.tools) and config.tool_format != "off"
         self._harmony_calls = self._harmony and reads_calls
         if call_format is not None and call_format != "off" and reads_calls and not self._harmony:
             self._calls = FORMATS[call_format]
@@ -122,7 +122,7 @@ class AnswerReading:
         thought = self._thought(opens_thought)
         if tools.forced:
             return grammar.forced() if isinstance(grammar, HarmonyGrammar) else grammar.forced(thought)
-        if len(tools.callable_tools) == len(tools.offered) and not any(tool.function.strict for tool in tools.offered):
+        if not tools.bind:
             return None
         if isinstance(grammar, HarmonyGrammar):
             return grammar.free()
@@ -140,7 +140,7 @@ class AnswerReading:
             messages = HarmonyParser(tools, parallel=self._tools.parallel, thoughts=self._thoughts)
             counter = ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None
             return ChoiceReader(AnswerParser(harmony=messages), counter)
-        free = self.calls_grammar(opens_thought) is None and not self._structured
+        free = not self._tools.bind and not self._structured
         parser = AnswerParser(
             ThoughtParser(opens_thought, markers) if thinks else None,
             None if calls is None else self._call_parser(calls, free),
@@ -161,16 +161,9 @@ class AnswerReading:
         """
         if self._calls is None and not self._harmony_calls:
             return None
-        names = self._tools.names
         tools = [
-            CallableTool(
-                tool.function.name,
-                tool.function.parameters if self._tools.forced or tool.function.strict else {"type": "object"},
-                bool(tool.function.strict),
-                f"{self._tools.place(index)}.{self._tools.schema}",
-            )
-            for index, tool in enumerate(self._tools.offered)
-            if tool.function.name in names
+            tool if self._tools.forced or tool.strict else msgspec.structs.replace(tool, parameters={"type": "object"})
+            for tool in self._tools.tools
         ]
         if self._calls is None:
             return HarmonyGrammar(tools, self._tools.parallel, self._format.markers)
