@@ -161,6 +161,17 @@ def split_at(pattern: str) -> dict[str, object]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
+def adding(ids: int) -> dict[str, object]:
+    token = {"id": "x", "ids": [1] * ids, "tokens": ["x"] * ids}
+    form = [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    return {"type": "TemplateProcessing", "single": form, "pair": form, "special_tokens": {"x": token}}
+
+
+def growing(times: int, steps: int, name: str = "normalizers") -> dict[str, object]:
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * times}
+    return {"type": "Sequence", name: [step] * steps}
+
+
 def no_vocabulary(folder: Path) -> None:
     bpe(vocab={}, merges=[])(folder)
     rewrite("tokenizer.json", added_tokens=[], post_processor=None)(folder)
@@ -246,6 +257,10 @@ TOKENIZERS: dict[str, tuple[Damage, str]] = {
     "merges of what is not there": (bpe(merges=[["x" * 10_000, "y"]]), "tokenizer.json"),
     "50,000 added tokens": (added_tokens(50_000), "token ids up to"),
     "a pattern that is none": (rewrite("tokenizer.json", pre_tokenizer=split_at("(" * 9)), "tokenizer.json"),
+    "a post-processor of 500,000 ids": (rewrite("tokenizer.json", post_processor=adding(500_000)), "post_processor"),
+    "a text of 10 characters for each": (rewrite("tokenizer.json", normalizer=growing(10, 9)), "normalizer"),
+    "a step that doubles, 40 times": (rewrite("tokenizer.json", normalizer=growing(2, 40)), "normalizer"),
+    "a decoder that multiplies": (rewrite("tokenizer.json", decoder=growing(10**6, 1, "decoders")), "decoder"),
     "100 MB": (sparse("tokenizer.json", 100_000_000), "larger"),
     "a device": (link("tokenizer.json", "/dev/zero"), "regular"),
     "a pipe": (pipe("tokenizer.json"), "regular"),

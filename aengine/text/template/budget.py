@@ -132,8 +132,13 @@ def _percent_fields(template: str) -> list[str]:
 
 
 def _brace_fields(template: str) -> list[str]:
-    """The format specifications of `str.format`'s fields."""
-    return [spec or "" for _, field, spec, _ in Formatter().parse(template) if field is not None]
+    """The format specifications of `str.format`'s fields. Raises `LimitError` for one that has fields of its own: their
+    values could be any width.
+    """
+    specs = [spec or "" for _, field, spec, _ in Formatter().parse(template) if field is not None]
+    if any("{" in spec for spec in specs):
+        raise LimitError("it nests fields in a format")
+    return specs
 
 
 def check_integers(values: Iterable[object]) -> None:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from aengine.errors import AengineError, CheckpointError
 from aengine.text.template.control_tokens import ControlTokens
+from aengine.text.tokens.bounds import refuse_growth
 from aengine.text.tokens.settings import TokenizerSettings, read_text
 
 _MAX_FILE_BYTES = 64 * 2**20  # twice the largest in use
@@ -41,6 +42,7 @@ def decoder_of(backend: Backend) -> object:
 def read_backend(path: Path) -> Backend:
     """Read tokenizer.json. Raises `CheckpointError`."""
     text = read_text(path, _MAX_FILE_BYTES)
+    refuse_growth(path, text)
     with library_errors(lambda error: CheckpointError(f"{path} is not a tokenizer: {error!s:.300}")):
         backend = Backend.from_str(text)
     # Saved by training scripts, and wrong for serving: prompts are neither cut nor filled up.

@@ -14,7 +14,8 @@ _INLINE_WORDS = 16
 
 
 async def banned_sequences(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """The token sequences of each word, at the start of a text and after a space; many words are tokenized in a thread.
+    """The token sequences of each word, at the start of a text and after a space; many words, and those
+    that may take long, are tokenized in a thread.
 
     Other ways to spell a word with tokens stay open, as they do in vLLM. vocab_size: the model's; sequences with ids
     beyond it are left out, as no output can hold them. Raises `InvalidRequestError`.
@@ -33,4 +34,4 @@ async def banned_sequences(words: Sequence[str], tokenizer: Tokenizer, vocab_siz
                     found[ids] = None
         return tuple(found)
 
-    return work() if len(words) <= _INLINE_WORDS else await to_thread.run_sync(work)
+    return work() if tokenizer.is_quick and len(words) <= _INLINE_WORDS else await to_thread.run_sync(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from aengine.text.answer.parser import ChatPrompt, answer_format_of
 from aengine.text.template.control_tokens import ControlTokens, characters
 from aengine.text.template.rendering import ChatTemplates
 from aengine.text.tokens.backend import apply_settings, decoder_of, library_errors, quoting_backend, read_backend
+from aengine.text.tokens.bounds import MAX_OUTPUT, is_quick, largest_growth
 from aengine.text.tokens.foreign import refuse_without_json
 from aengine.text.tokens.info import AddedTokenInfo, TokenizerInfo
 from aengine.text.tokens.minimum_tokens import longest_token_bytes, minimum_tokens
@@ -27,6 +29,7 @@ from aengine.text.tokens.settings import NAMED_TOKENS, TokenizerSettings, read_s
 
 INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
 MAX_CHARACTERS = 2**21  # making a list of so many ids holds the GIL for about 50 ms, whatever the thread
+SLOW_SECONDS = 30.0  # that a text may take whose tokenizer has patterns of its own
 MAX_TOKEN_ID = 2**24 - 1
 _MARKER_TOKENS = 16  # a marker and blanks behind it have no more
 _RENDERINGS = 4  # threads; a slow one may hold its own for seconds
@@ -51,6 +54,8 @@ class Tokenizer:
         self._long_renderings = anyio.CapacityLimiter(_LONG_RENDERINGS)
         self._medium = anyio.CapacityLimiter(_MEDIUM_TEXTS)
         self._long = anyio.CapacityLimiter(_LONG_TEXTS)
+        self.is_quick = is_quick(backend)  # short texts may be tokenized on the event loop
+        self._most_characters = min(MAX_CHARACTERS, int(MAX_OUTPUT / largest_growth(backend)))
         added = backend.get_added_tokens_decoder()
         tokens = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=False).items()}
         tokens.update({token_id: token.content for token_id, token in added.items()})
@@ -145,7 +150,7 @@ class Tokenizer:
     async def encode(
         self, text: str, add_special_tokens: bool = True, context: int | None = None, left: int = 1
     ) -> list[int]:
-        """`encode_now`, in a thread where the text is long.
+        """`encode_now`, in a thread where the text is long or may take long.
 
         With `context` it raises `ContextLengthError` where of so many tokens fewer than `left` (1, or 0 where nothing
         is to be drawn) are left: where the length of the text alone tells, at once.
@@ -210,7 +215,7 @@ class Tokenizer:
             )
             self._refuse_too_long(self._control.plain(text) if quoted else text, context)
             backend = self._quoting_backend if quoted else self._backend
-            short = len(text) <= INLINE_CHARACTERS
+            short = self.is_quick and len(text) <= INLINE_CHARACTERS
             return text, backend, self._encode(backend, text, False, context) if short else None
 
         rendered = await _in_thread(lambda: work(_LONG_CHARACTERS), self._renderings)
@@ -274,17 +279,21 @@ class Tokenizer:
         """`_encode`, in a thread among texts of about that length; a caller that gives up in the queue is not
         tokenized.
         """
-        if _characters(text) <= INLINE_CHARACTERS:
+        if self.is_quick and _characters(text) <= INLINE_CHARACTERS:
             return self._encode(backend, text, add_special_tokens, context, left)
         turns = self._medium if _characters(text) <= _LONG_CHARACTERS else self._long
-        return await _in_thread(lambda: self._encode(backend, text, add_special_tokens, context, left), turns)
+        with anyio.move_on_after(math.inf if self.is_quick else SLOW_SECONDS):
+            return await _in_thread(lambda: self._encode(backend, text, add_special_tokens, context, left), turns)
+        raise InvalidRequestError(
+            f"the tokenizer takes longer than {SLOW_SECONDS:g} seconds for this text, or for others"
+        )
 
     def _encode(
         self, backend: Backend, text: Text, add_special_tokens: bool, context: int | None = None, left: int = 1
     ) -> list[int]:
         size = _characters(text)
-        if size > MAX_CHARACTERS:
-            raise InvalidRequestError(f"the text has {size} characters, at most {MAX_CHARACTERS} are tokenized")
+        if size > self._most_characters:
+            raise InvalidRequestError(f"the text has {size} characters, at most {self._most_characters} are tokenized")
         try:
             for part in (text,) if isinstance(text, str) else text:
                 part.encode()
