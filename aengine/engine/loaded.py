@@ -70,6 +70,7 @@ class Loaded:
     ) -> None:
         """fingerprint: of the model, and of all that its keys and values depend on."""
         self._config = config
+        self._near_positions = runtime.model.near_positions
         self.runtime = runtime
         self.tokenizer = tokenizer
         self.generation = generation
@@ -147,6 +148,7 @@ class Loaded:
             raise InvalidRequestError("the prompt is empty", "prompt")
         max_total = self._max_total(len(token_ids), params)  # first: a million ids take a while to look at
         check_token_ids(token_ids, self.runtime.model.vocab_size, "prompt")
+        near = self._is_near(max_total)
         ends = grammar is not None or not params.ignore_eos  # a grammar says itself where the output ends
         return TokenSequence(
             prompt=packed(token_ids),
@@ -155,8 +157,9 @@ class Loaded:
             stop_ids=(self.generation.eos_token_ids if ends else ()) + params.stop_token_ids,
             max_total=max_total,
             rank=rank,
-            salt=_salt(salt, adapter),
+            salt=_salt(salt, adapter, near),
             adapter=adapter,
+            near=near,
             banned=banned,
             siblings=params.n - 1,
         )
@@ -177,6 +180,7 @@ class Loaded:
         if len(token_ids) > context:
             raise ContextLengthError(f"{_maximum(context)} However, {len(token_ids)} tokens are given", "prompt")
         check_token_ids(token_ids, self.runtime.model.vocab_size, "prompt")
+        near = self._is_near(len(token_ids))
         return TokenSequence(
             prompt=packed(token_ids),
             params=_NOTHING_DRAWN,
@@ -184,10 +188,15 @@ class Loaded:
             stop_ids=(),
             max_total=len(token_ids) + 1,  # what is taken of it counts as a draw
             rank=rank,
-            salt=_salt(salt, adapter),
+            salt=_salt(salt, adapter, near),
             adapter=adapter,
+            near=near,
             pool=pool,
         )
+
+    def _is_near(self, max_total: int) -> bool:
+        """Whether a sequence of at most so many tokens is rotated as all are of a model that has one way to do it."""
+        return not self._near_positions or max_total <= self._near_positions
 
     def _max_total(self, prompt_len: int, params: SamplingParams) -> int:
         context = self.runtime.pool.max_model_len
@@ -207,9 +216,12 @@ class Loaded:
         return prompt_len + params.max_tokens
 
 
-def _salt(salt: str | None, adapter: LoadedAdapter | None) -> Namespace:
-    """Which cached prefixes a sequence may read: those of its own adapter alone."""
-    return salt if adapter is None else (adapter.generation, salt)
+def _salt(salt: str | None, adapter: LoadedAdapter | None, near: bool) -> Namespace:
+    """Which cached prefixes a sequence may read: those of its own adapter, and with keys rotated as its own are."""
+    if near and adapter is None:
+        return salt
+    number = 0 if adapter is None else adapter.generation
+    return (number if near else -number, salt)
 
 
 def _maximum(context: int) -> str:
@@ -255,6 +267,11 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
             # The room for adapters depends on those that are named.
             here = {name: str(resolve_adapter(path)) for name, path in config.lora.items()}
             runtime = (start or start_runtime)(replace(config, lora=here), folder, model, making.result)
+            if runtime.pool.max_model_len > (near := model.near_positions) > 0:
+                log.info(
+                    "longrope: requests whose prompt and max_tokens fit into %d tokens take the short factors, as in "
+                    "transformers; all others take the long ones, from their first token on", near,
+                )  # fmt: skip
             try:
                 adapters = _read_adapters(config, runtime)
                 grammars = making.result()

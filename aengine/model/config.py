@@ -103,6 +103,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ropes = (attention.rope for attention in self.attending)
         return any(rope is not None and rope.far(max_positions) for rope in ropes)
 
+    @property
+    def near_positions(self) -> int:
+        """The trained context, where keys of longer sequences are rotated otherwise (longrope); 0: they are not."""
+        ropes = (attention.rope for attention in self.attending)
+        return min((rope.original_positions for rope in ropes if rope is not None and rope.short_factors), default=0)
+
     def over(self, ranks: int) -> ModelConfig:
         """The same, spread over so many ranks. Raises `ConfigError` where it cannot be dealt out evenly."""
         for layer in self.layers:

@@ -56,7 +56,10 @@ class Decoder:
             kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8, ranks, config.lora,
             config.ends.norm_offset, config.aside,
         )  # fmt: skip
-        tables = PositionTables(max_positions or config.max_position_embeddings, device)
+        positions = max_positions or config.max_position_embeddings
+        tables = PositionTables(positions, device)
+        # What is added to positions of sequences that never leave the trained context; 0: nothing.
+        self.near_shift = positions if config.far(positions) else 0
         self.ranks = ranks
         self.adapters = make.adapters
         # Not of mixtures: they gain 2 % in prefill, and lose 3 % in steps of one row (bench/README.md).
@@ -144,6 +147,8 @@ class Decoder:
         states: States | None = None,
     ) -> Tensor:
         """input_ids, positions [tokens] int64 -> normed hidden states; K and V of all tokens go into `kv`.
+
+        positions: in the sequence, plus `near_shift` if that never leaves the trained context.
 
         wanted [n] int64: the tokens whose hidden states are returned, [n, hidden]; None: all of them, in order. Behind
         the last layer's attention nobody looks at the others, so they go no further. rehearsal: leave out the layers

@@ -192,17 +192,30 @@ class PositionTables:
 
 
 def rope_table(rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> Tensor:
-    """[max_positions, rotated] float32: cosines of the rotated / 2 angles of each position, then their sines."""
-    rotated = rope.rotated(head_dim)
+    """[max_positions, rotated] float32: cosines of the rotated / 2 angles of each position, then their sines.
+
+    If longrope's long factors are in use, the rows of the positions within the trained context, with its short factors,
+    come after the others: what is rotated with those stands `max_positions` further down.
+    """
+    rotated, far = rope.rotated(head_dim), rope.far(max_positions)
     if device.type == "meta":  # shapes alone; torch's own arange there imports its compiler, which takes seconds
-        return torch.empty(max_positions, rotated, dtype=torch.float32, device=device)
-    frequencies = inverse_frequencies(rope, rotated, max_positions).to(device)
-    angles = torch.arange(max_positions, dtype=torch.float32, device=device).unsqueeze(1) * frequencies
-    return torch.cat((angles.cos(), angles.sin()), dim=1).mul_(rope.attention_factor)
+        length = max_positions + (rope.original_positions if far else 0)
+        return torch.empty(length, rotated, dtype=torch.float32, device=device)
+
+    def rows(count: int, far: bool) -> Tensor:
+        frequencies = inverse_frequencies(rope, rotated, far).to(device)
+        angles = torch.arange(count, dtype=torch.float32, device=device).unsqueeze(1) * frequencies
+        return torch.cat((angles.cos(), angles.sin()), dim=1).mul_(rope.attention_factor)
+
+    table = rows(max_positions, far)
+    return torch.cat((table, rows(rope.original_positions, far=False))) if far else table
 
 
-def inverse_frequencies(rope: RopeConfig, rotated: int, max_positions: int) -> Tensor:
-    """Radians per position of each rotated pair: [rotated / 2] float32, on the CPU so that all devices agree."""
+def inverse_frequencies(rope: RopeConfig, rotated: int, far: bool = False) -> Tensor:
+    """Radians per position of each rotated pair: [rotated / 2] float32, on the CPU so that all devices agree.
+
+    far: with longrope's long factors.
+    """
     exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
     plain = 1.0 / (rope.theta**exponents)
     if rope.type == "linear":
@@ -215,8 +228,7 @@ def inverse_frequencies(rope: RopeConfig, rotated: int, max_positions: int) -> T
     if rope.type == "yarn":
         return _yarn(rope, plain, rotated)
     if rope.type == "longrope":
-        # What is kept of a token must not change when its sequence grows: what may come decides, not what is there.
-        factors = rope.long_factors if rope.far(max_positions) else rope.short_factors
+        factors = rope.long_factors if far else rope.short_factors
         return 1.0 / (torch.tensor(factors, dtype=torch.float32) * rope.theta**exponents)
     return plain
 

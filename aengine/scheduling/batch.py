@@ -52,6 +52,7 @@ class Batch:
             banned=sequence.banned,
             copy_of=None if leader is None else leader.row,
             adapter=0 if adapter is None else adapter.take_row(),
+            near=sequence.near,
             window_pages=[0] * sequence.window_first + sequence.window_pages,
         )
 

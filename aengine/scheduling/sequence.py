@@ -65,6 +65,7 @@ class Sequence:
     rank: tuple[float, int]  # place in the queue; smaller first
     salt: Namespace = None  # sequences that differ in it share no cached prefix
     adapter: LoadedAdapter | None = None
+    near: bool = False  # as `NewRow` has it; no cached prefix is shared with others (`salt`)
     banned: tuple[tuple[int, ...], ...] = ()  # token sequences that the output must not complete
     index: int = 0  # which of the n choices
     siblings: int = 0  # the next choices, which are made when they fork from this one behind its prefill
@@ -145,6 +146,7 @@ def sibling_of(leader: Sequence, index: int) -> Sequence:
         rank=leader.rank,
         salt=leader.salt,
         adapter=leader.adapter,
+        near=leader.near,
         banned=leader.banned,
         index=index,
         scores=leader.scores,

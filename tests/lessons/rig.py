@@ -34,7 +34,7 @@ class Rig:
     ) -> None:
         kv: KVPool = pool_for(decoder, num_pages, page_size)
         device = torch.device("cpu")
-        rows = Rows(max_rows, 64, device, adapters=decoder.adapters is not None)
+        rows = Rows(max_rows, 64, device, adapters=decoder.adapters is not None, near_shift=decoder.near_shift)
         self.executor = StepExecutor(decoder, kv, Sampler(rows.count, decoder.config.vocab_size, device), rows)
         self.scheduler = Scheduler(
             num_pages=num_pages,

@@ -143,7 +143,7 @@ class Tiers:
         """Note the keys of pages that the tree took."""
         previous = root_key(self.fingerprint, salt) if before is None else self._keys[before]
         self._keys.update(zip(pages, page_keys(previous, token_ids, self._token_bytes), strict=True))
-        if isinstance(salt, tuple):  # an adapter's number, which is another one's after a restart
+        if isinstance(salt, tuple) and salt[0]:  # an adapter's number, which is another one's after a restart
             self._passing.update(pages)
 
     def removed(self, pages: Sequence[int]) -> None:

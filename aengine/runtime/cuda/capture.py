@@ -110,7 +110,7 @@ def make_executor(
         return upload(np.array(values, dtype=np.int64), device)
 
     pages_per_row, adapters = -(-max_model_len // config.page_size), decoder.adapters is not None
-    rows = Rows(config.max_num_seqs, pages_per_row, device, send, adapters, windows is not None)
+    rows = Rows(config.max_num_seqs, pages_per_row, device, send, adapters, windows is not None, decoder.near_shift)
     sampler = Sampler(rows.count, decoder.config.vocab_size, device)
     executor = GraphedExecutor(decoder, kv, sampler, rows, pool)
     # One for all graphs: only one runs at a time.

@@ -225,7 +225,7 @@ class DecodeGraphs:
         adapters = rows.adapter[index] if kind.adapted and rows.adapter is not None else None
         tensors = StepTensors(
             token_ids=inputs.token_ids,
-            positions=inputs.positions,
+            positions=rows.rotations(index, inputs.positions),
             slots=inputs.slots,
             page_table=inputs.page_table,
             seq_lens=inputs.seq_lens,

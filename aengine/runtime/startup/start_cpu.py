@@ -80,7 +80,7 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     def make(decoder: Decoder, kv: KVPool) -> Executor:
         pages = -(-pool.max_model_len // config.page_size)
         adapters, windows = decoder.adapters is not None, pool.windows is not None
-        rows = Rows(config.max_num_seqs, pages, device, adapters=adapters, windows=windows)
+        rows = Rows(config.max_num_seqs, pages, device, None, adapters, windows, decoder.near_shift)
         states = None if pool.states is None else StatePool(pool.states.shape, pool.states.slots, device)
         return StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows, states)
 

@@ -161,7 +161,7 @@ class StepTensors:
     """One step as the decoder reads it: sequences that decode, one token each, then prefill chunks."""
 
     token_ids: Tensor  # [tokens] int64
-    positions: Tensor  # [tokens] int64
+    positions: Tensor  # [tokens] int64, as `Decoder.forward` takes them
     slots: Tensor  # [tokens] int64: where keys and values go, page * page_size + offset
     page_table: Tensor  # [sequences, pages] int32
     seq_lens: Tensor  # [sequences] int32: lengths after the step
@@ -227,7 +227,7 @@ def resolve(cells: StepCells, shape: StepShape, rows: Rows, page_size: int, adap
     window = rows.window_table
     return StepTensors(
         token_ids=token_ids,
-        positions=positions,
+        positions=rows.rotations(token_rows, positions),
         slots=rows.slots(token_rows, positions, page_size),
         page_table=rows.page_table[cells.rows, :width],
         seq_lens=lens.to(torch.int32),

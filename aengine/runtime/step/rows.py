@@ -29,10 +29,12 @@ class Rows:
         send: Upload | None = None,
         adapters: bool = False,
         windows: bool = False,
+        near_shift: int = 0,
     ) -> None:
         """One row more than `max_rows` is kept: `padding`, whose length is 0 and whose pages are page 0.
 
-        adapters: whether rows can have any; windows: whether layers with a window have pages of their own.
+        adapters: whether rows can have any; windows: whether layers with a window have pages of their own; near_shift:
+        the decoder's.
         """
         self.device = device
         self.padding = max_rows
@@ -43,6 +45,8 @@ class Rows:
         self.page_table = torch.zeros((max_rows, pages_per_row), dtype=torch.int32, device=device)
         self.window_table = torch.zeros_like(self.page_table) if windows else None
         self.lengths = [0] * max_rows
+        self._near_shift = near_shift
+        self._shifts = torch.zeros(max_rows, dtype=torch.int64, device=device) if near_shift else None
         # The places of the rows' adapters, on the device and on the host; the padding row has none.
         self.adapter = torch.zeros(max_rows, dtype=torch.int32, device=device) if adapters else None
         self.adapters = [NO_ADAPTER] * max_rows
@@ -78,6 +82,11 @@ class Rows:
             self.lengths[new.row] = new.length
         if self.adapter is not None:
             self._adapt(self.adapter, new_rows)
+        if self._shifts is not None and new_rows:
+            changed = [new.row for new in new_rows]
+            shifts = [self._near_shift if new.near else 0 for new in new_rows]
+            index, values = self.upload(changed + shifts).view(2, -1)
+            self._shifts[index] = values
 
     def _adapt(self, adapter: Tensor, new_rows: Sequence[NewRow]) -> None:
         """Set the adapters of rows that have another one than before."""
@@ -118,6 +127,10 @@ class Rows:
             self.lengths[row] += 1
         for chunk in plan.prefill:
             self.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
+
+    def rotations(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Return the positions [tokens] of the rows' tokens as `Decoder.forward` takes them."""
+        return positions if self._shifts is None else positions + self._shifts[rows]
 
     def slots(self, rows: Tensor, positions: Tensor, page_size: int, table: Tensor | None = None) -> Tensor:
         """Where each token's K and V go: page * page_size + offset, [tokens] int64. rows, positions: [tokens]; table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from aengine.runtime.step.executor import Forwarded, Outcome
 from aengine.sampling_params import SamplingParams
 from aengine.step_plan import Pool, StepPlan
 from tests.lessons.rig import Rig
+from tests.model.checkpoints import write_checkpoint
 
 
 class FixedShapeAttention(TorchAttention):
@@ -124,6 +126,44 @@ def test_ids_are_those_of_steps_of_any_shape(decoder: Decoder, depth: int) -> No
     assert outputs[0] == outputs[1]
     assert executor.replayed > 10
     assert executor.shapes <= set(executor.graphs.sizes)
+
+
+class Near:
+    """Every other row never leaves the trained context."""
+
+    def __init__(self, executor: StepExecutor) -> None:
+        self._executor = executor
+
+    def execute(self, plan: StepPlan) -> Outcome:
+        for new in plan.new_rows:
+            new.near = bool(new.tokens[0] % 2)
+        return self._executor.execute(plan)
+
+
+def test_ids_are_those_of_steps_of_any_shape_where_rows_are_rotated_differently(tmp_path: Path) -> None:
+    write_checkpoint("phi3-beyond-the-trained-context", tmp_path, original_max_position_embeddings=200)
+    decoder = load_model(
+        tmp_path,
+        ModelConfig.from_folder(tmp_path),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        kernels=TorchKernels(),
+        attention=FixedShapeAttention(),
+    )
+    rng = random.Random(3)
+    prompts = [[rng.randrange(100) for _ in range(rng.randint(1, 150))] for _ in range(12)]
+    outputs = []
+    for fixed, near in ((False, False), (False, True), (True, True)):
+        rig = Rig(decoder, max_rows=5, max_step_tokens=96, prefix_cache=False)
+        if fixed:
+            rig.executor = executor = FixedShapeExecutor(rig.executor)
+        if near:
+            rig.executor = Near(rig.executor)  # type: ignore[assignment]
+        sequences = [rig.add(prompt, 9) for prompt in prompts]
+        rig.run(1)
+        outputs.append([sequence.output for sequence in sequences])
+    assert outputs[0] != outputs[1] == outputs[2]
+    assert executor.replayed > 10
 
 
 class Adapted:
