@@ -56,6 +56,7 @@ class Application:
     """The ASGI application: runs the engine during its lifespan, and leaves requests to `aengine.http`.
 
     `settled`: the engine is ready, or has failed to be. `failed`: there is none and will be none, `failure` says why.
+    `announces`: whether this prints `ready_text`, the names and the seconds that it took.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class Application:
         self.settled = asyncio.Event()
         self.failed = asyncio.Event()
         self.failure: BaseException | None = None
+        self.ready_text = ""
+        self.announces = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -134,7 +137,9 @@ class Application:
                 state.ready(engine)
                 if engine.answer_format.unknown_calls and state.config.tool_format == "auto":
                     _print(_UNKNOWN_CALLS)
-                _print(f"{state.model_name} is ready after {time.perf_counter() - begin:.1f} s")
+                self.ready_text = f"{', '.join(state.model_names)} is ready after {time.perf_counter() - begin:.1f} s"
+                if self.announces:
+                    _print(self.ready_text)
                 self.settled.set()
                 try:
                     async with anyio.create_task_group() as tasks:

@@ -33,7 +33,11 @@ CallFormatName = Literal[  # how models write calls of tools: `text/answer/forma
 ]
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Knobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all configs derive from: their fields together are the `AENGINE_*` variables that exist."""
+
+
+class EngineConfig(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The knobs of an `Engine`. `None` means: chosen from the model and the machine."""
 
     model: Annotated[
@@ -43,6 +47,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     load_format: Annotated[
         Literal["auto", "dummy"], Meta(description="dummy: random weights from config.json alone")
     ] = "auto"
+    chat_template: Annotated[
+        str | None, Meta(description="file with the chat template (Jinja); default: the checkpoint's own")
+    ] = None
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     tensor_parallel_size: Annotated[
         Literal["auto", 1, 2, 4, 8],
@@ -53,10 +60,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="auto: the checkpoint's on a GPU, float32 on a CPU"),
     ] = "auto"
     quantization: Annotated[
-        Literal["auto", "fp8"],
+        Literal["auto", "fp8", "awq", "gptq", "compressed-tensors", "mxfp4"],
         Meta(
             description="what matrices are kept in; auto: as in the checkpoint; fp8: floats become e4m3 in blocks of "
-            "128 x 128 while they are loaded"
+            "128 x 128 while they are loaded; others: as auto, and the checkpoint must have it"
         ),
     ] = "auto"
     unpacked_copies: Annotated[
@@ -229,6 +236,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return "aengine-demo"
         return Path(self.model).resolve().name if Path(self.model).is_dir() else self.model
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names that requests may give: `model_name`, and the folder's path as it was given."""
+        names = (self.model_name, *(() if self.model is None else (self.model, self.model.rstrip("/"))))
+        return tuple(dict.fromkeys(names))
+
     def lora_places(self) -> int:
         """How many adapters the device has room for; 0: there are none."""
         if not self.lora and not self.lora_loading:
@@ -236,12 +249,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.max_loras or (_LORAS if self.lora_loading else min(len(self.lora), _LORAS))
 
 
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServerConfig(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The knobs of the HTTP layer."""
 
     served_model_name: Annotated[
-        str | None, Meta(description="name in /v1/models and in requests; default: the model's folder name or id")
-    ] = None
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(
+            description="names in /v1/models and in requests, the first in answers; default: the id, or the name and "
+            "the path of the model's folder"
+        ),
+    ] = ()
     max_body_bytes: Annotated[int, Meta(ge=1, description="longest request body")] = 32 * 2**20
     body_timeout: Annotated[float, Meta(gt=0, description="seconds that a request's body may take to arrive")] = 60.0
     allowed_origins: Annotated[
@@ -320,8 +337,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = 60.0
 
+    def __post_init__(self) -> None:
+        names: object = self.served_model_name
+        if isinstance(names, str):  # one name, by a program that makes this struct itself
+            msgspec.structs.force_setattr(self, "served_model_name", (names,))
 
-class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+class ListenConfig(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The knobs of `aengine serve`: where and how it listens."""
 
     host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for every network")] = "127.0.0.1"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from aengine.config import EngineConfig, ServerConfig
+from aengine.config import EngineConfig, Knobs, ServerConfig
 from aengine.errors import ConfigError
+from aengine.other_names import knob_meant, remedy
+from aengine.sizes import parse_count
 
 _LISTS = {
     "allowed_hosts",
@@ -19,59 +21,146 @@ _LISTS = {
     "api_keys",
     "lora_folders",
     "reload_folders",
-}  # as text: separated by commas
+    "served_model_name",
+}  # as text: separated by commas, or as JSON
 _MAPS = {"lora"}  # as text: name=value, separated by commas
 _SECRETS = {"api_keys"}
+_SYNONYMS = {  # vLLM's words for values that mean the same
+    "dtype": {"half": "float16", "float": "float32"},
+    "kv_cache_dtype": {"fp8_e4m3": "fp8"},
+    "load_format": {"safetensors": "auto"},
+    "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "compressed_tensors": "compressed-tensors"},
+}
+_KEY_OF_CLIENTS = "AENGINE_API_KEY"  # what `aengine chat --url` sends; a server told only of it asks for it
+# What Kubernetes and Docker set for a service that is called aengine, or aengine-something.
+_OF_SERVICES = re.compile(
+    r"AENGINE_(\w+_)?(SERVICE_(HOST|PORT\w*)=.*|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?=.*|=(tcp|udp)://.*))"
+)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: Any) -> T:
+def in_python(knob: str) -> str:
+    """A program's spelling of a knob."""
+    return f"argument {knob}="
+
+
+def flag(knob: str) -> str:
+    """The command line's spelling of a knob."""
+    return f"--{knob.replace('_', '-')}"
+
+
+def variable(knob: str) -> str:
+    """The environment's spelling of a knob."""
+    return f"AENGINE_{knob.upper()}"
+
+
+def configure(
+    kind: type[T],
+    environ: Mapping[str, str] | None = None,
+    /,
+    spelled: Callable[[str], str] = in_python,
+    **knobs: Any,
+) -> T:
     """Build a config from `AENGINE_*` variables and from arguments, which win.
 
-    Raises `ConfigError` that names the knob: one that is unknown, malformed, or out of its range.
+    spelled: how the arguments are called where they were given, for errors.
+    Raises `ConfigError` that names the knob and where it was set: one that is unknown, malformed, or out of its range.
     """
     environ = os.environ if environ is None else environ
+    environ = {
+        name: text
+        for name, text in environ.items()
+        if name.startswith("AENGINE_") and text and not _OF_SERVICES.fullmatch(f"{name}={text}")
+    }
+    _check_variables(environ)
     names = {field.name for field in msgspec.structs.fields(kind)}
-    values: dict[str, Any] = {}
-    for name in names:
-        if (text := environ.get(f"AENGINE_{name.upper()}", "")) != "":
-            values[name] = text
+    values: dict[str, Any] = {name: environ[variable(name)] for name in names if variable(name) in environ}
+    if "api_keys" in names and _KEY_OF_CLIENTS in environ:
+        values.setdefault("api_keys", (environ[_KEY_OF_CLIENTS],))
     for name, value in knobs.items():
         if name not in names:
-            raise ConfigError(f"unknown knob {name!r}; known knobs are {', '.join(sorted(names))}")
+            raise ConfigError(unknown_knob(name, names))
         values[name] = value
-    for name in _LISTS & values.keys():
-        if isinstance(values[name], str):
-            values[name] = _split(values[name])
-            if name == "api_keys" and not values[name]:  # whoever sets it wants a locked door
-                raise ConfigError("api_keys: AENGINE_API_KEYS is set but names no key; name one or unset it")
-    for name in _MAPS & values.keys():
-        if isinstance(values[name], str):
-            values[name] = dict(_pair(name, part) for part in _split(values[name]))
+    given = dict(values)
+
+    def refused(knob: str, message: str) -> ConfigError:
+        got = "" if knob in _SECRETS else f", got {given.get(knob)!r}"
+        return ConfigError(f"{knob}: {message}{got} ({spelled(knob) if knob in knobs else variable(knob)})")
+
     for field in msgspec.structs.fields(kind):
-        if isinstance(given := values.get(field.name), str) and _takes_float(field.type):
-            values[field.name] = re.sub(r"^(-?)\.(?=\d)", r"\g<1>0.", given)  # .5 is no number of msgspec's
+        if isinstance(text := values.get(field.name), str):
+            try:
+                values[field.name] = _read(field.name, field.type, text)
+            except ValueError as error:
+                raise refused(field.name, str(error)) from None
     try:
         # Text comes from the environment: not strict, so "4096" is an int and "false" is a bool.
         config = msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         knob = path.rstrip("`").removesuffix("[...]") or "?"
+        message = re.sub(r", got `\w+`$", "", message)
         if message.startswith("Invalid enum value"):
             message = f"must be one of {', '.join(map(str, _choices(kind, knob)))}"
-        raise _refused(knob, message, values) from None
+        raise refused(knob, message) from None
     for name in names:
         value = getattr(config, name)
         if isinstance(value, float) and not math.isfinite(value):
-            raise _refused(name, "Expected a finite number", values)
+            raise refused(name, "Expected a finite number")
     return config
+
+
+def _read(name: str, kind: object, text: str) -> object:
+    """The value that a text stands for, as far as msgspec would not read it so. Raises `ValueError`."""
+    if name in _LISTS:
+        parts = _parts(text)
+        if name == "api_keys" and not parts:  # whoever sets it wants a locked door
+            raise ValueError("it is set but names no key; name one or unset it")
+        return parts
+    if name in _MAPS:
+        return dict(_pair(part) for part in _split(text))
+    if _takes(float, kind):
+        return re.sub(r"^(-?)\.(?=\d)", r"\g<1>0.", text)  # .5 is no number of msgspec's
+    if _takes(int, kind) and (count := parse_count(text)) is not None:
+        return count
+    return _SYNONYMS.get(name, {}).get(text, text)
+
+
+def _check_variables(environ: Mapping[str, str]) -> None:
+    """Refuse `AENGINE_*` variables that set nothing, naming the nearest one that does. Raises `ConfigError`."""
+    known = [name for kind in Knobs.__subclasses__() for name in kind.__struct_fields__]
+    taken = {*map(variable, known), _KEY_OF_CLIENTS}
+    found = [
+        name + instead_of(name.removeprefix("AENGINE_").lower(), known, variable)
+        for name in sorted(environ.keys() - taken)
+    ]
+    if found:
+        raise ConfigError(
+            f"unknown variable{'s' if len(found) > 1 else ''} {', '.join(found)}; unset what is not meant"
+        )
+
+
+def unknown_knob(name: str, names: Collection[str]) -> str:
+    """One sentence about an argument that no knob is called, with the one that was probably meant."""
+    return f"unknown knob {name!r}{instead_of(name, names, str)}; known knobs are {', '.join(sorted(names))}"
+
+
+def instead_of(name: str, known: Collection[str], spelled: Callable[[str], str]) -> str:
+    """What was probably meant by a name that there is not, in brackets; empty if nothing is near."""
+    if advice := remedy(name):
+        return f" ({advice})"
+    if meant := knob_meant(name, known):
+        knob, off = meant
+        return f" (did you mean {spelled(knob)}{'=false' if off else ''}?)"
+    return ""
 
 
 def check_names(engine: EngineConfig, server: ServerConfig) -> None:
     """Check what both have to say about adapters. Raises `ConfigError`, naming the knob."""
-    if server.served_model_name in engine.lora:
-        raise ConfigError(f"lora: {server.served_model_name!r} is the model's own name (served_model_name)")
+    for name in server.served_model_name:
+        if name in engine.lora:
+            raise ConfigError(f"lora: {name!r} is the model's own name (served_model_name)")
     if engine.lora_loading and not server.lora_folders and not server.lora_hub:
         raise ConfigError(
             "lora_loading: clients may load no adapter as long as neither lora_folders says below which folders nor "
@@ -79,8 +168,8 @@ def check_names(engine: EngineConfig, server: ServerConfig) -> None:
         )
 
 
-def _takes_float(kind: object) -> bool:
-    return kind is float or any(map(_takes_float, get_args(kind)))
+def _takes(number: type, kind: object) -> bool:
+    return kind is number or any(_takes(number, part) for part in get_args(kind))
 
 
 def _choices(kind: type[msgspec.Struct], knob: str) -> tuple[object, ...]:
@@ -89,23 +178,21 @@ def _choices(kind: type[msgspec.Struct], knob: str) -> tuple[object, ...]:
     return get_args(get_args(field.type)[0])  # Annotated[Literal[...], Meta(...)]
 
 
-def _refused(knob: str, message: str, values: Mapping[str, Any]) -> ConfigError:
-    got = "" if knob in _SECRETS else f", got {values.get(knob)!r}"
-    return ConfigError(f"{knob}: {message}{got} (argument {knob}=, {flag(knob)} or AENGINE_{knob.upper()})")
-
-
-def _pair(knob: str, text: str) -> tuple[str, str]:
+def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name.strip() and equals and value.strip()):
-        raise ConfigError(
-            f"{knob}: {text!r} is not name=value (argument {knob}=, {flag(knob)} or AENGINE_{knob.upper()})"
-        )
+        raise ValueError("must be pairs of name=value, separated by commas")
     return name.strip(), value.strip()
 
 
-def flag(knob: str) -> str:
-    """The command line's spelling of a knob."""
-    return f"--{knob.replace('_', '-')}"
+def _parts(text: str) -> tuple[object, ...]:
+    """A list as text: separated by commas, or as JSON, which is how vLLM's flags have it."""
+    if text.lstrip().startswith("["):
+        try:
+            return tuple(msgspec.json.decode(text, type=list[object]))
+        except msgspec.DecodeError:
+            raise ValueError("begins as a list in JSON and is none") from None
+    return _split(text)
 
 
 def _split(text: str) -> tuple[str, ...]:

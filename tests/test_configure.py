@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -32,7 +34,7 @@ def test_adapters_are_names_with_folders() -> None:
     assert configure(EngineConfig, {}, lora={"a": "/one"}).lora == {"a": "/one"}
     for text in ("a", "a=", "=b", "a=b,c"):
         with pytest.raises(
-            ConfigError, match=r"^lora: .* is not name=value \(argument lora=, --lora or AENGINE_LORA\)"
+            ConfigError, match=rf"^lora: must be pairs of name=value, .* got {text!r} \(argument lora=\)"
         ):
             configure(EngineConfig, {}, lora=text)
 
@@ -54,7 +56,7 @@ def test_a_fraction_may_come_without_its_zero(text: str, number: float) -> None:
 
 @pytest.mark.parametrize("text", [",", " ", " , "])
 def test_a_door_that_was_to_be_locked_is_never_left_open(text: str) -> None:
-    with pytest.raises(ConfigError, match="AENGINE_API_KEYS is set but names no key"):
+    with pytest.raises(ConfigError, match=r"^api_keys: it is set but names no key; .* \(AENGINE_API_KEYS\)"):
         configure(ServerConfig, {"AENGINE_API_KEYS": text})
 
 
@@ -69,11 +71,91 @@ def test_a_door_that_was_to_be_locked_is_never_left_open(text: str) -> None:
         ("lookahead", "perhaps"),
     ],
 )
-def test_a_bad_value_names_the_knob_and_both_ways_to_set_it(name: str, value: object) -> None:
-    with pytest.raises(ConfigError) as caught:
-        configure(EngineConfig, {}, **{name: value})
-    for part in (name, f"AENGINE_{name.upper()}", repr(value)):
-        assert part in str(caught.value)
+def test_a_bad_value_names_the_knob_and_where_it_was_set(name: str, value: object) -> None:
+    for given, environ, place in (
+        ({name: value}, {}, rf"argument {name}="),
+        ({}, {f"AENGINE_{name.upper()}": str(value)}, f"AENGINE_{name.upper()}"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{name}: .*, got .*{value}.* \({place}\)$"):
+            configure(EngineConfig, environ, **given)
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"AENGINE_MAX_NUM_SEQ": "4"}, r"AENGINE_MAX_NUM_SEQ \(did you mean AENGINE_MAX_NUM_SEQS\?\)"),
+        ({"AENGINE_MAX_NUM_BATCHED_TOKENS": "4"}, r"\(did you mean AENGINE_MAX_STEP_TOKENS\?\)"),
+        ({"AENGINE_ENFORCE_EAGER": "1"}, r"\(did you mean AENGINE_CUDA_GRAPHS=false\?\)"),
+        ({"AENGINE_Q": "1", "AENGINE_Z": "2"}, r"unknown variables AENGINE_Q, AENGINE_Z; unset"),
+    ],
+)
+def test_a_variable_that_sets_nothing_is_refused(variables: dict[str, str], told: str) -> None:
+    for kind in (EngineConfig, ServerConfig, ListenConfig):
+        with pytest.raises(ConfigError, match=told):
+            configure(kind, variables)
+
+
+def test_variables_of_other_configs_and_of_services_called_aengine_are_left_alone() -> None:
+    environ = {
+        "AENGINE_REPLICAS": "",  # empty is unset
+        "AENGINE_API_KEY": "of clients",
+        "AENGINE_PAGE": "false",
+        "AENGINE_PORT": "tcp://10.0.0.1:8000",
+        "AENGINE_SERVICE_HOST": "10.0.0.1",
+        "AENGINE_SERVICE_PORT_HTTP": "8000",
+        "AENGINE_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "AENGINE_QWEN_PORT": "tcp://10.0.0.2:8000",
+    }
+    assert configure(EngineConfig, environ) == EngineConfig()
+    assert configure(ListenConfig, environ) == ListenConfig()
+    with pytest.raises(ConfigError, match="AENGINE_QWEN_PORT"):
+        configure(EngineConfig, {"AENGINE_QWEN_PORT": "9000"})
+
+
+def test_a_server_told_only_of_the_clients_key_asks_for_it() -> None:
+    assert configure(ServerConfig, {"AENGINE_API_KEY": "a,b"}).api_keys == ("a,b",)
+    assert configure(ServerConfig, {"AENGINE_API_KEY": "one", "AENGINE_API_KEYS": "two"}).api_keys == ("two",)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("64MiB", 2**26), ("1.5 KiB", 1536), ("32K", 2**15), ("32k", 32_000), ("64MB", 64_000_000)]
+)
+def test_whole_numbers_may_have_units(text: str, number: int) -> None:
+    assert configure(ServerConfig, {"AENGINE_MAX_BODY_BYTES": text}).max_body_bytes == number
+    assert configure(EngineConfig, {}, max_model_len=text).max_model_len == number
+
+
+@pytest.mark.parametrize("text", ["64 apples", "1.5", "0.3k5", "1.0001k"])
+def test_what_is_no_whole_number_with_a_unit_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^max_model_len: Expected .*got {text!r}"):
+        configure(EngineConfig, {}, max_model_len=text)
+
+
+@pytest.mark.parametrize(
+    ("knob", "text", "value"),
+    [
+        ("dtype", "half", "float16"),
+        ("kv_cache_dtype", "fp8_e4m3", "fp8"),
+        ("load_format", "safetensors", "auto"),
+        ("quantization", "awq_marlin", "awq"),
+    ],
+)
+def test_vllms_words_for_the_same_value_are_taken(knob: str, text: str, value: str) -> None:
+    assert getattr(configure(EngineConfig, {}, **{knob: text}), knob) == value
+
+
+@pytest.mark.parametrize("text", ["a, b", '["a", "b"]'])
+def test_a_model_may_have_several_names(text: str) -> None:
+    assert configure(ServerConfig, {"AENGINE_SERVED_MODEL_NAME": text}).served_model_name == ("a", "b")
+    assert ServerConfig(served_model_name="a").served_model_name == ("a",)  # type: ignore[arg-type]  # as a program may
+
+
+def test_a_models_folder_is_named_by_its_path_too(tmp_path: Path) -> None:
+    folder = tmp_path / "qwen"
+    folder.mkdir()
+    assert EngineConfig(model=f"{folder}/").model_names == ("qwen", f"{folder}/", str(folder))
+    assert EngineConfig(model="Qwen/Qwen3-8B").model_names == ("Qwen/Qwen3-8B",)
+    assert EngineConfig().model_names == ("aengine-demo",)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +182,14 @@ def test_what_is_no_number_is_refused_by_every_knob(text: str) -> None:
 
 
 def test_an_unknown_knob_is_refused_with_the_list_of_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"max_modellen.*max_model_len"):
+    with pytest.raises(
+        ConfigError, match=r"'max_modellen' \(did you mean max_model_len\?\); known knobs are attention,"
+    ):
         configure(EngineConfig, {}, max_modellen=3)
+    with pytest.raises(ConfigError, match=r"\(did you mean max_step_tokens\?\)"):
+        configure(EngineConfig, {}, max_num_batched_tokens=3)
+    with pytest.raises(ConfigError, match=r"\(speculative decoding is not there yet; leave it out\)"):
+        configure(EngineConfig, {}, speculative_config={})
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from aengine.cli.errors import UsageError
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
-from aengine.configure import configure, flag
+from aengine.configure import configure, flag, variable
 from aengine.errors import ConfigError
+from aengine.sizes import format_bytes
 
 T = TypeVar("T", EngineConfig, ServerConfig, ListenConfig)
 
@@ -68,8 +70,8 @@ def add_knobs(parser: argparse.ArgumentParser, kind: type[T], title: str, skip: 
     for knob in knobs_of(kind):
         if knob.name in skip:
             continue
-        default = {None: "", (): ""}.get(knob.default, f"default: {_shown(knob.default)}; ")
-        text = f"{knob.help} ({default}AENGINE_{knob.name.upper()})".replace("%", "%%")
+        default = f"default: {shown}; " if (shown := shown_default(knob)) else ""
+        text = f"{knob.help} ({default}{variable(knob.name)})".replace("%", "%%")
         if not knob.kind:
             group.add_argument(
                 flag(knob.name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
@@ -78,13 +80,20 @@ def add_knobs(parser: argparse.ArgumentParser, kind: type[T], title: str, skip: 
             metavar = "|".join(knob.choices) or knob.kind
             # Pairs may be given one by one, each behind a flag of its own.
             action = "append" if knob.kind == _KINDS[msgspec.inspect.DictType] else "store"
-            group.add_argument(flag(knob.name), default=argparse.SUPPRESS, metavar=metavar, help=text, action=action)
+            nargs = "+" if knob.name == "served_model_name" else None  # as vLLM's
+            group.add_argument(
+                flag(knob.name), default=argparse.SUPPRESS, metavar=metavar, help=text, action=action, nargs=nargs
+            )
 
 
-def _shown(default: object) -> str:
+def shown_default(knob: Knob) -> str:
+    """A knob's default as the help shows it; empty if its description tells it."""
+    default = knob.default
     if isinstance(default, bool):
         return "on" if default else "off"
-    return str(default)
+    if knob.name.endswith("_bytes"):
+        return format_bytes(default)
+    return "" if default in (None, (), "") else str(default)
 
 
 def given_knobs(args: argparse.Namespace, kind: type[T]) -> dict[str, Any]:
@@ -93,10 +102,16 @@ def given_knobs(args: argparse.Namespace, kind: type[T]) -> dict[str, Any]:
     return {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
-def read_knobs(args: argparse.Namespace, kind: type[T]) -> T:
-    """The config from the flags, the environment and the defaults. Raises `UsageError`, naming the knob."""
+def read_knobs(args: argparse.Namespace, kind: type[T], in_file: Mapping[str, Any] = MappingProxyType({})) -> T:
+    """The config from the flags, a file, the environment and the defaults. Raises `UsageError`, naming the knob."""
+    typed = given_knobs(args, kind)
+    filed = {name: value for name, value in in_file.items() if name in kind.__struct_fields__}
+
+    def spelled(name: str) -> str:
+        return flag(name) if name in typed else f"{args.config}: {flag(name)[2:]}"
+
     try:
-        return configure(kind, **given_knobs(args, kind))
+        return configure(kind, None, spelled, **{**filed, **typed})
     except ConfigError as error:
         raise UsageError(str(error)) from None
 

@@ -10,6 +10,7 @@ import aengine
 from aengine.cli.chat import command as chat_command
 from aengine.cli.errors import CommandError, UsageError
 from aengine.cli.generate import command as generate_command
+from aengine.cli.help import CommandParser
 from aengine.cli.serve import command as serve_command
 from aengine.cli.suggestion import unknown_arguments, unknown_command
 from aengine.errors import AengineError
@@ -24,7 +25,7 @@ examples:
   aengine chat --url http://127.0.0.1:8000
   aengine generate prompts.jsonl > results.jsonl
 
-`aengine COMMAND --help` tells the rest. Exit status: 0 done, 1 failed, 2 wrong arguments.
+`aengine COMMAND --help` tells the rest, `--help-all` everything. Exit status: 0 done, 1 failed, 2 wrong arguments.
 """
 
 
@@ -43,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     parser, commands = _parser()
     try:
-        if argv and not argv[0].startswith("-") and argv[0] not in commands:
+        if not argv:
+            parser.print_help()
+            return 0
+        if not argv[0].startswith("-") and argv[0] not in commands:
             raise UsageError(unknown_command(argv[0], commands))
         args, unknown = parser.parse_known_args(argv)
         if unknown:
@@ -71,9 +75,10 @@ def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"aengine {aengine.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
     for command in (serve_command, chat_command, generate_command):
         command.add(commands)
     for sub_parser in commands.choices.values():
         sub_parser.set_defaults(parser=sub_parser)
+        sub_parser.shorten_usage()
     return parser, commands.choices

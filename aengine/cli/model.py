@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -37,8 +38,9 @@ def add_model_or_server(parser: argparse.ArgumentParser, skip: tuple[str, ...] =
 async def opened_model(args: argparse.Namespace) -> AsyncIterator[Model]:
     """A context with the model, ready to serve. Raises `UsageError`, and what tells that it cannot be had."""
     if args.url is not None:
-        if flags := ", ".join(flag(name) for name in given_knobs(args, EngineConfig) if name != "progress"):
-            raise UsageError(f"{flags} cannot be said to a server: leave it out, or --url")
+        given = given_knobs(args, EngineConfig).keys() - {"progress"}
+        if told := ", ".join(f"the model {args.model!r}" if name == "model" else flag(name) for name in sorted(given)):
+            raise UsageError(f"{told} cannot be said to a server: leave it out, or --url")
         from aengine.client import Client
 
         async with Client(args.url, args.api_key or os.environ.get("AENGINE_API_KEY") or None) as client:
@@ -46,6 +48,8 @@ async def opened_model(args: argparse.Namespace) -> AsyncIterator[Model]:
             yield client
         return
     config = read_knobs(args, EngineConfig)
+    if sys.stderr.isatty():  # imports take seconds
+        print(f"aengine: starting; the model is {config.model_name}", file=sys.stderr, flush=True)
     from aengine.engine import Engine
 
     async with Engine(config=config) as engine:

@@ -32,6 +32,11 @@ class EngineFacts(ABC):
         return self.config.model_name
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names that requests may give: `model_name`, and the path of the checkpoint's folder as it was given."""
+        return self.config.model_names
+
+    @property
     def max_model_len(self) -> int:
         """The longest prompt + output, in tokens."""
         return self._ready().runtime.pool.max_model_len

@@ -316,7 +316,7 @@ def described_model(config: EngineConfig, folder: Path) -> ModelConfig:
         model = without_head(folder, model)
     if config.unpacked_copies:
         model = model.with_unpacked_copies()
-    return model.in_fp8() if config.quantization == "fp8" else model
+    return model if config.quantization == "auto" else model.quantized_as(config.quantization)
 
 
 @contextmanager
@@ -339,7 +339,7 @@ def _read_adapters(config: EngineConfig, runtime: Runtime) -> Adapters | None:
     host_bytes = (host_memory() or _UNKNOWN_HOST) // 4
     if config.lora_host_gib is not None:
         host_bytes = int(config.lora_host_gib * 2**30)
-    adapters = Adapters(runtime.adapters, host_bytes, {config.model_name})
+    adapters = Adapters(runtime.adapters, host_bytes, set(config.model_names))
     for name, path in config.lora.items():
         try:
             adapters.add(name, path, adapters.read(path))
@@ -351,8 +351,9 @@ def _read_adapters(config: EngineConfig, runtime: Runtime) -> Adapters | None:
 def _load_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
     if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
         log.warning("%s has no tokenizer.json: text goes through the demo model's tokenizer", folder)
-        return Tokenizer.load(resolve_model(None, None))
+        return Tokenizer.load(resolve_model(None, None), chat_template=config.chat_template)
     path = folder / "config.json"
     fields = Fields(read_json_object(path), str(path))
     # Where it is missing, `ModelConfig` has more to say about the file.
-    return Tokenizer.load(folder, fields.vocab_size if fields.present("vocab_size") else None)
+    vocab_size = fields.vocab_size if fields.present("vocab_size") else None
+    return Tokenizer.load(folder, vocab_size, config.chat_template)

@@ -86,6 +86,9 @@ class EngineLike(Protocol):
     def model_name(self) -> str: ...
 
     @property
+    def model_names(self) -> tuple[str, ...]: ...
+
+    @property
     def max_model_len(self) -> int: ...
 
     @property

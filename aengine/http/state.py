@@ -62,10 +62,20 @@ class ServerState:
 
     @property
     def model_name(self) -> str | None:
-        """The name under which the model is served; None before the engine is there."""
-        if self.config.served_model_name is not None:
+        """The name that answers show; None before the engine is there."""
+        return next(iter(self.model_names), None)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names under which the model is listed, that of answers first; empty before the engine is there."""
+        if self.config.served_model_name:
             return self.config.served_model_name
-        return self.engine.model_name if self.engine is not None else None
+        return (self.engine.model_name,) if self.engine is not None else ()
+
+    def is_model(self, name: str) -> bool:
+        """Whether the name is one of the model's own: a listed one or, unless names were given, its folder's path."""
+        names = self.config.served_model_name or (self.engine.model_names if self.engine is not None else ())
+        return name.strip("/") in {known.strip("/") for known in names}
 
     def require_engine(self) -> EngineLike:
         """The loaded engine. Raises `EngineNotReadyError` or `EngineClosedError` with the reason when there is none."""
@@ -78,9 +88,10 @@ class ServerState:
     def choose_model(self, name: str | None) -> ChosenModel:
         """The model or the adapter of that name; the model for None. Raises `ModelNotFoundError`."""
         engine = self.require_engine()
-        served = self.config.served_model_name or engine.model_name
-        if name is None or name == served:
-            return ChosenModel(served, None)
+        names = self.model_names
+        if name is None or name == names[0] or self.is_model(name):
+            return ChosenModel(names[0], None)
         if engine.has_adapter(name):
             return ChosenModel(name, name)
-        raise ModelNotFoundError(f"the model {name[:200]!r} does not exist; this server serves {served!r}")
+        served = ", ".join(map(repr, names))
+        raise ModelNotFoundError(f"the model {name[:200]!r} does not exist; this server serves {served}")

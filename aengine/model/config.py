@@ -86,10 +86,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         quantized = self.quantized
         return quantized is not None and any(isinstance(form, formats) for _, form in quantized.formats)
 
-    def in_fp8(self) -> ModelConfig:
-        """The same, quantised while it is loaded. Raises `ConfigError` where the checkpoint is quantised already."""
+    def quantized_as(self, method: str) -> ModelConfig:
+        """The same, in the format asked for: quantised to FP8 while it is loaded, unless the checkpoint has the format.
+
+        Raises `ConfigError` if the checkpoint has another one.
+        """
         if (quantized := self.quantized) is not None:
-            raise ConfigError(f"quantization: the checkpoint is quantised already ({quantized.method}); use auto")
+            if quantized.method == method:
+                return self
+            raise ConfigError(f"quantization: {method} was asked for, the checkpoint has {quantized.method}; use auto")
+        if method != "fp8":
+            raise ConfigError(f"quantization: {method} was asked for, the checkpoint has floats; use auto or fp8")
         return msgspec.structs.replace(self, to_fp8=True)
 
     def with_unpacked_copies(self) -> ModelConfig:

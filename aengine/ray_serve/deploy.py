@@ -13,7 +13,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from aengine.config import EngineConfig, ServerConfig
-from aengine.configure import configure
+from aengine.configure import configure, unknown_knob
 from aengine.errors import ConfigError
 from aengine.ray_serve.config import ReplicasConfig
 from aengine.ray_serve.ingress import Ingress
@@ -31,7 +31,7 @@ def application(knobs: Mapping[str, Any]) -> Application:
     kinds = (EngineConfig, ServerConfig, ReplicasConfig)
     known = {name for kind in kinds for name in kind.__struct_fields__}
     if unknown := knobs.keys() - known:
-        raise ConfigError(f"unknown knob {min(unknown)!r}; known knobs are {', '.join(sorted(known))}")
+        raise ConfigError(unknown_knob(min(unknown), known))
     replicas = configure(ReplicasConfig, **_of(ReplicasConfig, knobs))
     engine = configure(EngineConfig, **_of(EngineConfig, knobs))
     server = configure(ServerConfig, **_of(ServerConfig, knobs))

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from aengine.http.door.errors import HTTPError
+from aengine.sizes import format_bytes
 
 _ENOUGH = 2**20  # bytes that may wait for the next item
 _IDLE_SECONDS = 1.0  # without a call; a replica that is to go waits for its lines to end
@@ -101,7 +102,9 @@ class Inbox:
             self._pieces.append(piece)
             self._size += len(piece)
             if self._size > _BEHIND:
-                self._error = HTTPError(408, "reader_timeout", f"{self._size} bytes of the answer were not read")
+                self._error = HTTPError(
+                    408, "reader_timeout", f"{format_bytes(self._size)} of the answer were not read"
+                )
         self._there.set()
 
     def break_off(self) -> None:

@@ -11,6 +11,7 @@ from aengine.cli.errors import UsageError
 from aengine.cli.knobs import add_knobs, add_model, knobs_of, read_knobs
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
 from aengine.configure import configure
+from tests.cli.knob_table import PLACE, README, knob_table
 
 KINDS = (EngineConfig, ServerConfig, ListenConfig)
 
@@ -83,5 +84,11 @@ def test_nothing_given_is_what_the_environment_says() -> None:
 
 
 def test_a_bad_value_is_told_with_its_flag() -> None:
-    with pytest.raises(UsageError, match="--page-size"):
+    with pytest.raises(UsageError, match=r"^page_size: Expected `int`, got 'many' \(--page-size\)$"):
         read_knobs(parser().parse_args(["--page-size", "many"]), EngineConfig)
+
+
+def test_the_readme_has_a_table_of_all_knobs() -> None:
+    written = PLACE.search(README.read_text())
+    assert written is not None
+    assert written[0] == knob_table(), "python -m tests.cli.knob_table writes it anew"

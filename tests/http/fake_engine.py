@@ -150,6 +150,7 @@ class FakeEngine:
 
     def __init__(self, *, held: bool = False, refuse: Exception | None = None) -> None:
         self.model_name = "fake"
+        self.model_names = ("fake", "/models/fake")
         self.max_model_len = 64
         self.created = 1_700_000_000
         self.default_params = SamplingParams(temperature=0.5)

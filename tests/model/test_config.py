@@ -73,7 +73,9 @@ def test_fp8_is_a_format_of_the_checkpoint_or_of_its_loading(tmp_path: Path) -> 
     assert read(tmp_path, {"quantization_config": codes}).int4
     assert not read(tmp_path, {"quantization_config": blocks}).int4
     assert not read(tmp_path, {}).fp8
-    assert read(tmp_path, {}).in_fp8().fp8
+    assert read(tmp_path, {}).quantized_as("fp8").fp8
+    with pytest.raises(ConfigError, match="gptq was asked for, the checkpoint has floats; use auto or fp8"):
+        read(tmp_path, {}).quantized_as("gptq")
 
 
 def test_copies_of_4_bit_matrices_take_their_room_and_others_have_none(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The real Qwen3-8B, where it is at hand: AENGINE_TEST_QWEN3_8B=/path/to/checkpoint."""
+"""The real Qwen3-8B, where it is at hand: QWEN3_8B_FOLDER=/path/to/checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aengine.model.loading.load import load_model
 
 from .harness import Harness
 
-FOLDER = os.environ.get("AENGINE_TEST_QWEN3_8B")
+FOLDER = os.environ.get("QWEN3_8B_FOLDER")
 CONTINUATION = [
     12095,
     13,
@@ -43,7 +43,7 @@ CONTINUATION = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not FOLDER, reason="AENGINE_TEST_QWEN3_8B does not name the folder of a Qwen3-8B checkpoint")
+@pytest.mark.skipif(not FOLDER, reason="QWEN3_8B_FOLDER does not name the folder of a Qwen3-8B checkpoint")
 def test_the_capital_of_france() -> None:
     folder = Path(FOLDER or "")
     decoder = load_model(

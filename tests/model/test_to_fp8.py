@@ -66,13 +66,13 @@ def rounded(folder: Path) -> None:
 def test_it_computes_with_the_rounded_weights(case: str, sizes: dict[str, object], tmp_path: Path) -> None:
     write_checkpoint(case, tmp_path, **sizes)
     config = ModelConfig.from_folder(tmp_path)
-    plain, quantized = logits(tmp_path, config), logits(tmp_path, config.in_fp8())
+    plain, quantized = logits(tmp_path, config), logits(tmp_path, config.quantized_as("fp8"))
     assert not torch.allclose(plain[0], quantized[0], atol=1e-3)
     rounded(tmp_path)
     torch.testing.assert_close(quantized[0], logits(tmp_path, config)[0], atol=1e-4, rtol=0)
 
 
-def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_quantised_checkpoint_has_its_own_format_and_no_other(tmp_path: Path) -> None:
     write_quantized("fp8-blocks", "qwen3", tmp_path / "quantised", tmp_path / "twin")
-    with pytest.raises(ConfigError, match=r"quantised already \(fp8\); use auto"):
-        ModelConfig.from_folder(tmp_path / "quantised").in_fp8()
+    with pytest.raises(ConfigError, match="awq was asked for, the checkpoint has fp8; use auto"):
+        ModelConfig.from_folder(tmp_path / "quantised").quantized_as("awq")

@@ -1,6 +1,6 @@
 """Adapters with settings and headers made up by hypothesis: each is read or ends in an `AdapterError`, nothing else.
 
-As many cases as hypothesis' profile says; `AENGINE_TEST_FUZZ` names another number.
+As many cases as hypothesis' profile says; `FUZZ_CASES` names another number.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_the_sound_one_is_read(subject: tuple[Path, Linears, LoraRoom]) -> None:
     assert len(adapter.linears) == 5  # q, and both products of two experts
 
 
-@settings(max_examples=int(os.environ.get("AENGINE_TEST_FUZZ", settings.default.max_examples)))
+@settings(max_examples=int(os.environ.get("FUZZ_CASES", settings.default.max_examples)))
 @given(
     fields=SETTINGS,
     changes=st.lists(st.tuples(st.integers(0, 30), CHANGES), max_size=3),

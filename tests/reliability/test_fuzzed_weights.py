@@ -1,6 +1,6 @@
 """Weights files with headers made up by hypothesis: each loads or ends in a `WeightsError`, nothing else.
 
-As many cases as hypothesis' profile says; `AENGINE_TEST_FUZZ` names another number.
+As many cases as hypothesis' profile says; `FUZZ_CASES` names another number.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def change(header: dict[str, Any], at: int, kind: str, value: Any) -> None:
             header[name][kind] = value
 
 
-@settings(max_examples=int(os.environ.get("AENGINE_TEST_FUZZ", settings.default.max_examples)))
+@settings(max_examples=int(os.environ.get("FUZZ_CASES", settings.default.max_examples)))
 @given(
     changes=st.lists(st.tuples(st.integers(0, 30), CHANGES), max_size=3),
     length=st.one_of(st.just(0), st.sampled_from([1, -1, 8, 2**20, 2**62, -(2**62)])),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 
+from aengine.cli.errors import UsageError
 from aengine.cli.knobs import add_model
 from aengine.cli.model import add_model_or_server
 from aengine.cli.sampling import add_sampling, read_sampling
+from aengine.cli.suggestion import no_model
 
 _EPILOG = """\
 examples:
   aengine chat
-  aengine chat Qwen/Qwen3-8B --temperature 0.7 --system "Answer in one sentence."
+  aengine chat Qwen/Qwen3-8B --temperature 0.7 --system "Answer in one line."
   aengine chat --url http://localhost:8000
 
 Within the shell, /help tells the commands. Ctrl-C stops an answer, Ctrl-D leaves.
@@ -35,6 +37,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if wrong := no_model(getattr(args, "model", "")):
+        raise UsageError(wrong)
     sampling = read_sampling(args)
     from aengine.cli.chat.run import chat
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from aengine.cli.errors import UsageError
 from aengine.cli.model import add_model_or_server
 from aengine.cli.sampling import add_sampling, read_sampling
+from aengine.cli.suggestion import no_prompts
 
 _EPILOG = """\
 each line of the input is one of
@@ -20,7 +22,7 @@ cannot be answered {"line": 2, "error": {"message": ..., "param": ...}}; the res
 examples:
   aengine generate prompts.jsonl --max-tokens 50 > results.jsonl
   echo '"The capital of France is"' | aengine generate --temperature 0
-  aengine generate questions.jsonl --url http://localhost:8000 --output results.jsonl
+  aengine generate in.jsonl --url http://localhost:8000 --output out.jsonl
 """
 
 
@@ -51,6 +53,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.input != "-" and (os.path.isdir(args.input) or not os.path.exists(args.input)):
+        raise UsageError(no_prompts(args.input))
     sampling = read_sampling(args)
     if args.concurrency is not None and args.concurrency < 1:
         raise UsageError(f"--concurrency must be at least 1, got {args.concurrency}")

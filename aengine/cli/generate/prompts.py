@@ -20,6 +20,7 @@ from aengine.cli.generate.lines import MAX_LINE_BYTES, LineTooLongError, read_li
 from aengine.cli.knobs import read_knobs
 from aengine.cli.model import opened_model
 from aengine.config import EngineConfig
+from aengine.sizes import format_bytes
 
 _SERVER_CONCURRENCY = 64
 _COUNT_BYTES = 2**20
@@ -73,7 +74,7 @@ async def _generate(args: argparse.Namespace, sampling: dict[str, Any], source: 
             try:
                 await run_batch(read_lines(source.fileno()), answer, write, concurrency)
             except LineTooLongError:
-                raise CommandError(f"a line of the input has more than {MAX_LINE_BYTES} bytes") from None
+                raise CommandError(f"a line of the input has more than {format_bytes(MAX_LINE_BYTES)}") from None
     return failed
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
+from aengine.cli.config_file import read_config_file
 from aengine.cli.errors import UsageError
+from aengine.cli.foreign_flags import add_foreign_flags, asked_always, explain
 from aengine.cli.knobs import add_knobs, add_model, read_knobs
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
 
 _EPILOG = """\
 examples:
   aengine serve
-  aengine serve /models/qwen3-8b --host 0.0.0.0 --port 9000 --served-model-name qwen
+  aengine serve /models/qwen3-8b --host 0.0.0.0 --served-model-name qwen big
   AENGINE_MAX_NUM_SEQS=64 aengine serve Qwen/Qwen3-8B
 
 Every flag is an environment variable too; the flag wins. The first Ctrl-C (SIGINT, SIGTERM, SIGHUP) refuses new work
@@ -29,22 +32,38 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         allow_abbrev=False,
     )
     add_model(parser)
+    parser.add_argument("--config", metavar="FILE", help="YAML file of flags; those on the command line win")
     add_knobs(parser, ListenConfig, "where to listen")
     add_knobs(parser, ServerConfig, "the API")
     add_knobs(parser, EngineConfig, "the engine")
+    add_foreign_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    engine = read_knobs(args, EngineConfig)
-    server = read_knobs(args, ServerConfig)
-    listen = read_knobs(args, ListenConfig)
+    filed, always = ({}, set()) if args.config is None else read_config_file(args.config)
+    engine = read_knobs(args, EngineConfig, filed)
+    server = read_knobs(args, ServerConfig, filed)
+    listen = read_knobs(args, ListenConfig, filed)
+    _check_names(engine, server)
+    explain(asked_always(args) | always, engine)
     if listen.workers != 1:
         raise UsageError(
             f"--workers {listen.workers}: the engine is one process and one event loop, and a second worker would load "
             "the model a second time and know nothing of the first one's requests; leave it at 1, and start further "
             "servers on further ports for further GPUs"
         )
+    print(f"aengine: starting; the model is {engine.model_name}", file=sys.stderr, flush=True)  # imports take seconds
     from aengine.cli.serve.server import serve
 
     return serve(engine, server, listen)
+
+
+def _check_names(engine: EngineConfig, server: ServerConfig) -> None:
+    """Refuse a model that was taken for one more of its names, because it stands after them."""
+    *others, last = server.served_model_name or ("",)
+    if engine.model is None and others and "/" in last:
+        raise UsageError(
+            f"--served-model-name takes every name that follows, {last!r} too, and no model is named: write the model "
+            "first, or --model"
+        )

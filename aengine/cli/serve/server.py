@@ -23,6 +23,7 @@ from hypercorn.config import Config
 
 from aengine.app import Application
 from aengine.cli.errors import CommandError
+from aengine.cli.serve.greeting import greeting
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
 from aengine.standard_streams import lossy_streams
 
@@ -32,7 +33,6 @@ _ACCEPTED = 4  # connections in one pass of the event loop, some 10 ms: a burst 
 _SEND_BUFFER = 256 * 2**10  # bytes; left to itself the kernel keeps megabytes for a reader that does not read
 _LETTING_GO = 10.0  # seconds for connections and a device to let go of the process
 _HANDSHAKE = 10.0  # seconds that TLS may take to begin
-_PROMPT = '{"prompt":"The capital of France is","max_tokens":20}'
 
 
 def serve(engine: EngineConfig, server: ServerConfig, listen: ListenConfig) -> int:
@@ -40,7 +40,9 @@ def serve(engine: EngineConfig, server: ServerConfig, listen: ListenConfig) -> i
     check_certificate(listen)
     allow_many_connections()
     with lossy_streams():
-        return asyncio.run(_serve(Application(engine, server, None), listen, listening_socket(listen)))
+        app = Application(engine, server, None)
+        app.announces = False
+        return asyncio.run(_serve(app, server, listen, listening_socket(listen)))
 
 
 def check_certificate(listen: ListenConfig) -> None:
@@ -60,9 +62,8 @@ def check_certificate(listen: ListenConfig) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(listen.ssl_certfile, listen.ssl_keyfile, password="")
     except ssl.SSLError as error:
         reason = f" ({error.reason})" if error.reason else ""
-        raise CommandError(
-            f"ssl_certfile, ssl_keyfile: not a certificate with its key, unencrypted and in PEM{reason}"
-        ) from None
+        given = "ssl_certfile" if listen.ssl_keyfile is None else "ssl_certfile, ssl_keyfile"
+        raise CommandError(f"{given}: not a certificate with its key, unencrypted and in PEM{reason}") from None
 
 
 def allow_many_connections() -> None:
@@ -127,7 +128,7 @@ def _logger(name: str, stream: TextIO, level: int) -> logging.Logger:
     return log
 
 
-async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) -> int:
+async def _serve(app: Application, server: ServerConfig, listen: ListenConfig, sock: socket.socket) -> int:
     stop = asyncio.Event()
     host, port = sock.getsockname()[:2]
     twin = sock.dup()
@@ -139,7 +140,7 @@ async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) ->
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_handle_signals, app, stop, listen.shutdown_timeout)
-        tasks.start_soon(_announce, app, stop, _url(host, port, listen.ssl_certfile is not None))
+        tasks.start_soon(_announce, app, server, stop, _url(host, port, listen.ssl_certfile is not None))
         # In a task of its own: hypercorn leaves it marked as cancelled (asyncio's TaskGroup does, in 3.11).
         await asyncio.create_task(hypercorn_serve(app, hypercorn_config(listen, sock), shutdown_trigger=listening))  # type: ignore[arg-type]
         tasks.cancel_scope.cancel()
@@ -151,13 +152,11 @@ def _url(host: str, port: int, https: bool) -> str:
     return f"http{'s' if https else ''}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
-async def _announce(app: Application, stop: asyncio.Event, url: str) -> None:
+async def _announce(app: Application, server: ServerConfig, stop: asyncio.Event, url: str) -> None:
     """Print the server's address once it is ready; stop the server when the engine cannot be started or has failed."""
     await app.settled.wait()
     if not app.failed.is_set():
-        print(
-            f"\nServing on {url} (Ctrl-C stops). For example:\n\n  curl -N {url}/generate -d '{_PROMPT}'\n", flush=True
-        )
+        print(greeting(url, app.ready_text, server), flush=True)
         await app.failed.wait()
         _print(f"leaving with status 1; requests have {_FINAL_MESSAGE_SECONDS:g} s to hear of it")
         _exit_after_timeout(1)  # tensors of a dead device may not be freed, nor its threads joined

@@ -19,6 +19,7 @@ from aengine.errors import InvalidRequestError
 from aengine.http.door.errors import HTTPError
 from aengine.http.door.malformed import find_unencodable
 from aengine.http.door.turnstile import Turnstile
+from aengine.sizes import format_bytes
 
 # `curl -d` declares a form; nobody means one here.
 _JSON_TYPES = {"", "application/json", "application/x-www-form-urlencoded"}
@@ -109,7 +110,7 @@ async def _receive_all(receive: Receive, limit: int) -> bytearray:
 
 
 def _too_large(limit: int) -> HTTPError:
-    return HTTPError(413, "body_too_large", f"the body must not be longer than {limit} bytes")
+    return HTTPError(413, "body_too_large", f"the body must not be longer than {format_bytes(limit)}")
 
 
 FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])  # an object's fields, each as it was written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import PurePath
 
@@ -21,19 +22,22 @@ class Models:
 
     async def list(self, request: Request) -> Response:
         engine = self._state.require_engine()
-        cards = [self._card(engine), *(self._adapter_card(engine, adapter) for adapter in engine.adapters)]
+        cards = [*self._cards(engine), *(self._adapter_card(engine, adapter) for adapter in engine.adapters)]
         return json_response(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
 
     async def retrieve(self, request: Request) -> Response:
         engine = self._state.require_engine()
         model = self._state.choose_model(request.path_params["model"])
         if model.adapter is None:
-            return json_response(self._card(engine))
+            cards = {card.id: card for card in self._cards(engine)}
+            return json_response(cards.get(request.path_params["model"], cards[model.name]))
         card = next(adapter for adapter in engine.adapters if adapter.name == model.adapter)
         return json_response(self._adapter_card(engine, card))
 
-    def _card(self, engine: EngineLike) -> ModelCard:
-        return _card(engine, self._state.choose_model(None).name, engine.created, engine.model_name)
+    def _cards(self, engine: EngineLike) -> Iterator[ModelCard]:
+        """A card for each of the model's names."""
+        for name in self._state.model_names:
+            yield _card(engine, name, engine.created, engine.model_name)
 
     def _adapter_card(self, engine: EngineLike, adapter: AdapterInfo) -> ModelCard:
         path = PurePath(adapter.path)

@@ -14,6 +14,7 @@ from typing import cast
 
 from aengine.errors import WeightsError
 from aengine.model.fields import shown
+from aengine.sizes import format_bytes
 
 SINGLE = "model.safetensors"  # what all weights are in, or what says which file each is in
 INDEX = "model.safetensors.index.json"
@@ -82,7 +83,8 @@ def _read_json(path: Path, most_bytes: int) -> tuple[dict[str, object], int]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, most_bytes):
                 raise WeightsError(
-                    f"{path}: claims a header of {length} bytes in a file of {size}; damaged, or no safetensors file"
+                    f"{path}: claims a header of {format_bytes(length)} in a file of {format_bytes(size)}; damaged, or "
+                    f"no safetensors file"
                 )
             text = file.read(length)
     except OSError as error:

@@ -58,7 +58,7 @@ class Phases:
         self._last = now
 
     def __str__(self) -> str:
-        return ", ".join([*self._durations, f"ready in {time.perf_counter() - self._began:.1f} s"])
+        return ", ".join([*self._durations, f"loaded in {time.perf_counter() - self._began:.1f} s"])
 
 
 def log_ready(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aengine.errors import CheckpointError
+from aengine.sizes import format_bytes
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_FILE_BYTES = 16 * 2**20  # parsed, JSON grows twentyfold
@@ -71,7 +72,7 @@ def read_text(path: Path, most: int = _MAX_FILE_BYTES) -> str:
         if not stat.S_ISREG(status.st_mode):  # a pipe or a device would be read for ever
             raise CheckpointError(f"{path} cannot be read: it is no regular file")
         if status.st_size > most:
-            raise CheckpointError(f"{path} is larger than {most} bytes")
+            raise CheckpointError(f"{path} is larger than {format_bytes(most)}")
         text = path.read_bytes().decode("utf-8")  # a fifth of the time that `read_text` takes
         return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
     except (OSError, UnicodeDecodeError) as error:

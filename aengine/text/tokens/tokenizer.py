@@ -25,7 +25,7 @@ from aengine.text.tokens.foreign import refuse_without_json
 from aengine.text.tokens.info import AddedTokenInfo, TokenizerInfo
 from aengine.text.tokens.minimum_tokens import longest_token_bytes, minimum_tokens
 from aengine.text.tokens.pieces import PieceTable, rules_of
-from aengine.text.tokens.settings import NAMED_TOKENS, TokenizerSettings, read_settings
+from aengine.text.tokens.settings import NAMED_TOKENS, TokenizerSettings, read_settings, read_text
 
 INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
 MAX_CHARACTERS = 2**21  # making a list of so many ids holds the GIL for about 50 ms, whatever the thread
@@ -80,14 +80,17 @@ class Tokenizer:
         self._quoting_backend = quoting_backend(backend, control)
 
     @classmethod
-    def load(cls, folder: Path, vocab_size: int | None = None) -> Tokenizer:
+    def load(cls, folder: Path, vocab_size: int | None = None, chat_template: str | None = None) -> Tokenizer:
         """Read tokenizer.json and what lies beside it.
 
         Some tokenizers know more ids than their model, whose vocabulary has `vocab_size`: texts may hold these, and
         whoever would compute with them refuses them. Raises `CheckpointError`, naming the file, unless it can be used.
+        chat_template: a file that replaces the checkpoint's templates.
         """
         folder = Path(folder)
         settings = read_settings(folder)
+        if chat_template is not None:
+            settings = settings._replace(templates={"default": read_text(Path(chat_template).expanduser())})
         refuse_without_json(folder)
         path = folder / "tokenizer.json"
         backend = read_backend(path)

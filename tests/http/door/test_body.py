@@ -125,7 +125,7 @@ async def test_a_body_is_bounded() -> None:
     assert fits.status_code == 200
     for response in (declared, undeclared, much, much_declared):
         assert response.status_code == 413
-        assert "10000" in response.json()["error"]["message"]
+        assert "10,000 bytes" in response.json()["error"]["message"]
 
 
 async def test_a_body_that_stays_away_is_not_waited_for_once_it_is_too_long() -> None:

@@ -26,6 +26,28 @@ async def test_lists_the_model() -> None:
         assert (await server.client.get("/v1/models/fake")).json() == CARD
 
 
+async def test_under_several_names_of_which_answers_show_the_first() -> None:
+    async with serving(served_model_name=("mine", "org/alias")) as server:
+        listed = (await server.client.get("/v1/models")).json()["data"]
+        assert [card["id"] for card in listed] == ["mine", "org/alias"]
+        assert (await server.client.get("/v1/models/org/alias")).json()["id"] == "org/alias"
+        for name in ("mine", "org/alias"):
+            body = {"model": name, "prompt": "a", "max_tokens": 1}
+            assert (await server.client.post("/v1/completions", json=body)).json()["model"] == "mine"
+        refused = await server.client.post("/v1/completions", json={"model": "/models/fake", "prompt": "a"})
+    assert refused.status_code == 404
+    assert "serves 'mine', 'org/alias'" in refused.json()["error"]["message"]
+
+
+async def test_the_folders_path_is_a_name_that_is_not_listed() -> None:
+    async with serving() as server:
+        for name in ("/models/fake", "/models/fake/", "fake"):
+            body = {"model": name, "prompt": "a", "max_tokens": 1}
+            assert (await server.client.post("/v1/completions", json=body)).json()["model"] == "fake"
+        assert (await server.client.get("/v1/models/%2Fmodels%2Ffake")).json()["id"] == "fake"
+        assert [card["id"] for card in (await server.client.get("/v1/models")).json()["data"]] == ["fake"]
+
+
 async def test_under_the_name_that_the_operator_gave_it() -> None:
     async with serving(served_model_name="org/mine") as server:
         assert (await server.client.get("/v1/models/org/mine")).json() == CARD | {

@@ -12,7 +12,7 @@ from aengine.step_plan import StepPlan
 
 class FailingRunner(CpuRunner):
     def _forward(self, plan: StepPlan) -> Forwarded:
-        deadly = int(os.environ["AENGINE_TESTS_DEADLY_TOKEN"])
+        deadly = int(os.environ["TESTS_DEADLY_TOKEN"])
         if any(deadly in chunk.token_ids for chunk in plan.prefill):
             raise RuntimeError("an injected step error")
         return super()._forward(plan)

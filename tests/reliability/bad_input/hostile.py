@@ -21,7 +21,7 @@ from aengine.model.loading.hub import resolve_model
 from tests.http.demo_server import DemoEngine, hosted_demo
 
 API_KEY = "the-key-of-this-server-and-no-word-of-an-error"
-CANARY = "AENGINE_TESTS_CANARY", "a-secret-of-the-environment-3f9c1e"
+CANARY = "TESTS_CANARY", "a-secret-of-the-environment-3f9c1e"
 # What betrays the machine or the program: nothing of it belongs into an answer.
 GIVEAWAYS = ("Traceback", 'File "', "site-packages", ".py", " at 0x", "/root", "/home/", "/tmp/", "/usr/", "/var/")
 

@@ -1,6 +1,6 @@
 """Requests made up at random: nothing crashes, nothing is answered with a fault of the server's, nothing is lost.
 
-`AENGINE_TEST_FUZZ=5000` tries that many of each kind instead of 300, other ones in each run.
+`FUZZ_CASES=5000` tries that many of each kind instead of 300, other ones in each run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.reliability.bad_input.fields import BODIES, STRUCTS
 from tests.reliability.bad_input.hostile import Hostile, hostile_demo
 
-CASES = int(os.environ.get("AENGINE_TEST_FUZZ", "300"))
+CASES = int(os.environ.get("FUZZ_CASES", "300"))
 FUZZ = {
     "deadline": None,
     "database": None,

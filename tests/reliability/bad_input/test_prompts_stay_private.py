@@ -29,7 +29,7 @@ def process(*args: str) -> Iterator[Served]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
-        env=environment(AENGINE_TESTS_DEADLY_TOKEN=str(DEADLY)),
+        env=environment(TESTS_DEADLY_TOKEN=str(DEADLY)),
         text=True,
     )
     try:

@@ -103,7 +103,7 @@ def test_products_with_fp8_weights_have_met_every_cut_of_theirs(launch: Launch, 
     model = ModelConfig.from_folder(resolve_model(None, None)).over(ranks)
     # What ranks add up has borders of its own, with either.
     plain = uncaptured_steps(config, model, torch.bfloat16, launch, most, 4096, GraphSizes([], []))
-    steps = uncaptured_steps(config, model.in_fp8(), torch.bfloat16, launch, most, 4096, GraphSizes([], []))
+    steps = uncaptured_steps(config, model.quantized_as("fp8"), torch.bfloat16, launch, most, 4096, GraphSizes([], []))
     tokens = {step.num_tokens for step in (*steps, *largest_steps(config, most, 4096))}  # sizing runs these
     for layer in model.layers:
         for n, k in layer.linears(model.hidden_size, ranks):

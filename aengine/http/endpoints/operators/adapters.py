@@ -32,7 +32,7 @@ class Adapters:
         if not body.lora_name or not body.lora_path:
             missing = "lora_path" if body.lora_name else "lora_name"
             raise InvalidRequestError("both lora_name and lora_path must be given", missing)
-        if body.lora_name == self._state.model_name:
+        if self._state.is_model(body.lora_name):
             raise InvalidRequestError(f"lora_name: {body.lora_name!r} is the model's own name", "lora_name")
         path = await anyio.to_thread.run_sync(self._folders.find, body.lora_path)
         with renamed_param({"name": "lora_name", "path": "lora_path"}):

@@ -82,8 +82,8 @@ def room_for_kv(
     except torch.OutOfMemoryError as error:
         tightest = max(devices, key=lambda device: device.weights)
         raise ConfigError(
-            f"max_step_tokens: a step of {max_step_tokens} tokens and {config.max_num_seqs} rows does not fit beside "
-            f"the weights ({tightest.weights / GIB:.1f} of {tightest.budget.total / GIB:.1f} GiB); lower "
+            f"a step of {max_step_tokens} tokens and {config.max_num_seqs} rows does not fit beside the "
+            f"weights ({tightest.weights / GIB:.1f} of {tightest.budget.total / GIB:.1f} GiB); lower "
             f"max_step_tokens or max_num_seqs"
         ) from error
     for device in devices:
@@ -156,10 +156,11 @@ class _Measured:
     def _refusal(self, rest: str) -> ConfigError:
         budget = self.budget
         return ConfigError(
-            f"gpu_memory_utilization: the model does not fit. Of {budget.ours / GIB:.1f} GiB "
+            f"the model does not fit. Of {budget.ours / GIB:.1f} GiB "
             f"({self._utilization:.0%} of {self.device}) others use {budget.others / GIB:.1f}, the weights "
-            f"{self.weights / GIB:.1f}, {rest}: nothing is left for the KV pool. Raise it, lower max_step_tokens or "
-            f"max_num_seqs, spread the model over more GPUs (tensor_parallel_size), or take a smaller model"
+            f"{self.weights / GIB:.1f}, {rest}: nothing is left for the KV pool. Raise gpu_memory_utilization, lower "
+            f"max_step_tokens or max_num_seqs, spread the model over more GPUs (tensor_parallel_size), or take a "
+            f"smaller model"
         )
 
     def _bound(self) -> None:

@@ -102,15 +102,16 @@ def size_pool(
             )
     if memory is not None and pool.bytes > memory:
         knob = "kv_cache_gib" if config.num_pages is None else "num_pages"
+        blamed = f"{knob}: " if config.num_pages is not None or config.kv_cache_gib is not None else ""
         raise ConfigError(
-            f"{knob}: a KV pool of {num_pages} pages takes {pool.bytes / 2**30:.1f} GiB, and there are "
-            f"{memory / 2**30:.1f} GiB of memory: at most {memory * num_pages // pool.bytes} pages; lower it"
+            f"{blamed}a KV pool of {num_pages} pages takes {pool.bytes / 2**30:.1f} GiB, and there are "
+            f"{memory / 2**30:.1f} GiB of memory: at most {memory * num_pages // pool.bytes} pages; lower {knob}"
         )
     if memory is not None and states is not None and pool.bytes + states.row_bytes + states.snapshot_bytes > memory:
         raise ConfigError(
-            f"max_num_seqs: the states of {states.rows} rows take {states.row_bytes / 2**30:.1f} GiB, "
+            f"the states of {states.rows} rows take {states.row_bytes / 2**30:.1f} GiB, "
             f"{states.snapshots.count} snapshots {states.snapshot_bytes / 2**30:.1f}, and pages "
-            f"{pool.bytes / 2**30:.1f}, of {memory / 2**30:.1f} GiB of memory; lower it, or state_snapshots"
+            f"{pool.bytes / 2**30:.1f}, of {memory / 2**30:.1f} GiB of memory; lower max_num_seqs or state_snapshots"
         )
     return pool
 

@@ -22,7 +22,7 @@ TENSOR_SPEED = {9: 1.0, 10: 2.0}
 def step_tokens(config: EngineConfig, default: int) -> int:
     """The most tokens in one step. Raises `ConfigError` if a step could not carry every running sequence."""
     tokens = config.max_step_tokens or max(default, config.max_num_seqs)
-    if tokens < config.max_num_seqs:
+    if tokens < config.max_num_seqs:  # never by default
         raise ConfigError(
             f"max_step_tokens: {tokens} is below max_num_seqs ({config.max_num_seqs}), so that a step "
             f"could not carry every running sequence; raise it or lower max_num_seqs"

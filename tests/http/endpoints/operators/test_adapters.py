@@ -234,7 +234,7 @@ def test_knobs_that_contradict_each_other() -> None:
     with pytest.raises(ConfigError, match="lora_folders"):
         check_names(EngineConfig(lora_loading=True), ServerConfig())
     with pytest.raises(ConfigError, match="served_model_name"):
-        check_names(EngineConfig(lora={"mine": "x"}), ServerConfig(served_model_name="mine"))
+        check_names(EngineConfig(lora={"mine": "x"}), ServerConfig(served_model_name=("other", "mine")))
     check_names(EngineConfig(lora_loading=True, lora={"a": "x"}), ServerConfig(lora_hub=True))
 
 

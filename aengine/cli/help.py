@@ -1,0 +1,104 @@
+"""The help of a command: a screen of what most people need by --help, and everything by --help-all."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from typing import Any
+
+_WIDTH = 80
+_COLUMN = 30  # where the descriptions begin
+_SHOWN = {  # by command, what --help shows
+    "serve": (
+        "model",
+        "--host",
+        "--port",
+        "--api-keys",
+        "--served-model-name",
+        "--config",
+        "--tensor-parallel-size",
+        "--max-model-len",
+        "--max-num-seqs",
+        "--gpu-memory-utilization",
+        "--quantization",
+        "--kv-cache-dtype",
+        "--lora",
+    ),
+    "chat": (
+        "model",
+        "--url",
+        "--api-key",
+        "--system",
+        "--max-tokens",
+        "--temperature",
+        "--adapter",
+        "--max-model-len",
+        "--quantization",
+    ),
+    "generate": (
+        "input",
+        "--output",
+        "--text",
+        "--model",
+        "--url",
+        "--api-key",
+        "--max-tokens",
+        "--temperature",
+        "--concurrency",
+        "--token-ids",
+        "--quantization",
+    ),
+}
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose --help fits a screen and whose --help-all tells everything."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "add_help": False})
+        self.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="the flags that most people need")
+        self.add_argument("--help-all", action="help", help="every flag, with its variable")
+
+    def shorten_usage(self) -> None:
+        """Name the positional arguments alone in the usage; called when all are added."""
+        positional = [f" [{action.metavar}]" for action in self._actions if not action.option_strings]
+        self.usage = f"%(prog)s{''.join(positional)} [FLAGS]"
+
+    def format_short_help(self) -> str:
+        """The help of one screen."""
+        named = {name: action for action in self._actions for name in (action.option_strings or [action.dest])}
+        actions = [named[name] for name in (*_SHOWN[self.prog.split()[-1]], "--help-all")]
+        examples = (self.epilog or "").partition("examples:")[2].partition("\n\n")[0].rstrip()
+        return "\n".join(
+            [
+                self.format_usage().rstrip(),
+                "",
+                textwrap.fill(self.description or "", _WIDTH),
+                "",
+                *map(_line, actions),
+                "",
+                f"examples:{examples}",
+                "",
+            ]
+        )
+
+
+class _ShortHelp(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        assert isinstance(parser, CommandParser)
+        print(parser.format_short_help(), end="")
+        parser.exit()
+
+
+def _line(action: argparse.Action) -> str:
+    """One line about an argument: the first clause of its help."""
+    name = next((option for option in action.option_strings if option.startswith("--")), "")
+    metavar = str(action.metavar or "") if action.nargs != 0 else ""
+    left = f"  {name} {metavar}" if name else f"  {metavar}"
+    if len(left) >= _COLUMN:  # many choices
+        left = f"  {name} {'N' if '|1|' in metavar else 'TEXT'}"
+    text = re.split(r";|: | \(", str(action.help))[0].strip()
+    if _COLUMN + len(text) > _WIDTH:
+        text = text.rpartition(", ")[0]
+    return f"{left:<{_COLUMN}}{text}".rstrip()

@@ -1,0 +1,30 @@
+"""The table of all knobs in `aengine/cli/README.md`; `python -m tests.cli.knob_table` writes it anew."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from aengine.cli.knobs import knobs_of, shown_default
+from aengine.config import EngineConfig, ListenConfig, ServerConfig
+from aengine.configure import flag
+
+README = Path(__file__).parents[2] / "aengine" / "cli" / "README.md"
+PLACE = re.compile(r"(?<=<!-- knobs -->\n).*(?=<!-- end of knobs -->)", re.S)
+_TITLES = {ListenConfig: "Where to listen (`aengine serve`)", ServerConfig: "The API", EngineConfig: "The engine"}
+
+
+def knob_table() -> str:
+    """A table of the knobs of each config."""
+    lines = []
+    for kind, title in _TITLES.items():
+        lines += [f"\n### {title}\n", "| flag | value | default | what |", "|---|---|---|---|"]
+        for knob in knobs_of(kind):
+            values = ", ".join(f"`{choice}`" for choice in knob.choices) or f"{knob.kind or 'a switch'}"
+            cells = (f"`{flag(knob.name)}`", values, shown_default(knob), knob.help)
+            lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
+    return "\n".join(lines) + "\n\n"
+
+
+if __name__ == "__main__":
+    README.write_text(PLACE.sub(lambda _: knob_table(), README.read_text()))
