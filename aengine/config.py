@@ -278,6 +278,13 @@ class ServerConfig(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "key is asked"
         ),
     ] = ()
+    salt_by_key: Annotated[
+        bool | None,
+        Meta(
+            description="keep what the prefix cache holds apart for each API key, so that no key learns by "
+            "cached_tokens or the time to the first token what others have sent; default: with several keys"
+        ),
+    ] = None
     page: Annotated[bool, Meta(description="serve the chat page at /")] = True
     tokenizer_info: Annotated[
         bool, Meta(description="give the tokenizer's settings, its chat template among them, at /tokenizer_info")

@@ -97,3 +97,4 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: Temperature | None = None
     top_p: Probability | None = None
     top_k: TopK | None = None
+    cache_salt: str | None = None  # our own: requests with different ones share no cached prefix

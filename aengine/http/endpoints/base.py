@@ -14,6 +14,7 @@ from starlette.responses import Response
 from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.bodies.chat import tools_for_template
 from aengine.http.bodies.requests import TemplateOptions
+from aengine.http.door.auth import CALLER
 from aengine.http.door.body import FIELDS, LARGE, decode
 from aengine.http.endpoints.candidates import CandidateBudget
 from aengine.http.endpoints.prompts import Prompt, cut
@@ -117,6 +118,14 @@ class Endpoint:
 
     def _candidates(self, engine: EngineLike, params: SamplingParams, **counts: Any) -> CandidateBudget:
         return CandidateBudget(self._state.config.max_answer_candidates, engine, params, **counts)
+
+    def _salt(self, request: Request, own: str | None) -> str | None:
+        """The request's cache salt, `own` if it has one, apart from those of other API keys if the server's knob or
+        several keys ask for that.
+        """
+        config, caller = self._state.config, request.scope.get(CALLER)
+        apart = len(set(config.api_keys)) > 1 if config.salt_by_key is None else config.salt_by_key
+        return f"{caller}/{own or ''}" if apart and caller is not None else own
 
     def _stream(self, stream: StreamLike, encoder: EventEncoder) -> Response:
         config = self._state.config

@@ -51,7 +51,7 @@ class Chat(Endpoint):
             names=names,
             request_id=request_id,
             priority=body.priority,
-            cache_salt=body.cache_salt,
+            cache_salt=self._salt(request, body.cache_salt),
             adapter=model.adapter,
             streamed=bool(body.stream),
             last_tokens=body.truncate_prompt_tokens,

@@ -51,6 +51,7 @@ class Completions(Endpoint):
             prompts=len(prompts),
             field="logprobs" if body.prompt_logprobs is None else "prompt_logprobs",
         )
+        salt = self._salt(request, body.cache_salt)
         repeated = EchoBudget(params.n)
         streams: list[StreamLike] = []
         try:
@@ -62,7 +63,7 @@ class Completions(Endpoint):
                 text = text_of(prompt, engine.tokenizer) if body.echo else ""
                 repeated.add(text)
                 prompt, params = await budget.add(prompt)
-                stream = await _submit(engine, prompt, params, body, own_id, model.adapter)
+                stream = await _submit(engine, prompt, params, body, own_id, salt, model.adapter)
                 streams.append(_echoing(stream, engine, text, prompt, body) if body.echo else stream)
         except BaseException:
             for stream in streams:
@@ -99,6 +100,7 @@ async def _submit(
     params: SamplingParams,
     body: CompletionRequest,
     request_id: str,
+    cache_salt: str | None,
     adapter: str | None,
 ) -> StreamLike:
     return await engine.submit_within_context(
@@ -106,7 +108,7 @@ async def _submit(
         params,
         request_id=request_id,
         priority=body.priority or 0,
-        cache_salt=body.cache_salt,
+        cache_salt=cache_salt,
         adapter=adapter,
     )
 

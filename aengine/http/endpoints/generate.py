@@ -49,7 +49,7 @@ class Generate(Endpoint):
                 params,
                 request_id=request_id,
                 priority=body.priority or 0,
-                cache_salt=body.cache_salt,
+                cache_salt=self._salt(request, body.cache_salt),
                 adapter=model.adapter,
             )
         stream, prompt_logprobs_of = with_prompt_logprobs(admitted, engine.tokenizer, body.prompt_logprobs)

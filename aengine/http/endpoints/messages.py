@@ -59,6 +59,7 @@ class Messages(Endpoint):
                 prompt.token_ids,
                 reading.engine_params(params, prompt.opens_thought),
                 request_id=plan.id,
+                cache_salt=self._salt(request, body.cache_salt),
                 adapter=model.adapter,
             )
         reader = reading.reader(prompt.opens_thought, engine.tokenizer.token_bytes)

@@ -54,6 +54,47 @@ async def test_with_keys_only_the_open_paths_answer_strangers() -> None:
     }
 
 
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
+GENERATING = {
+    "/generate": {"prompt": "a"},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {**CHAT, "max_tokens": 1},
+}
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_several_keys_share_no_cached_prefix(path: str) -> None:
+    async with serving(api_keys=KEYS) as server:
+        for key in ("first-key", "third"):
+            for salt in ({}, {}, {"cache_salt": "own"}):
+                body = {**GENERATING[path], **salt}
+                answer = await server.client.post(path, json=body, headers={"x-api-key": key})
+                assert answer.status_code == 200, answer.text
+        salts = [one.options["cache_salt"] for one in server.engine.submitted]
+    assert None not in salts
+    assert [salts.index(salt) for salt in salts] == [0, 0, 2, 3, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("config", "shared"),
+    [
+        ({"api_keys": ("first-key",)}, True),
+        ({"api_keys": ("first-key", "first-key")}, True),
+        ({"api_keys": KEYS, "salt_by_key": False}, True),
+        ({"api_keys": ("first-key",), "salt_by_key": True}, False),
+    ],
+)
+async def test_the_knob_says_whether_keys_share_what_is_cached(config: dict[str, Any], shared: bool) -> None:
+    async with serving(**config) as server:
+        for salt in ({}, {"cache_salt": "own"}):
+            answer = await server.client.post("/generate", json={"prompt": "a", **salt}, headers=KEY)
+            assert answer.status_code == 200
+        salts = [one.options["cache_salt"] for one in server.engine.submitted]
+    assert (salts == [None, "own"]) == shared
+
+
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
 async def test_any_of_the_keys_opens(key: str, scheme: str) -> None:

@@ -49,7 +49,7 @@ class Embeddings(Endpoint):
                 normalize=body.normalize,
                 request_id=request_id,
                 priority=body.priority or 0,
-                cache_salt=body.cache_salt,
+                cache_salt=self._salt(request, body.cache_salt),
                 adapter=model.adapter,
             )
         in_base64 = body.encoding_format == "base64"
@@ -72,7 +72,7 @@ class Embeddings(Endpoint):
                 await _prompts(engine, body),
                 request_id=request_id,
                 priority=body.priority or 0,
-                cache_salt=body.cache_salt,
+                cache_salt=self._salt(request, body.cache_salt),
                 adapter=model.adapter,
             )
         data = [

@@ -42,7 +42,7 @@ class Scores(Endpoint):
                 instruction=body.instruction,
                 request_id=request_id,
                 priority=body.priority or 0,
-                cache_salt=body.cache_salt,
+                cache_salt=self._salt(request, body.cache_salt),
                 adapter=model.adapter,
             )
         data = [ScoreData(index=index, score=score) for index, score in enumerate(found.values)]
@@ -64,7 +64,7 @@ class Scores(Endpoint):
                 instruction=body.instruction,
                 request_id=request_id,
                 priority=body.priority or 0,
-                cache_salt=body.cache_salt,
+                cache_salt=self._salt(request, body.cache_salt),
                 adapter=model.adapter,
             )
         shown = body.return_documents is not False

@@ -58,7 +58,7 @@ class Responses(Endpoint):
             names=_NAMES,
             request_id=response_id,
             priority=body.priority,
-            cache_salt=body.cache_salt,
+            cache_salt=self._salt(request, body.cache_salt),
             adapter=model.adapter,
             streamed=False,  # the last events of a stream have them once more
         )
