@@ -47,11 +47,12 @@ from aengine.types import (
 
 if TYPE_CHECKING:
     from aengine.client import Client
-    from aengine.engine import Engine
+    from aengine.engine import LLM, Engine
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "LLM",
     "AdapterError",
     "AdapterInfo",
     "AengineError",
@@ -93,7 +94,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # `Engine` brings tokenizers, `Client` brings httpx2; whoever wants neither or one does not wait for the other.
+    # `Engine` and `LLM` bring tokenizers, `Client` brings httpx2: a program loads only what it uses.
     if name == "Client":
         from aengine.client import Client
 
@@ -102,4 +103,8 @@ def __getattr__(name: str) -> object:
         from aengine.engine import Engine
 
         return Engine
+    if name == "LLM":
+        from aengine.engine import LLM
+
+        return LLM
     raise AttributeError(f"module 'aengine' has no attribute {name!r}")

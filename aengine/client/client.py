@@ -17,7 +17,7 @@ from aengine.client.pooling import PooledAnswers
 from aengine.client.sleep import Sleeping
 from aengine.client.stream import RemoteStream
 from aengine.client.wire import DONE, read_chunk, read_event, request_body, response_error
-from aengine.engine.requests.arguments import check_routing, dict_list, resolved_params, token_id_list
+from aengine.engine.requests.arguments import check_routing, dict_list, one_chat, one_prompt, resolved_params
 from aengine.engine.requests.consume import collect, drain
 from aengine.errors import (
     AengineError,
@@ -111,6 +111,16 @@ class Client(PooledAnswers, Sleeping):
         if not isinstance(body, dict):
             raise ServerError(f"{self.base_url} does not answer as an aengine server does")
         return body
+
+    async def post(self, path: str, body: bytes) -> httpx2.Response:
+        """POST a JSON body as it is, and return the answer whatever its status, however long it takes."""
+        self._task_group()
+        try:
+            timeout = httpx2.Timeout(None, connect=_CONNECT_SECONDS)
+            headers = {"Content-Type": "application/json"}
+            return await self._http.post(path, content=body, headers=headers, timeout=timeout)
+        except httpx2.HTTPError as error:
+            raise self._connection_error(error) from error
 
     # ---- adapters -----------------------------------------------------------------------------------------
 
@@ -211,7 +221,7 @@ class Client(PooledAnswers, Sleeping):
         and errors are those of `Engine.submit`; and `ServerError`, where the server cannot be reached or answers
         as no engine would.
         """
-        fields = {"prompt": prompt} if isinstance(prompt, str) else {"input_ids": token_id_list(prompt)}
+        fields = {"prompt": prompt} if isinstance(prompt, str) else {"input_ids": one_prompt(prompt)}
         return await self._submit(fields, params, sampling, request_id, priority, cache_salt, adapter)
 
     async def submit_chat(
@@ -349,7 +359,7 @@ def _resolved(params: SamplingParams | None, sampling: Mapping[str, Any]) -> tup
 
 
 def _chat_fields(messages: object, tools: object, template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {"messages": dict_list(messages, "messages")}
+    fields: dict[str, Any] = {"messages": one_chat(messages)}
     if tools is not None:
         fields["tools"] = dict_list(tools, "tools")
     if template_kwargs is not None:

@@ -7,8 +7,9 @@ from aengine.engine.without_collections import without_collections
 
 if TYPE_CHECKING:
     from aengine.engine.engine import Engine
+    from aengine.engine.llm import LLM
 
-__all__ = ["Engine", "Stream"]
+__all__ = ["LLM", "Engine", "Stream"]
 
 
 def __getattr__(name: str) -> object:
@@ -18,4 +19,9 @@ def __getattr__(name: str) -> object:
             from aengine.engine.engine import Engine
 
         return Engine
+    if name == "LLM":
+        with without_collections():
+            from aengine.engine.llm import LLM
+
+        return LLM
     raise AttributeError(f"module 'aengine.engine' has no attribute {name!r}")

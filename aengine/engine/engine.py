@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import anyio
 import anyio.abc
@@ -28,7 +28,7 @@ from aengine.engine.pooled_answers import PooledAnswers, Routing
 from aengine.engine.requests.live import LiveChoice, LiveRequest
 from aengine.engine.requests.pooled import PooledPrompt, PooledRequest
 from aengine.engine.requests.stream import Stream
-from aengine.engine.sleep import Sleeping
+from aengine.engine.sleep import Sleeping, to_the_end
 from aengine.engine.stats import snapshot
 from aengine.errors import (
     AengineError,
@@ -50,6 +50,11 @@ if TYPE_CHECKING:  # torch, which `load` imports
     from aengine.runtime.startup.start import Start
 
 log = logging.getLogger("aengine")
+
+_NOT_ENTERED = (
+    "the engine has not been started: use it as `async with aengine.Engine(...) as engine: ...`; programs without "
+    "asyncio use aengine.LLM(...)"
+)
 
 
 class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
@@ -97,12 +102,17 @@ class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
             raise EngineClosedError("an Engine can be entered once; make a new one")
         self._home = asyncio.get_running_loop()
         publisher = None if self.config.kv_events is None else Publisher(self.config)
+        loaded: list[Loaded] = []
+        cancelled: asyncio.CancelledError | None = None
         try:
-            ready = await anyio.to_thread.run_sync(load, self.config, self._start)
+            await to_the_end(lambda: loaded.append(load(self.config, self._start)))
+        except asyncio.CancelledError as error:
+            cancelled = error  # what has been loaded is closed below
         except BaseException:
             if publisher is not None:
                 publisher.close()
             raise
+        [ready] = loaded
         self.timeline = ready.timeline
         self._loop = StepLoop(
             ready.scheduler,
@@ -121,11 +131,22 @@ class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
             group.start_soon(ready.adapters.carry, self._loop.wake, self._fail_sequence)
         if ready.carriers is not None:
             group.start_soon(ready.carriers.carry, self._loop.wake)
-        events = published_events(self.config, ready.scheduler.memory.tree, publisher)
-        await self._exit.enter_async_context(events)
+        try:
+            events = published_events(self.config, ready.scheduler.memory.tree, publisher)
+            await self._exit.enter_async_context(events)
+            if cancelled is not None:
+                raise cancelled
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         self._ready_state = ready
         self.created = int(time.time())
         return self
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(_NOT_ENTERED)
+
+    def __exit__(self, *_: object) -> None: ...
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -278,6 +299,8 @@ class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
     # ---- its state ----------------------------------------------------------------------------------------
 
     def _ready(self) -> Loaded:
+        if self._home is None:
+            raise EngineNotReadyError(_NOT_ENTERED)
         if self._ready_state is None:
             raise EngineNotReadyError("the engine is still loading")
         return self._ready_state

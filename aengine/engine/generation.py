@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from aengine.engine.loaded import Loaded
-from aengine.engine.requests.arguments import check_routing, dict_list, resolved_params, token_id_list
+from aengine.engine.requests.arguments import check_routing, dict_list, one_chat, one_prompt, resolved_params
 from aengine.engine.requests.consume import collect, drain
 from aengine.engine.requests.gate import Gate
 from aengine.engine.requests.stream import Stream
@@ -109,7 +109,7 @@ class Generation(ABC):
         if isinstance(prompt, str):
             token_ids = await ready.tokenizer.encode(prompt, context=self.max_model_len)
         else:
-            token_ids = token_id_list(prompt)
+            token_ids = one_prompt(prompt)
         grammar = await ready.grammar(params)
         await self._gate.enter()
         return self._enqueue(token_ids, params, grammar, banned, request_id, priority, cache_salt, adapter)
@@ -181,7 +181,7 @@ class Generation(ABC):
         """
         with renamed_param({"prompt": "messages"}):
             return await self._serving().tokenizer.encode_chat_prompt(
-                dict_list(messages, "messages"),
+                one_chat(messages),
                 None if tools is None else dict_list(tools, "tools"),
                 None if template_kwargs is None else dict(template_kwargs),
                 add_generation_prompt,

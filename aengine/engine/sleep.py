@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+import anyio
 import anyio.to_thread
 
 from aengine.config import EngineConfig
@@ -90,7 +91,7 @@ class Sleeping(ABC):
                 return
             async with self._at_rest(partial(self._gate.refuse, _ASLEEP), mode) as ready:
                 ready.scheduler.flush_cache()
-                await _to_the_end(memory.sleep, self._fell_asleep)
+                await to_the_end(memory.sleep, self._fell_asleep)
 
     async def wake_up(self) -> None:
         """Bring the weights back to the device; then requests are served again, from an empty prefix cache.
@@ -105,7 +106,7 @@ class Sleeping(ABC):
             from torch import OutOfMemoryError  # which is there since the model was loaded
 
             try:
-                await _to_the_end(memory.wake, partial(self._woke_up, ready))
+                await to_the_end(memory.wake, partial(self._woke_up, ready))
             except OutOfMemoryError as error:
                 raise EngineNotReadyError(
                     "the engine sleeps on: others have taken the memory that it gave back; free it, and wake it again"
@@ -133,7 +134,7 @@ class Sleeping(ABC):
             checkpoint = await anyio.to_thread.run_sync(_matching, weights, self.config, path)
             async with self._at_rest(self._gate.hold) as ready:
                 ready.scheduler.flush_cache()
-                await _to_the_end(partial(weights.reload, checkpoint), partial(ready.reloaded, path))
+                await to_the_end(partial(weights.reload, checkpoint), partial(ready.reloaded, path))
 
     def _sleepable(self) -> SleepableMemory:
         memory = self._serving().runtime.memory
@@ -203,15 +204,16 @@ def _matching(weights: Weights, config: EngineConfig, path: Path) -> Checkpoint:
     return weights.matching(path, model)
 
 
-async def _to_the_end(work: Callable[[], None], done: Callable[[], None] = lambda: None) -> None:
+async def to_the_end(work: Callable[[], None], done: Callable[[], None] = lambda: None) -> None:
     """Do blocking work in a thread, then call `done`. A caller that is cancelled still waits for that."""
     working = asyncio.ensure_future(asyncio.to_thread(work))
     cancelled: asyncio.CancelledError | None = None
-    while not working.done():
-        try:
-            await asyncio.wait([working])
-        except asyncio.CancelledError as error:
-            cancelled = error
+    with anyio.CancelScope(shield=True):  # a scope would cancel again in every pass of the loop
+        while not working.done():
+            try:
+                await asyncio.wait([working])
+            except asyncio.CancelledError as error:
+                cancelled = error
     working.result()
     done()
     if cancelled is not None:

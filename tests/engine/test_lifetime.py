@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import aengine
-from aengine import EngineClosedError, EngineFailedError, InvalidRequestError, NonFiniteLogitsError, QueueFullError
+from aengine import (
+    EngineClosedError,
+    EngineFailedError,
+    EngineNotReadyError,
+    InvalidRequestError,
+    NonFiniteLogitsError,
+    QueueFullError,
+)
 from aengine.cache.kv import KVPool
 from aengine.engine import Stream
 from aengine.model.config import ModelConfig
@@ -43,6 +51,60 @@ async def aborted(engine: aengine.Engine) -> None:
     """Nothing runs any more, long before an endless request would have ended by itself."""
     await idle(engine)
     assert engine.stats().generated_tokens < 500
+
+
+async def test_an_engine_that_was_not_entered_says_how_it_is_used() -> None:
+    engine = aengine.Engine(device="cpu")
+    for ask in (lambda: engine.complete("x"), lambda: engine.chat([{"role": "user", "content": "x"}])):
+        with pytest.raises(EngineNotReadyError, match=r"async with aengine\.Engine"):
+            await ask()
+    with pytest.raises(EngineNotReadyError, match=r"aengine\.LLM"):
+        engine.stats()
+    with pytest.raises(TypeError, match=r"async with aengine\.Engine"), engine:
+        pass
+
+
+async def test_several_prompts_are_told_where_they_go(engine: aengine.Engine) -> None:
+    chat = [{"role": "user", "content": "x"}]
+    for prompts in (["a", "b"], ("a",), [[1], [2]], ["a", [1]]):
+        with pytest.raises(InvalidRequestError, match=r"asyncio\.gather.*LLM\(\.\.\.\)\.generate"):
+            await engine.complete(prompts)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match=r"engine\.chat, several.*LLM\(\.\.\.\)\.chat"):
+        await engine.chat([chat, chat])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("by", ["task", "scope"])
+async def test_a_load_that_is_given_up_gives_its_memory_back(by: str) -> None:
+    begun, closed = threading.Event(), []
+
+    def start(*arguments: Any) -> Runtime:
+        runtime = start_runtime(*arguments)
+        close = runtime.runner.close
+
+        def closing() -> None:
+            closed.append(runtime)
+            close()
+
+        runtime.runner.close = closing  # type: ignore[method-assign]
+        begun.set()
+        return runtime
+
+    async def enter() -> None:
+        async with aengine.Engine(device="cpu", progress=False, kv_cache_gib=0.1, start=start):
+            await anyio.sleep(30)
+
+    if by == "task":
+        entering = asyncio.create_task(enter())
+        await asyncio.to_thread(begun.wait)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+    else:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(enter)
+            await asyncio.to_thread(begun.wait)
+            tasks.cancel_scope.cancel()
+    assert len(closed) == 1
 
 
 async def test_break_aborts_at_once(engine: aengine.Engine) -> None:

@@ -130,7 +130,10 @@ def _fields(text: bytes, plain: bool) -> dict[str, Any]:
     if isinstance(value, (str, list)):
         value = {"prompt": value}
     if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
-        raise InvalidRequestError("the line must be a prompt, or an object with either prompt or messages")
+        raise InvalidRequestError(
+            "the line must be a prompt, an object with either prompt or messages, or a request of a batch file, with "
+            "custom_id, method, url and body"
+        )
     known = _CHAT_FIELDS if "messages" in value else _PROMPT_FIELDS
     for name in value:
         if name not in known:

@@ -15,9 +15,12 @@ each line of the input is one of
   "a prompt"                                        [1, 2, 3]
   {"prompt": "a prompt or token ids", "max_tokens": 20, "temperature": 0, "id": "passed through"}
   {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
+  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}   as OpenAI's batch files have it
 
 and gives one line of output: {"line": 1, "text": ..., "finish_reason": ..., "usage": ...}, or for a line that
 cannot be answered {"line": 2, "error": {"message": ..., "param": ...}}; the rest goes on, and the exit status is 1.
+A line with custom_id is answered as the HTTP server answers its body: {"id": ..., "custom_id": "1", "response":
+{"status_code": 200, "request_id": ..., "body": {...}}, "error": null}.
 
 examples:
   aengine generate prompts.jsonl --max-tokens 50 > results.jsonl

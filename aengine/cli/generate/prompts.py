@@ -8,15 +8,17 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any, BinaryIO
 
 import anyio.to_thread
 import msgspec
 from tqdm import tqdm
 
-from aengine.cli.errors import CommandError
+from aengine.cli.errors import CommandError, UsageError
 from aengine.cli.generate.batch import Result, answer_line, run_batch
 from aengine.cli.generate.lines import MAX_LINE_BYTES, LineTooLongError, read_lines
+from aengine.cli.generate.requests import answer_request, is_request, post_to
 from aengine.cli.knobs import read_knobs
 from aengine.cli.model import opened_model
 from aengine.config import EngineConfig
@@ -24,6 +26,9 @@ from aengine.sizes import format_bytes
 
 _SERVER_CONCURRENCY = 64
 _COUNT_BYTES = 2**20
+_ONLY_PROMPTS = (
+    "flags for sampling, --adapter and --token-ids are for prompts: a line with custom_id says everything in its body"
+)
 
 
 def generate(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
@@ -56,11 +61,16 @@ async def _generate(args: argparse.Namespace, sampling: dict[str, Any], source: 
     concurrency = args.concurrency or (config.max_num_seqs if args.url is None else _SERVER_CONCURRENCY)
     defaults = sampling if args.adapter is None else sampling | {"adapter": args.adapter}
     async with opened_model(args) as model:
+        post = cache(partial(post_to, model))  # made for the first line that needs it
         total = await anyio.to_thread.run_sync(_count_lines, args.input) if show else None
         # disable=None: none where standard error is no terminal
         with tqdm(total=total, unit=" prompts", file=sys.stderr, disable=None if show else True) as bar:
 
             async def answer(number: int, line: bytes) -> Result:
+                if not args.text and is_request(line):
+                    if defaults or args.token_ids:
+                        raise UsageError(_ONLY_PROMPTS)
+                    return await answer_request(post(), line)
                 return await answer_line(model, defaults, number, line, plain=args.text, ids=args.token_ids)
 
             async def write(result: Result) -> None:

@@ -42,15 +42,40 @@ def token_id_list(prompt: object) -> list[Any]:
     return list(prompt)
 
 
-def prompt_list(prompts: object) -> list[str | list[int]]:
-    """One prompt or several, each of them text or token ids, as a list; the ids themselves are not looked at."""
+def one_prompt(prompt: object) -> list[Any]:
+    """Token ids that are the only prompt of a request. Raises `InvalidRequestError` for several prompts."""
+    ids = token_id_list(prompt)
+    if any(isinstance(item, (str, list, tuple)) for item in ids):
+        raise InvalidRequestError(_several("prompt", "generate", "complete"), "prompt")
+    return ids
+
+
+def one_chat(messages: object) -> list[dict[str, Any]]:
+    """The messages of a chat as new dicts. Raises `InvalidRequestError` for several chats."""
+    if isinstance(messages, (list, tuple)) and messages and all(isinstance(item, (list, tuple)) for item in messages):
+        raise InvalidRequestError(_several("messages", "chat", "chat"), "messages")
+    return dict_list(messages, "messages")
+
+
+def _several(name: str, all_of_them: str, one_of_them: str) -> str:
+    return (
+        f"{name}: a request has one, and several were given: await one request for each, "
+        f"`await asyncio.gather(*map(engine.{one_of_them}, several))`, or give them to aengine.LLM(...).{all_of_them}"
+    )
+
+
+def prompt_list(prompts: object, bounded: bool = True) -> list[str | list[int]]:
+    """One prompt or several, each of them text or token ids, as a list; the ids themselves are not looked at.
+
+    bounded: whether there must be 1 to `MAX_INPUTS` prompts.
+    """
     if isinstance(prompts, str):
         return [prompts]
     items = token_id_list(prompts)
-    if all(isinstance(item, int) for item in items):
-        _check_count(1 if items else 0, "prompt")
+    if items and all(isinstance(item, int) for item in items):
         return [items]
-    _check_count(len(items), "prompt")
+    if bounded:
+        _check_count(len(items), "prompt")
     return [item if isinstance(item, str) else token_id_list(item) for item in items]
 
 

@@ -108,6 +108,21 @@ def test_a_reader_that_leaves_early() -> None:
         assert process.wait(30) == 1
 
 
+@pytest.mark.slow
+def test_a_batch_file_of_openais() -> None:
+    body = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0}
+    asked = {"custom_id": "sum", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    done = run("generate", given=f'{json.dumps(asked)}\n"x"\n', AENGINE_API_KEYS="secret")
+    answered, plain = (json.loads(line) for line in done.stdout.splitlines())
+    assert answered["custom_id"] == "sum"
+    assert answered["response"]["body"]["choices"][0]["message"]["content"] == "17 + 25 = 42."
+    assert plain["line"] == 2
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run("generate", "--temperature", "1", given=json.dumps(asked))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "says everything in its body" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "status", "told"),
     [
