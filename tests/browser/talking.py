@@ -48,6 +48,16 @@ async def answer(tab: Tab, engine: FakeEngine, text: str, question: str = "hi") 
     await tab.until(ENDED)
 
 
+async def kept(tab: Tab) -> None:
+    """Wait until what the page keeps has been written: reading waits for writing that began before."""
+    await tab.evaluate("""new Promise((done) => {
+        indexedDB.open("aengine").onsuccess = ({ target: { result: database } }) => {
+            const all = database.transaction(["messages"]).objectStore("messages");
+            all.count().onsuccess = () => { database.close(); done(0); };
+        };
+    })""")
+
+
 def finish(stream: FakeStream, text: str) -> None:
     stream.put(Fragment(text, (1,), None, "stop", usage=Usage(9, 4, 3)))
 

@@ -14,7 +14,7 @@ from aengine.errors import EngineFailedError, QueueFullError
 from aengine.text.answer.parser import AnswerFormat
 from aengine.types import Fragment, Usage
 from tests.browser.chromium import Tab
-from tests.browser.talking import ENDED, Instead, answer, ask, demo_page, finish, talking_to
+from tests.browser.talking import ENDED, Instead, answer, ask, demo_page, finish, kept, talking_to
 from tests.http.fake_engine import FakeEngine, adapter_info
 from tests.http.serving import hosting
 
@@ -77,6 +77,7 @@ async def test_the_whole_chat_is_sent_and_survives_a_reload(tab: Tab) -> None:
         await tab.click("[name=system]")
         await tab.write("Be brief.")
         await answer(tab, engine, "first answer", "first")
+        await kept(tab)
         await tab.open(url)
         assert await tab.text(".prose") == "first answer"
         await answer(tab, engine, "second answer", "second")
@@ -169,6 +170,7 @@ async def test_a_model_or_an_adapter_can_be_chosen(tab: Tab) -> None:
         await tab.until("document.querySelector('#model-name').textContent === 'sql'")
         await answer(tab, engine, "a")
         assert engine.submitted[-1].options["adapter"] == "sql"
+        await kept(tab)
         await tab.open(url)
         await tab.until("document.querySelector('#model-name').textContent === 'sql'")
 
@@ -222,6 +224,7 @@ async def test_every_turn_can_be_edited_and_branches_stay(tab: Tab) -> None:
         assert await tab.text(".turn:nth-child(2) .branches") == "‹2/2›"
         await tab.click(".turn:nth-child(2) .branches button")
         await tab.until(f"{contents}.at(-1) === 'B1'")
+        assert await tab.evaluate("document.activeElement.ariaLabel") == "Next branch"
         await tab.click(".turn:nth-child(1) .branches button")
         await tab.until(f"{contents}.at(-1) === 'A2'")
         assert await tab.evaluate(contents) == ["Q1", "A1", "Q2", "A2"]
@@ -232,6 +235,7 @@ async def test_every_turn_can_be_edited_and_branches_stay(tab: Tab) -> None:
         await tab.until(f"{contents}.at(-1) === 'A1 by hand'")
         await answer(tab, engine, "C2", "Q3")
         assert [one["content"] for one in engine.chats[-1].messages] == ["Q1", "A1 by hand", "Q3"]
+        await kept(tab)
         await tab.open(url)
         await tab.text(".turn:nth-child(4)")
         assert await tab.evaluate(contents) == ["Q1", "A1 by hand", "Q3", "C2"]

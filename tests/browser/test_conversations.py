@@ -9,7 +9,7 @@ import pytest
 
 from aengine.types import Fragment
 from tests.browser.chromium import Chromium, Tab
-from tests.browser.talking import answer, ask, finish, talking_to
+from tests.browser.talking import answer, ask, finish, kept, talking_to
 from tests.http.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -55,6 +55,7 @@ async def test_several_last_and_can_be_named_and_searched(tab: Tab) -> None:
     engine = FakeEngine(held=True)
     async with talking_to(engine, tab) as url:
         await two(tab, engine)
+        await kept(tab)
         await tab.open(url)
         await tab.until(f"{TITLES}.length === 2")
         assert await tab.evaluate(TITLES) == ["Pears?", "Apples?"]
@@ -94,9 +95,27 @@ async def test_deleting_can_be_undone(tab: Tab) -> None:
         await tab.click("#delete-all")
         await tab.click("#delete-dialog .primary")
         await tab.until(f"{TITLES}.length === 0")
+        await kept(tab)
         await tab.open(url)
         await tab.until("!document.querySelector('#no-titles').hidden")
         assert await tab.evaluate(TITLES) == []
+
+
+async def test_deleting_ends_an_answer_and_nothing_brings_it_back(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    async with talking_to(engine, tab) as url:
+        await ask(tab, "hi")
+        stream = await engine.next_stream()
+        stream.put(Fragment("So far", (1,)))
+        await tab.until(f"{TITLES}.length === 1")
+        await choose(tab, FIRST, "delete")
+        await stream.aborted.wait()
+        await tab.until(f"{TITLES}.length === 0")
+        await answer(tab, engine, "other", "other")
+        await kept(tab)
+        await tab.open(url)
+        await tab.until(f"{TITLES}.length > 0")
+        assert await tab.evaluate(TITLES) == ["other"]
 
 
 @pytest.mark.parametrize("kind", ["json", "markdown"])
@@ -157,11 +176,14 @@ async def test_what_had_come_survives_a_reload_and_goes_on(tab: Tab) -> None:
         (await engine.next_stream()).put(Fragment("So far", (1,)))
         await tab.until("document.querySelector('.prose').textContent")
         await tab.evaluate("new Promise((done) => setTimeout(done, 1300))")  # it is saved once a second
+        await kept(tab)
         await tab.open(url)
         assert await tab.text(".prose") == "So far"
         await tab.click(".go-on")
         finish(await engine.next_stream(), ", so good")
         await tab.until(f"{CONTENTS}[1] === 'So far, so good'")
+        await tab.click(".branches button")  # another tab might have been writing it
+        await tab.until(f"{CONTENTS}[1] === 'So far'")
 
 
 async def test_tabs_at_once_lose_nothing(browser: Chromium, tab: Tab) -> None:
@@ -183,6 +205,7 @@ async def test_tabs_at_once_lose_nothing(browser: Chromium, tab: Tab) -> None:
         await other.to_front()
         await other.until(f"{TITLES}.length === 2")  # it hears of it
         await tab.to_front()
+        await kept(tab)
         await tab.open(url)
         await tab.click(f"{SECOND} .title")
         await tab.until(f"{CONTENTS}[3] === 'from the second'")

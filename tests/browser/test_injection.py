@@ -6,7 +6,7 @@ import pytest
 
 from aengine.errors import InvalidRequestError
 from tests.browser.chromium import Tab
-from tests.browser.talking import ENDED, answer, ask, talking_to
+from tests.browser.talking import ENDED, answer, ask, kept, talking_to
 from tests.http.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -52,6 +52,7 @@ async def test_in_an_answer(tab: Tab, attack: str) -> None:
     async with talking_to(engine, tab) as url:
         await answer(tab, engine, f"{attack} and **more**")
         await assert_nothing_came_of_it(tab)
+        await kept(tab)
         await tab.open(url)  # kept, and shown again
         await tab.text(".prose")
         await assert_nothing_came_of_it(tab)

@@ -10,11 +10,12 @@ const views = new Map();
 const messageActions = {
   isBusy: () => running !== null,
   branches: (message) => conversation.siblings(message),
-  select(message) {
+  select(message, label) {
     if (running) return;
     conversation.select(message);
     store.save(conversation, [], ["leaf"]);
     showPath();
+    views.get(message.id).focusBranch(label);
   },
   edit(message, text) {
     if (!settingsAreValid()) return;
@@ -31,8 +32,12 @@ const messageActions = {
   },
   goOn(message) {
     if (running || !settingsAreValid()) return;
-    Object.assign(message, { failure: null, note: "", finish: "", model: chosenModel() });
-    answerTo(message);
+    // An answer that never ended may still be coming in another tab: it is left as it is.
+    const { parent, content, reasoning, finish } = message;
+    const answer = finish ? message : conversation.add(parent, "assistant", content, { reasoning });
+    Object.assign(answer, { failure: null, note: "", finish: "", model: chosenModel() });
+    showPath();
+    answerTo(answer);
   },
 };
 

@@ -6,6 +6,7 @@ function showBusy() {
   byId("send").hidden = running !== null;
   byId("stop").hidden = running === null;
   byId("send").disabled = !question.value.trim();
+  byId("turns").classList.toggle("busy", running !== null);
 }
 
 function fitQuestion() {
@@ -37,7 +38,7 @@ question.addEventListener("keydown", (event) => {
   byId("composer").requestSubmit();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  if (event.key !== "Escape" || document.querySelector("dialog[open], :popover-open")) return;
   if (running) stopAnswer();
   else {
     openPanel(false);

@@ -14,7 +14,10 @@ function indented(json) {
   }
 }
 
-/** What the buttons of a message do. @typedef {{edit: (message: Message, text: string) => void, again: (message: Message) => void, goOn: (message: Message) => void, select: (message: Message) => void, branches: (message: Message) => Message[], isBusy: () => boolean}} MessageActions */
+/**
+ * What the buttons of a message do.
+ * @typedef {{edit: (message: Message, text: string) => void, again: (message: Message) => void, goOn: (message: Message) => void, select: (message: Message, label: string) => void, branches: (message: Message) => Message[], isBusy: () => boolean}} MessageActions
+ */
 
 class MessageView {
   /**
@@ -96,11 +99,17 @@ class MessageView {
     this.branches.hidden = all.length < 2;
     if (all.length < 2) return;
     const step = (sign, label, to) => {
-      const node = button(sign, () => this.actions.select(all[to]));
+      const node = button(sign, () => this.actions.select(all[to], label));
       return Object.assign(node, { ariaLabel: label, disabled: !all[to] });
     };
     const place = make("span", { className: "figure" }, `${at + 1}/${all.length}`);
     this.branches.replaceChildren(step("‹", "Previous branch", at - 1), place, step("›", "Next branch", at + 1));
+  }
+
+  /** Keep the focus on the button that switched to this branch, or on the other one at the end. */
+  focusBranch(label) {
+    const usable = [...this.branches.querySelectorAll("button:enabled")];
+    (usable.find((one) => one.ariaLabel === label) ?? usable[0])?.focus();
   }
 
   openEditor() {

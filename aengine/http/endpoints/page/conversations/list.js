@@ -3,6 +3,7 @@
 const UNDO_MILLISECONDS = 12_000;
 const SEARCH_MILLISECONDS = 150; // after the last key
 let chosen = null; // the record whose menu is open
+let shownTitles = "";
 let undo = null; // what brings back what was deleted last
 
 function openList(open) {
@@ -16,13 +17,21 @@ async function showList() {
   const [records, found] = await Promise.all([store.list(), wanted ? store.search(wanted) : null]);
   if (wanted !== byId("search").value.trim()) return; // a later search is on its way
   const shown = found ? records.filter(({ id }) => found.has(id)) : records;
-  const focused = document.activeElement?.closest("#titles li")?.dataset.id;
-  byId("titles").replaceChildren(...shown.map((record) => listItem(record, found?.get(record.id) ?? "")));
-  if (focused) byId("titles").querySelector(`[data-id="${CSS.escape(focused)}"] .title`)?.focus();
+  showTitles(shown.map((record) => ({ record, excerpt: found?.get(record.id) ?? "" })));
   byId("no-titles").textContent = wanted ? "Nothing found." : "Conversations are kept in this browser.";
   byId("no-titles").hidden = shown.length > 0;
   for (const id of ["export-all", "delete-all"]) byId(id).disabled = !records.length;
   showCurrent();
+}
+
+/** Draw the list again if it has changed; the focus stays on its conversation. */
+function showTitles(titles) {
+  const now = JSON.stringify(titles.map(({ record, excerpt }) => [record.id, record.title, excerpt]));
+  if (now === shownTitles) return;
+  shownTitles = now;
+  const focused = document.activeElement?.closest("#titles li")?.dataset.id;
+  byId("titles").replaceChildren(...titles.map(({ record, excerpt }) => listItem(record, excerpt)));
+  if (focused) byId("titles").querySelector(`[data-id="${CSS.escape(focused)}"] .title`)?.focus();
 }
 
 function listItem(record, excerpt) {
@@ -95,7 +104,7 @@ async function removeAll(removed) {
   const bringBack = async () => {
     hide();
     clearTimeout(timer);
-    for (const one of removed) await store.save(one, one.messages.values(), []);
+    for (const one of removed) await store.saveAll(one);
     showList();
   };
   byId("undo-button").addEventListener("click", bringBack, { once: true, signal: taken.signal });
@@ -123,7 +132,7 @@ async function importFiles(files) {
   for (const file of files) {
     try {
       for (const one of fromFile(file.name, await file.text())) {
-        await store.save(one, one.messages.values(), []);
+        await store.saveAll(one);
         last = one;
       }
     } catch (error) {

@@ -33,6 +33,7 @@ class Store extends EventTarget {
     this.opening = openDatabase().catch(() => null);
     /** @type {Map<string, {record: ConversationRecord, messages: Map<string, Message>}>} */
     this.unsaved = new Map();
+    this.removed = new Set(); // ids: what was still being written must not bring them back
     this.channel = "BroadcastChannel" in globalThis ? new BroadcastChannel(DATABASE) : new EventTarget();
     this.channel.addEventListener("message", ({ data }) => this.dispatchEvent(new CustomEvent("changed", { detail: data })));
   }
@@ -92,8 +93,12 @@ class Store extends EventTarget {
    */
   async save(conversation, messages, fields) {
     const { id, record } = conversation;
+    if (this.removed.has(id)) return;
     const pending = this.unsaved.get(id)?.messages ?? new Map();
-    for (const message of conversation.isGone ? conversation.messages.values() : messages) pending.set(message.id, structuredClone(message));
+    for (const message of conversation.isGone ? conversation.messages.values() : messages) {
+      message.version++;
+      pending.set(message.id, structuredClone(message));
+    }
     conversation.isGone = false;
     try {
       await this.transact("readwrite", (conversations, all) => {
@@ -113,7 +118,14 @@ class Store extends EventTarget {
     this.dispatchEvent(new Event("saved"));
   }
 
+  /** Write a whole conversation, one that was removed too. */
+  async saveAll(conversation) {
+    this.removed.delete(conversation.id);
+    await this.save(conversation, conversation.messages.values(), []);
+  }
+
   async remove(id) {
+    this.removed.add(id);
     this.unsaved.delete(id);
     try {
       await this.transact("readwrite", (conversations, all) => {

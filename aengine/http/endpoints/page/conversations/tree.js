@@ -6,9 +6,9 @@
  * @typedef {{message: string, remedy: string}} Failure
  * @typedef {{prompt: number, completion: number}} Tokens what the server counted for this answer
  *
- * `finish` is the server's reason, or "stopped", "failed", "edited"; empty while the answer comes, and if its tab was closed.
+ * `version` counts how often it was written. `finish` is the server's reason, or "stopped", "failed", "edited"; empty while the answer comes, and if its tab was closed.
  * @typedef {{id: string, conversation: string, parent: string | null, role: "user" | "assistant", created: number, content: string,
- *   reasoning: string, calls: Call[], finish: string, note: string, model: string, failure: Failure | null, tokens: Tokens | null}} Message
+ *   reasoning: string, calls: Call[], finish: string, note: string, model: string, failure: Failure | null, tokens: Tokens | null, version: number}} Message
  *
  * @typedef {{id: string, title: string, created: number, changed: number, leaf: string | null, system: string, model: string}} ConversationRecord
  */
@@ -40,12 +40,12 @@ class Conversation {
     return this.record.id;
   }
 
-  /** Take messages that were stored meanwhile; those that are known keep their identity. */
+  /** Take messages that were stored meanwhile; those that are known keep their identity, and what is newer here. */
   merge(messages) {
     for (const message of messages) {
       const known = this.messages.get(message.id);
-      if (known) Object.assign(known, message);
-      else this.messages.set(message.id, message);
+      if (!known) this.messages.set(message.id, message);
+      else if (message.version > known.version) Object.assign(known, message);
     }
   }
 
@@ -89,7 +89,7 @@ class Conversation {
     const last = Math.max(0, ...this.children(parent).map((one) => one.created));
     const message = {
       id: newId(), conversation: this.id, parent, role, created: Math.max(Date.now(), last + 1), content,
-      reasoning: "", calls: [], finish: "", note: "", model: "", failure: null, tokens: null, ...more,
+      reasoning: "", calls: [], finish: "", note: "", model: "", failure: null, tokens: null, version: 0, ...more,
     };
     this.messages.set(message.id, message);
     this.record.leaf = message.id;
