@@ -53,7 +53,7 @@ async def picture() -> bytes:
     if program is None:
         raise SystemExit("a Chromium is needed (on Debian: apt-get install chromium)")
     async with chromium(program) as browser, browser.tab() as tab, demo_page(tab) as url:
-        await tab.look(1120, 810)
+        await tab.look(1280, 810)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(crowd, url)
             await anyio.sleep(BUSY_SECONDS - 5)

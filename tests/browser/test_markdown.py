@@ -171,6 +171,42 @@ async def test_code_has_a_language_and_a_button_that_copies(tab: Tab) -> None:
         assert await tab.evaluate("navigator.clipboard.readText()") == "if a:\n    b()"
 
 
+COLOURED = {
+    "python": (
+        'def f(): return "a" # b\n"""c',
+        ["keyword def", "keyword return", 'string "a"', "comment # b", 'string """c'],
+    ),
+    "ts": ("const a = `b` + 0x1F; /* c", ["keyword const", "string `b`", "number 0x1F", "comment /* c"]),
+    "SQL": ("select 'it''s' -- a", ["keyword select", "string 'it''s'", "comment -- a"]),
+    "sh": ("if a#b; then # c", ["keyword if", "keyword then", "comment # c"]),
+    "rust": ("fn f<'a>() { 'b' }", ["keyword fn", "string 'b'"]),
+    "c++": ("#include <a>\nint x = 1.5f;", ["keyword #include", "keyword int", "number 1.5f"]),
+    "html": (
+        '<a href="b">c</a><!-- d',
+        ["keyword <a", 'string "b"', "keyword >", "keyword </a", "keyword >", "comment <!-- d"],
+    ),
+    "json": ('{"a": [1e5, true]}', ['string "a"', "number 1e5", "keyword true"]),
+    "diff": ("+a\n-b\n c", ["added +a\n", "removed -b\n"]),
+    "unknown": ('if "a"', []),
+}
+
+
+async def test_code_is_coloured(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    spans = (
+        "[...document.querySelectorAll('.turn:last-child code span')]"
+        ".map((one) => `${one.className} ${one.textContent}`)"
+    )
+    wrong = {}
+    async with talking_to(engine, tab):
+        for language, (text, expected) in COLOURED.items():
+            await answer(tab, engine, f"```{language}\n{text}\n```")
+            assert await tab.text(".turn:last-child code") == text
+            if (shown := await tab.evaluate(spans)) != expected:
+                wrong[language] = shown
+    assert wrong == {}
+
+
 async def test_links_lead_to_the_web_and_say_nothing_of_where_they_stood(tab: Tab) -> None:
     text = "[a **b**](https://example.org/x_(y)) and http://example.org/z, or <https://example.org>."
     engine = FakeEngine(held=True)
@@ -245,6 +281,14 @@ async def test_a_table_grows_row_by_row(tab: Tab) -> None:
         "a|b\n" * 15_000,
         "|" + " \t" * 30_000 + "\n|" + " \t" * 30_000 + "-x",
         "\\|" * 30_000 + "\n-|-",
+        "*a _b " * 10_000 + "c_ d* " * 10_000,
+        "*a **b " * 10_000 + "c** d*" * 10_000,
+        "![" * 30_000 + "](http://a.b)" * 3_000,
+        "[a]: http://a.b\n" * 4_000 + "[a] " * 20_000,
+        "".join(f"[^{n}] " for n in range(1500)) + "".join(f"\n[^{n}]: a" for n in range(1500)),
+        "http://%" * 20_000,
+        "- a\nb\n" * 10_000,
+        "```js\n" + "/*`'" * 12_000,
     ],
     ids=lambda text: text[:6].strip(),
 )

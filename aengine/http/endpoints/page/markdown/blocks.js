@@ -126,7 +126,12 @@ class BlockReader {
     else this.readParagraph();
   }
 
-  /** Add a block that ends with the line before the next one to read. */
+  /**
+   * Add a block and step over its last lines.
+   * @param {string} kind
+   * @param {string} source
+   * @param {string | number} info
+   */
   add(kind, source, info = "", lines = 1) {
     this.blocks.push({ kind, source, info });
     this.at += lines;

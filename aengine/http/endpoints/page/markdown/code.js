@@ -4,7 +4,7 @@ const MAX_COLOURED = 50_000; // characters: more would take longer to draw than 
 const NUMBER = String.raw`(?<![\w.])(?:0[xX][\da-fA-F_]+|0[bB][01_]+|\d[\d_]*(?:\.\d[\d_]*)?(?:[eE][+-]?\d+)?)[a-zA-Z]{0,3}\b`;
 const readers = new Map();
 
-/** @returns {{pattern: RegExp, keywords: Set<string>, foldsCase: boolean} | null} null for a language that is not known */
+/** @returns {{pattern: RegExp, keywords: Set<string>, foldsCase: boolean, isMarkup: boolean} | null} null for a language that is not known */
 function codeReader(language) {
   const written = language.toLowerCase().split(/[\s{,:]/, 1)[0];
   const name = Object.hasOwn(LANGUAGE_NAMES, written) ? LANGUAGE_NAMES[written] : written;

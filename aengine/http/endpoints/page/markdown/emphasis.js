@@ -61,7 +61,10 @@ class InlineWriter {
     return value;
   }
 
-  /** A link; within another one, as an image may be, only its label. */
+  /**
+   * A link; within another one, as an image may be, only its label.
+   * @param {any} part
+   */
   writeLink({ begin, end, value, last, labelBegin, labelEnd }, index, links) {
     if (links >= MAX_LINKS) return this.text.slice(begin, end);
     const label = this.write(index + 1, last, labelBegin, labelEnd, links + 1);

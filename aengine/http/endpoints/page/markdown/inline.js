@@ -3,7 +3,7 @@
 
 /**
  * A part of a text from `begin` to `end`. A link's label has the parts up to the index `last`.
- * @typedef {{kind: string, begin: number, end: number, value?: any, last?: number, labelEnd?: number}} Part
+ * @typedef {{kind: string, begin: number, end: number, value: any, last?: number, labelBegin?: number, labelEnd?: number}} Part
  */
 
 const SPECIAL = /\\|`+|\*+|_+|~~+|&|<|!?\[|\]|\$\$?|https?:\/\/|www\.|\n/g;
