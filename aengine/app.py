@@ -36,6 +36,8 @@ _UNKNOWN_CALLS = (
     "them; the knob tool_format (--tool-format) names it"
 )
 
+_NO_PLACE_FOR_TOOLS = "tools: the chat template has no place for them, so that requests with tools are refused"
+
 EngineFactory = Callable[[EngineConfig], AbstractAsyncContextManager[EngineLike]]
 
 
@@ -137,6 +139,8 @@ class Application:
                 state.ready(engine)
                 if engine.answer_format.unknown_calls and state.config.tool_format == "auto":
                     _print(_UNKNOWN_CALLS)
+                if not engine.answer_format.sees_tools:
+                    _print(_NO_PLACE_FOR_TOOLS)
                 self.ready_text = f"{', '.join(state.model_names)} is ready after {time.perf_counter() - begin:.1f} s"
                 if self.announces:
                     _print(self.ready_text)

@@ -30,6 +30,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     harmony: bool = False  # thoughts, calls and content are messages in channels
     calls: CallFormatName | None = None
     unknown_calls: bool = False  # the template offers tools to the model, and nobody knows how it calls them
+    sees_tools: bool = True  # the template has a place for tools
     thoughts: bool = False
     thought_markers: ThoughtMarkers = THINK
     markers: Mapping[str, int] = {}  # those that are tokens of their own, with their ids

@@ -26,6 +26,7 @@ from aengine.text.template.control_tokens import ControlTokens, Marker
 from aengine.text.template.harmony_chat import harmony_kwargs, harmony_messages, harmony_tools
 from aengine.text.template.sandbox import Sandbox
 from aengine.text.template.tool_responses import with_tool_responses
+from aengine.text.template.tools_in_messages import with_tools, with_written_calls
 
 RENDER_SECONDS = 5.0
 _LARGEST_TEXT = 4 * 2**20  # characters; and eight times the messages' own size on top
@@ -70,6 +71,9 @@ _CALL: list[dict[str, object]] = [
 ]
 
 
+_TOOLS = [{"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}]
+
+
 class ChatTemplates:
     """The chat templates of a checkpoint, compiled. `where` names the checkpoint in errors; `harmony`: they are
     gpt-oss's, which read a chat in their own way.
@@ -99,12 +103,16 @@ class ChatTemplates:
             name: Template.from_code(self._sandbox, one.code, self._sandbox.make_globals(None))
             for name, one in compiled.items()
         }
-        self.takes_tools = any("tools" in one.reads for one in compiled.values())
+        self._reads_tools = any("tools" in one.reads for one in compiled.values())
+        self._tools_in_messages = False
         self._thinking = any("thinking" in one.reads for one in compiled.values())
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
         self._gathers_results = False
         self._calls = self._calls_layout(sources.values())
         self._gathers_results = self._leaves_out_results(sources.values())
+        self._knows_calls = any("tool_calls" in source for source in sources.values())
+        self._tools_in_messages = self._looks_for_tools_in_messages(sources.values())
+        self.takes_tools = self._reads_tools or self._tools_in_messages
 
     def __bool__(self) -> bool:
         return bool(self._templates)
@@ -133,6 +141,15 @@ class ChatTemplates:
         if self._gathers_results:
             plain = with_tool_responses(plain)
         offered = None if tools is None else plain_data(tools, "tools")
+        if self._tools_in_messages:
+            plain = plain if self._knows_calls else with_written_calls(plain)
+            plain = with_tools(plain, offered) if isinstance(offered, list) and offered else plain
+        elif offered and not self._reads_tools:
+            raise InvalidRequestError(
+                "tools: the model would not see them, its chat template has no place for tools; describe them in a "
+                "message, or serve the model with another template",
+                "tools",
+            )
         if self._harmony:
             plain, kwargs = harmony_messages(plain), harmony_kwargs(kwargs)
             offered = harmony_tools(offered) if isinstance(offered, list) else offered
@@ -183,6 +200,15 @@ class ChatTemplates:
         with suppress(InvalidRequestError, CheckpointError):
             return self.render(_CALL)[0].count("probe") == 1
         return True
+
+    def _looks_for_tools_in_messages(self, sources: Iterable[str]) -> bool:
+        """Whether the template takes tools with the system message, and not in any other way."""
+        if self._reads_tools or not any("tools" in source for source in sources):
+            return False
+        self._tools_in_messages = True
+        with suppress(InvalidRequestError, CheckpointError):
+            return "probe" in self.render(_CALL[:1], _TOOLS)[0]
+        return False
 
     def _choose(self, tools: object) -> Template:
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"

@@ -75,6 +75,8 @@ class Tokenizer:
         )
         if self._templates.takes_tools and self.answer_format.calls is None and not self.answer_format.harmony:
             self.answer_format = msgspec.structs.replace(self.answer_format, unknown_calls=True)
+        if self._templates and not self._templates.takes_tools:
+            self.answer_format = msgspec.structs.replace(self.answer_format, sees_tools=False)
         if self._thinking_is_opt_in(settings.templates.values()):
             self.answer_format = msgspec.structs.replace(self.answer_format, thinking_is_opt_in=True)
         self._quoting_backend = quoting_backend(backend, control)

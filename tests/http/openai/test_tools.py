@@ -187,6 +187,12 @@ async def test_a_template_whose_calls_nobody_knows_gets_a_line(
     assert capsys.readouterr().err.count("tool_format") == lines
 
 
+async def test_a_template_without_a_place_for_tools_gets_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(saying("a", form=AnswerFormat(sees_tools=False))) as server:
+        await server.post(PATH, messages=HELLO)
+    assert capsys.readouterr().err.count("requests with tools are refused") == 1
+
+
 async def test_continuous_usage_grows_with_the_tokens_that_were_read() -> None:
     engine = saying(*ALL)
     options = {"include_usage": True, "continuous_usage_stats": True}

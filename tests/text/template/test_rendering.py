@@ -73,7 +73,11 @@ class Pair:
         self.templates = str(self.theirs.chat_template)
 
     async def compare(self, messages: Messages, *, tools: Any = None, prompt: bool = True, **kwargs: Any) -> None:
-        """Same ids, or both refuse."""
+        """Same ids, or both refuse; and tools that the template would leave out are refused here."""
+        if tools and not self.ours.answer_format.sees_tools:
+            with pytest.raises(InvalidRequestError, match="no place for tools"):
+                await self.ours.encode_chat(messages, tools, kwargs, prompt)
+            return
         try:
             expected = self.theirs.apply_chat_template(
                 messages, tools=tools, add_generation_prompt=prompt, tokenize=True, return_dict=False, **kwargs
@@ -212,6 +216,31 @@ async def test_a_sentencepiece_tokenizer(tmp_path: Path) -> None:
         await pair.compare(messages)
 
 
+IN_SYSTEM = (
+    "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not "
+    "none %}{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' }}"
+    "{% else %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endif %}{% endfor %}"
+)
+
+
+async def test_tools_go_where_the_template_looks_for_them(make: Make) -> None:
+    tokenizer = make(IN_SYSTEM).ours
+    offered = json.dumps([tool["function"] for tool in TOOLS], ensure_ascii=False)
+
+    async def text(*messages: dict[str, Any]) -> str:
+        return tokenizer.decode(await tokenizer.encode_chat(list(messages), TOOLS), False)
+
+    user = {"role": "user", "content": "hi"}
+    assert await text(user) == f"<|system|><|tool|>{offered}<|/tool|><|user|>hi"
+    assert (
+        await text({"role": "system", "content": "Be."}, user) == f"<|system|>Be.<|tool|>{offered}<|/tool|><|user|>hi"
+    )
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]}
+    written = '<|assistant|>functools[{"name": "f", "arguments": {"a": 1}}]<|tool|>1'
+    assert (await text(user, call, {"role": "tool", "content": "1"})).endswith(written)
+    assert (tokenizer.answer_format.calls, tokenizer.answer_format.sees_tools) == ("phi4", True)
+
+
 async def test_named_templates(make: Make) -> None:
     pair = make(
         [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools | length }} tools"}]
@@ -225,7 +254,7 @@ async def test_template_files_take_the_place_of_the_configs(tmp_path: Path) -> N
     (tmp_path / "chat_template.jinja").write_text("from the file")
     more = tmp_path / "additional_chat_templates"
     more.mkdir()
-    (more / "tool_use.jinja").write_text("with tools")
+    (more / "tool_use.jinja").write_text("with {{ tools | length }} tools")
     pair = Pair(write_tokenizer(tmp_path, byte_level_backend(), {**CONFIG, "chat_template": "from the config"}))
     assert pair.ours.decode(await pair.ours.encode_chat(CHATS["one question"])) == "from the file"
     for tools in (None, TOOLS):

@@ -1,4 +1,7 @@
-"""A list of JSON objects behind `<|tool_call|>`: Phi-4-mini, which ends it with `<|/tool_call|>`, and Granite 3."""
+"""A list of JSON objects behind `<|tool_call|>`: Phi-4-mini, which ends it with `<|/tool_call|>`, and Granite 3.
+
+Both have another way to begin as well, without a token of its own: `functools[{...}]`, and `<tool_call>[{...}]` (3.1).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from aengine.text.answer.formats.base import CallableTool, CallReader, CallSynta
 from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
 from aengine.text.answer.lark import Tokens
 
-_PLAIN_BEGIN = "<tool_call>"  # as Granite 3.1 writes it, without a token of its own
 _BEGIN, _END = "<|tool_call|>", "<|/tool_call|>"
 
 
@@ -16,7 +18,7 @@ class JsonList:
     def __init__(self, *, ended: bool) -> None:
         self.syntax = CallSyntax(
             begin=_BEGIN,
-            begins=() if ended else (_PLAIN_BEGIN,),
+            begins=("functools[",) if ended else ("<tool_call>",),
             opening='"["',
             separator=", ",
             closing=f"]{_END}" if ended else "]",
@@ -27,6 +29,8 @@ class JsonList:
         self._ended = ended
 
     def detect(self, template: str) -> bool:
+        if self._ended and "<|tool|>" in template and "<|/tool|>" in template:
+            return True
         return _BEGIN in template and (_END in template) == self._ended
 
     def reader(self, tools: Tools, first: bool) -> CallReader:

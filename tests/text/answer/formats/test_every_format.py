@@ -248,6 +248,11 @@ def test_what_is_not_closed_ends_with_what_is_around_it(form: CallFormatName, te
             "<tool_call>g-2</tool_call>",
             [("f", '{"text": "a\\n", "count": 1}'), ("g-2", "{}")],
         ),
+        (
+            "phi4",
+            'functools[{"name": "f", "arguments": {"text": "a"}}, {"name": "g-2"}]',
+            [("f", '{"text": "a"}'), ("g-2", "{}")],
+        ),
         ("granite", '<tool_call>[{"name": "f", "arguments": {"text": "a"}}]', [("f", '{"text": "a"}')]),
         ("mistral", "[TOOL_CALLS]g-2[ARGS]null", [("g-2", "{}")]),
         ("mistral", "[TOOL_CALLS]g-2[ARGS]null[TOOL_CALLS]g-2[ARGS][]", [("g-2", "{}")] * 2),
