@@ -164,6 +164,7 @@ class FakeEngine:
         self.answer_format = AnswerFormat()
         self.opens_thought = False
         self.words: Sequence[str] = WORDS
+        self.together = 1  # tokens in a fragment
         self.chats: list[Chat] = []
         self.submitted: list[FragmentStream] = []
         self.numbers = IDLE
@@ -230,7 +231,7 @@ class FakeEngine:
         self.submitted.append(FragmentStream(prompt, params, options))
         stream = FakeStream(str(options["request_id"]), prompt_tokens, one_by_one=not self.held)
         if not self.held:
-            stream.put(*recital(prompt_tokens, params, self.words))
+            stream.put(*joined(recital(prompt_tokens, params, self.words), self.together))
         self._streams.put_nowait(stream)
         return stream
 
@@ -301,6 +302,22 @@ def recital(prompt_tokens: int, params: SamplingParams, words: Sequence[str] = W
     ]
     fragments[-1] = msgspec.structs.replace(fragments[-1], usage=usage)
     return fragments
+
+
+def joined(fragments: list[Fragment], together: int) -> list[Fragment]:
+    """The fragments of one choice, so many of them as one."""
+    if together == 1:
+        return fragments
+    runs = [fragments[start : start + together] for start in range(0, len(fragments), together)]
+    return [
+        msgspec.structs.replace(
+            run[-1],
+            text="".join(each.text for each in run),
+            token_ids=tuple(token_id for each in run for token_id in each.token_ids),
+            logprobs=tuple(one for each in run for one in each.logprobs or ()) or None,
+        )
+        for run in runs
+    ]
 
 
 def _logprobs(position: int, word: str, top: int | None) -> tuple[TokenLogprob, ...] | None:

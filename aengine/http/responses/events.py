@@ -8,7 +8,7 @@ from typing import Any
 from aengine.http.door.errors import ErrorBody, ErrorDetail
 from aengine.http.responses.head import Ending, ResponseHead, ending_of, usage_body
 from aengine.http.responses.items import CallItem, Event, Item, MessageItem, Output
-from aengine.http.responses.logprobs import MessageLogprobs
+from aengine.http.responses.logprobs import MessageLogprobs, by_token
 from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import ContentDelta, Delta
@@ -62,24 +62,29 @@ class ResponseEventEncoder(EventEncoder):
                 return b""
             plain.pieces.append(text)
             return self._text(plain, text)
-        if self._logprobs is not None:
-            self._logprobs.feed(fragment.token_ids, fragment.logprobs)
-        elif self._thought is not None:
-            self._thought.feed(fragment.token_ids)
-        deltas: list[Delta]
-        if self._parser.plain:
-            deltas = [ContentDelta(fragment.text)] if fragment.text else []
+        events = b""
+        if self._logprobs is not None and fragment.logprobs:
+            for one, text in by_token(fragment.text, fragment.logprobs):
+                self._logprobs.feed((one.token_id,), (one,))
+                events += self._read(text)
         else:
-            deltas = self._parser.feed(fragment.text)
-            if fragment.finish_reason is not None:
-                deltas += self._parser.finish(cut=is_cut(fragment))
+            if self._thought is not None and self._logprobs is None:
+                self._thought.feed(fragment.token_ids)
+            events = self._read(fragment.text)
         if fragment.finish_reason is not None:
             self._reason = fragment.finish_reason
-        events = b"".join(map(self._add, deltas))
+            if not self._parser.plain:
+                events += b"".join(map(self._add, self._parser.finish(cut=is_cut(fragment))))
         last = self._output.last
         if self._parser.plain and self._logprobs is None and isinstance(last, MessageItem):
             self._plain = last
         return events
+
+    def _read(self, text: str) -> bytes:
+        """Parse more text; returns the events of what is complete now."""
+        if self._parser.plain:
+            return self._add(ContentDelta(text)) if text else b""
+        return b"".join(map(self._add, self._parser.feed(text)))
 
     def closing(self, usage: Usage | None) -> bytes:
         ending = ending_of(self._reason)
@@ -144,7 +149,7 @@ class ResponseEventEncoder(EventEncoder):
         events = self._text(item, held) if held else b""
         item.status = "completed" if ending.status == "completed" else "incomplete"
         if self._logprobs is not None and isinstance(item, MessageItem):
-            item.logprobs = self._logprobs.all()
+            item.logprobs = self._logprobs.end()
         events += b"".join(self._event(event, item.place) for event in item.closing())
         done = {"type": "response.output_item.done", "output_index": item.index, "item": item.body()}
         return events + self._event(done)

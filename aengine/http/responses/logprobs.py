@@ -1,10 +1,8 @@
-"""Logprobs of a message: those of an answer's tokens that are no thought."""
+"""Logprobs of messages: those of an answer's tokens that are neither thought nor a call."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -13,7 +11,7 @@ from aengine.http.streams import sse
 from aengine.text.answer.thought_tokens import ThoughtTokens
 from aengine.types import TokenLogprob
 
-_SLICE = 1024  # tokens between two turns of the loop
+_FURTHEST = 16  # characters between a token's text and where it is looked for: bytes of a character have no text
 
 
 class MessageLogprobs:
@@ -25,7 +23,7 @@ class MessageLogprobs:
     def __init__(self, form: ChatLogprobs, thought: ThoughtTokens | None) -> None:
         self._form = form
         self._thought = thought
-        self._told: list[bytes] = []  # items of a JSON list, separated by commas
+        self._told: list[bytes] = []  # items of a JSON list, separated by commas; of the message that is being written
         self._waiting: list[bytes] = []
 
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
@@ -45,22 +43,12 @@ class MessageLogprobs:
         self._waiting.clear()
         return msgspec.Raw(b"[%b]" % taken)
 
-    def all(self) -> msgspec.Raw:
-        """The list of all, those that still wait included."""
+    def end(self) -> msgspec.Raw:
+        """End a message: the list of all its tokens, those that still wait included."""
         self.take()
-        return msgspec.Raw(b"[%b]" % b",".join(self._told))
-
-    async def whole(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], characters: int | None) -> object:
-        """The list of a whole answer's, encoded a slice at a time; up to so many characters, where calls follow."""
-        kept: list[TokenLogprob] = []
-        for start in range(0, len(token_ids), _SLICE):
-            kept += self._outside_thought(token_ids[start : start + _SLICE], logprobs[start : start + _SLICE])
-            await asyncio.sleep(0)
-        if characters is not None:
-            ends = accumulate((len(one.token) for one in kept), initial=0)
-            kept = [one for one, begin in zip(kept, ends, strict=False) if begin < characters]
-        body = await self._form.encoded_body(kept)
-        return () if body is None else body["content"]
+        told = b",".join(self._told)
+        self._told.clear()
+        return msgspec.Raw(b"[%b]" % told)
 
     def _outside_thought(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
         thought = self._thought
@@ -74,3 +62,13 @@ class MessageLogprobs:
                 kept.append(logprob)
             ended = thought.over  # the token that ends it is its marker's
         return kept
+
+
+def by_token(text: str, logprobs: Sequence[TokenLogprob]) -> Iterator[tuple[TokenLogprob, str]]:
+    """Each token with its part of the text, as far as that can be told; the last one has the rest."""
+    at = 0
+    for index, one in enumerate(logprobs, 1):
+        found = text.find(one.token, at, at + len(one.token) + _FURTHEST)
+        end = len(text) if index == len(logprobs) else at if found < 0 else found + len(one.token)
+        yield one, text[at:end]
+        at = end

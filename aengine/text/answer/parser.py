@@ -30,11 +30,11 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     harmony: bool = False  # thoughts, calls and content are messages in channels
     calls: CallFormatName | None = None
     unknown_calls: bool = False  # the template offers tools to the model, and nobody knows how it calls them
-    sees_tools: bool = True  # the template has a place for tools
     thoughts: bool = False
     thought_markers: ThoughtMarkers = THINK
     markers: Mapping[str, int] = {}  # those that are tokens of their own, with their ids
     special_markers: frozenset[str] = frozenset()  # those of them that are hidden with the special tokens
+    sees_tools: bool = True  # the template has a place for tools
     thinking_is_opt_in: bool = False  # and not else: the template's `enable_thinking` is false where nobody sets it
 
     def shown_special_ids(self, thoughts: bool, calls: CallFormat | None) -> tuple[int, ...]:

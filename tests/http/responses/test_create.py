@@ -246,6 +246,25 @@ async def test_logprobs_of_calls_are_none_of_the_messages() -> None:
         assert told == words[: -len(CALL)]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tokens", [1, 3])  # in a fragment
+async def test_each_message_has_the_logprobs_of_its_own_tokens(stream: bool, tokens: int) -> None:
+    words = ["I ", "look.", *CALL, "\n", "Do", "ne.", *CALL, "So", " it", " is."]
+    engine = saying(*words, form=AnswerFormat(calls="hermes"))
+    engine.together = tokens
+    more = {"include": ["message.output_text.logprobs"], "tools": [F]}
+    async with serving(engine) as server:
+        if stream:
+            *_, last = parse((await server.post(PATH, input="one", stream=True, **more)).text)
+            output = last["response"]["output"]
+        else:
+            output = (await respond(server, **more))["output"]
+    assert [item["type"] for item in output] == ["message", "function_call"] * 2 + ["message"]
+    parts = [item["content"][0] for item in output[::2]]
+    told = [[one["token"] for one in part["logprobs"]] for part in parts]
+    assert told == [["I ", "look."], ["Do", "ne."], ["So", " it", " is."]]
+
+
 async def test_logprobs_are_bounded() -> None:
     more: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 9}
     async with serving(max_answer_candidates=30) as server:
