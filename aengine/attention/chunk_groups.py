@@ -44,6 +44,20 @@ def attend_in_groups(
     return out
 
 
+def attend_apart(q: Tensor, chunks: AttentionBatch, attend: Callable[[Tensor, AttentionBatch], Tensor]) -> Tensor:
+    """Call `attend` with the chunks' own queries, for kernels that take no others. Arguments as `attend_in_groups`.
+
+    Those of flash-attn 2 read one query of each sequence as a matrix of all sequences.
+    """
+    first = len(q) - sum(chunks.query_lens)
+    if not first:
+        return attend(q, chunks)
+    own = chunks.plan(AttentionBatch, lambda: chunks.part(0, len(chunks.query_lens)))
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out[first:] = attend(q[first:], own)
+    return out
+
+
 def _make_groups(chunks: AttentionBatch, sizes: Sequence[int], most: int) -> ChunkGroups:
     groups = ChunkGroups()
     first = 0

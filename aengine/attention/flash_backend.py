@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
-from aengine.attention.chunk_groups import MOST_GATHERED, attend_in_groups
+from aengine.attention.chunk_groups import MOST_GATHERED, attend_apart, attend_in_groups
 from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8, as_bytes
@@ -130,7 +130,10 @@ class OnGathered:
                 k, v = k.view(FP8).to(q.dtype), v.view(FP8).to(q.dtype).mul_(value_scale)
             return self._kernel(q, k, v, group.query_starts, plan, scale, window)
 
-        return attend_in_groups(q, chunks, chunks.seen_lens(window), MOST_GATHERED, window, attend)
+        def in_groups(q: Tensor, chunks: AttentionBatch) -> Tensor:
+            return attend_in_groups(q, chunks, chunks.seen_lens(window), MOST_GATHERED, window, attend)
+
+        return attend_apart(q, chunks, in_groups)
 
 
 class _Reference:
@@ -161,10 +164,10 @@ class _Reference:
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
     ) -> Tensor:
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        first = len(q) - sum(chunks.query_lens)
-        out[first:] = self._backend.forward(q[first:], k_cache, v_cache, chunks, scale, window, value_scale, scores)
-        return out
+        def attend(q: Tensor, chunks: AttentionBatch) -> Tensor:
+            return self._backend.forward(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
+
+        return attend_apart(q, chunks, attend)
 
 
 class SomeHeads:

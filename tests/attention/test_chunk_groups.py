@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
-from aengine.attention.chunk_groups import attend_in_groups
+from aengine.attention.chunk_groups import attend_apart, attend_in_groups
 
 QUERIES, CONTEXTS = [2, 3, 1, 4], [20, 30, 90, 4]
 
@@ -54,6 +54,19 @@ def test_decodes_before_the_chunks_are_left_alone() -> None:
     out = attend_in_groups(q, chunks, CONTEXTS, 1, None, attend)
     keys = torch.tensor(CONTEXTS).repeat_interleave(torch.tensor(QUERIES))
     assert torch.equal(out[3:].flatten(), q[3:].flatten() + 100 * keys)
+
+
+@pytest.mark.parametrize("decodes", [0, 3])
+def test_a_kernel_that_takes_no_other_queries_gets_those_of_the_chunks(decodes: int) -> None:
+    q, chunks = torch.arange(10.0 + decodes).view(-1, 1, 1), batch()
+    chunks.query_starts += decodes
+
+    def attend(own: Tensor, group: AttentionBatch) -> Tensor:
+        assert group.query_starts.tolist() == [0, 2, 5, 6, len(own)]
+        assert group.query_lens == QUERIES
+        return -own
+
+    assert torch.equal(attend_apart(q, chunks, attend)[decodes:], -q[decodes:])
 
 
 def test_layers_with_and_without_a_window_have_groups_of_their_own() -> None:

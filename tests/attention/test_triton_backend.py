@@ -109,6 +109,7 @@ STEPS = {
     "one chunk": ([], [(100, 100)]),
     "chunks of longer contexts": ([], [(500, 100), (64, 64), (33, 1), (700, 17)]),
     "both": ([5, 300], [(200, 77), (90, 90)]),
+    "both, one token of each prompt": ([5, 300], [(200, 1), (1, 1)]),
     "chunks that are worth copying their pages": ([5, 300], [(2000, 700), (90, 90), (300, 300)]),
 }
 

@@ -32,12 +32,13 @@ async def test_replayed_steps_give_the_reference(reference: Reference, cuda_grap
     assert results[0].text == reference.text
 
 
-def test_padding_wastes_at_most_an_eighth() -> None:
+def test_every_batch_is_padded_to_a_size_that_costs_little_more() -> None:
+    """Up to 64 rows a step mostly reads weights. Beyond, every row takes time of its own."""
     from aengine.runtime.cuda.decode_graphs import graph_sizes
 
     sizes = graph_sizes(512)
     assert sizes[0] == 1
     assert sizes[-1] == 512
     for smaller, larger in itertools.pairwise(sizes):
-        assert (larger - (smaller + 1)) / larger <= 0.12
-    assert {16, 32, 64} <= set(sizes)  # more rows go through other kernels
+        assert (larger - (smaller + 1)) / larger <= (0.13 if larger > 64 else 0.25)
+    assert {16, 32, 64, 128} <= set(sizes)  # more rows go through other kernels
