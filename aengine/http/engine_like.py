@@ -64,6 +64,11 @@ class TokenizerLike(Protocol):
         """What the checkpoint's files say of it."""
         ...
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Control tokens, which outputs leave out."""
+        ...
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def token(self, token_id: int) -> str | None:

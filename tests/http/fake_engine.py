@@ -120,7 +120,7 @@ class FakeStream:
 
 
 class FakeTokenizer:
-    """One id per word: how long it is."""
+    """One id per word: how long it is. From 100 on they are those of `WORDS`."""
 
     async def encode(
         self, text: str, add_special_tokens: bool = True, context: int | None = None, left: int = 1
@@ -131,6 +131,7 @@ class FakeTokenizer:
         return [len(messages)]
 
     info: TokenizerInfo
+    special_ids = frozenset[int]()
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return " ".join("x" * token_id for token_id in token_ids)
@@ -139,7 +140,7 @@ class FakeTokenizer:
         return "x" * token_id
 
     def token_bytes(self, token_id: int) -> bytes:
-        return b"x" * token_id
+        return WORDS[token_id - 100].encode() if 100 <= token_id < 100 + len(WORDS) else b"x" * token_id
 
     def token_text(self, token_id: int) -> str:
         return "x" * token_id

@@ -179,6 +179,8 @@ class OpenAIRequest(Sampling, kw_only=True):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None  # as vLLM: of the prompt and of each choice
+    return_tokens_as_token_ids: bool | None = None  # tokens of logprobs are written "token_id:5"
 
     def usage_shown(self) -> UsageShown:
         """Which chunks of a stream show usage.

@@ -112,6 +112,7 @@ class PromptCandidate(msgspec.Struct, frozen=True):
 
 
 PromptLogprobs = list[dict[str, PromptCandidate] | None] | msgspec.UnsetType  # by token id; unset where nobody asked
+TokenIds = list[int] | msgspec.UnsetType  # with return_token_ids
 
 
 class GeneratedChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +151,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobsBody | None
     finish_reason: FinishReason
     prompt_logprobs: PromptLogprobs = msgspec.UNSET
+    prompt_token_ids: TokenIds = msgspec.UNSET
+    token_ids: TokenIds = msgspec.UNSET
 
 
 class CompletionBody(msgspec.Struct, frozen=True):
@@ -201,6 +204,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     message: AssistantMessage
     logprobs: ChatLogprobsBody | None
     finish_reason: FinishReason | Literal["tool_calls"]
+    token_ids: TokenIds = msgspec.UNSET
 
 
 class ChatBody(msgspec.Struct, frozen=True):
@@ -213,6 +217,7 @@ class ChatBody(msgspec.Struct, frozen=True):
     choices: list[ChatChoice]
     usage: UsageBody
     prompt_logprobs: PromptLogprobs = msgspec.UNSET
+    prompt_token_ids: TokenIds = msgspec.UNSET
 
 
 class ServerLoad(msgspec.Struct, frozen=True):

@@ -25,20 +25,26 @@ class NamedSchema(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """OpenAI's `response_format`."""
+    """OpenAI's `response_format`. Both types of JSON take the schema where others have it, too."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
+    schema: dict[str, Any] | None = None  # as llama.cpp has it
+    value: dict[str, Any] | None = None  # as TGI has it
 
     def structured(self) -> Structured | None:
         name = "response_format"
         if self.type == "text":
             return None
-        if self.type == "json_object":
-            return Structured(json_object=True, origin=name)
-        if self.json_schema is None or self.json_schema.schema is None:
-            raise InvalidRequestError("response_format of type json_schema needs json_schema.schema", name)
-        return Structured(json=self.json_schema.schema, strict=bool(self.json_schema.strict), origin=name)
+        named = self.json_schema or NamedSchema()
+        schemas = [schema for schema in (named.schema, self.schema, self.value) if schema is not None]
+        if any(schema != schemas[0] for schema in schemas):
+            raise InvalidRequestError("response_format has two schemas that differ", name)
+        if schemas:
+            return Structured(json=schemas[0], strict=bool(named.strict), origin=name)
+        if self.type == "json_schema" or self.json_schema is not None:
+            raise InvalidRequestError(f"response_format of type {self.type} needs json_schema.schema", name)
+        return Structured(json_object=True, origin=name)
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):

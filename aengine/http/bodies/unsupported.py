@@ -45,10 +45,8 @@ REFUSED: Mapping[str, Unsupported] = {
     "function_call": Unsupported("an older form of tool_choice; send tool_choice", ("none", "auto")),
     "modalities": Unsupported(_TEXT_ONLY, (["text"], [])),
     "audio": Unsupported(_TEXT_ONLY),
-    "prediction": _NOT_BUILT,
     "web_search_options": Unsupported("the model searches nothing by itself; offer it tools"),
     "moderation": _NOT_BUILT,
-    "verbosity": Unsupported("not supported; ask for it in a message", ("medium",)),
     "reasoning": Unsupported("send reasoning_effort", ({},)),
     "thinking": Unsupported("send reasoning_effort, or chat_template_kwargs"),
     "enable_thinking": Unsupported("send chat_template_kwargs with enable_thinking in it, or reasoning_effort"),
@@ -63,8 +61,6 @@ REFUSED: Mapping[str, Unsupported] = {
     "media_io_kwargs": Unsupported(_TEXT_ONLY, ({},)),
     "prompt_embeds": Unsupported("prompts are text or token ids"),
     "logprob_token_ids": Unsupported("not supported; ask for logprobs"),
-    "return_tokens_as_token_ids": _off("not supported; /generate gives token ids"),
-    "return_token_ids": _off("not supported; /generate gives token ids"),
     "return_prompt_text": _off("not supported; /tokenize gives the prompt"),
     "include_reasoning": Unsupported("the thought is always told; reasoning_effort none keeps it away", (True,)),
     "thinking_token_budget": Unsupported("not supported; see max_tokens and reasoning_effort", (-1,)),
@@ -107,6 +103,11 @@ REFUSED: Mapping[str, Unsupported] = {
     "max_new_tokens": Unsupported("it is called max_tokens here"),
     "min_new_tokens": Unsupported("it is called min_tokens here", (0,)),
     "sampling_seed": Unsupported("it is called seed here"),
+    # llama.cpp
+    "grammar": Unsupported("send structured_outputs with grammar in it, in Lark's notation", ("",)),
+    "n_predict": Unsupported("it is called max_tokens here", (-1,)),
+    "n_probs": Unsupported("send logprobs", (0,)),
+    "repeat_penalty": Unsupported("it is called repetition_penalty here", (1,)),
     # Ways to draw that transformers and llama.cpp have
     "typical_p": Unsupported(_OTHER_DRAWS, (1,)),
     "tfs_z": Unsupported(_OTHER_DRAWS, (1,)),
@@ -128,6 +129,8 @@ REFUSED_IN_MESSAGES: Mapping[str, Unsupported] = {
 
 # What an answer does not depend on: accounts, routing, caches, and how chunks are cut.
 _OF_NO_CONSEQUENCE = (
+    # hints: how long an answer is, and what it may be like
+    "verbosity prediction "
     "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
     "request_id rid session_id extra_key custom_labels stream_interval spaces_between_special_tokens "
     "guided_decoding_backend structured_outputs.backend structured_outputs.disable_fallback "
@@ -231,8 +234,10 @@ def _refused(name: str, struct: type[msgspec.Struct], path: str) -> Unsupported 
         return _CALLS_ARE_TEXT
     if name == "max_completion_tokens":
         return Unsupported("it is called max_tokens here")
+    if name == "return_token_ids" and struct is GenerateRequest:
+        return Unsupported("they are always told here", (True, False))
     if name in _ELSEWHERE and name not in REFUSED:
-        return Unsupported(f"{path} has no such field", _NOTHING)
+        return Unsupported(f"{path} has no such field", (*_NOTHING, 1) if name == "best_of" else _NOTHING)
     return REFUSED.get(name)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,6 +40,7 @@ class SubmittedChat(NamedTuple):
     stream: StreamLike
     readers: list[ChoiceReader]
     logprobs: ChatLogprobs | None
+    token_ids: Sequence[int]  # of the prompt
 
 
 class Endpoint:
@@ -77,9 +78,10 @@ class Endpoint:
         adapter: str | None,
         streamed: bool,
         last_tokens: int | None = None,
+        tokens_as_ids: bool = False,
     ) -> SubmittedChat:
         """Render a chat and enqueue it, with readers for its answers. `names` are the request's names for parameters of
-        the engine; of the prompt only the `last_tokens` are kept.
+        the engine; of the prompt only the `last_tokens` are kept. tokens_as_ids: as logprobs tell them.
 
         Raises `InvalidRequestError`, `QueueFullError` and their like.
         """
@@ -114,7 +116,9 @@ class Endpoint:
             )
         bytes_of = engine.tokenizer.token_bytes
         readers = list(map(reading.reader, repeat(prompt.opens_thought, params.n), repeat(bytes_of)))
-        return SubmittedChat(stream, readers, None if params.logprobs is None else ChatLogprobs(bytes_of))
+        logprobs = None if params.logprobs is None else ChatLogprobs(bytes_of, tokens_as_ids)
+        assert not isinstance(token_ids, str)
+        return SubmittedChat(stream, readers, logprobs, token_ids)
 
     def _candidates(self, engine: EngineLike, params: SamplingParams, **counts: Any) -> CandidateBudget:
         return CandidateBudget(self._state.config.max_answer_candidates, engine, params, **counts)

@@ -55,12 +55,16 @@ class Chat(Endpoint):
             adapter=model.adapter,
             streamed=bool(body.stream),
             last_tokens=body.truncate_prompt_tokens,
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
         )
+        prompt_ids = chat.token_ids if body.return_token_ids else None
         if body.stream:
-            encoder = ChatChunkEncoder(head, chat.stream, usage_shown, chat.readers, chat.logprobs)
+            encoder = ChatChunkEncoder(head, chat.stream, usage_shown, chat.readers, chat.logprobs, prompt_ids)
             return self._stream(chat.stream, encoder)
         stream, prompt_logprobs_of = with_prompt_logprobs(chat.stream, engine.tokenizer, body.prompt_logprobs)
         return self._whole(
             stream,
-            lambda completion: chat_body(head | prompt_logprobs_of(0), completion, chat.readers, chat.logprobs),
+            lambda completion: chat_body(
+                head | prompt_logprobs_of(0), completion, chat.readers, chat.logprobs, prompt_ids
+            ),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Sequence
 
 import msgspec
 from starlette.requests import Request
@@ -16,6 +17,8 @@ from aengine.http.endpoints.base import Endpoint
 from aengine.http.endpoints.prompts import EchoBudget, Prompt, cut, split_prompts, text_of
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.openai.chunks import CompletionChunkEncoder
+from aengine.http.openai.logprobs import CompletionForm, CompletionLogprobs
+from aengine.http.openai.offsets import TextOffsets
 from aengine.http.openai.whole import completion_body
 from aengine.http.streams.echo import EchoingStream
 from aengine.http.streams.gathered import GatheredStream
@@ -54,6 +57,7 @@ class Completions(Endpoint):
         salt = self._salt(request, body.cache_salt)
         repeated = EchoBudget(params.n)
         streams: list[StreamLike] = []
+        read: list[tuple[str, Sequence[int]]] = []  # of each prompt: the text that is repeated, and its ids
         try:
             for position, prompt in enumerate(prompts):
                 if position:
@@ -63,17 +67,21 @@ class Completions(Endpoint):
                 text = text_of(prompt, engine.tokenizer) if body.echo else ""
                 repeated.add(text)
                 prompt, params = await budget.add(prompt)
+                if body.return_token_ids and isinstance(prompt, str):
+                    prompt = await engine.tokenizer.encode(prompt, context=engine.max_model_len)
+                read.append((text, () if isinstance(prompt, str) else prompt))
                 stream = await _submit(engine, prompt, params, body, own_id, salt, model.adapter)
                 streams.append(_echoing(stream, engine, text, prompt, body) if body.echo else stream)
         except BaseException:
             for stream in streams:
                 stream.abort()
             raise
+        form = _form(engine, body, params, read)
         stream = streams[0] if len(streams) == 1 else GatheredStream(request_id, streams, params.n)
         if not body.stream:
             stream, prompt_logprobs_of = with_prompt_logprobs(stream, engine.tokenizer, body.prompt_logprobs)
-            return self._whole(stream, lambda completion: completion_body(head, completion, prompt_logprobs_of))
-        return self._stream(stream, CompletionChunkEncoder(head, stream, usage_shown))
+            return self._whole(stream, lambda completion: completion_body(head, completion, prompt_logprobs_of, form))
+        return self._stream(stream, CompletionChunkEncoder(head, stream, usage_shown, form))
 
 
 def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
@@ -111,6 +119,21 @@ async def _submit(
         cache_salt=cache_salt,
         adapter=adapter,
     )
+
+
+def _form(
+    engine: EngineLike, body: CompletionRequest, params: SamplingParams, read: Sequence[tuple[str, Sequence[int]]]
+) -> CompletionForm:
+    """How the answer tells its choices, of which each prompt has n."""
+    hidden = engine.tokenizer.special_ids.difference(params.shown_special_ids) if params.skip_special_tokens else ()
+
+    def logprobs(index: int) -> CompletionLogprobs:
+        text, ids = read[index // params.n]
+        echoed = len(ids) if body.echo and body.logprobs is not None else 0
+        offsets = TextOffsets(engine.tokenizer, hidden, text, echoed)
+        return CompletionLogprobs(offsets, bool(body.return_tokens_as_token_ids))
+
+    return CompletionForm(logprobs, (lambda index: read[index // params.n][1]) if body.return_token_ids else None)
 
 
 def _echoing(

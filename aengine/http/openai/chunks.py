@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aengine.http.bodies.requests import UsageShown
 from aengine.http.engine_like import StreamLike
-from aengine.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, usage_body
+from aengine.http.openai.logprobs import ChatLogprobs, CompletionForm, CompletionLogprobs, usage_body
 from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import Call, CallDelta, ContentDelta, Delta, ReasoningDelta
@@ -17,15 +17,21 @@ from aengine.text.answer.parser import AnswerParser
 from aengine.text.reading.answer_reading import ChoiceReader
 from aengine.types import FinishReason, Fragment, Usage, is_cut
 
+_NOTHING: Mapping[str, Any] = {}
 _HOLE = sse.encode(sse.HOLE)
 
 
 class ChunkEncoder(EventEncoder, ABC):
     """Encodes one request's chunks. A subclass writes the entry of one choice."""
 
-    def __init__(self, head: dict[str, Any], stream: StreamLike, usage_shown: UsageShown) -> None:
-        """`head` has the fields that all chunks share: id, object, created, model."""
+    def __init__(
+        self, head: dict[str, Any], stream: StreamLike, usage_shown: UsageShown, shows_ids: bool = False
+    ) -> None:
+        """`head` has the fields that all chunks share: id, object, created, model. shows_ids: token ids as well."""
         self._head = head
+        self._shows_ids = shows_ids
+        self._ids: defaultdict[int, list[int]] = defaultdict(list)  # by choice, which no chunk has told yet
+        self._counts = shows_ids or usage_shown == "always"  # no two chunks are alike
         self._usage_shown = usage_shown
         self._prompt_tokens = stream.prompt_tokens
         self._completion_tokens = 0  # counted so far, where usage stands in every chunk
@@ -54,12 +60,20 @@ class ChunkEncoder(EventEncoder, ABC):
         """
         if (around := self._around.get((index, kind))) is None:
             around = self._event(self._choice(index, kind(sse.HOLE))).split(_HOLE)
-            if self._usage_shown != "always":
+            if not self._counts:
                 self._around[index, kind] = around
         return sse.encode(text).join(around)
 
-    def _event(self, choice: dict[str, Any]) -> bytes:
-        chunk = {**self._head, "choices": (choice,)}
+    def _count(self, fragment: Fragment) -> None:
+        self._completion_tokens += len(fragment.token_ids)
+        if self._shows_ids:
+            self._ids[fragment.index] += fragment.token_ids
+
+    def _event(self, choice: dict[str, Any], more: Mapping[str, Any] = _NOTHING) -> bytes:
+        """The chunk of a choice; `more` stands beside it."""
+        if self._shows_ids:
+            choice["token_ids"] = self._ids.pop(choice["index"], ())
+        chunk = {**self._head, **more, "choices": (choice,)}
         if self._usage_shown == "last":
             chunk["usage"] = None  # in all chunks but the last, says OpenAI
         elif self._usage_shown == "always":
@@ -78,24 +92,35 @@ class ChunkEncoder(EventEncoder, ABC):
 class CompletionChunkEncoder(ChunkEncoder):
     """Encodes chunks of `/v1/completions`; offsets into a choice's text run on from chunk to chunk."""
 
-    def __init__(self, head: dict[str, Any], stream: StreamLike, usage_shown: UsageShown) -> None:
-        super().__init__(head, stream, usage_shown)
-        self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)  # by choice
+    def __init__(self, head: dict[str, Any], stream: StreamLike, usage_shown: UsageShown, form: CompletionForm) -> None:
+        super().__init__(head, stream, usage_shown, form.prompt_ids is not None)
+        self._form = form
+        self._logprobs: dict[int, CompletionLogprobs] = {}  # by choice
+        self._lengths: Counter[int] = Counter()  # characters told, by choice
+        self._begun: set[int] = set()  # choices whose prompt's ids have been told
 
     def event(self, fragment: Fragment) -> bytes:
-        if self._usage_shown == "always":
-            self._completion_tokens += len(fragment.token_ids)
+        if self._counts:
+            self._count(fragment)
         if fragment.finish_reason is None and fragment.logprobs is None:
             # Text may be held back: bytes of a character, the start of a stop string.
             return self._piece(fragment.index, ContentDelta, fragment.text) if fragment.text else b""
-        logprobs = self._logprobs[fragment.index].body(fragment.logprobs)
-        return self._event(self._choice(fragment.index, ContentDelta(fragment.text), logprobs, fragment.finish_reason))
+        index, reason = fragment.index, fragment.finish_reason
+        if (told := self._logprobs.get(index)) is None:
+            told = self._logprobs[index] = self._form.logprobs(index)
+        self._lengths[index] += len(fragment.text)
+        logprobs = told.body(fragment.logprobs, None if reason is None else self._lengths[index])
+        return self._event(self._choice(index, ContentDelta(fragment.text), logprobs, reason))
 
     def _choice(
         self, index: int, delta: Delta | None, logprobs: dict[str, Any] | None = None, reason: str | None = None
     ) -> dict[str, Any]:
         text = delta.text if isinstance(delta, ContentDelta) else ""
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        if self._shows_ids and index not in self._begun:
+            self._begun.add(index)
+            choice |= self._form.ids_of_prompt(index)
+        return choice
 
 
 class ChatChunkEncoder(ChunkEncoder):
@@ -108,24 +133,29 @@ class ChatChunkEncoder(ChunkEncoder):
         usage_shown: UsageShown,
         readers: Sequence[ChoiceReader],
         logprobs: ChatLogprobs | None,
+        prompt_ids: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(head, stream, usage_shown)
+        """prompt_ids: where token ids are asked for."""
+        super().__init__(head, stream, usage_shown, prompt_ids is not None)
+        self._prompt_ids = prompt_ids
         self._readers = readers
         self._logprobs = logprobs
 
     def opening(self) -> bytes:
         """The chunks with the role, one per choice. Where content may stay away, it is null until it comes."""
         events = []
+        more = _NOTHING if self._prompt_ids is None else {"prompt_token_ids": self._prompt_ids}
         for index, reader in enumerate(self._readers):
             role = {"role": "assistant", "content": "" if reader.parser.plain else None}
-            events.append(self._event({"index": index, "delta": role, "logprobs": None, "finish_reason": None}))
+            events.append(self._event({"index": index, "delta": role, "logprobs": None, "finish_reason": None}, more))
+            more = _NOTHING
         return b"".join(events)
 
     def event(self, fragment: Fragment) -> bytes:
         index, reason = fragment.index, fragment.finish_reason
         parser, thought = self._readers[index]
-        if self._usage_shown == "always":
-            self._completion_tokens += len(fragment.token_ids)
+        if self._counts:
+            self._count(fragment)
         ends = reason is not None or fragment.logprobs is not None  # with an event that is not encoded beforehand
         deltas: list[Delta]
         if plain := parser.plain:

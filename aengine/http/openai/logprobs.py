@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from aengine.http.streams.slices import encoded_list
+from aengine.http.openai.offsets import TextOffsets
+from aengine.http.streams.slices import SLICE, encoded_list
 from aengine.types import TokenLogprob, TopLogprob, Usage
 
 
@@ -24,12 +26,18 @@ def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> dict[str, A
     }
 
 
+def _name(one: TokenLogprob | TopLogprob, as_id: bool) -> str:
+    """The token as logprobs tell it; as an id in vLLM's words."""
+    return f"token_id:{one.token_id}" if as_id else one.token
+
+
 class ChatLogprobs:
     """Logprobs as `/v1/chat/completions` has them: a list of tokens under `content`."""
 
-    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+    def __init__(self, bytes_of: Callable[[int], bytes], as_ids: bool = False) -> None:
         """`bytes_of` tells a token's own bytes: a part of a character has no text of its own."""
         self._bytes_of = bytes_of
+        self._as_ids = as_ids
 
     def body(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         return None if logprobs is None else {"content": [self._with_top(one) for one in logprobs]}
@@ -43,7 +51,7 @@ class ChatLogprobs:
 
     def _candidate(self, one: TokenLogprob | TopLogprob) -> dict[str, Any]:
         own = self._bytes_of(one.token_id) if "\ufffd" in one.token else one.token.encode()
-        return {"token": one.token, "logprob": one.logprob, "bytes": list(own)}
+        return {"token": _name(one, self._as_ids), "logprob": one.logprob, "bytes": list(own)}
 
 
 class CompletionLogprobs:
@@ -51,42 +59,55 @@ class CompletionLogprobs:
     chunk.
     """
 
-    def __init__(self) -> None:
-        self._offset = 0  # characters
+    def __init__(self, offsets: TextOffsets, as_ids: bool) -> None:
+        self._offsets = offsets
+        self._as_ids = as_ids
 
-    def body(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    def body(self, logprobs: Sequence[TokenLogprob] | None, end: int | None = None) -> dict[str, Any] | None:
+        """The body of a chunk. end: the text's length, if that is known: what a stop string cut off has no place."""
         if logprobs is None:
             return None
-        return {**self._plain(logprobs), "top_logprobs": [_by_text(one) for one in logprobs]}
+        return {**self._plain(logprobs, end), "top_logprobs": [self._by_text(one) for one in logprobs]}
 
-    async def encoded_body(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-        """The body for a whole answer, its candidates encoded a slice at a time."""
+    async def encoded_body(self, logprobs: Sequence[TokenLogprob] | None, end: int) -> dict[str, Any] | None:
+        """The body for a whole answer with a text of length `end`, made a slice at a time."""
         if logprobs is None:
             return None
-        return {**self._plain(logprobs), "top_logprobs": await encoded_list(logprobs, _by_text)}
+        plain = self._plain(logprobs[:SLICE], end)
+        for start in range(SLICE, len(logprobs), SLICE):
+            await asyncio.sleep(0)
+            for name, values in self._plain(logprobs[start : start + SLICE], end).items():
+                plain[name] += values
+        return {**plain, "top_logprobs": await encoded_list(logprobs, self._by_text)}
 
-    def _plain(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        offsets = []
-        for one in logprobs:
-            offsets.append(self._offset)
-            self._offset += len(one.token)
+    def _plain(self, logprobs: Sequence[TokenLogprob], end: int | None) -> dict[str, list[Any]]:
+        offsets = [self._offsets.next(one.token_id) for one in logprobs]
         return {
-            "tokens": [one.token for one in logprobs],
+            "tokens": [_name(one, self._as_ids) for one in logprobs],
             "token_logprobs": [None if math.isnan(one.logprob) else one.logprob for one in logprobs],
-            "text_offset": offsets,
+            "text_offset": offsets if end is None else [min(offset, end) for offset in offsets],
         }
 
+    def _by_text(self, one: TokenLogprob) -> dict[str, float] | None:
+        """Logprobs by token text: the candidates and, as OpenAI has it, always the sampled token; of two with the same
+        text the likelier.
 
-def _by_text(one: TokenLogprob) -> dict[str, float] | None:
-    """Logprobs by token text: the candidates and, as OpenAI has it, always the sampled token; of two with the same text
-    the likelier.
+        None for a prompt's first token, which follows nothing.
+        """
+        if math.isnan(one.logprob):
+            return None
+        found: dict[str, float] = {}
+        candidates: tuple[TokenLogprob | TopLogprob, ...] = (*one.top, one)
+        for candidate in candidates:
+            found.setdefault(_name(candidate, self._as_ids), candidate.logprob)
+        return found
 
-    None for a prompt's first token, which follows nothing.
-    """
-    if math.isnan(one.logprob):
-        return None
-    found: dict[str, float] = {}
-    for top in one.top:
-        found.setdefault(top.token, top.logprob)
-    found.setdefault(one.token, one.logprob)
-    return found
+
+class CompletionForm(NamedTuple):
+    """How the choices of one completion are told, each by its index."""
+
+    logprobs: Callable[[int], CompletionLogprobs]
+    prompt_ids: Callable[[int], Sequence[int]] | None  # where token ids are asked for
+
+    def ids_of_prompt(self, index: int) -> dict[str, Any]:
+        return {} if self.prompt_ids is None else {"prompt_token_ids": self.prompt_ids(index)}

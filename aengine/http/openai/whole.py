@@ -6,20 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from aengine.http.openai.chunks import call_body, delta_body, finish_reason
-from aengine.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, usage_body
+from aengine.http.openai.logprobs import ChatLogprobs, CompletionForm, usage_body
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf
 from aengine.text.answer.deltas import Answer, ReasoningDelta
 from aengine.text.reading.answer_reading import ChoiceReader
 from aengine.types import Choice, Completion, is_cut
 
 
-async def completion_body(head: dict[str, Any], completion: Completion, prompt_logprobs_of: PromptLogprobsOf) -> object:
+async def completion_body(
+    head: dict[str, Any], completion: Completion, prompt_logprobs_of: PromptLogprobsOf, form: CompletionForm
+) -> object:
     choices = [
         {
             "index": choice.index,
             "text": choice.text,
-            "logprobs": await CompletionLogprobs().encoded_body(choice.logprobs),
+            "logprobs": await form.logprobs(choice.index).encoded_body(choice.logprobs, len(choice.text)),
             "finish_reason": choice.finish_reason,
+            **form.ids_of_prompt(choice.index),
+            **({} if form.prompt_ids is None else {"token_ids": choice.token_ids}),
             **prompt_logprobs_of(choice.index),
         }
         for choice in completion.choices
@@ -28,10 +32,18 @@ async def completion_body(head: dict[str, Any], completion: Completion, prompt_l
 
 
 async def chat_body(
-    head: dict[str, Any], completion: Completion, readers: Sequence[ChoiceReader], logprobs: ChatLogprobs | None
+    head: dict[str, Any],
+    completion: Completion,
+    readers: Sequence[ChoiceReader],
+    logprobs: ChatLogprobs | None,
+    prompt_ids: Sequence[int] | None = None,
 ) -> object:
-    """The whole body of an answer that is not streamed."""
+    """The whole body of an answer that is not streamed. prompt_ids: where token ids are asked for."""
     choices = [await _choice_body(choice, readers[choice.index], logprobs) for choice in completion.choices]
+    if prompt_ids is not None:
+        head = {**head, "prompt_token_ids": prompt_ids}
+        for body, choice in zip(choices, completion.choices, strict=True):
+            body["token_ids"] = choice.token_ids
     usage = usage_body(completion.usage, sum(reader.thought_tokens for reader in readers))
     return {**head, "choices": choices, "usage": usage}
 

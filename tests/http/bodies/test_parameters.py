@@ -49,7 +49,7 @@ TAKEN: dict[str, Any] = {
 
 # parameter -> values that are not
 REFUSED: dict[str, list[Any]] = {
-    "max_tokens": [0, -1, 10**6, "3", 1.5],
+    "max_tokens": [0, -1, "3", 1.5],
     "min_tokens": [-1, 7, "1"],
     "temperature": [-0.1, 2.1, "1"],
     "top_k": [-2, 0.5],
@@ -84,7 +84,12 @@ REFUSED: dict[str, list[Any]] = {
     "model": [3],
 }
 REFUSED_AT: dict[str, dict[str, list[Any]]] = {
-    "/generate": {"logprobs": [-1, 21, True], "truncate_prompt_tokens": [0, -1], "prompt": [3, [], [-1], [10**7]]},
+    "/generate": {
+        "max_tokens": [0, -1, 10**6, "3", 1.5],
+        "logprobs": [-1, 21, True],
+        "truncate_prompt_tokens": [0, -1],
+        "prompt": [3, [], [-1], [10**7]],
+    },
     "/v1/completions": {
         "logprobs": [-1, 21, True],
         "truncate_prompt_tokens": [0, -1],
@@ -98,7 +103,7 @@ REFUSED_AT: dict[str, dict[str, list[Any]]] = {
         "logprobs": [1],
         "top_logprobs": [-1, 21, 5],  # 5 without logprobs
         "stream_options": [{"include_usage": True}, 3],
-        "max_completion_tokens": [0, -1, 10**6],
+        "max_completion_tokens": [0, -1],
         "messages": [[], [{"role": "nobody", "content": "a"}], None, "a"],
     },
 }

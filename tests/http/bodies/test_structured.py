@@ -25,6 +25,11 @@ FORMS: list[tuple[dict[str, Any], Structured | None]] = [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}},
         Structured(json=SCHEMA, strict=True, origin="response_format"),
     ),
+    *(  # as llama.cpp, TGI and others have it
+        ({"response_format": {"type": kind, **where}}, Structured(json=SCHEMA, origin="response_format"))
+        for kind in ("json_object", "json_schema")
+        for where in ({"schema": SCHEMA}, {"value": SCHEMA}, {"json_schema": {"schema": SCHEMA}})
+    ),
     ({"structured_outputs": {"json": SCHEMA}}, Structured(json=SCHEMA, origin="structured_outputs.json")),
     ({"structured_outputs": {"json": "{}"}}, Structured(json="{}", origin="structured_outputs.json")),
     (
@@ -64,7 +69,10 @@ async def test_every_spelling(
     [
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "response_format"),
+        ({"response_format": {"type": "json_object", "json_schema": {"type": "object"}}}, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": {}, "value": {"type": "object"}}}, "response_format"),
         ({"response_format": {"type": "poem"}}, "response_format.type"),
+        ({"grammar": "root ::= [0-9]+"}, "grammar"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),

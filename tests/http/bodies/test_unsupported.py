@@ -28,6 +28,14 @@ STRUCTS: Mapping[str, type[msgspec.Struct]] = {
 }
 
 
+# Fields of other endpoints that ask for what is done anyway.
+OF_OTHERS: Mapping[str, Mapping[str, Any]] = {
+    CHAT: {"best_of": 1},
+    COMPLETIONS: {},
+    GENERATE: {"best_of": 1, "return_token_ids": True},
+}
+
+
 def raw(fields: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
     return decode(msgspec.json.encode(fields), FIELDS)
 
@@ -69,6 +77,8 @@ def test_values_that_ask_for_nothing_are_taken(path: str, caplog: pytest.LogCapt
         outer, _, inner = name.partition(".")
         for value in (None, *refused.harmless):
             check(path, **{outer: {inner: value} if inner else value})
+    for name, value in OF_OTHERS[path].items():
+        check(path, **{name: value})
     for name in _HARMLESS - (CALLS if path == GENERATE else set()):
         check(path, **{name: "x"})
     assert caplog.text == ""
@@ -86,6 +96,8 @@ def test_values_that_ask_for_nothing_are_taken(path: str, caplog: pytest.LogCapt
         (COMPLETIONS, {"fill_context": True}, "/v1/completions has no such field"),
         (CHAT, {"fill_context": True}, "/v1/chat/completions has no such field"),
         (GENERATE, {"best_of": 3}, "/generate has no such field"),
+        (GENERATE, {"return_tokens_as_token_ids": True}, "/generate has no such field"),
+        (CHAT, {"best_of": 2}, "/v1/chat/completions has no such field"),
         (CHAT, {"add_special_tokens": True}, "their template"),
         (COMPLETIONS, {"add_special_tokens": False}, "the tokenizer's"),
         (GENERATE, {"tool_choice": "required"}, "calls are part of the text here"),

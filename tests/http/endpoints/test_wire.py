@@ -241,14 +241,14 @@ async def test_completions_with_logprobs() -> None:
 async def test_completions_that_echo() -> None:
     """The prompt's first token follows nothing; without new tokens the one that had to be drawn is not told."""
     same = TopLogprob(8, "y", -2.0), TopLogprob(9, "y", -3.0)  # two tokens of one text: the likelier counts
-    drawn = TokenLogprob(7, "é", -0.25, same), TokenLogprob(6, "z", -0.5)
+    drawn = TokenLogprob(1, "é", -0.25, same), TokenLogprob(1, "z", -0.5)
     scores = (SCORED.prompt_logprobs or [])[:1]
-    said = Fragment("éz", (7, 6), drawn, "stop", Usage(2, 2, 0), prompt_logprobs=scores)
+    said = Fragment("éz", (1, 1), drawn, "stop", Usage(2, 2, 0), prompt_logprobs=scores)
     echoed = {
         "tokens": ["x", "xxx", "é", "z"],
         "token_logprobs": [None, -1.5, -0.25, -0.5],
         "top_logprobs": [None, {"x": -0.5, "xxx": -1.5}, {"y": -2.0, "é": -0.25}, {"z": -0.5}],
-        "text_offset": [0, 1, 4, 5],  # characters
+        "text_offset": [0, 1, 5, 6],  # characters; the prompt has five
     }
     body = {"prompt": "a bbb", "echo": True, "logprobs": 1}
     whole = {

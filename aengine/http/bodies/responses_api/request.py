@@ -53,9 +53,9 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
         """The form for the engine. Raises `InvalidRequestError`, naming the field that is missing."""
         if self.type == "text":
             return None
-        if self.type == "json_object":
+        if self.type == "json_object" and self.schema is None:
             return Structured(json_object=True, origin="text.format")
-        for name in ("name", "schema"):
+        for name in ("name", "schema") if self.type == "json_schema" else ():
             if getattr(self, name) is None:
                 raise InvalidRequestError(
                     f"text.format.{name}: a format of type json_schema must have it", f"text.format.{name}"
@@ -65,7 +65,7 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class TextConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None  # only medium
+    verbosity: Literal["low", "medium", "high"] | None = None  # taken: the length is the model's own choice
 
 
 class ResponsesStreamOptions(msgspec.Struct, kw_only=True):
@@ -88,7 +88,7 @@ class ResponsesRequest(Drawing, kw_only=True):
     reasoning: Reasoning | None = None
     include: list[Includable] | None = None
     top_logprobs: Logprobs | None = None  # with include
-    truncation: Literal["auto", "disabled"] | None = None  # auto is refused
+    truncation: Literal["auto", "disabled"] | None = None  # taken; a prompt beyond the context is refused all the same
     store: bool | None = None
     previous_response_id: str | None = None
     metadata: Metadata | None = None
@@ -110,10 +110,8 @@ class ResponsesRequest(Drawing, kw_only=True):
 
     def refuse_unsupported(self) -> None:
         """Raise `InvalidRequestError`, naming the field, for values that ask for what is not done here."""
-        reasoning, text = self.reasoning or Reasoning(), self.text or TextConfig()
+        reasoning = self.reasoning or Reasoning()
         for field, value, taken, remedy in (
-            ("truncation", self.truncation, "disabled", "leave items out of input where they do not fit"),
-            ("text.verbosity", text.verbosity, "medium", "ask for it in instructions"),
             ("reasoning.context", reasoning.context, "auto", "the chat template decides which thoughts it shows"),
             ("reasoning.mode", reasoning.mode, "standard", "see reasoning.effort"),
         ):

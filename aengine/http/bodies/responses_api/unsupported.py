@@ -21,7 +21,6 @@ REFUSED_IN_RESPONSES: Mapping[str, Unsupported] = {
     "max_completion_tokens": Unsupported("it is called max_output_tokens here"),
     "response_format": Unsupported("send text with format in it", ({"type": "text"},)),
     "reasoning_effort": Unsupported("send reasoning with effort in it"),
-    "verbosity": Unsupported("not supported; ask for it in instructions", ("medium",)),
     "logprobs": Unsupported("send include with message.output_text.logprobs, and top_logprobs", (False,)),
     "n": Unsupported("a response is one; send the request several times", (1,)),
 }

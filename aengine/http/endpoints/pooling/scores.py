@@ -34,6 +34,8 @@ class Scores(Endpoint):
         engine, body = await self._accept(request, _score_decoder)
         model = self._state.choose_model(body.model)
         names, queries, documents = _texts(body)
+        for query in [queries] if isinstance(queries, str) else queries:
+            _refuse_empty(query, names["queries"])
         request_id = f"score-{uuid.uuid4().hex}"
         with renamed_param(names), abortable(request, engine, request_id):
             found = await engine.score(
@@ -54,6 +56,7 @@ class Scores(Endpoint):
     async def rerank(self, request: Request) -> Response:
         engine, body = await self._accept(request, _rerank_decoder)
         model = self._state.choose_model(body.model)
+        _refuse_empty(body.query, "query")
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         request_id = f"rerank-{uuid.uuid4().hex}"
         with renamed_param({"prompt": "documents", "queries": "query"}), abortable(request, engine, request_id):
@@ -80,6 +83,12 @@ class Scores(Endpoint):
         return json_response(
             RerankBody(request_id, model.name, usage, RankMeta(RankTokens(usage.prompt_tokens)), results)
         )
+
+
+def _refuse_empty(query: str, name: str) -> None:
+    """Raise `InvalidRequestError` for a query without text: the engine would blame the documents."""
+    if not query:
+        raise InvalidRequestError(f"{name} must not be empty", name)
 
 
 def _texts(body: ScoreRequest) -> tuple[dict[str, str], str | list[str], str | list[str]]:
