@@ -267,12 +267,12 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
             # The room for adapters depends on those that are named.
             here = {name: str(resolve_adapter(path)) for name, path in config.lora.items()}
             runtime = (start or start_runtime)(replace(config, lora=here), folder, model, making.result)
-            if runtime.pool.max_model_len > (near := model.near_positions) > 0:
-                log.info(
-                    "longrope: requests whose prompt and max_tokens fit into %d tokens take the short factors, as in "
-                    "transformers; all others take the long ones, from their first token on", near,
-                )  # fmt: skip
             try:
+                if runtime.pool.max_model_len > (near := model.near_positions) > 0:
+                    log.info(
+                        "longrope: requests whose prompt and max_tokens fit into %d tokens take the short factors, as "
+                        "in transformers; all others take the long ones, from their first token on", near,
+                    )  # fmt: skip
                 adapters = _read_adapters(config, runtime)
                 grammars = making.result()
                 if timeline is not None:
