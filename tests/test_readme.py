@@ -47,6 +47,14 @@ def test_the_python_example_runs() -> None:
     assert 0 <= float(rate) <= 1
 
 
+@pytest.mark.slow
+def test_the_example_without_asyncio_runs() -> None:
+    (example,) = (block for block in PYTHON if "with aengine.LLM()" in block)
+    run = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=120, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.splitlines()[-1] == "17 + 25 = 42."
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     with demo_server() as url:
