@@ -41,6 +41,8 @@ from aengine.types import (
     Scores,
     Stats,
     TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
     TopLogprob,
     Usage,
 )
@@ -85,6 +87,8 @@ __all__ = [
     "Stats",
     "Structured",
     "TokenLogprob",
+    "ToolCall",
+    "ToolCallDelta",
     "TopLogprob",
     "UnsupportedModelError",
     "Usage",

@@ -5,7 +5,7 @@ snapshot of the engine.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -44,6 +44,35 @@ class PromptLogprob(msgspec.Struct, frozen=True):
     top: Sequence[float]  # the candidates' logprobs
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool. `arguments` are an object as JSON, unless the answer was cut short within them."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """A piece of a call's arguments. The first one of a call brings `id` and `name`."""
+
+    index: int  # which of the answer's calls
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+def join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """The calls whose pieces these are."""
+    heads: list[tuple[str, str]] = []  # id and name
+    arguments: list[list[str]] = []
+    for delta in deltas:
+        if delta.id is not None and delta.name is not None:
+            heads.append((delta.id, delta.name))
+            arguments.append([])
+        arguments[delta.index].append(delta.arguments)
+    return tuple(ToolCall(*head, "".join(pieces)) for head, pieces in zip(heads, arguments, strict=True))
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request. `completion_tokens` sums over all n choices."""
 
@@ -73,6 +102,9 @@ class Fragment(msgspec.Struct, frozen=True):
     # With a choice's first fragment, where asked for: all of the prompt but its first token.
     prompt_logprobs: Sequence[PromptLogprob] | None = None
     stop_string: str | None = None  # with its last one: which of the request's `stop` ended it
+    # Of a chat, apart from `text`:
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -85,6 +117,8 @@ class Choice(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: Sequence[PromptLogprob] | None = None  # of all of the prompt but its first token
     stop_string: str | None = None  # which of the request's `stop` ended it
+    reasoning: str = ""  # the thought before a chat's answer, which is not part of `text`
+    tool_calls: tuple[ToolCall, ...] = ()  # of a chat, not part of `text` either
 
 
 def is_cut(last: Fragment | Choice) -> bool:
@@ -114,6 +148,14 @@ class Completion(msgspec.Struct, frozen=True):
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...] | None:
         return self.choices[0].logprobs
+
+    @property
+    def reasoning(self) -> str:
+        return self.choices[0].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self.choices[0].tool_calls
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ from aengine.errors import (
 )
 from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
-from aengine.types import FinishReason, Fragment, PromptLogprob, TokenLogprob, Usage
+from aengine.types import FinishReason, Fragment, PromptLogprob, TokenLogprob, ToolCallDelta, Usage
 
 DONE = "[DONE]"
 _DEFAULT_PARAMS = SamplingParams()  # of requests without sampling parameters
@@ -69,6 +69,8 @@ class WireEvent(msgspec.Struct):
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: list[dict[int, WireCandidate] | None] | None = None  # by token id, the prompt's own token first
     stop_string: str | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     usage: WireUsage | None = None
     error: WireError | None = None
 
@@ -100,6 +102,8 @@ def read_event(data: str, params: SamplingParams) -> Fragment:
         event.index,
         None if event.prompt_logprobs is None else _prompt_logprobs(event.prompt_logprobs, params.prompt_logprobs or 0),
         event.stop_string,
+        event.reasoning,
+        event.tool_calls,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from aengine.config import ServerConfig
 from aengine.engine.loaded import Loaded
 from aengine.engine.requests.arguments import check_routing, dict_list, one_chat, one_prompt, resolved_params
 from aengine.engine.requests.consume import collect, drain
@@ -17,6 +18,9 @@ from aengine.errors import renamed_param
 from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import ChatPrompt
 from aengine.text.grammar.grammars import Matcher
+from aengine.text.reading.answer_reading import AnswerReading
+from aengine.text.reading.read_stream import ReadStream
+from aengine.text.reading.tools import rules_of
 from aengine.text.tokens.bad_words import banned_sequences
 from aengine.types import Completion, Fragment
 
@@ -139,13 +143,15 @@ class Generation(ABC):
         cache_salt: str | None = None,
         adapter: str | None = None,
         **sampling: Any,
-    ) -> Stream:
+    ) -> ReadStream:
         """`submit` for a chat: `tools` and `template_kwargs` go to the chat template.
 
+        Thoughts and calls of the tools come apart from the text, as `reasoning` and `tool_calls`.
         With `continue_final_message` the answer goes on with the last message, which is the beginning of it.
         """
+        ready = self._serving()
         check_routing(priority, cache_salt, adapter)
-        self._serving().adapter(adapter)
+        ready.adapter(adapter)
         prompt = await self.encode_chat(
             messages,
             tools=tools,
@@ -153,16 +159,26 @@ class Generation(ABC):
             continue_final_message=continue_final_message,
             context=self.max_model_len,
         )
+        params = resolved_params(ready.default_params, params, sampling, self.vocab_size)
+        form = ready.tokenizer.answer_format
+        reading = AnswerReading(
+            ServerConfig(),
+            form,
+            rules_of(tools or ()),
+            may_think=form.may_think((template_kwargs or {}).get("enable_thinking")),
+            structured=params.structured,
+        )
         with renamed_param({"prompt": "messages"}):
-            return await self.submit(
+            stream = await self.submit(
                 prompt.token_ids,
-                params,
+                reading.engine_params(params, prompt.opens_thought),
                 request_id=request_id,
                 priority=priority,
                 cache_salt=cache_salt,
                 adapter=adapter,
-                **sampling,
             )
+        readers = [reading.reader(prompt.opens_thought, ready.tokenizer.token_bytes) for _ in range(params.n)]
+        return ReadStream(stream, [reader.parser for reader in readers])
 
     async def encode_chat(
         self,

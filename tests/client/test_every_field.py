@@ -17,7 +17,7 @@ import pytest
 from aengine import Client, Engine, Fragment, InvalidRequestError, SamplingParams, Structured, Usage
 from aengine.engine.requests.arguments import resolved_params
 from aengine.engine.requests.consume import collect
-from aengine.types import Choice, Completion, PromptLogprob, TokenLogprob, TopLogprob
+from aengine.types import Choice, Completion, PromptLogprob, TokenLogprob, ToolCallDelta, TopLogprob
 from tests.http.fake_engine import VOCAB_SIZE, WORDS, FakeEngine, FakeStream, FragmentStream, adapter_info
 from tests.http.serving import serving
 
@@ -95,6 +95,8 @@ FRAGMENT: dict[str, Any] = {
     "index": 1,
     "prompt_logprobs": SCORES,
     "stop_string": "END",
+    "reasoning": "I add.",
+    "tool_calls": (ToolCallDelta(0, "{", "call_1", "add"), ToolCallDelta(0, "}")),
 }
 
 

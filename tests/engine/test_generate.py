@@ -6,6 +6,7 @@ import gc
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ import aengine
 from aengine import ContextLengthError, InvalidRequestError, SamplingParams
 from aengine.engine.requests.seeds import sibling_seed
 from aengine.model.loading.hub import resolve_model
+from aengine.types import join_calls
 
 pytestmark = pytest.mark.anyio
 
@@ -56,6 +58,38 @@ async def test_an_answer_ends_where_only_the_tokenizer_says_what_ends_it(tmp_pat
         answer = await engine.chat(question, temperature=0, max_tokens=200)
     assert answer.finish_reason == "stop"
     assert "Paris" in answer.text
+
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "Get the current weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+CHATS: list[dict[str, Any]] = [
+    {
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "tools": [{"type": "function", "function": WEATHER}],
+    },
+    {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "template_kwargs": {"enable_thinking": True}},
+]
+
+
+@pytest.mark.parametrize("chat", CHATS, ids=["tools", "thought"])
+async def test_thoughts_and_calls_come_apart_from_the_text(engine: aengine.Engine, chat: dict[str, Any]) -> None:
+    answer = await engine.chat(**chat, temperature=0, n=2)
+    fragments = [fragment async for fragment in engine.chat_stream(**chat, temperature=0)]
+    assert "".join(fragment.text for fragment in fragments) == answer.text
+    assert "".join(fragment.reasoning for fragment in fragments) == answer.reasoning
+    calls = join_calls(call for fragment in fragments for call in fragment.tool_calls)
+    named = [(call.name, json.loads(call.arguments)) for call in calls]
+    assert named == [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
+    assert "<" not in answer.text + answer.reasoning
+    if "tools" in chat:
+        assert (named, answer.text) == ([("get_weather", {"city": "Paris"})], "")
+    else:
+        assert answer.reasoning
+        assert "42" in answer.text
+    assert [choice.text for choice in answer.choices] == [answer.text] * 2
 
 
 async def test_a_prompt_may_be_token_ids(engine: aengine.Engine) -> None:

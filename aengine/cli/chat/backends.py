@@ -10,8 +10,6 @@ import msgspec
 
 from aengine.errors import ServerError
 from aengine.text.answer.deltas import ContentDelta, ReasoningDelta
-from aengine.text.answer.harmony.parser import HarmonyParser
-from aengine.text.answer.thought import ThoughtParser
 from aengine.types import Usage
 
 if TYPE_CHECKING:
@@ -47,25 +45,13 @@ class EngineBackend:
     async def answer(
         self, messages: Messages, sampling: dict[str, Any], template_kwargs: dict[str, Any]
     ) -> AsyncGenerator[ChatEvent, None]:
-        prompt = await self._engine.encode_chat(messages, template_kwargs=template_kwargs)
-        form = self._engine.answer_format
-        thinks = form.thoughts and sampling.get("structured") is None  # a given form leaves no room for thoughts
-        parser: ThoughtParser | HarmonyParser | None = None
-        if form.harmony:
-            parser = HarmonyParser()
-        elif thinks:
-            parser = ThoughtParser(prompt.opens_thought, form.thought_markers)
-        shown = (*sampling.get("shown_special_ids", ()), *form.shown_special_ids(thinks, None))
-        options = sampling | {"shown_special_ids": shown, "adapter": self._adapter}
-        async with aclosing(self._engine.generate(prompt.token_ids, **options)) as fragments:
+        chat = self._engine.chat_stream(messages, template_kwargs=template_kwargs, adapter=self._adapter, **sampling)
+        async with aclosing(chat) as fragments:
             async for fragment in fragments:
-                if parser is None:
+                if fragment.reasoning:
+                    yield ReasoningDelta(fragment.reasoning)
+                if fragment.text:
                     yield ContentDelta(fragment.text)
-                else:
-                    done = fragment.finish_reason is not None
-                    for delta in parser.feed(fragment.text) + (parser.finish() if done else []):
-                        if isinstance(delta, (ReasoningDelta, ContentDelta)):
-                            yield delta
                 if fragment.usage is not None:
                     yield AnswerEnd(fragment.usage, fragment.finish_reason)
 

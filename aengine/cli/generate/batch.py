@@ -163,4 +163,8 @@ def _choice(choice: Choice, ids: bool) -> dict[str, Any]:
         body["token_ids"] = choice.token_ids
     if choice.logprobs is not None:
         body["logprobs"] = choice.logprobs
+    if choice.reasoning:
+        body["reasoning"] = choice.reasoning
+    if choice.tool_calls:
+        body["tool_calls"] = choice.tool_calls
     return body

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 from aengine.errors import EngineClosedError
-from aengine.types import Choice, Completion, Fragment, PromptLogprob, TokenLogprob
+from aengine.types import Choice, Completion, Fragment, PromptLogprob, TokenLogprob, ToolCallDelta, join_calls
 
 
 class FragmentStream(Protocol):
@@ -36,6 +36,8 @@ async def collect(stream: FragmentStream) -> Completion:
     ids: dict[int, list[int]] = {}
     logprobs: dict[int, list[TokenLogprob]] = {}
     scores: dict[int, Sequence[PromptLogprob]] = {}
+    thoughts: dict[int, list[str]] = {}
+    calls: dict[int, list[ToolCallDelta]] = {}
     choices: list[Choice] = []
     usage = None
     try:
@@ -44,6 +46,8 @@ async def collect(stream: FragmentStream) -> Completion:
                 index = fragment.index
                 texts.setdefault(index, []).append(fragment.text)
                 ids.setdefault(index, []).extend(fragment.token_ids)
+                thoughts.setdefault(index, []).append(fragment.reasoning)
+                calls.setdefault(index, []).extend(fragment.tool_calls)
                 if fragment.logprobs is not None:
                     logprobs.setdefault(index, []).extend(fragment.logprobs)
                 if fragment.prompt_logprobs is not None:
@@ -59,6 +63,8 @@ async def collect(stream: FragmentStream) -> Completion:
                             logprobs=tuple(logprobs[index]) if index in logprobs else None,
                             prompt_logprobs=scores.get(index),
                             stop_string=fragment.stop_string,
+                            reasoning="".join(thoughts[index]),
+                            tool_calls=join_calls(calls[index]),
                         )
                     )
     finally:

@@ -63,6 +63,14 @@ class Endpoint:
             self._state.unknown_fields.check(fields, type(read), request.scope["path"])
         return engine, read
 
+    def _reading(
+        self, engine: EngineLike, tools: ToolUse, params: SamplingParams, options: TemplateOptions
+    ) -> AnswerReading:
+        """How the answers of a chat are read."""
+        form = engine.answer_format
+        may_think = form.may_think((options["template_kwargs"] or {}).get("enable_thinking"))
+        return AnswerReading(self._state.config, form, tools.rules, may_think=may_think, structured=params.structured)
+
     async def _submit_chat(
         self,
         engine: EngineLike,
@@ -85,14 +93,7 @@ class Endpoint:
 
         Raises `InvalidRequestError`, `QueueFullError` and their like.
         """
-        enable_thinking = (options["template_kwargs"] or {}).get("enable_thinking")
-        reading = AnswerReading(
-            self._state.config,
-            engine.answer_format,
-            tools.rules,
-            may_think=not engine.answer_format.thinking_is_opt_in if enable_thinking is None else bool(enable_thinking),
-            structured=params.structured,
-        )
+        reading = self._reading(engine, tools, params, options)
         with renamed_param(names):
             prompt = await engine.encode_chat(
                 messages,

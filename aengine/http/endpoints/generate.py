@@ -14,13 +14,17 @@ from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
 from aengine.http.bodies.requests import GenerateRequest, refuse_chat_fields, template_options
 from aengine.http.endpoints.base import Endpoint
-from aengine.http.endpoints.prompts import cut
-from aengine.http.engine_like import EngineLike
+from aengine.http.endpoints.prompts import Prompt, cut
+from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.openai.logprobs import usage_body
+from aengine.http.openai.tools import choose_tools
 from aengine.http.streams import sse
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, no_prompt_logprobs, with_prompt_logprobs
 from aengine.http.streams.slices import document, encoded_list
 from aengine.http.streams.sse import EventEncoder
+from aengine.sampling_params import SamplingParams
+from aengine.text.reading.answer_reading import AnswerReading
+from aengine.text.reading.read_stream import ReadStream
 from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
 
 DEFAULT_MAX_TOKENS = 128
@@ -37,14 +41,17 @@ class Generate(Endpoint):
         streamed = body.stream is None or body.stream
         copies = params.n if streamed else 1
         budget = self._candidates(engine, params, copies=copies, streamed=streamed)
-        prompt = await cut(await _prompt(engine, body), body.truncate_prompt_tokens, engine.tokenizer)
+        prompt, reading, opens_thought = await self._prompt(engine, body, params)
+        prompt = await cut(prompt, body.truncate_prompt_tokens, engine.tokenizer)
+        if reading is not None:
+            params = reading.engine_params(params, opens_thought)
         request_id = f"gen-{uuid.uuid4().hex}"
         # The endpoint's own default is cut to the context, what the request says is refused beyond it.
         submit = engine.submit_within_context if body.max_tokens is None else engine.submit
         name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"
         with renamed_param({"prompt": name}):
             prompt, params = await budget.add(prompt)
-            admitted = await submit(
+            admitted: StreamLike = await submit(
                 prompt,
                 params,
                 request_id=request_id,
@@ -52,26 +59,34 @@ class Generate(Endpoint):
                 cache_salt=self._salt(request, body.cache_salt),
                 adapter=model.adapter,
             )
+        if reading is not None:
+            readers = [reading.reader(opens_thought, engine.tokenizer.token_bytes) for _ in range(params.n)]
+            admitted = ReadStream(admitted, [reader.parser for reader in readers])
         stream, prompt_logprobs_of = with_prompt_logprobs(admitted, engine.tokenizer, body.prompt_logprobs)
         if streamed:
             return self._stream(stream, GenerateEventEncoder(params.n, prompt_logprobs_of))
         return self._whole(stream, lambda completion: completion_body(completion, prompt_logprobs_of))
 
-
-async def _prompt(engine: EngineLike, body: GenerateRequest) -> str | list[int]:
-    """The prompt as text or ids; a chat is rendered. Raises `InvalidRequestError` unless exactly one is given."""
-    if [body.prompt, body.input_ids, body.messages].count(None) != 2:
-        raise InvalidRequestError("exactly one of prompt, input_ids and messages must be given", "prompt")
-    if body.messages is None:
-        refuse_chat_fields(body)
-        return body.prompt if body.prompt is not None else body.input_ids or []
-    chat = await engine.encode_chat(
-        messages_for_template(body.messages),
-        tools=tools_for_template(body.tools),
-        context=engine.max_model_len if body.truncate_prompt_tokens is None else None,
-        **template_options(body),
-    )
-    return chat.token_ids
+    async def _prompt(
+        self, engine: EngineLike, body: GenerateRequest, params: SamplingParams
+    ) -> tuple[Prompt, AnswerReading | None, bool]:
+        """The prompt as text or ids; a chat is rendered, and comes with how to read its answer, and whether that begins
+        within a thought. Raises `InvalidRequestError` unless exactly one is given.
+        """
+        if [body.prompt, body.input_ids, body.messages].count(None) != 2:
+            raise InvalidRequestError("exactly one of prompt, input_ids and messages must be given", "prompt")
+        if body.messages is None:
+            refuse_chat_fields(body)
+            return body.prompt if body.prompt is not None else body.input_ids or [], None, False
+        options, tools = template_options(body), body.tools or []
+        reading = self._reading(engine, choose_tools(tools, None, parallel=True), params, options)
+        chat = await engine.encode_chat(
+            messages_for_template(body.messages),
+            tools=tools_for_template(tools),
+            context=engine.max_model_len if body.truncate_prompt_tokens is None else None,
+            **options,
+        )
+        return chat.token_ids, reading, chat.opens_thought
 
 
 class GenerateEventEncoder(EventEncoder):
@@ -88,11 +103,11 @@ class GenerateEventEncoder(EventEncoder):
         return b""
 
     def event(self, fragment: Fragment) -> bytes:
-        if fragment.finish_reason is None and fragment.logprobs is None and fragment.prompt_logprobs is None:
+        plain = not fragment.reasoning and not fragment.tool_calls and fragment.finish_reason is None
+        if plain and fragment.logprobs is None and fragment.prompt_logprobs is None:
             return self._template(fragment.index) % (sse.encode(fragment.text), sse.encode(fragment.token_ids))
         payload = self._payload(fragment.index, fragment.text, fragment.token_ids, fragment.finish_reason)
-        if fragment.stop_string is not None:
-            payload["stop_string"] = fragment.stop_string
+        payload |= _apart_from_text(fragment)
         if fragment.logprobs is not None:
             payload["logprobs"] = fragment.logprobs
         if fragment.prompt_logprobs is not None:
@@ -134,8 +149,12 @@ async def _choice_body(choice: Choice) -> dict[str, Any]:
         "token_ids": choice.token_ids,
         "finish_reason": choice.finish_reason,
     }
-    if choice.stop_string is not None:
-        body["stop_string"] = choice.stop_string
+    body |= _apart_from_text(choice)
     if choice.logprobs is not None:
         body["logprobs"] = await encoded_list(choice.logprobs, lambda one: one)
     return body
+
+
+def _apart_from_text(piece: Fragment | Choice) -> dict[str, Any]:
+    names = ("stop_string", "reasoning", "tool_calls")
+    return {name: value for name in names if (value := getattr(piece, name))}

@@ -50,7 +50,7 @@ class Messages(Endpoint):
             self._state.config,
             engine.answer_format,
             tools.rules,
-            may_think=not engine.answer_format.thinking_is_opt_in if thinks is None else thinks,
+            may_think=engine.answer_format.may_think(thinks),
             structured=params.structured,
         )
         prompt = await _prompt(engine, body, tools, engine.max_model_len)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from aengine.errors import EngineFailedError
 from aengine.http.engine_like import StreamLike
-from aengine.types import Choice, Completion, FinishReason, Fragment, TokenLogprob, Usage
+from aengine.types import Choice, Completion, FinishReason, Fragment, TokenLogprob, Usage, join_calls
 
 
 def merge(fragments: Sequence[Fragment]) -> list[Fragment]:
@@ -33,6 +33,8 @@ def _joined(pieces: list[Fragment]) -> Fragment:
         last.index,
         pieces[0].prompt_logprobs,
         last.stop_string,
+        "".join(piece.reasoning for piece in pieces),
+        tuple(call for piece in pieces for call in piece.tool_calls),
     )
 
 
@@ -63,5 +65,13 @@ def _choice(pieces: list[Fragment]) -> Choice:
     whole = _joined(pieces)
     reason: FinishReason = whole.finish_reason or "abort"
     return Choice(
-        whole.index, whole.text, whole.token_ids, reason, whole.logprobs, whole.prompt_logprobs, whole.stop_string
+        whole.index,
+        whole.text,
+        whole.token_ids,
+        reason,
+        whole.logprobs,
+        whole.prompt_logprobs,
+        whole.stop_string,
+        whole.reasoning,
+        join_calls(whole.tool_calls),
     )

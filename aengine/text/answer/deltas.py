@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from aengine.types import ToolCall, ToolCallDelta, join_calls
+
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
     """A piece of the thought before the answer."""
@@ -19,24 +21,10 @@ class ContentDelta(msgspec.Struct, frozen=True):
     text: str
 
 
-class CallDelta(msgspec.Struct, frozen=True):
-    """A piece of a call's arguments, as the model wrote them. The first one of a call brings `id` and `name`."""
-
-    index: int  # which of the answer's calls
-    arguments: str
-    id: str | None = None
-    name: str | None = None
-
+Call = ToolCall
+CallDelta = ToolCallDelta
 
 Delta = ReasoningDelta | ContentDelta | CallDelta
-
-
-class Call(msgspec.Struct, frozen=True):
-    """A whole call. `arguments` are JSON if the model made no mistake and was not cut short."""
-
-    id: str
-    name: str
-    arguments: str
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -51,8 +39,7 @@ def join_deltas(deltas: Iterable[Delta]) -> Answer:
     """Join the pieces to the whole answer."""
     content: list[str] = []
     reasoning: list[str] = []
-    heads: list[tuple[str, str]] = []  # id and name
-    arguments: list[list[str]] = []
+    calls: list[CallDelta] = []
     for delta in deltas:
         match delta:
             case ContentDelta():
@@ -60,9 +47,5 @@ def join_deltas(deltas: Iterable[Delta]) -> Answer:
             case ReasoningDelta():
                 reasoning.append(delta.text)
             case CallDelta():
-                if delta.id is not None and delta.name is not None:
-                    heads.append((delta.id, delta.name))
-                    arguments.append([])
-                arguments[delta.index].append(delta.arguments)
-    calls = tuple(Call(*head, "".join(pieces)) for head, pieces in zip(heads, arguments, strict=True))
-    return Answer("".join(content), "".join(reasoning), calls)
+                calls.append(delta)
+    return Answer("".join(content), "".join(reasoning), join_calls(calls))

@@ -37,6 +37,10 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     sees_tools: bool = True  # the template has a place for tools
     thinking_is_opt_in: bool = False  # and not else: the template's `enable_thinking` is false where nobody sets it
 
+    def may_think(self, enable_thinking: object) -> bool:
+        """Whether a thought may come, by the variable of that name that a request sets for the template, or None."""
+        return not self.thinking_is_opt_in if enable_thinking is None else bool(enable_thinking)
+
     def shown_special_ids(self, thoughts: bool, calls: CallFormat | None) -> tuple[int, ...]:
         """The ids that must be written in the text for these to be found in it."""
         looked_for = set(CONTROL) if self.harmony else set(self.thought_markers.tokens) if thoughts else set()

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
-from aengine.cli.generate.batch import Result, answer_line, run_batch
+from aengine.cli.generate.batch import Result, _choice, answer_line, run_batch
 from aengine.errors import EngineClosedError, QueueFullError, ServerError
-from aengine.types import Choice, Completion, Usage
+from aengine.types import Choice, Completion, ToolCall, Usage
 
 pytestmark = pytest.mark.anyio
 
@@ -165,6 +166,17 @@ async def test_plain_text_is_the_prompt_itself() -> None:
     result = await answer_line(model, {}, 1, b'"hi', plain=True, ids=True)
     assert model.asked == [{"prompt": '"hi'}]
     assert result.body["token_ids"] == (7,)
+
+
+async def test_thoughts_and_calls_stand_apart_from_the_text() -> None:
+    call = ToolCall("call_1", "add", '{"a": 1}')
+    body = msgspec.to_builtins(_choice(Choice(0, "", (7,), "stop", reasoning="I add.", tool_calls=(call,)), ids=False))
+    assert body == {
+        "text": "",
+        "finish_reason": "stop",
+        "reasoning": "I add.",
+        "tool_calls": [{"id": "call_1", "name": "add", "arguments": '{"a": 1}'}],
+    }
 
 
 async def test_several_choices_and_an_id_that_is_passed_through() -> None:

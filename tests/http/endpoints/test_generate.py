@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import httpx2
 import msgspec
 import pytest
 
+from aengine import Client
 from aengine.http.bodies.requests import GenerateRequest
 from aengine.sampling_params import SamplingParams
-from tests.http.fake_engine import CACHED_TOKENS, WORDS
+from aengine.text.answer.parser import AnswerFormat
+from aengine.types import join_calls
+from tests.http.fake_engine import CACHED_TOKENS, WORDS, FakeEngine
 from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
@@ -214,3 +218,44 @@ async def test_what_a_chat_template_would_read_goes_with_messages(
         assert server.engine.submitted == []
         nothing = {"tools": [], "chat_template_kwargs": {}, "add_generation_prompt": False, "reasoning_effort": None}
         assert (await server.post("/generate", **prompt, **nothing)).status_code == 200
+
+
+CALL = [
+    "<think>",
+    "A ",
+    "<tool_call>",
+    "</think>",
+    "\n\nI ",
+    "look.\n<tool",
+    '_call>{"name": "f", "arguments": {"a"',
+    ": 1}}",
+]
+
+
+async def test_of_a_chat_thoughts_and_calls_come_apart_from_the_text() -> None:
+    engine = FakeEngine()
+    engine.words, engine.answer_format = CALL, AnswerFormat(calls="hermes", thoughts=True)
+    chat: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+    }
+    async with serving(engine) as server:
+        whole = (await server.post("/generate", stream=False, **chat)).json()
+        *events, _ = await server.events("/generate", **chat)
+        raw = (await server.post("/generate", prompt=PROMPT, stream=False)).json()
+        async with Client(server.url) as client:
+            told = await client.chat(**chat)
+            fragments = [fragment async for fragment in client.chat_stream(**chat, n=2)]
+    assert (whole["text"], whole["reasoning"], whole["finish_reason"]) == ("I look.", "A <tool_call>", "stop")
+    (call,) = whole["tool_calls"]
+    assert (call["name"], call["arguments"]) == ("f", '{"a": 1}')
+    assert (told.text, told.reasoning) == (whole["text"], whole["reasoning"])
+    assert [(call.name, call.arguments) for call in told.tool_calls] == [("f", '{"a": 1}')]
+    assert "".join(event["text"] for event in events) == whole["text"]
+    assert "".join(event.get("reasoning", "") for event in events) == whole["reasoning"]
+    assert sum(len(event["token_ids"]) for event in events) == len(CALL)
+    for index in range(2):
+        calls = join_calls(call for each in fragments if each.index == index for call in each.tool_calls)
+        assert [(call.name, call.arguments) for call in calls] == [("f", '{"a": 1}')]
+    assert raw["text"] == "".join(CALL)
+    assert "reasoning" not in raw
