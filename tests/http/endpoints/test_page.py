@@ -10,11 +10,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
+import aengine.http.endpoints.page
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
 
+PARTS = Path(aengine.http.endpoints.page.__file__).parent / "page"
 MAX_BYTES = 192 * 1024
 
 
@@ -30,6 +32,13 @@ async def test_it_is_a_small_html_document() -> None:
     assert response.text.startswith("<!doctype html>")
     assert len(response.content) < MAX_BYTES
     assert "{{" not in re.sub(r"<script.*?</script>|<style.*?</style>", "", response.text, flags=re.S)
+
+
+async def test_it_holds_every_part_and_none_is_long() -> None:
+    text = (await page()).text
+    parts = [file for file in PARTS.rglob("*") if file.suffix in (".js", ".css")]
+    assert len(parts) > 20
+    assert [file.name for file in parts if file.read_text() not in text or file.read_text().count("\n") >= 400] == []
 
 
 async def test_head_has_the_headers_and_no_body() -> None:
