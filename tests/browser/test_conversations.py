@@ -223,6 +223,29 @@ async def test_tabs_at_once_lose_nothing(browser: Chromium, tab: Tab) -> None:
         await other.send("Page.navigate", url="about:blank")
 
 
+async def test_what_another_tab_wrote_is_shown_unless_it_is_older(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    write = """new Promise((done) => (indexedDB.open("aengine").onsuccess = ({ target: { result: database } }) => {
+        const all = database.transaction(["messages"], "readwrite").objectStore("messages");
+        all.getAll().onsuccess = ({ target: { result: [...messages] } }) => {
+            const answer = messages.find((one) => one.role === "assistant");
+            all.put({ ...answer, content: CONTENT, version: answer.version + STEP }).onsuccess = () => {
+                database.close();
+                new BroadcastChannel("aengine").postMessage({ id: answer.conversation });
+                done(0);
+            };
+        };
+    }))"""
+    async with talking_to(engine, tab):
+        await answer(tab, engine, "mine", "Q")
+        await kept(tab)
+        await tab.evaluate(write.replace("CONTENT", "'older'").replace("STEP", "-1"))
+        await tab.evaluate("new Promise((done) => setTimeout(done, 200))")
+        assert await tab.evaluate(CONTENTS) == ["Q", "mine"]
+        await tab.evaluate(write.replace("CONTENT", "'newer'").replace("STEP", "2"))
+        await tab.until(f"{CONTENTS}[1] === 'newer'")
+
+
 @pytest.mark.parametrize("trouble", ["none", "full"])
 async def test_without_storage_the_chat_works_and_says_so(tab: Tab, trouble: str) -> None:
     engine = FakeEngine(held=True)
