@@ -24,6 +24,7 @@ import msgspec
 
 from aengine.cache.radix import RadixTree
 from aengine.config import EngineConfig
+from aengine.engine.kv_replays import Replays
 from aengine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 _KEPT = 10_000  # batches for whoever missed them,
 _KEPT_BYTES = 64 * 2**20  # and of these at most so much
 _UNSENT = 100_000  # messages to a subscriber that does not read, before it misses some
-_END = (-1).to_bytes(8, "big", signed=True)
 _MEDIUM = "GPU"  # as vLLM calls the pool that steps read, whatever it lies on
 
 Event = list[Any]
@@ -129,14 +129,9 @@ class Publisher:
             self._kept_bytes -= len(self._kept.popleft()[1])
 
     async def answer_replays(self) -> None:
-        """Answer those who missed batches, one after the other, until cancelled."""
-        while self._replay is not None:
-            client, *_, start = await self._replay.recv_multipart()
-            if len(start) == 8:
-                for number, batch in list(self._kept):
-                    if number >= int.from_bytes(start, "big"):
-                        await self._replay.send_multipart((client, b"", number.to_bytes(8, "big"), batch))
-            await self._replay.send_multipart((client, b"", _END, b""))
+        """Answer those who missed batches, until cancelled."""
+        if self._replay is not None:
+            await Replays(self._replay, self._kept).serve()
 
     def close(self) -> None:
         """Close the sockets; what was not sent is dropped."""
