@@ -17,7 +17,7 @@ FILES = [
     if path.is_file() and path.suffix in ("", ".md", ".py", ".toml", ".html", ".js", ".sh")
 ]
 # `aengine` on the index is somebody else's: `pip install 'aengine[x]'` would put a stranger's package in our place.
-STRANGER = re.compile(r"aengine\[[a-z]|pip install [^\n.`]*\baengine(?!-llm)")
+STRANGER = re.compile(r"aengine\[[a-z]|pip install [^\n.`&]*\baengine(?!-llm)")
 
 
 def test_the_distribution_has_a_name_of_its_own() -> None:

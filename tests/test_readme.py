@@ -28,6 +28,8 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     ROOT / "README.md",
     *sorted((ROOT / "aengine").rglob("README.md")),
+    ROOT / "aengine" / "http" / "CLIENTS.md",
+    ROOT / "aengine" / "CHANGELOG.md",
     ROOT / "tests" / "README.md",
     ROOT / "bench" / "README.md",
 ]
