@@ -261,6 +261,17 @@ async def test_template_files_take_the_place_of_the_configs(tmp_path: Path) -> N
         await pair.compare(CHATS["one question"], tools=tools)
 
 
+async def test_a_file_named_by_the_knob_takes_the_place_of_all_templates(tmp_path: Path) -> None:
+    settings = {**CONFIG, "chat_template": [{"name": name, "template": name} for name in ("default", "tool_use")]}
+    folder = write_tokenizer(tmp_path, byte_level_backend(), settings)
+    (tmp_path / "mine.jinja").write_text("{% if tools %}{% endif %}mine: {{ messages[0].content }}")
+    tokenizer = Tokenizer.load(folder, chat_template=str(tmp_path / "mine.jinja"))
+    for tools in (None, TOOLS):
+        assert tokenizer.decode(await tokenizer.encode_chat([{"role": "user", "content": "hi"}], tools)) == "mine: hi"
+    with pytest.raises(CheckpointError, match=r"nowhere\.jinja cannot be read"):
+        Tokenizer.load(folder, chat_template=str(tmp_path / "nowhere.jinja"))
+
+
 @pytest.mark.parametrize(
     "answer", [{}, {"content": None}, {"content": None, "reasoning_content": "hm"}, {"content": None, "tool_calls": []}]
 )
