@@ -74,5 +74,7 @@ def test_it_computes_with_the_rounded_weights(case: str, sizes: dict[str, object
 
 def test_a_quantised_checkpoint_has_its_own_format_and_no_other(tmp_path: Path) -> None:
     write_quantized("fp8-blocks", "qwen3", tmp_path / "quantised", tmp_path / "twin")
+    model = ModelConfig.from_folder(tmp_path / "quantised")
+    assert model.quantized_as("fp8") is model
     with pytest.raises(ConfigError, match="awq was asked for, the checkpoint has fp8; use auto"):
-        ModelConfig.from_folder(tmp_path / "quantised").quantized_as("awq")
+        model.quantized_as("awq")
