@@ -107,8 +107,9 @@ def test_the_examples_that_ask_a_server_say_what_they_promise(server: str, word:
 
 
 def console(command: str) -> tuple[list[str], str]:
-    """What the console's block shows: the command's arguments, and what follows it."""
-    (block,) = (block for block in re.findall(r"```console\n(.*?)```", README, re.S) if f"$ aengine {command}" in block)
+    """What the first such block of the console shows: the command's arguments, and what follows it."""
+    blocks = re.findall(r"```console\n(.*?)```", README, re.S)
+    block = next(block for block in blocks if f"$ aengine {command}" in block)
     line, _, shown = block[block.index(f"$ aengine {command}") :].partition("\n")
     return shlex.split(line)[2:], shown
 
