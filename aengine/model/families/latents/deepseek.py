@@ -19,18 +19,20 @@ V3: dict[str, object] = {
     "routed_scaling_factor": 2.5,
     "first_k_dense_replace": 3,
     "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
 V2: dict[str, object] = {
-    **{key: V3[key] for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},
+    **{key: V3[key] for key in ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},
     "first_k_dense_replace": 0,
     "n_shared_experts": 2,
 }
 FLASH: dict[str, object] = {
     "routed_scaling_factor": 1.8,
     "kv_lora_rank": 512,
+    "q_lora_rank": 768,
     "qk_nope_head_dim": 192,
     "qk_rope_head_dim": 64,
     "v_head_dim": 256,

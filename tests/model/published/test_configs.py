@@ -1,0 +1,69 @@
+"""What publishers wrote into config.json is computed as transformers computes it, at a reduced size.
+
+configs.json holds the fields of published files, by repository, with where they were found: mlc-llm's model presets,
+maxtext's and Megatron-Bridge's checkpoint conversions, tests of TensorRT-LLM and others; some are from memory, as
+they were published. Fields are as written there, whether anything reads them or not.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig
+
+from aengine.attention.torch_backend import TorchAttention
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.config import ModelConfig
+from aengine.model.loading.load import load_model
+
+from ..harness import Harness, Running
+from .reduced import CONFIGS, TEXT, reduced
+
+NEW_TOKENS = 4
+_REMOTE = {"kimi_k2": "deepseek_v3"}  # transformers has them under another name
+_TIES = "tie_word_embeddings"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repository", CONFIGS)
+def test_it_is_computed_as_transformers_does(repository: str, tmp_path: Path) -> None:
+    config = reduced(CONFIGS[repository]["config"])
+    config.pop("quantization_config", None)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(_for_transformers(config)))
+    torch.manual_seed(len(repository))
+    model = getattr(transformers, config["architectures"][0])(AutoConfig.from_pretrained(tmp_path)).eval()
+    model.save_pretrained(tmp_path, max_shard_size="400KB")
+    path.write_text(json.dumps(config))
+    decoder = load_model(
+        tmp_path,
+        ModelConfig.from_folder(tmp_path),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        kernels=TorchKernels(),
+        attention=TorchAttention(),
+        max_positions=256,
+    )
+    prompts = [torch.randint(0, TEXT, (length,)).tolist() for length in (3, 41)]
+    for one in Harness(decoder, page_size=16).run([Running(prompt) for prompt in prompts], NEW_TOKENS, chunk=17):
+        with torch.no_grad():
+            expected = model(torch.tensor([one.tokens[:-1]])).logits[0, -NEW_TOKENS:]
+        assert expected.std() > 0.01
+        torch.testing.assert_close(torch.stack(one.logits), expected, atol=2e-4, rtol=1e-3)
+
+
+def _for_transformers(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the same model in float32."""
+    parts = {key: _for_transformers(value) for key, value in config.items() if key in ("text_config", "vision_config")}
+    changed = (
+        config | parts | {"dtype": "float32", "model_type": _REMOTE.get(config["model_type"], config["model_type"])}
+    )
+    changed.pop("torch_dtype", None)
+    if config["model_type"] == "mistral3" and _TIES not in config:  # it would tie them, which the files do not
+        changed[_TIES] = config["text_config"].get(_TIES, False)
+    return changed
