@@ -316,6 +316,27 @@ def test_time_is_linear(form: CallFormatName, body: str) -> None:
     assert time.process_time() - begin < 1.5  # 25 us per character; quadratic time would be tens of seconds
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "begun"),
+    [
+        ("pythonic", "[f("),
+        ("pythonic", "[f(text="),
+        ("gemma4", "<|tool_call>call:f{"),
+        ("gemma4", "<|tool_call>call:f{text:"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"text": '),
+    ],
+)
+def test_the_time_for_a_word_is_linear(form: CallFormatName, begun: str) -> None:
+    begin = time.process_time()
+    reading = parser(form)
+    for text in (begun, *(["x"] * 800_000)):
+        reading.feed(text)
+    reading.finish()
+    assert time.process_time() - begin < 5  # quadratic time is 10 s
+
+
 @forms
 def test_schemas_of_grammars_bind_the_arguments(form: CallFormatName) -> None:
     grammar = CallGrammar([TOOL], FORMATS[form]).forced()
