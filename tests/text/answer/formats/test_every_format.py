@@ -324,8 +324,6 @@ def test_time_is_linear(form: CallFormatName, body: str) -> None:
         ("pythonic", "[f(text="),
         ("gemma4", "<|tool_call>call:f{"),
         ("gemma4", "<|tool_call>call:f{text:"),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"text": '),
     ],
 )
 def test_the_time_for_a_word_is_linear(form: CallFormatName, begun: str) -> None:
