@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +20,7 @@ from aengine.http.door.errors import HANDLERS
 from aengine.http.door.paths import ServedPaths
 from aengine.http.endpoints.chat import Chat
 from aengine.http.endpoints.completions import Completions
+from aengine.http.endpoints.docs import Docs
 from aengine.http.endpoints.generate import Generate
 from aengine.http.endpoints.messages import Messages
 from aengine.http.endpoints.models import Models
@@ -112,6 +114,7 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("GET", "/tokenizer_info", tokens.info, "The tokenizer's settings.", *settings),
         Operation("POST", "/abort", admin.abort, "End a request by its id.", *aborted),
         Operation("POST", "/flush_cache", admin.flush_cache, "Forget cached prefixes.", *flushed),
+        Operation("POST", "/reset_prefix_cache", admin.flush_cache, "The same as /flush_cache, as in vLLM.", *flushed),
         Operation("POST", "/v1/load_lora_adapter", adapters.load, "Load an adapter.", *loaded),
         Operation("POST", "/v1/unload_lora_adapter", adapters.unload, "Unload an adapter.", *unloaded),
         Operation("POST", "/sleep", sleeping.sleep, "Give the device's memory back.", *slept, query=how),
@@ -121,6 +124,7 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("GET", "/v1/models", models.list, "What is served.", *listed),
         Operation("GET", "/v1/models/{model:path}", models.retrieve, "One model.", *named),
         Operation("GET", "/health", health.health, "Whether requests are served, and why not.", *sound),
+        Operation("GET", "/ping", health.health, "The same as /health, as in vLLM.", *sound),
         Operation("GET", "/ready", health.ready, "Whether a request would be taken up.", *ready),
         Operation("GET", "/metrics", metrics.show, "What is counted, for Prometheus."),
         Operation("GET", "/load", load.server_load, "How many requests there are, as in vLLM.", *server_load),
@@ -138,19 +142,28 @@ def http_app(state: ServerState) -> Starlette:
     for operation in described:
         handlers.setdefault(operation.path, {})[operation.method] = operation.handler
     routes = [Route(path, _by_method(methods), methods=list(methods)) for path, methods in handlers.items()]
-    undescribed = [("/openapi.json", document.show), *([("/", Page().show)] if state.config.page else [])]
+    undescribed: list[tuple[str, Handler]] = [("/openapi.json", document.show), ("/docs", Docs(document.document).show)]
+    undescribed += [("/", Page().show)] if state.config.page else []
     served = [
         *((operation.method, operation.path) for operation in described),
         *(("GET", path) for path, _ in undescribed),
     ]
     paths = ServedPaths(served)
     app = Starlette(
-        routes=[*routes, *(Route(path, show) for path, show in undescribed)],
+        routes=[_NO_COMPACTION, *routes, *(Route(path, show) for path, show in undescribed)],
         middleware=[Middleware(Door, config=state.config, paths=paths)],
         exception_handlers={**HANDLERS, 404: paths.no_such_path, 405: paths.no_such_method},
     )
     app.router.redirect_slashes = False  # the redirect would be built from the client's Host header
     return app
+
+
+async def _not_found(request: Request) -> Response:
+    raise HTTPException(404)
+
+
+# Else it would be a response of that id, and the answer that such are not posted.
+_NO_COMPACTION = Route("/v1/responses/compact", _not_found, methods=["POST"])
 
 
 def _by_method(handlers: dict[str, Handler]) -> Handler:

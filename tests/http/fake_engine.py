@@ -153,6 +153,7 @@ class FakeEngine:
         self.model_name = "fake"
         self.model_names = ("fake", "/models/fake")
         self.max_model_len = 64
+        self.flushed = 0  # times
         self.created = 1_700_000_000
         self.default_params = SamplingParams(temperature=0.5)
         self.failure: BaseException | None = None
@@ -264,7 +265,7 @@ class FakeEngine:
         self.changes.append(("reload", folder))
 
     def flush_cache(self) -> None:
-        pass
+        self.flushed += 1
 
     def stats(self) -> Stats:
         return self.numbers

@@ -211,7 +211,7 @@ def test_nothing_but_the_open_paths_answers_without_the_key(server: RawServer, m
     assert server.figure("requests_total") == begun
 
 
-@pytest.mark.parametrize("target", [b"/", b"/health", b"/ready"])
+@pytest.mark.parametrize("target", [b"/", b"/health", b"/ping", b"/ready"])
 def test_the_open_paths_answer_get_alone(server: RawServer, target: bytes) -> None:
     for method, expected in [(b"GET", 200), (b"HEAD", 200), (b"POST", 405), (b"PUT", 405), (b"OPTIONS", 405)]:
         answer = server.ask(b"%s %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % (method, target))

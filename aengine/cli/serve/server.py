@@ -13,9 +13,10 @@ import socket
 import ssl
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import anyio
 from hypercorn.asyncio import serve as hypercorn_serve
@@ -42,7 +43,7 @@ def serve(engine: EngineConfig, server: ServerConfig, listen: ListenConfig) -> i
     with lossy_streams():
         app = Application(engine, server, None)
         app.announces = False
-        return asyncio.run(_serve(app, server, listen, listening_socket(listen)))
+        return asyncio.run(_serve(app, server, listen, listening_sockets(listen)))
 
 
 def check_certificate(listen: ListenConfig) -> None:
@@ -76,16 +77,31 @@ def allow_many_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def listening_sockets(listen: ListenConfig) -> list[socket.socket]:
+    """Listening sockets, bound before anything is loaded: one, and for `localhost` one at ::1 as well, which is what
+    some clients mean by it. Raises `CommandError` where that does not work.
+    """
+    first = listening_socket(listen)
+    sockets = [first]
+    if listen.host in ("127.0.0.1", "localhost"):
+        with suppress(OSError):  # no IPv6, or another server's port: then 127.0.0.1 alone
+            sockets.append(_bound(socket.AF_INET6, ("::1", first.getsockname()[1]), listen.backlog))
+    return sockets
+
+
+def _bound(family: int, address: Any, backlog: int) -> socket.socket:
+    sock = socket.create_server(address, family=family, backlog=backlog)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # its connections inherit it
+    return sock
+
+
 def listening_socket(listen: ListenConfig) -> socket.socket:
-    """A listening socket, bound before anything is loaded. Raises `CommandError` where that does not work."""
+    """A listening socket at the host. Raises `CommandError` where that does not work."""
     where = f"{listen.host}:{listen.port}"
+    host = "127.0.0.1" if listen.host == "localhost" else listen.host or None
     try:
-        family, *_, address = socket.getaddrinfo(
-            listen.host or None, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.create_server(address[:2], family=family, backlog=listen.backlog)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # its connections inherit it
-        return sock
+        family, *_, address = socket.getaddrinfo(host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return _bound(family, address[:2], listen.backlog)
     except socket.gaierror:
         raise CommandError(f"cannot listen on {where}: there is no such address (--host)") from None
     except OSError as error:
@@ -94,13 +110,13 @@ def listening_socket(listen: ListenConfig) -> socket.socket:
         raise CommandError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}") from None
 
 
-def hypercorn_config(listen: ListenConfig, sock: socket.socket) -> Config:
-    """hypercorn's settings; the socket is its own from here on.
+def hypercorn_config(listen: ListenConfig, sockets: Sequence[socket.socket]) -> Config:
+    """hypercorn's settings; the sockets are its own from here on.
 
     There is no read_timeout, which would cut streams; bodies are bounded by the app.
     """
     config = Config()
-    config.bind = [f"fd://{sock.detach()}"]
+    config.bind = [f"fd://{sock.detach()}" for sock in sockets]
     config.backlog = _ACCEPTED  # asyncio takes it for both: what the kernel keeps, and what one pass accepts
     if listen.ssl_certfile is not None:
         config.certfile = listen.ssl_certfile
@@ -128,21 +144,22 @@ def _logger(name: str, stream: TextIO, level: int) -> logging.Logger:
     return log
 
 
-async def _serve(app: Application, server: ServerConfig, listen: ListenConfig, sock: socket.socket) -> int:
+async def _serve(app: Application, server: ServerConfig, listen: ListenConfig, sockets: Sequence[socket.socket]) -> int:
     stop = asyncio.Event()
-    host, port = sock.getsockname()[:2]
-    twin = sock.dup()
+    host, port = sockets[0].getsockname()[:2]
+    twins = [sock.dup() for sock in sockets]
 
     async def listening() -> None:
-        with twin:  # hypercorn calls this when it has begun to listen, for no more than it accepts at once
-            twin.listen(listen.backlog)
+        for twin in twins:  # hypercorn calls this when it has begun to listen, for no more than it accepts at once
+            with twin:
+                twin.listen(listen.backlog)
         await stop.wait()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_handle_signals, app, stop, listen.shutdown_timeout)
         tasks.start_soon(_announce, app, server, stop, _url(host, port, listen.ssl_certfile is not None))
         # In a task of its own: hypercorn leaves it marked as cancelled (asyncio's TaskGroup does, in 3.11).
-        await asyncio.create_task(hypercorn_serve(app, hypercorn_config(listen, sock), shutdown_trigger=listening))  # type: ignore[arg-type]
+        await asyncio.create_task(hypercorn_serve(app, hypercorn_config(listen, sockets), shutdown_trigger=listening))  # type: ignore[arg-type]
         tasks.cancel_scope.cancel()
     return 0 if app.failure is None else 1
 

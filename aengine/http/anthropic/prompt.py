@@ -6,7 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from aengine.errors import InvalidRequestError
+from aengine.http.bodies.left_out import left_out
 from aengine.http.bodies.messages import ContentBlock, CountTokensRequest, ResultPart
 
 _BLOCKS = {
@@ -61,6 +64,7 @@ def has_late_system(body: CountTokensRequest) -> bool:
 
 def _placed(body: CountTokensRequest, late_system: str) -> Iterator[_Placed]:
     at_start = True
+    newest = max((place for place, message in enumerate(body.messages) if message.role == "user"), default=None)
     for index, block in enumerate(_as_blocks(body.system or [])):
         if index or not (block.text or "").startswith(_ACCOUNTING):
             yield _checked(_Placed("system", f"system[{index}]", block))
@@ -68,6 +72,7 @@ def _placed(body: CountTokensRequest, late_system: str) -> Iterator[_Placed]:
         at_start = at_start and message.role == "system"
         role = late_system if message.role == "system" and not at_start else message.role
         for index, block in enumerate(_as_blocks(message.content)):
+            block = _without_media(block, newest=place == newest)
             checked = _checked(_Placed(message.role, f"messages[{place}].content[{index}]", block))
             yield checked._replace(role=role)
 
@@ -75,6 +80,20 @@ def _placed(body: CountTokensRequest, late_system: str) -> Iterator[_Placed]:
 def _as_blocks(content: str | Sequence[ResultPart] | Sequence[ContentBlock]) -> Iterator[ContentBlock]:
     for block in [ContentBlock(type="text", text=content)] if isinstance(content, str) else content:
         yield block if isinstance(block, ContentBlock) else ContentBlock(type=block.type, text=block.text)
+
+
+def _without_media(block: ContentBlock, newest: bool) -> ContentBlock:
+    """The block, with texts in the place of images in a tool's result; and of an image itself, unless it is in the
+    user's `newest` message.
+    """
+    if isinstance(block.content, list):
+        parts = [
+            part if (instead := left_out(part.type)) is None else ResultPart(type="text", text=instead)
+            for part in block.content
+        ]
+        return replace(block, content=parts)
+    instead = None if newest else left_out(block.type)
+    return block if instead is None else ContentBlock(type="text", text=instead)
 
 
 def _checked(placed: _Placed) -> _Placed:

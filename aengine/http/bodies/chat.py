@@ -10,6 +10,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from aengine.errors import InvalidRequestError
+from aengine.http.bodies.left_out import left_out
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -53,12 +54,14 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     function_call: dict[str, Any] | None = None  # refused
     audio: dict[str, Any] | None = None  # refused
 
-    def for_template(self, where: str) -> dict[str, Any]:
-        """The message as the chat template gets it, text parts joined. Raises `InvalidRequestError`."""
+    def for_template(self, where: str, newest: bool) -> dict[str, Any]:
+        """The message as the chat template gets it, text parts joined; only in the user's `newest` message are images
+        refused. Raises `InvalidRequestError`.
+        """
         for name, remedy in _REFUSED_IN_MESSAGES.items():
             if getattr(self, name) is not None:
                 raise InvalidRequestError(f"{where}.{name}: {remedy}", f"{where}.{name}")
-        content = self._joined(self.content, where) if isinstance(self.content, list) else self.content
+        content = self._joined(self.content, where, newest) if isinstance(self.content, list) else self.content
         if content is None:
             content = self.refusal
         message: dict[str, Any] = {"role": self.role, "content": content}
@@ -70,10 +73,13 @@ class ChatMessage(msgspec.Struct, kw_only=True):
         return message
 
     @staticmethod
-    def _joined(parts: Sequence[ContentPart], where: str) -> str:
+    def _joined(parts: Sequence[ContentPart], where: str, newest: bool) -> str:
         texts = []
         for index, part in enumerate(parts):
             path = f"{where}.content[{index}]"
+            if not newest and (instead := left_out(part.type)) is not None:
+                texts.append(instead)
+                continue
             if part.type not in ("text", "refusal"):
                 raise InvalidRequestError(f"{path}.type: this model reads text only, not {part.type!r}", f"{path}.type")
             text: str | None = getattr(part, part.type)
@@ -128,10 +134,8 @@ ToolChoice = ChosenTool | AllowedToolsChoice
 
 def messages_for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """The messages as the chat template gets them. Raises `InvalidRequestError`, naming the part that is no text."""
-    rendered = []
-    for index, message in enumerate(messages):
-        rendered.append(message.for_template(f"messages[{index}]"))
-    return rendered
+    newest = max((index for index, message in enumerate(messages) if message.role == "user"), default=None)
+    return [message.for_template(f"messages[{index}]", index == newest) for index, message in enumerate(messages)]
 
 
 def tools_for_template(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:

@@ -1,4 +1,4 @@
-"""API keys: where any is set, every path but `/`, `/health` and `/ready` needs one of them."""
+"""API keys: where any is set, every path but `/`, `/health`, `/ping` and `/ready` needs one of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aengine.http.door.errors import HTTPError, error_response
 
 # The path exactly as the router will see it; `/` is the static page, which asks its reader for the key.
-OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready"})
 CALLER = "aengine.caller"  # in the ASGI scope: the digest of the key that the request names, where keys are asked for
 
 

@@ -47,8 +47,11 @@ class OriginMiddleware:
         elif self._allowed & {"*", origin.lower()}:
             await self._cors(scope, receive, send)
         else:
-            refusal = HTTPError(403, "origin_not_allowed", "requests from this web page's origin are not allowed")
-            await error_response(refusal)(scope, receive, send)
+            reason = (
+                "requests from this web page's origin are not allowed: the knob allowed_origins names those that are "
+                "(--allowed-origins, AENGINE_ALLOWED_ORIGINS)"
+            )
+            await error_response(HTTPError(403, "origin_not_allowed", reason))(scope, receive, send)
 
 
 def _same_host(origin: str, host: str) -> bool:

@@ -56,10 +56,11 @@ class OpenApi:
     """The endpoint that serves the document, made once."""
 
     def __init__(self, operations: Sequence[Operation], *, secured: bool) -> None:
-        self._document = sse.encode(document(operations, secured=secured))
+        self.document = document(operations, secured=secured)
+        self._encoded = sse.encode(self.document)
 
     async def show(self, request: Request) -> Response:
-        return Response(self._document, media_type=JSON)
+        return Response(self._encoded, media_type=JSON)
 
 
 def document(operations: Sequence[Operation], *, secured: bool) -> dict[str, Any]:

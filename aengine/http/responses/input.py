@@ -30,11 +30,12 @@ async def messages_of(
     for index, item in enumerate(earlier):
         if index % _SLICE == _SLICE - 1:
             await asyncio.sleep(0)
-        conversation.add(item, "previous_response_id")
+        conversation.add(item, "previous_response_id", newest=False)
+    newest = max((index for index, item in enumerate(items) if item.role == "user"), default=None)
     for index, item in enumerate(items):
         if index % _SLICE == _SLICE - 1:
             await asyncio.sleep(0)
-        conversation.add(item, f"input[{index}]")
+        conversation.add(item, f"input[{index}]", newest=index == newest)
     return conversation.messages()
 
 
@@ -58,10 +59,11 @@ class _Conversation:
                     message[name] = "".join(pieces)
         return self._messages
 
-    def add(self, item: InputItem, where: str) -> None:
+    def add(self, item: InputItem, where: str, newest: bool) -> None:
+        """Add an item. newest: of the user's messages, in which alone images are refused."""
         match item.type:
             case "message" | None:
-                self._add_message(item, where)
+                self._add_message(item, where, newest)
             case "reasoning":
                 self._add_thought(_thought(item, where))
             case "function_call":
@@ -71,7 +73,7 @@ class _Conversation:
                 self._add_call(item, arguments, where)
             case "function_call_output" | "custom_tool_call_output":
                 _given(item, "output", where)
-                output = joined_text(item.output, f"{where}.output")
+                output = joined_text(item.output, f"{where}.output", may_leave_out=True)
                 call_id = _given(item, "call_id", where)
                 self._append({"role": "tool", "tool_call_id": call_id, "content": output})
             case "item_reference":
@@ -83,12 +85,12 @@ class _Conversation:
                     f"{where}.type",
                 )
 
-    def _add_message(self, item: InputItem, where: str) -> None:
+    def _add_message(self, item: InputItem, where: str, newest: bool) -> None:
         if item.role is None:
             path = f"{where}.role"
             raise InvalidRequestError(f"{path}: a message must have it, and every other item a type", path)
         _given(item, "content", where)
-        content = joined_text(item.content, f"{where}.content")
+        content = joined_text(item.content, f"{where}.content", may_leave_out=not newest)
         if item.role == "assistant":
             self._add_text(content)
         elif item.role in _SYSTEM and len(self._messages) == 1 and self._messages[0]["role"] in _SYSTEM:

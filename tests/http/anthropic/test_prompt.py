@@ -160,7 +160,7 @@ def test_the_accounts_of_claude_code_are_no_part_of_a_prompt() -> None:
         ([user({"type": "image", "source": {}})], "messages[0].content[0].type", "reads text only, not 'image'"),
         ([user(text("a"), {"type": "document"})], "messages[0].content[1].type", "reads text only, not 'document'"),
         (
-            [user("a"), user(result(1, [{"type": "image"}]))],
+            [user("a"), user(result(1, [{"type": "search_result"}]))],
             "messages[1].content[0].content[0].type",
             "reads text only",
         ),

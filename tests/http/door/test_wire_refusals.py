@@ -174,7 +174,12 @@ PAGE = {"origin": "http://elsewhere.example"}
             "/generate",
             b"{}",
             {**KEY, **PAGE},
-            refusal(403, "requests from this web page's origin are not allowed", code="origin_not_allowed"),
+            refusal(
+                403,
+                "requests from this web page's origin are not allowed: the knob allowed_origins names those that are "
+                "(--allowed-origins, AENGINE_ALLOWED_ORIGINS)",
+                code="origin_not_allowed",
+            ),
         ),
         (
             "GET",

@@ -8,6 +8,7 @@ import msgspec
 
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.chat import WrittenName
+from aengine.http.bodies.left_out import left_out
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
@@ -43,13 +44,20 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     encrypted_content: str | None = None
 
 
-def joined_text(content: str | list[InputPart] | None, where: str, between: str = "") -> str:
-    """The text of an item's content. Raises `InvalidRequestError`, naming the part that is none."""
+def joined_text(
+    content: str | list[InputPart] | None, where: str, between: str = "", *, may_leave_out: bool = False
+) -> str:
+    """The text of an item's content. Raises `InvalidRequestError`, naming the part that is none, unless images may be
+    left out.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
     for index, part in enumerate(content):
         path = f"{where}[{index}]"
+        if may_leave_out and (instead := left_out(part.type)) is not None:
+            texts.append(instead)
+            continue
         if part.type not in (*_TEXTS, "refusal"):
             raise InvalidRequestError(f"{path}.type: this model reads text only, not {part.type!r}", f"{path}.type")
         name = "refusal" if part.type == "refusal" else "text"
