@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import CodeType
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from aengine.text.template.callables import (
 )
 from aengine.text.template.control_tokens import ControlTokens, Marker
 from aengine.text.template.harmony_chat import harmony_kwargs, harmony_messages, harmony_tools
+from aengine.text.template.messages import TEXT_ARGUMENTS, CallsLayout, plain_data, plain_message
 from aengine.text.template.sandbox import Sandbox
 from aengine.text.template.tool_responses import with_tool_responses
 from aengine.text.template.tools_in_messages import with_tools, with_written_calls
@@ -33,8 +34,6 @@ _LARGEST_TEXT = 4 * 2**20  # characters; and eight times the messages' own size 
 _LARGEST_CHAT = 4 * 2**20  # as `Budget.measure` counts
 _MAX_TEMPLATE = 2**18
 _MAX_MESSAGE = 2000
-_MAX_DEPTH = 64
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 # What a request's `template_kwargs` may not be called: the renderer's own arguments, and those of the libraries'
 # functions of which this one is the counterpart, since whoever sets them expects an effect.
@@ -137,7 +136,7 @@ class ChatTemplates:
             kwargs.setdefault("thinking", kwargs["enable_thinking"])  # as some templates call it
         if not messages:
             raise InvalidRequestError("messages must hold at least one message", "messages")
-        plain = [_message(message, self._supports_developer, self._calls) for message in messages]
+        plain = [plain_message(message, self._supports_developer, self._calls) for message in messages]
         if self._gathers_results:
             plain = with_tool_responses(plain)
         offered = None if tools is None else plain_data(tools, "tools")
@@ -182,16 +181,16 @@ class ChatTemplates:
         plain = self._run(template, data, None)
         return (plain if self._control.found_in(plain) == self._control.found_in(text) else text), False
 
-    def _calls_layout(self, sources: Iterable[str]) -> _CallsLayout:
+    def _calls_layout(self, sources: Iterable[str]) -> CallsLayout:
         """The way in which the template takes a message that calls a tool: the first one that it does not refuse."""
         if not any("arguments" in source for source in sources):
-            return _CallsLayout()
-        for layout in (_CallsLayout(), _CallsLayout(null_content=True), *_TEXT_ARGUMENTS):
+            return CallsLayout()
+        for layout in (CallsLayout(), CallsLayout(null_content=True), *TEXT_ARGUMENTS):
             self._calls = layout
             with suppress(InvalidRequestError, CheckpointError):
                 if "probe" in self.render(_CALL)[0]:
                     return layout
-        return _CallsLayout()
+        return CallsLayout()
 
     def _leaves_out_results(self, sources: Iterable[str]) -> bool:
         """Whether the template looks for results in the message that calls alone: others it writes without a name."""
@@ -292,18 +291,6 @@ def _compiled(source: str) -> _Compiled:
     return _Compiled(sandbox.compile(tree), reads)
 
 
-class _CallsLayout(NamedTuple):
-    """How a template takes messages with calls. text_arguments: as JSON text, not as an object. null_content: as null
-    where there is none, not left out.
-    """
-
-    text_arguments: bool = False
-    null_content: bool = False
-
-
-_TEXT_ARGUMENTS = (_CallsLayout(text_arguments=True), _CallsLayout(text_arguments=True, null_content=True))
-
-
 class _End:
     """A tag behind the last message's content, which marks the end of that content in the rendering.
 
@@ -344,66 +331,3 @@ def _refusal(error: Exception) -> str:
         )
         return f"messages: the chat template cannot be rendered: {problem}"
     return f"messages: the chat template cannot render them: {type(error).__name__}: {error}"
-
-
-def _message(message: Mapping[str, Any], supports_developer: bool, layout: _CallsLayout) -> dict[str, object]:
-    """A message as templates expect it: no null fields, its reasoning under every name in use, arguments as objects.
-
-    An answer that neither says nor calls anything, as one that was cut in its thoughts, has an empty text. A
-    `developer` is the `system` to a template that does not know the role.
-    """
-    data = plain_data(message, "messages")
-    if not isinstance(data, dict):
-        raise InvalidRequestError("each message must be an object", "messages")
-    data = {name: value for name, value in data.items() if value is not None}
-    if data.get("role") == "developer" and not supports_developer:
-        data["role"] = "system"
-    calls = data.get("tool_calls")
-    if data.get("role") == "assistant" and not calls:
-        data.setdefault("content", "")
-    if isinstance(calls, list):
-        data["tool_calls"] = [_call(call, layout.text_arguments) for call in calls]
-        if layout.null_content:
-            data.setdefault("content", None)
-    reasoning = next((data[name] for name in _REASONING if name in data), None)
-    return data if reasoning is None else {"thinking": reasoning, **data, "reasoning_content": reasoning}
-
-
-def _call(call: object, as_text: bool) -> object:
-    """A call with its arguments as an object, even if the client sends them as JSON text; or else as text."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if as_text and isinstance(call, dict) and isinstance(function, dict):
-        arguments = function.get("arguments")
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-        return {**call, "function": {**function, "arguments": text}}
-    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = plain_data(json.loads(function["arguments"] or "{}"), "messages")
-    except (ValueError, RecursionError):  # the model's own mistake: it may see what it wrote
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
-
-
-_EXACT: dict[type, Callable[[Any], object]] = {str: str.__str__, int: int.__int__, float: float.__float__}
-
-
-def plain_data(value: object, what: str, depth: int = 0) -> object:
-    """A copy of JSON-like data in plain types, since that is all a template may get hold of.
-
-    Raises `InvalidRequestError` about the field `what` for anything else.
-    """
-    if depth > _MAX_DEPTH:
-        raise InvalidRequestError(f"{what} is nested more than {_MAX_DEPTH} deep", what)
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    for kind, exact in _EXACT.items():  # subclasses carry methods of their own
-        if isinstance(value, kind):
-            return exact(value)
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise InvalidRequestError(f"{what} holds an object with a key that is not a string", what)
-        return {str.__str__(key): plain_data(item, what, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_data(item, what, depth + 1) for item in value]
-    raise InvalidRequestError(f"{what} holds a {type(value).__name__}, which is not JSON", what)

@@ -216,31 +216,6 @@ async def test_a_sentencepiece_tokenizer(tmp_path: Path) -> None:
         await pair.compare(messages)
 
 
-IN_SYSTEM = (
-    "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not "
-    "none %}{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' }}"
-    "{% else %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endif %}{% endfor %}"
-)
-
-
-async def test_tools_go_where_the_template_looks_for_them(make: Make) -> None:
-    tokenizer = make(IN_SYSTEM).ours
-    offered = json.dumps([tool["function"] for tool in TOOLS], ensure_ascii=False)
-
-    async def text(*messages: dict[str, Any]) -> str:
-        return tokenizer.decode(await tokenizer.encode_chat(list(messages), TOOLS), False)
-
-    user = {"role": "user", "content": "hi"}
-    assert await text(user) == f"<|system|><|tool|>{offered}<|/tool|><|user|>hi"
-    assert (
-        await text({"role": "system", "content": "Be."}, user) == f"<|system|>Be.<|tool|>{offered}<|/tool|><|user|>hi"
-    )
-    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]}
-    written = '<|assistant|>functools[{"name": "f", "arguments": {"a": 1}}]<|tool|>1'
-    assert (await text(user, call, {"role": "tool", "content": "1"})).endswith(written)
-    assert (tokenizer.answer_format.calls, tokenizer.answer_format.sees_tools) == ("phi4", True)
-
-
 async def test_named_templates(make: Make) -> None:
     pair = make(
         [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools | length }} tools"}]

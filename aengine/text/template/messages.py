@@ -1,0 +1,87 @@
+"""Brings a chat's messages into the plain form that templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from aengine.errors import InvalidRequestError
+
+_MAX_DEPTH = 64
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class CallsLayout(NamedTuple):
+    """How a template takes messages with calls. text_arguments: as JSON text, not as an object. null_content: as null
+    where there is none, not left out.
+    """
+
+    text_arguments: bool = False
+    null_content: bool = False
+
+
+TEXT_ARGUMENTS = (CallsLayout(text_arguments=True), CallsLayout(text_arguments=True, null_content=True))
+
+
+def plain_message(message: Mapping[str, Any], supports_developer: bool, layout: CallsLayout) -> dict[str, object]:
+    """A message as templates expect it: no null fields, its reasoning under every name in use, arguments as objects.
+
+    An answer that neither says nor calls anything, as one that was cut in its thoughts, has an empty text. A
+    `developer` is the `system` to a template that does not know the role.
+    """
+    data = plain_data(message, "messages")
+    if not isinstance(data, dict):
+        raise InvalidRequestError("each message must be an object", "messages")
+    data = {name: value for name, value in data.items() if value is not None}
+    if data.get("role") == "developer" and not supports_developer:
+        data["role"] = "system"
+    calls = data.get("tool_calls")
+    if data.get("role") == "assistant" and not calls:
+        data.setdefault("content", "")
+    if isinstance(calls, list):
+        data["tool_calls"] = [_call(call, layout.text_arguments) for call in calls]
+        if layout.null_content:
+            data.setdefault("content", None)
+    reasoning = next((data[name] for name in _REASONING if name in data), None)
+    return data if reasoning is None else {"thinking": reasoning, **data, "reasoning_content": reasoning}
+
+
+def _call(call: object, as_text: bool) -> object:
+    """A call with its arguments as an object, even if the client sends them as JSON text; or else as text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if as_text and isinstance(call, dict) and isinstance(function, dict):
+        arguments = function.get("arguments")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": text}}
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = plain_data(json.loads(function["arguments"] or "{}"), "messages")
+    except (ValueError, RecursionError):  # the model's own mistake: it may see what it wrote
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+_EXACT: dict[type, Callable[[Any], object]] = {str: str.__str__, int: int.__int__, float: float.__float__}
+
+
+def plain_data(value: object, what: str, depth: int = 0) -> object:
+    """A copy of JSON-like data in plain types, since that is all a template may get hold of.
+
+    Raises `InvalidRequestError` about the field `what` for anything else.
+    """
+    if depth > _MAX_DEPTH:
+        raise InvalidRequestError(f"{what} is nested more than {_MAX_DEPTH} deep", what)
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    for kind, exact in _EXACT.items():  # subclasses carry methods of their own
+        if isinstance(value, kind):
+            return exact(value)
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise InvalidRequestError(f"{what} holds an object with a key that is not a string", what)
+        return {str.__str__(key): plain_data(item, what, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_data(item, what, depth + 1) for item in value]
+    raise InvalidRequestError(f"{what} holds a {type(value).__name__}, which is not JSON", what)
