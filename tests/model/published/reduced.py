@@ -78,6 +78,8 @@ def _reduced_text(config: Mapping[str, Any]) -> dict[str, Any]:
         small |= {"n_group": min(config["n_group"], 4), "topk_group": min(config["topk_group"], 2)}
     if "num_hidden_layers" in config:
         _reduce_layers(config, small)
+    if "hidden_size" in config:
+        small["vocab_size"] = VOCAB
     if "num_attention_heads" in config:
         _reduce_heads(config, small)
     if "linear_num_value_heads" in config:
