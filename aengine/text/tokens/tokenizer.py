@@ -31,6 +31,7 @@ INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of
 MAX_CHARACTERS = 2**21  # making a list of so many ids holds the GIL for about 50 ms, whatever the thread
 SLOW_SECONDS = 30.0  # that a text may take whose tokenizer has patterns of its own
 MAX_TOKEN_ID = 2**24 - 1
+_MAX_ADDED_TOKENS = 2**16  # twice the most in use, of models that speak
 _MARKER_TOKENS = 16  # a marker and blanks behind it have no more
 _RENDERINGS = 4  # threads; a slow one may hold its own for seconds
 _LONG_CHARACTERS = 2**16  # about 30 ms
@@ -98,8 +99,11 @@ class Tokenizer:
         backend = read_backend(path)
         with library_errors(lambda error: CheckpointError(f"{path} cannot be used: {error!s:.300}")):
             apply_settings(backend, settings)
+            added = backend.get_added_tokens_decoder()
             # Before they are made use of: a hundred thousand of them take seconds.
-            _check_ids(path, max(backend.get_added_tokens_decoder(), default=0))
+            _check_ids(path, max(added, default=0))
+            if len(added) > _MAX_ADDED_TOKENS:
+                raise CheckpointError(f"{path} has {len(added)} added tokens, at most {_MAX_ADDED_TOKENS} are taken")
             tokenizer = cls(backend, settings, str(folder), MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size)
             tokenizer.decode(tokenizer.encode_now("a b"))
         _check_ids(path, tokenizer.vocab_size - 1)
