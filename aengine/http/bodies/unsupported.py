@@ -181,6 +181,7 @@ _NAMES[CountTokensRequest] = _NAMES[MessagesRequest]  # what an answer alone wou
 _HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
 _ELSEWHERE = frozenset().union(*(_NAMES[struct] for struct in _STRUCTS)) - _HARMLESS
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
+_USUAL: Mapping[str, tuple[Any, ...]] = {"best_of": (1,), "truncation": ("auto", "disabled")}  # what is done anyway
 
 
 class UnknownFields:
@@ -237,7 +238,7 @@ def _refused(name: str, struct: type[msgspec.Struct], path: str) -> Unsupported 
     if name == "return_token_ids" and struct is GenerateRequest:
         return Unsupported("they are always told here", (True, False))
     if name in _ELSEWHERE and name not in REFUSED:
-        return Unsupported(f"{path} has no such field", (*_NOTHING, 1) if name == "best_of" else _NOTHING)
+        return Unsupported(f"{path} has no such field", (*_NOTHING, *_USUAL.get(name, ())))
     return REFUSED.get(name)
 
 

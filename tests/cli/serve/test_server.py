@@ -13,6 +13,8 @@ import httpx2
 import pytest
 import trustme
 
+from aengine.cli.serve.server import listening_sockets
+from aengine.config import ListenConfig
 from tests.cli.running import run, served
 from tests.http.serving import parse_events
 
@@ -211,3 +213,20 @@ def test_knobs_arrive() -> None:
     told = "".join(server.told) + rest
     assert "up to 3 rows" in told
     assert '"GET /v1/models HTTP/1.1" 200' in told
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_localhost_is_listened_to_over_ipv6_too(host: str) -> None:
+    """At the same port; where another server has that one, over IPv4 alone."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+            port = taken.getsockname()[1]
+            alone = listening_sockets(ListenConfig(host=host, port=port))
+    except OSError:
+        pytest.skip("there is no IPv6")
+    both = listening_sockets(ListenConfig(host=host, port=0))
+    names = [[sock.getsockname()[:2] for sock in sockets] for sockets in (alone, both)]
+    for sock in (*alone, *both):
+        sock.close()
+    assert names[0] == [("127.0.0.1", port)]
+    assert names[1] == [("127.0.0.1", names[1][0][1]), ("::1", names[1][0][1])]

@@ -30,8 +30,8 @@ STRUCTS: Mapping[str, type[msgspec.Struct]] = {
 
 # Fields of other endpoints that ask for what is done anyway.
 OF_OTHERS: Mapping[str, Mapping[str, Any]] = {
-    CHAT: {"best_of": 1},
-    COMPLETIONS: {},
+    CHAT: {"best_of": 1, "truncation": "auto"},
+    COMPLETIONS: {"truncation": "disabled"},
     GENERATE: {"best_of": 1, "return_token_ids": True},
 }
 
