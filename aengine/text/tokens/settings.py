@@ -92,7 +92,8 @@ def _read_json(path: Path) -> dict[str, object]:
 def _token_text(path: Path, name: str, value: object) -> str:
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str) or not text:
-        raise CheckpointError(f"{path}: {name} must be a string or an object with content, not {value!r:.80}")
+        name = name if name.isprintable() else repr(name)
+        raise CheckpointError(f"{path}: {name:.100} must be a string or an object with content, not {value!r:.80}")
     return text
 
 
@@ -118,7 +119,10 @@ def _added_tokens(path: Path, value: object) -> tuple[AddedTokenFlags, ...]:
 
 
 def _templates(folder: Path, path: Path, value: object) -> dict[str, str]:
-    """Named templates; a lone one is called "default". Files of their own take the place of the config's."""
+    """Named templates; a lone one is called "default". Files of their own take the place of the config's.
+
+    Models that see as well may have theirs in chat_template.json, beside a tokenizer_config.json without one.
+    """
     templates: dict[str, str] = {}
     default = folder / "chat_template.jinja"
     if default.is_file():
@@ -126,6 +130,9 @@ def _templates(folder: Path, path: Path, value: object) -> dict[str, str]:
     more = folder / "additional_chat_templates"
     if more.is_dir():
         templates.update({file.stem: read_text(file) for file in sorted(more.glob("*.jinja"))})
+    older = folder / "chat_template.json"
+    if not templates and value is None and older.is_file():
+        path, value = older, _read_json(older).get("chat_template")
     if templates or value is None:
         return templates
     if isinstance(value, str):

@@ -236,6 +236,13 @@ async def test_template_files_take_the_place_of_the_configs(tmp_path: Path) -> N
         await pair.compare(CHATS["one question"], tools=tools)
 
 
+async def test_the_template_of_a_model_that_sees(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, byte_level_backend(), CONFIG)
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "from another file"}')
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.decode(await tokenizer.encode_chat(CHATS["one question"])) == "from another file"
+
+
 async def test_a_file_named_by_the_knob_takes_the_place_of_all_templates(tmp_path: Path) -> None:
     settings = {**CONFIG, "chat_template": [{"name": name, "template": name} for name in ("default", "tool_use")]}
     folder = write_tokenizer(tmp_path, byte_level_backend(), settings)

@@ -179,14 +179,16 @@ WRONG_CONFIGS: list[dict[str, object]] = [
     {"chat_template": 7},
     {"chat_template": [{"name": "default"}]},
     {"chat_template": ["x"]},
+    {"a\x1b[2J_token": {"content": ""}},
 ]
 
 
 @pytest.mark.parametrize("config", WRONG_CONFIGS, ids=str)
 def test_wrong_types_in_tokenizer_config(tmp_path: Path, config: dict[str, object]) -> None:
     write_tokenizer(tmp_path, byte_level_backend(), config)
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json") as error:
         Tokenizer.load(tmp_path)
+    assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize(
