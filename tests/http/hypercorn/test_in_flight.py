@@ -10,7 +10,7 @@ import struct
 import anyio
 import pytest
 from starlette.responses import Response
-from starlette.types import Message, Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from aengine.http.endpoints.generate import GenerateEventEncoder
 from aengine.http.hypercorn.in_flight import InFlight
@@ -45,18 +45,25 @@ async def test_a_long_answer_goes_out_in_pieces_and_whole() -> None:
     assert [piece.get("more_body", False) for piece in pieces] == [True] * (len(pieces) - 1) + [False]
 
 
-@pytest.mark.slow
-async def test_who_takes_each_piece_in_time_is_waited_for() -> None:
-    async def send(message: Message) -> None:
-        await asyncio.sleep(
-            1.5 * len(message.get("body", b"")) / LONG
-        )  # a second and a half altogether, the limit and a half
+async def test_a_reader_that_takes_each_piece_in_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence of the answer before a message does not count, nor do the pieces that the reader took before."""
+    now = 0.0
+    monkeypatch.setattr("aengine.http.hypercorn.in_flight.monotonic", lambda: now)
 
-    in_flight = InFlight(Response(bytes(LONG)))
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(in_flight.watch_readers, 1.0)
-        await in_flight(SCOPE, nothing, send)
-        tasks.cancel_scope.cancel()
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal now
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        now += 100
+        await send({"type": "http.response.body", "body": bytes(LONG)})
+
+    async def send(message: Message) -> None:
+        nonlocal now
+        now += 0.7
+        in_flight._cut_stalled(1.0)
+
+    in_flight = InFlight(answer)
+    await in_flight(SCOPE, nothing, send)
+    assert now > 110
     assert in_flight.stalled == 0
 
 

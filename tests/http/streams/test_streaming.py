@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from starlette.responses import Response
@@ -12,6 +13,7 @@ from aengine.errors import EngineFailedError
 from aengine.http.endpoints.generate import GenerateEventEncoder
 from aengine.http.hypercorn.receiving import Receiving
 from aengine.http.streams.document import DocumentResponse
+from aengine.http.streams.slices import SLICE
 from aengine.http.streams.sse import EventStreamResponse
 from aengine.types import Completion, Fragment, Usage
 from tests.http.fake_engine import FakeEngine, FakeStream
@@ -119,6 +121,51 @@ async def test_several_choices_behind_are_one_event_each_and_one_send() -> None:
     assert done == "[DONE]"
 
 
+async def test_a_stream_far_behind_is_sent_in_several_messages() -> None:
+    """The server never holds much more than 64 KiB of it as encoded text."""
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    stream.put(*words(*["x" * 1000] * 256), LAST)
+    await start(stream, wire)
+    assert max(map(len, wire.bodies)) < 3 * 2**16
+    events = [event for body in wire.bodies for event in parse_events(body.decode())]
+    assert "".join(event["text"] for event in events[:-1]) == "x" * 256_000 + "!"
+
+
+async def test_other_tasks_run_while_a_stream_far_behind_is_encoded() -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    stream.put(*words(*"x" * 100 * SLICE), LAST)
+    beside = asyncio.create_task(other())
+    await start(stream, wire)
+    beside.cancel()
+    assert len(wire.bodies) == 1
+    assert turns >= 100
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+async def test_continuous_usage_counts_tokens_and_not_fragments(path: str, body: dict[str, Any]) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with serving(FakeEngine(held=True)) as server:
+        asked = asyncio.create_task(server.events(path, **body, stream=True, stream_options=options))
+        stream = await server.engine.next_stream()
+        stream.put(Fragment("ab", (1, 2)), Fragment("cd", (3, 4)), Fragment("!", (5, 6), None, "stop", Usage(1, 6, 0)))
+        *chunks, _, _ = await asked  # behind them usage by itself, and [DONE]
+    assert chunks[-1]["usage"] == {"prompt_tokens": 1, "completion_tokens": 6, "total_tokens": 7}
+
+
 async def test_silence_is_filled_with_comments() -> None:
     async with serving(FakeEngine(held=True), heartbeat=0.05) as server:
         raw = await server.connect("/generate", prompt="a")
@@ -140,6 +187,19 @@ async def test_a_stream_that_speaks_gets_no_comments() -> None:
     stream.put(LAST)
     await task
     assert b": ping\n\n" not in wire.bodies
+
+
+async def test_a_reader_that_takes_nothing_gets_no_comments() -> None:
+    """A message that waits for its reader is no silence of the stream."""
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    wire.gate.clear()
+    task = start(stream, wire, heartbeat=0.02)
+    await wire.blocked.wait()
+    await asyncio.sleep(0.2)
+    assert wire.bodies == []
+    wire.gate.set()
+    stream.put(LAST)
+    await task
 
 
 async def test_a_reader_too_far_behind_is_given_up() -> None:
@@ -164,6 +224,8 @@ async def test_a_comment_that_cannot_be_sent_does_not_stop_the_watch() -> None:
     wire.gate.clear()
     await wire.blocked.wait()
     assert wire.bodies[-1] == b": ping\n\n"
+    await asyncio.sleep(0.2)
+    assert wire.bodies.count(b": ping\n\n") == 1  # no second one beside it
     wire.blocked.clear()
     stream.put(*words("b"))
     await wire.blocked.wait()  # taken, and stuck beside the comment
