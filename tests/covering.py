@@ -1,14 +1,17 @@
-"""Covering arrays: of all combinations of many parameters, few in which every two values still meet.
+"""Few of all combinations of a test's parameters: those in which every two values meet, or values that take turns.
 
 On a GPU nearly every combination of a kernel's parameters is one more that is compiled, and what is wrong with one is
-hardly ever wrong with three values at once only. The interpreter compiles nothing and tries what it likes.
+hardly ever wrong with three values at once only. The interpreter compiles nothing and tries what it likes. The same
+holds for families of models and the ways to run them: a fault of one way shows in several families.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -31,23 +34,69 @@ def covering(cases: Sequence[Case], strength: int) -> list[int]:
     return sorted(chosen)
 
 
-def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect, unless kernels are interpreted, the combinations that tests marked as `thinned` need not try.
+def turns(cases: Sequence[Case], name: str, count: int = 1, always: Sequence[str] = ()) -> list[int]:
+    """The places of cases where the values of the parameter `name` take turns.
 
-    strength: of the covering that stays, 2 if not given. where: given a case's parameters, whether it may be tried.
+    Each combination of the other parameters meets `count` of its values: those that have met the fewest of the others'
+    values so far, then those that came least often. It meets those in `always` as well.
     """
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return
+    groups: dict[Any, list[int]] = {}
+    chosen = []
+    for place, case in enumerate(cases):
+        if case[name] in always:
+            chosen.append(place)
+        else:
+            groups.setdefault(tuple(item for item in case.items() if item[0] != name), []).append(place)
+    met: set[tuple[str, tuple[str, str]]] = set()
+    used: Counter[str] = Counter()
+    for others, places in groups.items():
+        for _ in range(min(count, len(places))):
+            best = min(
+                places,
+                key=lambda place: (sum((cases[place][name], one) in met for one in others), used[cases[place][name]]),
+            )
+            met.update((cases[best][name], one) for one in others)
+            used[cases[best][name]] += 1
+            places.remove(best)
+            chosen.append(best)
+    return sorted(chosen)
+
+
+def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the combinations that tests marked as `thinned` or `turns` need not try; quick ones stay.
+
+    thinned, unless kernels are interpreted: strength: of the covering that stays, 2 if not given. where: given a case's
+    parameters, whether it may be tried. turns: the arguments of `turns`.
+    """
+    by_test: dict[object, list[pytest.Function]] = {}  # cases of one need not follow one another
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and _marker(item) is not None:
+            by_test.setdefault((item.path, item.originalname), []).append(item)
     kept: set[pytest.Item] = set()
-    marked = [item for item in items if isinstance(item, pytest.Function) and item.get_closest_marker("thinned")]
-    for _, group in itertools.groupby(marked, key=lambda item: (item.path, item.originalname)):
-        cases = list(group)
-        options = cases[0].get_closest_marker("thinned").kwargs  # type: ignore[union-attr]
-        if "where" in options:
-            cases = [case for case in cases if options["where"](**case.callspec.params)]
-        values = [{name: repr(value) for name, value in case.callspec.params.items()} for case in cases]
-        kept.update(cases[place] for place in covering(values, options.get("strength", 2)))
-    if dropped := [item for item in marked if item not in kept]:
+    for marked in by_test.values():
+        marker = _marker(marked[0])
+        assert marker is not None
+        if marker.name == "turns":
+            name = marker.args[0]
+            cases = [case for case in marked if name in case.callspec.params and case.get_closest_marker("slow")]
+            kept.update(set(marked) - set(cases))
+            kept.update(cases[place] for place in turns(_values(cases), *marker.args, **marker.kwargs))
+        else:
+            where = marker.kwargs.get("where", lambda **_: True)
+            cases = [case for case in marked if where(**case.callspec.params)]
+            kept.update(cases[place] for place in covering(_values(cases), marker.kwargs.get("strength", 2)))
+    if dropped := [item for marked in by_test.values() for item in marked if item not in kept]:
         config.hook.pytest_deselected(items=dropped)
         gone = set(dropped)
         items[:] = [item for item in items if item not in gone]
+
+
+def _marker(item: pytest.Item) -> pytest.Mark | None:
+    """How the item's combinations are thinned out, if they are: `thinned` goes before `turns`."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return item.get_closest_marker("turns")
+    return item.get_closest_marker("thinned") or item.get_closest_marker("turns")
+
+
+def _values(cases: Sequence[pytest.Function]) -> list[Case]:
+    return [{name: str(value) for name, value in case.callspec.params.items()} for case in cases]

@@ -1,4 +1,4 @@
-"""What a GPU tries of all combinations: few of them, and everything in some."""
+"""What is tried of all combinations: few of them, and everything in some."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests.covering import covering
+from tests.covering import covering, turns
 
 AXES = {"cut": "abcd", "form": "vwxyz", "dtype": "fn", "shape": "123"}
 CASES = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())]
@@ -26,3 +26,18 @@ def test_all_combinations_of_so_many_values_stay_in_hardly_more_cases_than_they_
 def test_a_single_parameter_keeps_all_its_values() -> None:
     assert covering([{"m": "1"}, {"m": "2"}], 2) == [0, 1]
     assert covering([], 2) == []
+
+
+def test_values_take_turns_and_each_meets_every_value_of_the_others() -> None:
+    chosen = [CASES[place] for place in turns(CASES, "cut")]
+    others = [tuple(case.items())[1:] for case in chosen]
+    assert len(others) == len(set(others)) == len(CASES) // 4
+    assert met(chosen, 2) == met(CASES, 2)
+
+
+@pytest.mark.parametrize(("count", "always", "expected"), [(2, (), 2), (1, ("a",), 2), (9, (), 4)])
+def test_more_than_one_value_a_turn_and_some_in_all(count: int, always: tuple[str, ...], expected: int) -> None:
+    places = turns(CASES, "cut", count, always)
+    assert places == sorted(set(places))
+    assert len(places) == len(CASES) // 4 * expected
+    assert sum(CASES[place]["cut"] == "a" for place in places) >= (len(CASES) // 4 if always else 1)

@@ -37,8 +37,10 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.slow
+@pytest.mark.turns("name")
 @pytest.mark.parametrize("name", VARIANTS)
 async def test_the_ids_are_those_of_transformers(name: str, subject: tuple[Path, Reference]) -> None:
+    """The variants take turns: one for each family."""
     folder, expected = subject
     knobs = {"max_num_seqs": 32, "kv_cache_gib": 0.1, "max_model_len": 128, **VARIANTS[name]}
     greedy = {"temperature": 0, "max_tokens": len(expected.ids[0]), "ignore_eos": True}

@@ -20,14 +20,16 @@ pytestmark = pytest.mark.anyio
 
 VOCAB = 4096  # of the demo model's tokenizer
 ALWAYS = ("gpt-oss",)  # the others are slow tests
-EACH_RANKS = ("gpt-oss", "deepseek-v3", "qwen3-5")  # pages of windows, latents and states; the others take turns
+EACH_RANKS = ("gpt-oss", "deepseek-v3", "qwen3-5")  # pages of windows, latents and states
+EIGHT = ("qwen3", "qwen3-moe")  # which 8 ranks take long: with EACH_RANKS five families; 2 and 4 take turns
 PREEMPTING = {"num_pages": 60, "page_size": 3, "window_context": 20, "max_model_len": 128}
 
 
 def cases() -> list[Any]:
     """Families with 2, 4 or 8 ranks, some with each."""
-    turns = itertools.cycle([2, 4, 8])
-    pairs = [(case, n) for case in CASES for n in ((2, 4, 8) if case in EACH_RANKS else (next(turns),))]
+    turns = itertools.cycle([2, 4])
+    counts = {case: (2, 4, 8) if case in EACH_RANKS else (8 if case in EIGHT else next(turns),) for case in CASES}
+    pairs = [(case, ranks) for case, each in counts.items() for ranks in each]
     return [
         pytest.param(case, ranks, marks=() if case in ALWAYS and ranks == 2 else pytest.mark.slow, id=f"{case}-{ranks}")
         for case, ranks in pairs

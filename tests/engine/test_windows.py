@@ -46,9 +46,10 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.turns("name", count=3)
 @pytest.mark.parametrize("name", VARIANTS)
 async def test_ids_are_those_of_transformers(name: str, subject: Subject) -> None:
-    """Twice: the second time from the cache."""
+    """Twice: the second time from the cache. The variants take turns: three for each model, two models for each."""
     folder, expected = subject
     async with engine(folder, **VARIANTS[name]) as running:
         assert running.stats().window_pages > 0

@@ -1,4 +1,8 @@
-"""Triton's compiler needs no GPU: every kernel is built for several, and must fit into what they have."""
+"""Triton's compiler needs no GPU: every kernel is built for several, and must fit into what they have.
+
+Each shape is built for an H200; the other three GPUs take turns. Adapters are built in combinations in which every two
+of GPU, shape, tokens and rank meet.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,7 @@ from aengine.kernels.parts import Parts
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.offline import MARKS, take_over
 
-pytestmark = [*MARKS, pytest.mark.slow]
+pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.turns("compiler", always=("H200",))]
 META = torch.device("meta")  # shapes and types without memory
 
 
@@ -165,6 +169,7 @@ def test_delta_nets(compiler: Compiler, kept: torch.dtype) -> None:
     TritonKernels().delta_net(weights)(*x, DeltaState(half(9, 4, count), recurrence), batch)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("rank", [16, 64, 256])
 @pytest.mark.parametrize("tokens", [1, 16, 64, 300])
 @pytest.mark.parametrize(("k", "outputs"), [(4096, (4096, 1024, 1024)), (4096, (12288, 12288)), (12288, (4096,))])
@@ -178,6 +183,7 @@ def test_adapters(compiler: Compiler, k: int, outputs: tuple[int, ...], tokens: 
     linear.add_gated_to(half(tokens, 2 * k), half(tokens, n))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("rank", [16, 100])
 @pytest.mark.parametrize("tokens", [1, 300])
 @pytest.mark.parametrize("new", [half, single])

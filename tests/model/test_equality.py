@@ -51,34 +51,30 @@ def test_the_continuations_are_worth_comparing(subject: tuple[Decoder, Reference
     assert len({tuple(ids[-4:]) for ids in expected.ids}) > len(expected.ids) // 2
 
 
-@pytest.mark.slow
-def test_alone_with_whole_prompts(subject: tuple[Decoder, Reference]) -> None:
-    """The first and the last prompt of each length; in batches come all."""
-    decoder, expected = subject
-    lengths = [len(prompt) for prompt in expected.prompts]
-    some = [i for i, length in enumerate(lengths) if lengths.index(length) == i or lengths[i + 1 : i + 2] != [length]]
-    alone = Reference(*([values[i] for i in some] for values in (expected.prompts, expected.ids, expected.logits)))
-    assert {len(prompt) for prompt in alone.prompts} == {*lengths}
-    assert_equal(Harness(decoder, page_size=16).generate(alone.prompts, NEW_TOKENS, batch=1), alone)
-
-
-@pytest.mark.slow
-def test_sixteen_at_once_with_whole_prompts(subject: tuple[Decoder, Reference]) -> None:
-    decoder, expected = subject
-    assert_equal(Harness(decoder, page_size=16).generate(expected.prompts, NEW_TOKENS), expected)
-
-
 def test_sixteen_at_once_with_prompts_in_chunks_beside_decodes(subject: tuple[Decoder, Reference]) -> None:
     decoder, expected = subject
     harness = Harness(decoder, page_size=3, num_pages=2000)
     assert_equal(harness.generate(expected.prompts, NEW_TOKENS, chunk=13), expected)
 
 
-@pytest.mark.slow
-def test_prefix_pages_shared_with_another_sequence(subject: tuple[Decoder, Reference]) -> None:
-    decoder, expected = subject
+def alone(decoder: Decoder, expected: Reference) -> None:
+    """The first and the last prompt of each length; in batches come all."""
+    lengths = [len(prompt) for prompt in expected.prompts]
+    some = [i for i, length in enumerate(lengths) if lengths.index(length) == i or lengths[i + 1 : i + 2] != [length]]
+    few = Reference(*([values[i] for i in some] for values in (expected.prompts, expected.ids, expected.logits)))
+    assert {len(prompt) for prompt in few.prompts} == {*lengths}
+    assert_equal(Harness(decoder, page_size=16).generate(few.prompts, NEW_TOKENS, batch=1), few)
+
+
+def sixteen_at_once(decoder: Decoder, expected: Reference) -> None:
+    assert_equal(Harness(decoder, page_size=16).generate(expected.prompts, NEW_TOKENS), expected)
+
+
+def shared_prefixes(decoder: Decoder, expected: Reference) -> None:
+    """Pages of each prompt are read by another sequence, unless states go with them: tests/engine/test_hybrids.py."""
     if decoder.config.recurrent:
-        pytest.skip("pages alone are no prefix of what keeps states: tests/engine/test_hybrids.py")
+        alone(decoder, expected)
+        return
     harness = Harness(decoder, page_size=5, num_pages=1600)
     owners = harness.generate(expected.prompts, NEW_TOKENS)
     sharers = []
@@ -87,3 +83,14 @@ def test_prefix_pages_shared_with_another_sequence(subject: tuple[Decoder, Refer
         sharers.append(Running(list(prompt), owner.pages[:shared], shared * harness.page_size))
     assert any(sequence.computed > 0 for sequence in sharers)
     assert_equal(harness.run(sharers, NEW_TOKENS, chunk=7), expected)
+
+
+WAYS = {way.__name__: way for way in (alone, sixteen_at_once, shared_prefixes)}
+
+
+@pytest.mark.slow
+@pytest.mark.turns("way")
+@pytest.mark.parametrize("way", WAYS)
+def test_with_whole_prompts_and_shared_ones(way: str, subject: tuple[Decoder, Reference]) -> None:
+    """The ways take turns: one for each family, beside the chunks that all have."""
+    WAYS[way](*subject)

@@ -69,22 +69,23 @@ def assert_equal(
     torch.testing.assert_close(logits(ranks[0]), expected_logits(model, alone), atol=1e-4, rtol=0)
 
 
+WAYS: dict[str, tuple[int, dict[str, object], type[Counted]]] = {
+    "4 ranks": (4, {}, Counted),
+    "2 ranks": (2, {}, Counted),
+    "8 ranks": (8, {}, Counted),
+    "8 ranks with a KV head each": (8, {"num_key_value_heads": 8}, Counted),
+    "2 ranks, tokens in pieces": (2, {}, InPieces),  # whose sums are under way while others are computed
+}
+
+
+@pytest.mark.turns("way", count=2)
 @pytest.mark.parametrize("case", [slow_but(case) for case in CASES])
-@pytest.mark.parametrize("count", COUNTS)
-def test_fewer_kv_heads_than_ranks(case: str, count: int, tmp_path: Path) -> None:
-    assert_equal(tmp_path, write_checkpoint(case, tmp_path, **sizes_of(case)), count)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [slow_but(case) for case in CASES])
-def test_a_kv_head_for_each_rank(case: str, tmp_path: Path) -> None:
-    assert_equal(tmp_path, write_checkpoint(case, tmp_path, **{**sizes_of(case), "num_key_value_heads": 8}), 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [slow_but(case) for case in CASES])
-def test_tokens_in_pieces_whose_sums_are_under_way_while_others_are_computed(case: str, tmp_path: Path) -> None:
-    assert_equal(tmp_path, write_checkpoint(case, tmp_path, **sizes_of(case)), 2, collective=InPieces)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=() if way == "4 ranks" else pytest.mark.slow) for way in WAYS])
+def test_ranks_compute_what_one_does(case: str, way: str, tmp_path: Path) -> None:
+    """With fewer KV heads than ranks, if not said otherwise. The ways take turns: two for each family."""
+    count, sizes, collective = WAYS[way]
+    model = write_checkpoint(case, tmp_path, **{**sizes_of(case), **sizes})
+    assert_equal(tmp_path, model, count, collective=collective)
 
 
 @pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])

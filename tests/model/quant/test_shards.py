@@ -56,8 +56,10 @@ def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, write(tmp_path_factory.mktemp(request.param), request.param, "qwen3-bias-untied", **DENSE)
 
 
+@pytest.mark.turns("count")
 @pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (4, 8))])
 def test_logits_are_those_of_the_dequantised_twin(dense: tuple[str, Path], count: int) -> None:
+    """The numbers of ranks take turns: one for each scheme."""
     scheme, folder = dense
     if scheme not in ORDERED and (128 // count % TOGETHER[scheme][0] or 256 // count % TOGETHER[scheme][1]):
         with pytest.raises(ConfigError, match=r"tensor_parallel_size: .* columns each, .* no multiple; lower it"):
