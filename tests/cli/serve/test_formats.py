@@ -1,20 +1,25 @@
-"""`aengine serve` answers from mixtures of experts in each quantised format as from their twins in floats."""
+"""A server answers from mixtures of experts in each quantised format as from their twins in floats."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from aengine.model.loading.hub import DEMO
 from tests.cli.running import served
+from tests.http.demo_server import demo_server
 from tests.http.serving import parse_events
 from tests.model.quant.checkpoints import write_quantized
 from tests.model.quant.schemes import SCHEMES
 from tests.model.quant.test_mxfp4_checkpoints import write_gpt_oss
 
 TEXT = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+WHOLE_PROCESSES = ("fp8-blocks", "mxfp4")
 ASKED = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
 
@@ -23,10 +28,25 @@ def add_text(folder: Path) -> None:
         shutil.copy(DEMO / name, folder)
 
 
+@contextmanager
+def served_here(folder: Path) -> Iterator[httpx2.Client]:
+    """A server within this process."""
+    knobs = {"model": str(folder), "max_num_seqs": 4, "kv_cache_gib": 0.05}
+    with demo_server(knobs) as url, httpx2.Client(base_url=url, timeout=30, trust_env=False) as client:
+        yield client
+
+
+@contextmanager
+def served_apart(folder: Path) -> Iterator[httpx2.Client]:
+    """`aengine serve`, a process of its own."""
+    with served(str(folder), "--kv-cache-gib", "0.05", "--max-num-seqs", "4") as server:
+        yield server.client
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", [*SCHEMES, "mxfp4"])
 def test_a_server_answers_from_it(scheme: str, tmp_path: Path) -> None:
-    """From a Qwen3-MoE; in MXFP4 from gpt-oss, whose own it is."""
+    """From a Qwen3-MoE; in MXFP4 from gpt-oss, whose own it is. Two of the formats in whole processes."""
     folders = tmp_path / "quantised", tmp_path / "twin"
     if scheme == "mxfp4":
         write_gpt_oss(*folders, vocab_size=4096)
@@ -35,8 +55,8 @@ def test_a_server_answers_from_it(scheme: str, tmp_path: Path) -> None:
     answers = []
     for folder in folders:
         add_text(folder)
-        with served(str(folder), "--kv-cache-gib", "0.05", "--max-num-seqs", "4") as server:
-            answer = server.client.post("/v1/completions", json=ASKED | {"logprobs": 1})
+        with (served_apart if scheme in WHOLE_PROCESSES else served_here)(folder) as client:
+            answer = client.post("/v1/completions", json=ASKED | {"logprobs": 1})
             assert answer.status_code == 200, answer.text
             answers.append(answer.json()["choices"][0])
     quantised, twin = answers

@@ -1,4 +1,4 @@
-"""`aengine serve` makes random checkpoints call tools in the format of their own templates, whole and streamed."""
+"""A server makes random checkpoints call tools in the format of their own templates, whole and streamed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import jsonschema
 import pytest
 from tokenizers import AddedToken
 
 from aengine.text.answer.formats.table import call_format_of
-from tests.cli.running import Served, served
+from tests.http.demo_server import demo_server
 from tests.http.wire import parse_events
 from tests.model.checkpoints import write_checkpoint
 from tests.text.text_families import byte_level_backend, write_tokenizer
@@ -53,7 +54,7 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
 @pytest.fixture(scope="module", params=FORMATS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
     folder = tmp_path_factory.mktemp(request.param)
     written, tokens = FORMATS[request.param]
     template = (
@@ -68,14 +69,17 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write_tokenizer(folder, backend, {"chat_template": template, "eos_token": END})
     end, size = backend.token_to_id(END), backend.get_vocab_size()
     write_checkpoint("qwen3", folder, vocab_size=size, eos_token_id=end, max_position_embeddings=4096)
-    knobs = ("--reasoning", "off", "--max-num-seqs", "4", "--kv-cache-gib", "0.05")  # its thoughts would never end
-    with served(str(folder), *knobs) as running:
-        yield running
+    knobs = {"model": str(folder), "max_num_seqs": 4, "kv_cache_gib": 0.05}
+    with (
+        demo_server(knobs, reasoning="off") as url,  # its thoughts would never end
+        httpx2.Client(base_url=url, timeout=30, trust_env=False) as client,
+    ):
+        yield client
 
 
 @pytest.mark.parametrize("tool", [TOOL, STRICT], ids=["tool", "strict"])
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
-def test_a_call_comes_and_fits_its_schema(server: Served, choice: object, tool: dict[str, Any]) -> None:
+def test_a_call_comes_and_fits_its_schema(server: httpx2.Client, choice: object, tool: dict[str, Any]) -> None:
     asked = {
         "messages": [{"role": "user", "content": "Weather?"}],
         "tools": [tool],
@@ -85,7 +89,7 @@ def test_a_call_comes_and_fits_its_schema(server: Served, choice: object, tool: 
         "temperature": 1.0,
         "max_tokens": 600,
     }
-    answer = server.client.post("/v1/chat/completions", json=asked)
+    answer = server.post("/v1/chat/completions", json=asked)
     assert answer.status_code == 200, answer.text
     [made] = answer.json()["choices"]
     [call] = made["message"]["tool_calls"]
@@ -93,7 +97,7 @@ def test_a_call_comes_and_fits_its_schema(server: Served, choice: object, tool: 
     assert call["function"]["name"] == "get_weather"
     jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
 
-    events = parse_events(server.client.post("/v1/chat/completions", json=asked | {"stream": True}).text)
+    events = parse_events(server.post("/v1/chat/completions", json=asked | {"stream": True}).text)
     pieces = [
         piece["function"]["arguments"]
         for event in events[:-1]  # behind them: [DONE]
@@ -104,5 +108,5 @@ def test_a_call_comes_and_fits_its_schema(server: Served, choice: object, tool: 
     assert len([piece for piece in pieces if piece]) > 3
 
     history = [*asked["messages"], made["message"], {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}]
-    again = server.client.post("/v1/chat/completions", json=asked | {"messages": history, "max_tokens": 1})
+    again = server.post("/v1/chat/completions", json=asked | {"messages": history, "max_tokens": 1})
     assert again.status_code == 200, again.text
