@@ -9,10 +9,14 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import inspect
+import itertools
 import os
+import re
 
 import httpcore2
 import pytest
+from _pytest.mark.expression import Expression
 from hypothesis import HealthCheck, settings
 
 from tests.covering import thin_out
@@ -66,6 +70,26 @@ settings.load_profile("quick")
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@functools.cache
+def never_on_a_gpu(selection: str) -> bool:
+    """Whether what -m selects leaves out every test that is marked as `gpu`, whatever else it is marked as."""
+    others = set(re.findall(r"[a-z_]\w*", selection)) - {"and", "or", "not", "gpu"}
+    selected = Expression.compile(selection or "gpu").evaluate
+    marks = itertools.chain.from_iterable(itertools.combinations(others, count) for count in range(len(others) + 1))
+    return not any(selected(lambda name, also=also: name == "gpu" or name in also) for also in marks)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module, obj: object) -> list[pytest.Item] | None:
+    """Nothing of what -m leaves out in any case: half of all cases are for a GPU, and making them takes a second."""
+    if inspect.isfunction(obj) and never_on_a_gpu(collector.config.option.markexpr):
+        marks = [getattr(where, "pytestmark", ()) for where in (obj, collector.obj)]
+        each = itertools.chain.from_iterable(mark if isinstance(mark, (list, tuple)) else [mark] for mark in marks)
+        if any(mark.name == "gpu" for mark in each):
+            return []
+    return None
 
 
 @pytest.hookimpl(trylast=True)  # of what -m and -k leave

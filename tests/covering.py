@@ -18,8 +18,9 @@ import pytest
 Case = Mapping[str, str]  # parameter -> how its value prints
 
 
-def covering(cases: Sequence[Case], strength: int) -> list[int]:
-    """The places of cases with all combinations of so many parameters' values that there are in `cases`.
+def covering(cases: Sequence[Case], strength: int, most: int | None = None) -> list[int]:
+    """The places of cases with all combinations of so many parameters' values that there are in `cases`, or of the
+    `most` cases that come nearest to that.
 
     Greedy: the case with the most that are new comes next, the last one among equals. That is the largest shape, and
     the narrow type.
@@ -27,7 +28,7 @@ def covering(cases: Sequence[Case], strength: int) -> list[int]:
     combinations = [set(itertools.combinations(case.items(), min(strength, len(case)))) for case in cases]
     missing = set().union(*combinations)
     chosen = []
-    while missing:
+    while missing and len(chosen) != most:
         best = max(reversed(range(len(cases))), key=lambda place: len(combinations[place] & missing))
         missing -= combinations[best]
         chosen.append(best)

@@ -23,6 +23,11 @@ def test_all_combinations_of_so_many_values_stay_in_hardly_more_cases_than_they_
     assert count <= len(chosen) <= 1.25 * count
 
 
+def test_of_few_cases_none_has_a_value_of_another() -> None:
+    first, second = (CASES[place] for place in covering(CASES, 1, most=2))
+    assert not set(first.items()) & set(second.items())
+
+
 def test_a_single_parameter_keeps_all_its_values() -> None:
     assert covering([{"m": "1"}, {"m": "2"}], 2) == [0, 1]
     assert covering([], 2) == []

@@ -65,8 +65,9 @@ def assert_equal(
     for sequences in ranks:
         assert [one.tokens for one in sequences] == [one.tokens for one in alone]
         assert torch.equal(logits(sequences), logits(ranks[0]))  # to the last bit: they draw alike
-    torch.testing.assert_close(logits(ranks[0]), logits(alone), atol=1e-4, rtol=0)
-    torch.testing.assert_close(logits(ranks[0]), expected_logits(model, alone), atol=1e-4, rtol=0)
+    # Sums of 8 ranks are rounded otherwise than one rank's, and on each kind of CPU otherwise.
+    torch.testing.assert_close(logits(ranks[0]), logits(alone), atol=3e-4, rtol=0)
+    torch.testing.assert_close(logits(ranks[0]), expected_logits(model, alone), atol=3e-4, rtol=0)
 
 
 WAYS: dict[str, tuple[int, dict[str, object], type[Counted]]] = {

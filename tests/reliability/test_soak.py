@@ -1,6 +1,6 @@
 """Everything at once and for long: memory stays flat, nothing is left behind, the books add up all the time.
 
-`SOAK_SECONDS` says for how long, 180 by default.
+`SOAK_SECONDS` says for how long, 60 by default.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.reliability.traffic import CALLERS, KINDS, Traffic
 
 pytestmark = pytest.mark.anyio
 
-SECONDS = float(os.environ.get("SOAK_SECONDS", "180"))
+SECONDS = float(os.environ.get("SOAK_SECONDS", "60"))
 WARM = 3000  # requests until everything that is kept once, and every cache, is there
 # What may be kept of a request after the warm-up, and once. A leak of 1 KB per request is above the first two at once.
 HEAP, HEAP_ROOM = 300, 2**20  # bytes that malloc has given out, at quiet moments
