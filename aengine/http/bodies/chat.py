@@ -134,8 +134,13 @@ ToolChoice = ChosenTool | AllowedToolsChoice
 
 def messages_for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """The messages as the chat template gets them. Raises `InvalidRequestError`, naming the part that is no text."""
-    newest = max((index for index, message in enumerate(messages) if message.role == "user"), default=None)
-    return [message.for_template(f"messages[{index}]", index == newest) for index, message in enumerate(messages)]
+    newest = len(messages) - 1
+    while newest >= 0 and messages[newest].role != "user":
+        newest -= 1
+    rendered = []
+    for index, message in enumerate(messages):
+        rendered.append(message.for_template(f"messages[{index}]", index == newest))
+    return rendered
 
 
 def tools_for_template(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
