@@ -121,6 +121,7 @@ def test_every_cut_gives_the_weighted_sum(
     assert torch.equal(*outs)
 
 
+@pytest.mark.interpreted(3)
 @pytest.mark.thinned(where=is_known_to_a_gpu)
 @pytest.mark.parametrize("kind", ["clamp", "biases", "both"])
 @pytest.mark.parametrize("cut", CUTS)

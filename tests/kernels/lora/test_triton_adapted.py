@@ -202,6 +202,15 @@ def test_few_tokens_and_other_shapes_are_activated_by_the_product_behind_tiny(
     assert case.linear.activated(None, case.random(tokens, 96)) is None
 
 
+def test_a_single_row_of_a_long_matrix_has_kernels_of_its_own_tiny(device: torch.device) -> None:
+    narrow = torch.bfloat16 if device.type == "cuda" else torch.float16
+    case = Case(1040, (64, 64), 16, narrow, device)
+    case.set([1], device)
+    for method in ("after", "add_gated_to"):
+        out, expected = case.run(method, case.linear, [1])
+        assert relative_error(out, expected) < tolerance(narrow)
+
+
 @pytest.mark.parametrize("tokens", [1, 20, 70])
 @pytest.mark.parametrize("method", METHODS)
 def test_tokens_without_an_adapter_get_bit_by_bit_what_they_get_alone_tiny(

@@ -51,6 +51,7 @@ def fits(cut: str, m: int, k: int, **_: object) -> bool:
     return not CUTS[cut].block_per_warp or (m <= CUTS[cut].rows and k >= 128 * CUTS[cut].warps)
 
 
+@pytest.mark.interpreted(15)
 @pytest.mark.thinned(where=fits)
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("form", FORMS)
@@ -72,6 +73,7 @@ def test_every_cut_gives_the_product(
     assert torch.equal(out, again)
 
 
+@pytest.mark.interpreted(4)
 @pytest.mark.thinned(where=lambda n, **_: n != 1000)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("n", "k"), [pytest.param(72, 256, id="tiny"), (1000, 1664), (4096, 12288)])
