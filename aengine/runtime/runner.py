@@ -82,7 +82,7 @@ class TokenPass:
     draw_rows: Tensor  # [draws] int64
     draw_positions: Tensor  # [draws] int64: the place that the drawn token takes in its sequence
     sums: Tensor | None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
-    adapters: Tensor | None  # [tokens] int32; None: no token has one
+    adapters: Tensor | None  # [tokens] int32, of a captured step [rows]; None: no token has one
 
 
 class StepExecutor:
@@ -150,7 +150,7 @@ class StepExecutor:
             hidden=tensors.forward(self._decoder, self.kv, self._states, sums),
             wanted=cells.wanted if plan.scoring else None,
             draw_rows=cells.draw_rows[:draws],
-            draw_positions=tensors.positions[cells.wanted[:draws]] + 1,
+            draw_positions=tensors.next_positions[:draws],
             sums=sums,
             adapters=tensors.adapters,
         )

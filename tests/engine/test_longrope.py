@@ -64,6 +64,19 @@ async def test_both_are_rotated_in_their_own_ways(name: str, subject: tuple[Path
         engine.check_integrity()
 
 
+async def test_both_have_as_many_tokens_as_they_must(subject: tuple[Path, Reference, Reference]) -> None:
+    folder, near, far = subject
+    async with aengine.Engine(
+        str(folder), device="cpu", dtype="float32", progress=False, kv_cache_gib=0.1, max_model_len=128
+    ) as engine:
+        for expected, most in ((near, CONTEXT), (far, CONTEXT + 1)):
+            prompt, [first, *_] = expected.prompts[0], expected.ids[0]
+            one = await engine.complete(
+                prompt, max_tokens=most - len(prompt), temperature=0, min_tokens=3, stop_token_ids=[first]
+            )
+            assert len(one.token_ids) >= 3 and first not in one.token_ids[:3]
+
+
 async def test_they_share_no_cached_prefix(subject: tuple[Path, Reference, Reference]) -> None:
     folder, near, _ = subject
     prompt = near.prompts[-1]

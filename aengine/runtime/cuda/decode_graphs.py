@@ -226,6 +226,7 @@ class DecodeGraphs:
         tensors = StepTensors(
             token_ids=inputs.token_ids,
             positions=rows.rotations(index, inputs.positions),
+            next_positions=inputs.next_positions,
             slots=inputs.slots,
             page_table=inputs.page_table,
             seq_lens=inputs.seq_lens,

@@ -130,7 +130,7 @@ class PrefillGraphs:
         tensors = resolve(cells, shape, rows, self._kv.page_size, adapted, rows.page_table.shape[1])
         sums = self._sums[: shape.tokens]
         self._hidden[: shape.wanted].copy_(tensors.forward(self._decoder, self._kv, self._states, sums, rehearsal))
-        torch.add(tensors.positions[cells.wanted], 1, out=self._draw_positions[: shape.wanted])
+        self._draw_positions[: shape.wanted].copy_(tensors.next_positions)
 
     def _emptied(self, size: int) -> StepShape:
         """Describe a step without sequences, and return the shape of this size."""

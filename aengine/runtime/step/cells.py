@@ -162,6 +162,7 @@ class StepTensors:
 
     token_ids: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64, as `Decoder.forward` takes them
+    next_positions: Tensor  # [wanted] int64: the place that a token drawn after each wanted one takes in its sequence
     slots: Tensor  # [tokens] int64: where keys and values go, page * page_size + offset
     page_table: Tensor  # [sequences, pages] int32
     seq_lens: Tensor  # [sequences] int32: lengths after the step
@@ -228,6 +229,7 @@ def resolve(cells: StepCells, shape: StepShape, rows: Rows, page_size: int, adap
     return StepTensors(
         token_ids=token_ids,
         positions=rows.rotations(token_rows, positions),
+        next_positions=positions[cells.wanted] + 1,
         slots=rows.slots(token_rows, positions, page_size),
         page_table=rows.page_table[cells.rows, :width],
         seq_lens=lens.to(torch.int32),

@@ -68,6 +68,16 @@ def test_a_decode_feeds_what_its_row_drew_last_and_makes_it_longer() -> None:
     assert host_lens(plan(decode=[5, 2]), rows.lengths) == ([1, 1], [41, 4])
 
 
+def test_rows_within_the_trained_context_are_rotated_elsewhere_and_draw_for_the_same_places() -> None:
+    rows = Rows(2, 4, torch.device("cpu"), near_shift=1000)
+    new = {"params": SamplingParams(), "seed": 0, "stop_ids": (), "prompt_len": 1, "tokens": [1], "length": 2}
+    rows.admit([NewRow(row=row, pages=[3 + row], near=row == 1, **new) for row in range(2)])
+    chunk = PrefillChunk(row=1, start=2, token_ids=[7, 8], samples=True)
+    tensors = resolved(plan(decode=[0], prefill=[chunk]), rows)
+    assert tensors.positions.tolist() == [2, 1002, 1003]
+    assert tensors.next_positions.tolist() == [3, 4]
+
+
 LAST = PrefillChunk(row=1, start=4, token_ids=[11, 12, 13], samples=True, forks=[6], saves=[(3, 17)])
 FIRST = PrefillChunk(row=4, start=0, token_ids=[21, 22], samples=False)
 
