@@ -96,7 +96,10 @@ def refuse_growth(path: Path, text: str) -> None:
         raise CheckpointError(
             f"{path}: its decoder can make {growth:g} characters of one, at most {_MAX_DECODED_GROWTH} are taken"
         )
-    added = sum(map(_added, _steps(described.post_processor)))
+    try:
+        added = sum(map(_added, _steps(described.post_processor)))
+    except (TypeError, KeyError):
+        raise CheckpointError(f"{path} is not a tokenizer: its post_processor has another form than all have") from None
     if added > _MAX_ADDED:
         raise CheckpointError(
             f"{path}: its post_processor adds {added:g} ids to a text, at most {_MAX_ADDED} are taken"

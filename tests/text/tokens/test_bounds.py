@@ -62,6 +62,23 @@ def test_what_could_grow_without_a_bound_is_refused(part: dict[str, Any], named:
         refuse_growth(Path("here"), json.dumps(part))
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"special_tokens": {"x": 1}},
+        {"special_tokens": {"x": {"ids": 1}}},
+        {"single": None},
+        {"single": [1]},
+        {"single": [{"Sequence": {}}]},
+        {"single": [{"Sequence": {"id": []}}]},
+    ],
+)
+def test_a_post_processor_without_a_known_form_is_refused_by_the_files_name(form: dict[str, Any]) -> None:
+    text = json.dumps({"post_processor": {"type": "TemplateProcessing", **form}})
+    with pytest.raises(CheckpointError, match="^tokenizer.json is not a tokenizer: its post_processor"):
+        refuse_growth(Path("tokenizer.json"), text)
+
+
 def test_what_published_tokenizers_do_is_taken() -> None:
     parts = {
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")]},

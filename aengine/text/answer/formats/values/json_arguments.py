@@ -11,7 +11,7 @@ from aengine.text.answer.formats.values.python_literal import WORDS, number
 _BLANKS = " \t\r\n"
 _WORD = re.compile(r"[\w.+-]*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_ODD = {quote: re.compile(rf'["{quote}\\\x00-\x1f]') for quote in "\"'"}  # in a string
+_ODD = {quote: re.compile(rf'["{quote}\\\x00-\x1f\ud800-\udfff]') for quote in "\"'"}  # in a string
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _MAY_BE_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _CLOSERS = {"{": "}", "[": "]"}
@@ -120,7 +120,7 @@ class JsonArguments:
         expects = self._expects
         if character in _BLANKS:
             self._write(character)
-        elif character in "}]" and character in self._closers:
+        elif character in "}]" and character in reversed(self._closers):  # as far as it closes, in linear time
             self._end_group(character)
         elif character == "," and expects == "comma":
             self._held.append(",")
