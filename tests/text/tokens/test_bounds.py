@@ -75,7 +75,7 @@ def test_what_could_grow_without_a_bound_is_refused(part: dict[str, Any], named:
 )
 def test_a_post_processor_without_a_known_form_is_refused_by_the_files_name(form: dict[str, Any]) -> None:
     text = json.dumps({"post_processor": {"type": "TemplateProcessing", **form}})
-    with pytest.raises(CheckpointError, match="^tokenizer.json is not a tokenizer: its post_processor"):
+    with pytest.raises(CheckpointError, match=r"^tokenizer\.json is not a tokenizer: its post_processor"):
         refuse_growth(Path("tokenizer.json"), text)
 
 
