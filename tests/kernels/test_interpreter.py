@@ -25,7 +25,7 @@ ROOMS = {"experts": (["experts"], ["experts"]), "products": (["linear", "lora"],
 BESIDE = ("tests/sampling/test_fused.py", "tests/sampling/test_shared_tokens.py", "tests/attention/test_flash4.py")
 
 
-def tests_and_packages(part: str) -> tuple[list[str], list[str]]:
+def rooms_and_packages(part: str) -> tuple[list[str], list[str]]:
     """What pytest is given, and the packages of which no kernel may go without a test."""
     if part in ROOMS:
         rooms, packages = ROOMS[part]
@@ -41,7 +41,7 @@ def tests_and_packages(part: str) -> tuple[list[str], list[str]]:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the same tests run on the GPU")
 @pytest.mark.parametrize("part", [*ROOMS, "rest"])
 def test_the_kernels_are_right_in_the_interpreter(part: str) -> None:
-    where, packages = tests_and_packages(part)
+    where, packages = rooms_and_packages(part)
     chosen = ("-m", "gpu", "-k", "tiny", "-p", "tests.kernels.interpreted")
     command = [sys.executable, "-m", "pytest", "-q", *chosen, *where]
     must_run = ",".join(f"aengine.kernels.{package}." for package in packages)
