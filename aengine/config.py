@@ -33,11 +33,7 @@ CallFormatName = Literal[  # how models write calls of tools: `text/answer/forma
 ]
 
 
-class Knobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all configs derive from: their fields together are the `AENGINE_*` variables that exist."""
-
-
-class EngineConfig(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The knobs of an `Engine`. `None` means: chosen from the model and the machine."""
 
     model: Annotated[
@@ -249,7 +245,7 @@ class EngineConfig(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.max_loras or (_LORAS if self.lora_loading else min(len(self.lora), _LORAS))
 
 
-class ServerConfig(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The knobs of the HTTP layer."""
 
     served_model_name: Annotated[
@@ -350,7 +346,7 @@ class ServerConfig(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True)
             msgspec.structs.force_setattr(self, "served_model_name", (names,))
 
 
-class ListenConfig(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The knobs of `aengine serve`: where and how it listens."""
 
     host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for every network")] = "127.0.0.1"

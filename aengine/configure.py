@@ -10,11 +10,13 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from aengine.config import EngineConfig, Knobs, ServerConfig
+from aengine.config import EngineConfig, ListenConfig, ServerConfig
 from aengine.errors import ConfigError
 from aengine.other_names import knob_meant, remedy
+from aengine.replicas_config import ReplicasConfig
 from aengine.sizes import parse_count
 
+_KINDS = (EngineConfig, ServerConfig, ListenConfig, ReplicasConfig)  # a variable may be of any of these
 _LISTS = {
     "allowed_hosts",
     "allowed_origins",
@@ -129,7 +131,7 @@ def _read(name: str, kind: object, text: str) -> object:
 
 def _check_variables(environ: Mapping[str, str]) -> None:
     """Refuse `AENGINE_*` variables that set nothing, naming the nearest one that does. Raises `ConfigError`."""
-    known = [name for kind in Knobs.__subclasses__() for name in kind.__struct_fields__]
+    known = [name for kind in _KINDS for name in kind.__struct_fields__]
     taken = {*map(variable, known), _KEY_OF_CLIENTS}
     found = [
         name + instead_of(name.removeprefix("AENGINE_").lower(), known, variable)

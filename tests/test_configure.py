@@ -97,7 +97,8 @@ def test_a_variable_that_sets_nothing_is_refused(variables: dict[str, str], told
 
 def test_variables_of_other_configs_and_of_services_called_aengine_are_left_alone() -> None:
     environ = {
-        "AENGINE_REPLICAS": "",  # empty is unset
+        "AENGINE_REPLICAS": "2",
+        "AENGINE_MAX_STEP_TOKEN": "",  # empty is unset
         "AENGINE_API_KEY": "of clients",
         "AENGINE_PAGE": "false",
         "AENGINE_PORT": "tcp://10.0.0.1:8000",

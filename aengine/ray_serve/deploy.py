@@ -15,9 +15,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from aengine.config import EngineConfig, ServerConfig
 from aengine.configure import configure, unknown_knob
 from aengine.errors import ConfigError
-from aengine.ray_serve.config import ReplicasConfig
 from aengine.ray_serve.ingress import Ingress
 from aengine.ray_serve.replica import EngineReplica
+from aengine.replicas_config import ReplicasConfig
 
 ENGINE = "engine"  # the deployments' names
 INGRESS = "ingress"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
-from aengine.config import Knobs
 
-
-class ReplicasConfig(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The knobs of replicas on Ray Serve."""
 
     replicas: Annotated[int, Meta(ge=1, description="engines; with max_replicas: the fewest of them")] = 1
