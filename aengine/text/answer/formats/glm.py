@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Literal
 
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Schema, Tools, call_id, object_schema
-from aengine.text.answer.formats.partial_call import PartialCall
+from aengine.text.answer.formats.tagged_call import TaggedCall
 from aengine.text.answer.formats.values.raw_rules import raw_value_rules
-from aengine.text.answer.formats.values.raw_text import RawText
 from aengine.text.answer.formats.values.schemas import (
-    EVERYTHING,
-    Kind,
-    alternatives,
     check_parameters,
     further_of,
-    kinds_of,
     parameters_of,
 )
-from aengine.text.answer.formats.values.value_end import ValueEnd
 from aengine.text.answer.lark import Tokens, literal, sequence
 from aengine.text.answer.marker_search import MarkerSearch
 
@@ -68,40 +61,30 @@ def _parameter_rules(rule: str, head: str, schema: Schema, tool: CallableTool, w
     return [f"{rule}: {head} {_BREAK} {literal(_VALUE)} {rule}_value {_BREAK}", *values]
 
 
-class KeysAndValuesReader(PartialCall):
+class KeysAndValuesReader(TaggedCall):
     """Parses a name and any number of `<arg_key>key</arg_key><arg_value>value</arg_value>`.
 
     The call has begun with its name. A value ends with `</arg_value>`, or if there is none with the first tag. What
     belongs between elements to no call ends it.
     """
 
-    __slots__ = ("_end", "_keys", "_kinds", "_search", "_settled", "_state", "_tag", "_tools", "_value", "_word")
+    __slots__ = ("_search", "_state", "_tag", "_word")
 
     def __init__(self, tools: Tools) -> None:
-        super().__init__()
-        self._tools = tools
-        self._kinds: dict[str, frozenset[Kind]] = {}  # of the declared parameters
-        self._state: Literal["name", "key or end", "key", "value tag", "value"] = "name"
+        super().__init__(tools, _VALUE_END, _VALUE, _TAGS, trimmed=False)
+        self._state: Literal["name", "key or end", "key", "value tag"] = "name"
         self._tag = ""  # the beginning of a tag
         self._word: list[str] = []  # of a name or a key, what has come
-        self._keys = 0
         self._search = MarkerSearch()  # of a key's end
-        self._settled = False
-        self._value: RawText | None = None  # that is being read
-        self._end = self._new_end()  # of it
-
-    @property
-    def begun(self) -> bool:
-        return self.name is not None
 
     def _read(self, text: str, at: int) -> int:
+        if self._value is not None:
+            return self._read_value(self._value, text, at)
         match self._state:
             case "name":
                 return self._read_name(text, at)
             case "key":
                 return self._read_key(text, at)
-            case "value":
-                return self._read_value(text, at)
         return self._read_tag(text, at)
 
     def _read_name(self, text: str, at: int) -> int:
@@ -118,10 +101,8 @@ class KeysAndValuesReader(PartialCall):
         if name not in self._tools:
             self.broken = True
             return end
-        self.name, self._state = name, "key or end"
-        self._arguments.append("{")
-        declared = parameters_of(self._tools[name])
-        self._kinds = {key: kinds_of(alternatives(schema)) for key, schema, _ in declared}
+        self._state = "key or end"
+        self._begin_call(name)
         return end
 
     def _read_tag(self, text: str, at: int) -> int:
@@ -136,7 +117,7 @@ class KeysAndValuesReader(PartialCall):
         if tag == _KEY:
             self._state, self._search = "key", MarkerSearch(_KEY_END, _VALUE, _CALL_END)
         elif tag == _VALUE:
-            self._begin_value()
+            self._end_key()
         elif tag == _CALL_END:
             self.done = True
         return at + 1
@@ -147,44 +128,15 @@ class KeysAndValuesReader(PartialCall):
         if rest is None:
             return len(text)
         if self._search.found == _VALUE:  # the key is not closed
-            self._begin_value()
+            self._end_key()
         elif self._search.found == _CALL_END:
             self.done = True
         else:
             self._state = "value tag"
         return len(text) - len(rest)
 
-    def _begin_value(self) -> None:
+    def _end_key(self) -> None:
         key = "".join(self._word).strip()
         self._word.clear()
-        self._state, self._end = "value", self._new_end()
-        self._value = RawText(self._kinds.get(key, EVERYTHING), trimmed=False)
-        self._arguments.append(f"{', ' if self._keys else ''}{json.dumps(key, ensure_ascii=False)}: ")
-        self._keys += 1
-
-    def _new_end(self) -> ValueEnd:
-        return ValueEnd(_VALUE_END, _VALUE, _TAGS, self._settled)
-
-    def _read_value(self, text: str, at: int) -> int:
-        before, rest = self._end.feed(text[at:])
-        if self._value is not None:
-            self._arguments.append(self._value.feed(before))
-        if rest is None:
-            return len(text)
-        self._end_value()
-        return len(text) - len(rest)
-
-    def _end_value(self) -> None:
-        if self._value is not None:
-            self._arguments.append(self._value.finish())
-        self._value, self._state = None, "key or end"
-
-    def settle(self) -> str:
-        self._settled = True
-        return self._end.settle() if self._state == "value" else ""
-
-    def _close(self) -> None:
-        if self._value is not None:
-            self._arguments.append(self._value.feed(self._end.flush()))
-            self._end_value()
-        self._arguments.append("}")
+        self._state = "key or end"
+        self._begin_value(key)

@@ -4,25 +4,18 @@ with other markers, and no line breaks around values, Seed-OSS.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Literal
 
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Schema, Tools, call_id, object_schema
-from aengine.text.answer.formats.partial_call import PartialCall
+from aengine.text.answer.formats.tagged_call import TaggedCall
 from aengine.text.answer.formats.values.raw_rules import raw_value_rules
-from aengine.text.answer.formats.values.raw_text import RawText
 from aengine.text.answer.formats.values.schemas import (
-    EVERYTHING,
-    Kind,
-    alternatives,
     check_parameters,
     further_of,
-    kinds_of,
     parameters_of,
 )
-from aengine.text.answer.formats.values.value_end import ValueEnd
 from aengine.text.answer.lark import Tokens, literal, sequence
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -73,7 +66,7 @@ class Qwen3Coder:
         return [f"{rule}: {head} {rule}_value", *values]
 
 
-class XmlCallReader(PartialCall):
+class XmlCallReader(TaggedCall):
     """Parses `<function=name>`, any number of `<parameter=key>value</parameter>`, and `</function>`.
 
     The call has begun with its name. A value ends with `</parameter>`, or if there is none with the first tag of a
@@ -82,48 +75,26 @@ class XmlCallReader(PartialCall):
     markers: what stands before and behind a call.
     """
 
-    __slots__ = (
-        "_end",
-        "_keys",
-        "_kinds",
-        "_markers",
-        "_settled",
-        "_state",
-        "_tag",
-        "_tools",
-        "_trimmed",
-        "_value",
-        "_word",
-    )
+    __slots__ = ("_end_marker", "_state", "_tag", "_word")
 
     def __init__(self, tools: Tools, markers: tuple[str, str], *, trimmed: bool) -> None:
-        super().__init__()
-        self._markers = markers
-        self._settled = False
-        self._trimmed = trimmed
-        self._tools = tools
-        self._kinds: dict[str, frozenset[Kind]] = {}  # of the declared parameters
-        self._state: Literal["function", "name", "parameters", "key", "value"] = "function"
+        outer = (_FUNCTION, _FUNCTION_END, *markers)
+        super().__init__(tools, _PARAMETER_END, _PARAMETER, outer, trimmed=trimmed)
+        self._end_marker = markers[1]
+        self._state: Literal["function", "name", "parameters", "key"] = "function"
         self._tag = ""  # the beginning of a tag
         self._word: list[str] = []  # of a name or a key, what has come
-        self._keys = 0
-        self._value: RawText | None = None  # that is being read
-        self._end = self._new_end()  # of it
-
-    @property
-    def begun(self) -> bool:
-        return self.name is not None
 
     def _read(self, text: str, at: int) -> int:
-        if self._state in ("function", "parameters"):
-            return self._read_tag(text, at)
-        return self._read_value(text, at) if self._state == "value" else self._read_word(text, at)
+        if self._value is not None:
+            return self._read_value(self._value, text, at)
+        return self._read_word(text, at) if self._state in ("name", "key") else self._read_tag(text, at)
 
     def _read_tag(self, text: str, at: int) -> int:
         if not self._tag and text[at] in _BLANKS:
             return at + 1
         tag = self._tag + text[at]
-        known = (_FUNCTION,) if self._state == "function" else (_PARAMETER, _FUNCTION_END, self._markers[1])
+        known = (_FUNCTION,) if self._state == "function" else (_PARAMETER, _FUNCTION_END, self._end_marker)
         if not any(each.startswith(tag) for each in known):
             self._break(self._tag)
             return at
@@ -151,46 +122,9 @@ class XmlCallReader(PartialCall):
         if self._state == "key":
             self._begin_value(word)
         elif word in self._tools:
-            self.name, self._state = word, "parameters"
-            self._arguments.append("{")
-            declared = parameters_of(self._tools[word])
-            self._kinds = {name: kinds_of(alternatives(schema)) for name, schema, _ in declared}
+            self._begin_call(word)
         else:
             self.broken = True
             return end
+        self._state = "parameters"
         return end + 1
-
-    def _begin_value(self, key: str) -> None:
-        self._state = "value"
-        self._value = RawText(self._kinds.get(key, EVERYTHING), trimmed=self._trimmed)
-        self._end = self._new_end()
-        self._arguments.append(f"{', ' if self._keys else ''}{json.dumps(key, ensure_ascii=False)}: ")
-        self._keys += 1
-
-    def _new_end(self) -> ValueEnd:
-        outer = (_FUNCTION, _FUNCTION_END, *self._markers)
-        return ValueEnd(_PARAMETER_END, _PARAMETER, outer, self._settled)
-
-    def _read_value(self, text: str, at: int) -> int:
-        before, rest = self._end.feed(text[at:])
-        if self._value is not None:
-            self._arguments.append(self._value.feed(before))
-        if rest is None:
-            return len(text)
-        self._end_value()
-        return len(text) - len(rest)
-
-    def _end_value(self) -> None:
-        if self._value is not None:
-            self._arguments.append(self._value.finish())
-        self._value, self._state = None, "parameters"
-
-    def settle(self) -> str:
-        self._settled = True
-        return self._end.settle() if self._state == "value" else ""
-
-    def _close(self) -> None:
-        if self._value is not None:
-            self._arguments.append(self._value.feed(self._end.flush()))
-            self._end_value()
-        self._arguments.append("}")

@@ -1,0 +1,69 @@
+"""Parses what formats have in common that write each value as it is, between tags of its own."""
+
+from __future__ import annotations
+
+import json
+
+from aengine.text.answer.formats.base import Tools
+from aengine.text.answer.formats.partial_call import PartialCall
+from aengine.text.answer.formats.values.raw_text import RawText
+from aengine.text.answer.formats.values.schemas import EVERYTHING, Kind, alternatives, kinds_of, parameters_of
+from aengine.text.answer.formats.values.value_end import ValueEnd
+
+
+class TaggedCall(PartialCall):
+    """Parses the values of a call, which has begun with its name. A format finds the name and the keys."""
+
+    __slots__ = ("_end", "_keys", "_kinds", "_settled", "_tags", "_tools", "_trimmed", "_value")
+
+    def __init__(self, tools: Tools, closing: str, opening: str, outer: tuple[str, ...], *, trimmed: bool) -> None:
+        """closing, opening: the tags of a value; outer: the other tags; trimmed: whether line breaks around it go."""
+        super().__init__()
+        self._tools = tools
+        self._tags = (closing, opening, outer)
+        self._trimmed = trimmed
+        self._kinds: dict[str, frozenset[Kind]] = {}  # of the declared parameters
+        self._keys = 0
+        self._settled = False
+        self._value: RawText | None = None  # that is being read
+        self._end = ValueEnd(*self._tags, self._settled)  # of it
+
+    @property
+    def begun(self) -> bool:
+        return self.name is not None
+
+    def _begin_call(self, name: str) -> None:
+        """Begin the call of a tool that is there."""
+        self.name = name
+        self._arguments.append("{")
+        declared = parameters_of(self._tools[name])
+        self._kinds = {key: kinds_of(alternatives(schema)) for key, schema, _ in declared}
+
+    def _begin_value(self, key: str) -> None:
+        self._value = RawText(self._kinds.get(key, EVERYTHING), trimmed=self._trimmed)
+        self._end = ValueEnd(*self._tags, self._settled)
+        self._arguments.append(f"{', ' if self._keys else ''}{json.dumps(key, ensure_ascii=False)}: ")
+        self._keys += 1
+
+    def _read_value(self, value: RawText, text: str, at: int) -> int:
+        """Parse more of the value that is being read, which is none any more at its end."""
+        before, rest = self._end.feed(text[at:])
+        self._arguments.append(value.feed(before))
+        if rest is None:
+            return len(text)
+        self._end_value(value)
+        return len(text) - len(rest)
+
+    def _end_value(self, value: RawText) -> None:
+        self._arguments.append(value.finish())
+        self._value = None
+
+    def settle(self) -> str:
+        self._settled = True
+        return "" if self._value is None else self._end.settle()
+
+    def _close(self) -> None:
+        if self._value is not None:
+            self._arguments.append(self._value.feed(self._end.flush()))
+            self._end_value(self._value)
+        self._arguments.append("}")
