@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
 
 
 def parse_count(text: str) -> int | None:
-    """The whole number that a text with a unit names, such as 64MiB or 32k; None if it is no such text."""
+    """Return the whole number that a text with a unit names, such as 64MiB or 32k; None if it is no such text."""
     found = _NUMBER.fullmatch(text.strip())
     if found is None or found[2] not in _UNITS:
         return None
@@ -34,9 +34,8 @@ def parse_count(text: str) -> int | None:
 
 
 def format_bytes(count: int) -> str:
-    """A number of bytes in the largest binary unit: 32 MiB, 1.5 KiB. Small ones stay exact: 10,000 bytes."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        size = 2 ** (10 * (1 + "KMGT".index(unit[0])))
+    """Return a number of bytes in the largest binary unit: 32 MiB, 1.5 KiB. Small ones stay exact: 10,000 bytes."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size and (count >= _EXACT or count * 10 % size == 0):
             return f"{count / size:.1f}".removesuffix(".0") + f" {unit}"
     return f"{count:,} {'byte' if count == 1 else 'bytes'}"

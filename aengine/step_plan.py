@@ -30,7 +30,7 @@ class NewRow(msgspec.Struct):
     # on the device. Its whole pages are this row's too; `pages` is empty, and `new_pages` has what comes behind them.
     copy_of: int | None = None
     adapter: int = 0  # its place on the device; 0: none
-    near: bool = False  # whether it never leaves the trained context, of a model that rotates others otherwise
+    near: bool = False  # whether longrope's short factors rotate it, as it never leaves the trained context
     # Of layers with a window, where they have pages of their own: all of them, those of a row that forks as well. Where
     # no query will look again they are page 0.
     window_pages: Sequence[int] = ()

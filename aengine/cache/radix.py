@@ -26,9 +26,9 @@ _ID_TYPE = "I"
 _ID_BYTES = array(_ID_TYPE).itemsize
 
 
-# Whose runs are whose: a tenant's salt, alone or with a number that says what else they were computed with: an
-# adapter's, 0 if their sequences may leave the trained context of a model that rotates these otherwise, and minus an
-# adapter's for both. Runs of an adapter that is gone are found by nobody, and age out like any other.
+# What separates runs: a tenant's salt, alone or with the number of an adapter. With longrope, sequences that may leave
+# the trained context have minus that number, or 0 without an adapter. Runs of an adapter that is gone are never found
+# again, and age out like any other.
 Namespace = str | None | tuple[int, str | None]
 
 # What a child is filed under: its first page's ids. Under the root the epoch and the salt stand before them, which

@@ -1,7 +1,7 @@
 """Sends batches of KV events once more, to those who missed them.
 
-A peer sends the first number that it misses, behind an empty frame or without one. It gets number and batch of each
-from there on, then number -1 with an empty batch.
+A peer sends the first number that it misses, with or without an empty frame before it. It gets the number and the batch
+of each from there on, then number -1 with an empty batch.
 """
 
 from __future__ import annotations

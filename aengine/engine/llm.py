@@ -193,7 +193,7 @@ async def _do_all(jobs: Sequence[Job], concurrency: int, done: Callable[[Complet
     waiting = iter(enumerate(jobs))
 
     async def work() -> None:
-        for number, job in waiting:  # the next one that nobody has begun
+        for number, job in waiting:  # each job goes to one worker
             try:
                 results[number] = await (_retry_while_full(job) if concurrency else job())
             except AengineError as error:

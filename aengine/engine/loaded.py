@@ -195,7 +195,10 @@ class Loaded:
         )
 
     def _is_near(self, max_total: int) -> bool:
-        """Whether a sequence of at most so many tokens is rotated as all are of a model that has one way to do it."""
+        """Return whether a sequence of at most so many tokens stays in the trained context.
+
+        True for models that rotate all sequences alike.
+        """
         return not self._near_positions or max_total <= self._near_positions
 
     def _max_total(self, prompt_len: int, params: SamplingParams) -> int:
@@ -217,7 +220,7 @@ class Loaded:
 
 
 def _salt(salt: str | None, adapter: LoadedAdapter | None, near: bool) -> Namespace:
-    """Which cached prefixes a sequence may read: those of its own adapter, and with keys rotated as its own are."""
+    """Return what separates cached prefixes: the request's salt, its adapter, and how its keys are rotated."""
     if near and adapter is None:
         return salt
     number = 0 if adapter is None else adapter.generation

@@ -75,7 +75,7 @@ class Runner(Protocol):
 
 @dataclass(slots=True)
 class TokenPass:
-    """A step behind the decoder: hidden states, and who draws from them."""
+    """What the decoder made of a step: hidden states, and the rows that draw from them."""
 
     hidden: Tensor  # [wanted, hidden]: of tokens that draw, then of those that are pooled; of all if `wanted` is set
     wanted: Tensor | None  # [wanted] int64: the tokens among all; None: `hidden` has these alone

@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 _PARTS = Path(__file__).parent / "page"
-# In the order in which they need each other; together they are one module.
 _STYLES = tuple(f"styles/{name}.css" for name in ("base", "chat", "prose", "panel", "conversations", "small"))
 _MARKDOWN = (
     *("entities", "links", "inline", "emphasis", "blocks", "table", "languages", "code", "document", "render", "prose"),
 )
+# In the order in which they need each other; together they are one module.
 _SCRIPTS = (
     *("dom.js", "api.js"),
     *(f"markdown/{name}.js" for name in _MARKDOWN),

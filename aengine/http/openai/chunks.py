@@ -70,7 +70,7 @@ class ChunkEncoder(EventEncoder, ABC):
             self._ids[fragment.index] += fragment.token_ids
 
     def _event(self, choice: dict[str, Any], more: Mapping[str, Any] = _NOTHING) -> bytes:
-        """The chunk of a choice; `more` stands beside it."""
+        """Return the chunk of a choice. more: fields of the chunk next to its choices."""
         if self._shows_ids:
             choice["token_ids"] = self._ids.pop(choice["index"], ())
         chunk = {**self._head, **more, "choices": (choice,)}

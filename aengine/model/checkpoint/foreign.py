@@ -31,7 +31,7 @@ def refuse_file(path: Path) -> None:
 def refuse_layout(folder: Path) -> None:
     """Raise `UnsupportedModelError` for a folder that holds a model in a layout that is known, and none that is read.
 
-    A folder with a config.json and no weights is nobody's: random ones may be asked for.
+    A folder with a config.json and no weights passes, since random weights may be asked for.
     """
     if any((folder / name).exists() for name in (SINGLE, INDEX)):
         return

@@ -99,7 +99,7 @@ def refuse_growth(path: Path, text: str) -> None:
     try:
         added = sum(map(_added, _steps(described.post_processor)))
     except (TypeError, KeyError):
-        raise CheckpointError(f"{path} is not a tokenizer: its post_processor has another form than all have") from None
+        raise CheckpointError(f"{path} is not a tokenizer: its post_processor has an unknown form") from None
     if added > _MAX_ADDED:
         raise CheckpointError(
             f"{path}: its post_processor adds {added:g} ids to a text, at most {_MAX_ADDED} are taken"

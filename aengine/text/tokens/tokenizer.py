@@ -86,9 +86,9 @@ class Tokenizer:
     def load(cls, folder: Path, vocab_size: int | None = None, chat_template: str | None = None) -> Tokenizer:
         """Read tokenizer.json and what lies beside it.
 
-        Some tokenizers know more ids than their model, whose vocabulary has `vocab_size`: texts may hold these, and
-        whoever would compute with them refuses them. Raises `CheckpointError`, naming the file, unless it can be used.
-        chat_template: a file that replaces the checkpoint's templates.
+        vocab_size: the model's; some tokenizers know more ids. Texts may hold these, and the engine refuses prompts
+        with them. chat_template: a file that replaces the checkpoint's templates. Raises `CheckpointError`, naming the
+        file, unless it can be used.
         """
         folder = Path(folder)
         settings = read_settings(folder)

@@ -23,9 +23,9 @@ Expects = Literal["start", "key or end", "colon", "value", "value or end", "comm
 class JsonArguments:
     """Converts an object, given in any pieces. What is JSON passes as it is written. Time is linear.
 
-    The object may be written as a text of JSON, and `null` or `[]` stand for an empty one. Mended are what other
-    languages write (quotes, words, bare keys), commas too many, characters that need an escape, and brackets that are
-    not closed. A key is told with its value.
+    The object may be written as a text of JSON, and `null` or `[]` stand for an empty one. The reader mends what other
+    languages write (quotes, words, bare keys), commas that are too many, characters that need an escape, and brackets
+    that are not closed. It writes a key when the key's value begins.
     """
 
     __slots__ = (
