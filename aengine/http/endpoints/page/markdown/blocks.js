@@ -115,7 +115,7 @@ class BlockReader {
     const heading = HEADING.exec(line);
     const item = itemOf(line);
     if (fence) this.readFence(fence, indentOf(line));
-    else if (heading) this.add("heading", line.slice(heading[0].length).replace(/(?:^|[ \t]+)#+[ \t]*$/, "").trim(), heading[1].length);
+    else if (heading) this.add("heading", line.slice(heading[0].length).trim().replace(/(?:^|[ \t])#+$/, "").trim(), heading[1].length);
     else if (RULE.test(line)) this.add("rule", "");
     else if (QUOTE.test(line)) this.readQuote();
     else if (item) this.readList(item);
