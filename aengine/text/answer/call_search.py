@@ -17,7 +17,8 @@ class CallSearch:
     """Lets the text before a call through; holds back only an end that may begin one.
 
     A call begins with a marker. With `lenient` one that the model wrote with another marker is found as well, or
-    without any, by a marker within it; the name before such a marker must be one of `names`.
+    without any, by a marker within it, unless that is quoted in Markdown; the name before such a marker must be one
+    of `names`.
     """
 
     __slots__ = ("_after_name", "_last", "_names", "_search", "_unmarked", "_word", "marker")
@@ -60,6 +61,10 @@ class CallSearch:
                     text = rest
                     continue
             elif self.marker == self._unmarked:
+                if (before or self._last).endswith("`"):  # a quotation in Markdown
+                    passed += self._pass(before + self.marker)
+                    text = rest
+                    continue
                 self.marker, rest = "", self._unmarked + rest
             return passed + self._pass(before), rest
 

@@ -55,7 +55,7 @@ class TaggedCall(PartialCall):
         return len(text) - len(rest)
 
     def _end_value(self, value: RawText) -> None:
-        self._arguments.append(value.finish())
+        self._arguments.append(value.finish(self._end.closed))
         self._value = None
 
     def settle(self) -> str:

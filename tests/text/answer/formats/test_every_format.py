@@ -190,6 +190,13 @@ UNMARKED: list[tuple[CallFormatName, str]] = [
 ]
 
 
+@pytest.mark.parametrize("form", ["qwen3_coder", "seed"])
+def test_a_marker_that_is_quoted_begins_no_call(form: CallFormatName) -> None:
+    text = "Write `<function=f>` to call it, or `f<arg_key>`."
+    assert shape(answer(parser(form), text)) == ("", text, [])
+    assert shape(answer(parser(form), *text)) == ("", text, [])
+
+
 @pytest.mark.parametrize(("form", "written"), UNMARKED)
 def test_a_call_is_read_without_the_marker_before_it(form: CallFormatName, written: str) -> None:
     call = ("f", '{"text": "Oslo"}')
@@ -246,7 +253,7 @@ def test_what_is_not_closed_ends_with_what_is_around_it(form: CallFormatName, te
             "glm",
             "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>a\n<arg_key>count</arg_key><arg_value>1</tool_call>\n"
             "<tool_call>g-2</tool_call>",
-            [("f", '{"text": "a\\n", "count": 1}'), ("g-2", "{}")],
+            [("f", '{"text": "a", "count": 1}'), ("g-2", "{}")],
         ),
         (
             "phi4",

@@ -35,8 +35,8 @@ def test_strings_are_streamed() -> None:
     reading = parser()
     reading.feed("<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>")
     assert reading.feed("a <") == [CallDelta(0, '"a ')]
-    assert reading.feed("b\n") == [CallDelta(0, "<b\\n")]
-    assert reading.feed("</arg_value>") == [CallDelta(0, '"')]
+    assert reading.feed("b\n") == [CallDelta(0, "<b")]
+    assert reading.feed("</arg_value>") == [CallDelta(0, '\\n"')]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,12 @@ def test_strings_are_streamed() -> None:
         ("<tool_call>g\noops</tool_call>", "oops</tool_call>", [("g", "{}")]),
         ("<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a", "", [("f", '{"s": "a"}')]),
         ("<tool_call>f\n<arg_key>s</arg_key>\n</tool_call>", "", [("f", "{}")]),
+        ("<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a\n</tool_call>", "", [("f", '{"s": "a"}')]),
+        (
+            "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a\n<arg_key>i</arg_key><arg_value>3\n</tool_call>",
+            "",
+            [("f", '{"s": "a", "i": 3}')],
+        ),
     ],
 )
 def test_mistakes(text: str, content: str, calls: list[tuple[str, str]]) -> None:

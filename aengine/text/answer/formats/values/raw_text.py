@@ -44,7 +44,7 @@ class RawText:
         if not text:
             return ""
         text, self._held = self._held + text, ""
-        if self._trimmed and text.endswith("\n"):
+        if text.endswith("\n"):
             text, self._held = text[:-1], "\n"
         if self._whole is None:
             return _inner(text)
@@ -54,11 +54,14 @@ class RawText:
         begun, self._whole = "".join(self._whole), None
         return f'"{_inner(begun)}'
 
-    def finish(self) -> str:
-        """The rest of the JSON, once the value is complete."""
+    def finish(self, closed: bool = True) -> str:
+        """The rest of the JSON, once the value is complete. closed: its own tag ends it; a line break before another
+        one is none of the value's.
+        """
+        end = self._held if closed and not self._trimmed else ""
         if self._whole is None:
-            return '"'
-        return as_json("".join(self._whole), self._kinds)
+            return f'{_inner(end)}"'
+        return as_json("".join([*self._whole, end]), self._kinds)
 
     def _is_string(self) -> bool:
         """Whether the value can be nothing but a string, now that more has come."""

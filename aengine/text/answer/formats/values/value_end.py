@@ -12,10 +12,11 @@ class ValueEnd:
     then that tag is the value's end. `opening` begins another value, whose closing tag is not this one's.
     """
 
-    __slots__ = ("_closing", "_depth", "_opening", "_search", "_settled", "_waiting")
+    __slots__ = ("_closing", "_depth", "_opening", "_search", "_settled", "_waiting", "closed")
 
     def __init__(self, closing: str, opening: str, outer: tuple[str, ...], settled: bool) -> None:
         """settled: the first tag is the value's end."""
+        self.closed = False  # by its own tag
         self._closing = closing
         self._opening = opening
         self._settled = settled
@@ -33,6 +34,7 @@ class ValueEnd:
                 return "".join(parts), None
             tag = self._search.found
             if tag == self._closing and not self._depth:
+                self.closed = True
                 return "".join([*parts, *self._waiting]), rest
             if self._settled:
                 return "".join(parts), tag + rest
