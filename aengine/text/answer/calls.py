@@ -17,12 +17,14 @@ class ToolCallParser:
     does not depend on how the text is cut, and time is linear in it.
 
     lenient: calls without the marker before them are read as well, if what is in them leaves no doubt. forced: there is
-    nothing but calls.
+    nothing but calls. bare: a format that knows calls without a marker may begin the text with them.
     """
 
     __slots__ = (
         "_after_call",
+        "_bare",
         "_blanks",
+        "_broken",
         "_edge",
         "_emits_call",
         "_forced",
@@ -42,10 +44,18 @@ class ToolCallParser:
     )
 
     def __init__(
-        self, form: CallFormat, tools: Tools, parallel: bool = True, *, lenient: bool = True, forced: bool = False
+        self,
+        form: CallFormat,
+        tools: Tools,
+        parallel: bool = True,
+        *,
+        lenient: bool = True,
+        forced: bool = False,
+        bare: bool = True,
     ) -> None:
         self._form = form
         self._syntax = form.syntax
+        self._bare = form.syntax.bare if bare else ""
         self._tools = tools
         self._parallel = parallel
         self._forced = forced
@@ -56,12 +66,23 @@ class ToolCallParser:
         self._blanks: list[str] = []  # belong to no call and are not known to be content
         self._has_content = False  # there has been content
         self._after_call = False  # and none since the last call
+        self._broken = False  # a call has ended with what belongs to none
         self._reader = form.reader(tools, first=True)
         self._leaves_no_doubt = False  # a marker tells that it is one
         self._marker = ""  # in front of the call that is being read
         self._emits_call = False  # that call
         self._edge = ""  # the beginning of what ends or follows a call
         self._settled = False  # values without a closing tag end with the first tag
+
+    @property
+    def sound(self) -> bool:
+        """Whether there is nothing in the text but calls as the format has them, the last one perhaps not complete."""
+        return not self._has_content and not self._broken
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text is sound and its last call is complete."""
+        return self.sound and self.calls > 0 and self._state == ("text" if self._syntax.end else "behind call")
 
     def feed(self, text: str) -> list[Delta]:
         """Parse more text: the pieces that are complete now."""
@@ -104,11 +125,11 @@ class ToolCallParser:
             self._emit_content(self._marker + "".join(reader.raw), deltas)
 
     def _read_text(self, text: str, deltas: list[Delta]) -> str:
-        if self._syntax.bare and not self._has_content and not self._search.holds:
+        if self._bare and not self._has_content and not self._search.holds:
             begun = text.lstrip()
             self._blanks.append(text[: len(text) - len(begun)])
             text = begun
-            if text and text[0] == self._syntax.bare:
+            if text and text[0] == self._bare:
                 self._begin_call("", first=True)
                 self._leaves_no_doubt = False
                 return text
@@ -135,6 +156,7 @@ class ToolCallParser:
         self._emit_call(had_begun, deltas)
         if reader.begun and (reader.done or reader.broken):
             self._state = "behind call"
+            self._broken = self._broken or not reader.done
         elif reader.broken:
             self._state = "text"
             self._emit_content(self._marker + "".join(reader.raw), deltas)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from aengine.text.answer.bare_tail import BareTail
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import ContentDelta, Delta, ReasoningDelta
+from aengine.text.answer.formats.base import CallFormat, Tools
 
 
 class UnclosedThought:
     """Passes a thought on up to the first call in it. From there on the text waits for the thought's end.
 
-    If that comes, the model has only thought of the calls. Time is linear in the text.
+    If that comes, the model has only thought of the calls. Calls without a marker count if nothing follows them. Time
+    is linear in the text.
     """
 
-    __slots__ = ("_found", "_waiting", "calls")
+    __slots__ = ("_found", "_tail", "_waiting", "calls")
 
-    def __init__(self, calls: ToolCallParser) -> None:
-        self.calls = calls
+    def __init__(self, form: CallFormat, tools: Tools, parallel: bool = True) -> None:
+        self.calls = ToolCallParser(form, tools, parallel, bare=False)
+        self._tail = BareTail(form.syntax.bare, lambda: ToolCallParser(form, tools, parallel))
         self._waiting: list[str] = []
         self._found: list[Delta] = []  # what waits, parsed, since a call has begun in it
 
@@ -30,18 +34,27 @@ class UnclosedThought:
         if not passed:
             return []
         self._waiting = ["".join(self._waiting)[len(passed) :]]
-        return [ReasoningDelta(passed)]
+        return _reasoning(self._tail.feed(passed))
 
     def close(self) -> list[Delta]:
         """End the thought, which has closed: the text that waited."""
-        text = "".join(self._waiting)
-        return [ReasoningDelta(text)] if text else []
+        return _reasoning(self._tail.flush() + "".join(self._waiting))
 
     def finish(self, cut: bool) -> list[Delta]:
         """End the text, in which the thought has not closed. cut: the model would have gone on."""
         if cut:
             return self.close()
         found = self._found + self.calls.finish()
-        if not self.calls.calls:
-            return self.close()
-        return [ReasoningDelta(delta.text) if isinstance(delta, ContentDelta) else delta for delta in found]
+        if self.calls.calls:
+            return _reasoning(self._tail.flush()) + [
+                ReasoningDelta(delta.text) if isinstance(delta, ContentDelta) else delta for delta in found
+            ]
+        text = self._tail.feed("".join(self._waiting))
+        rest, calls = self._tail.finish()
+        if calls is not None:
+            self.calls = calls
+        return _reasoning(text + rest) + self._tail.deltas
+
+
+def _reasoning(text: str) -> list[Delta]:
+    return [ReasoningDelta(text)] if text else []

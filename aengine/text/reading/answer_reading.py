@@ -146,7 +146,7 @@ class AnswerReading:
             None if calls is None else self._call_parser(calls, free),
             calls_begin=calls.syntax.begin if self._structured and calls is not None else None,
             # A grammar lets no thought end the answer.
-            unclosed=UnclosedThought(self._call_parser(calls, free)) if thinks and free and calls is not None else None,
+            unclosed=self._unclosed_thought(calls) if thinks and free and calls is not None else None,
         )
         return ChoiceReader(parser, ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None)
 
@@ -154,6 +154,9 @@ class AnswerReading:
         """free: no grammar binds the answer. One that does knows calls with their markers alone."""
         tools = self._tools
         return ToolCallParser(form, tools.schemas, tools.parallel, lenient=free, forced=tools.forced)
+
+    def _unclosed_thought(self, form: CallFormat) -> UnclosedThought:
+        return UnclosedThought(form, self._tools.schemas, self._tools.parallel)
 
     def _grammar(self) -> CallGrammar | HarmonyGrammar | None:
         """The grammar of the tools that the model may call, with any arguments where nothing asks for more; None where

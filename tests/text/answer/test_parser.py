@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,8 @@ def test_the_cut_makes_no_difference(data: st.DataObject, opened: bool, unclosed
 
 
 def with_unclosed(opened: bool = False, form: CallFormatName = "hermes") -> AnswerParser:
-    first, second = (ToolCallParser(FORMATS[form], {"f": None}) for _ in range(2))
-    return AnswerParser(ThoughtParser(opened), first, unclosed=UnclosedThought(second))
+    calls = ToolCallParser(FORMATS[form], {"f": None})
+    return AnswerParser(ThoughtParser(opened), calls, unclosed=UnclosedThought(FORMATS[form], {"f": None}))
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if FORMATS[form].syntax.begin])
@@ -78,6 +79,86 @@ def test_a_call_in_a_thought_that_does_not_close_is_a_call(form: CallFormatName)
             assert reading.ends_with_calls
             assert shape(answer(with_unclosed(opened, form), *text)) == ("plan", "", [("f", '{"a": 1}')])
             assert shape(with_unclosed(opened, form).read(text, cut=True)) == (text.removeprefix(begin), "", [])
+
+
+BARE: tuple[CallFormatName, ...] = ("llama3", "pythonic")
+bare = pytest.mark.parametrize("form", BARE)
+
+
+@bare
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_call_without_a_marker_at_the_end_of_a_thought_that_does_not_close(
+    form: CallFormatName, opened: bool
+) -> None:
+    begin = "" if opened else "<think>\n"
+    one, two = (calls([("f", '{"a": 1}')] * count, form) for count in (1, 2))
+    begun = one[:-4]
+    for before, thought in (
+        ("", ""),
+        ("plan\n\n", "plan"),
+        ("plan\n \n", "plan"),
+        (f"maybe\n\n{one}\n\nNo:\n\n", f"maybe\n\n{one}\n\nNo:"),
+        (f"{begun}\n\n", begun),
+        (f"[{{\n\n{begun}\n\n{begun}\n\n", f"[{{\n\n{begun}\n\n{begun}"),
+    ):
+        for written, count in ((one, 1), (two, 2), (f"{one}\n", 1), (f"{one}\n\n \n", 1)):
+            text = f"{begin}{before}{written}"
+            reading = with_unclosed(opened, form)
+            assert shape(reading.read(text)) == (thought, "", [("f", '{"a": 1}')] * count)
+            assert reading.ends_with_calls
+            assert shape(answer(with_unclosed(opened, form), *text)) == (thought, "", [("f", '{"a": 1}')] * count)
+            quoted = f"{before}{written}".rstrip("\n")
+            assert shape(answer(with_unclosed(opened, form), *f"{text}</think>Hi.")) == (quoted, "Hi.", [])
+            assert shape(with_unclosed(opened, form).read(text, cut=True))[1:] == ("", [])
+
+
+@bare
+@pytest.mark.parametrize("text", ["plan: {}", "plan\n{}", "plan\n\n{} is it", "plan\n\n- {}", "{}\n\nNo.", "{}."])
+def test_a_call_without_a_marker_that_a_thought_only_mentions(form: CallFormatName, text: str) -> None:
+    text = text.format(calls([("f", '{"a": 1}')], form))
+    assert shape(with_unclosed(True, form).read(text)) == (text, "", [])
+    assert shape(answer(with_unclosed(True, form), *text)) == (text, "", [])
+
+
+@bare
+@pytest.mark.parametrize("cut", [1, 3, -2, -1])
+def test_half_a_call_without_a_marker_stays_thought(form: CallFormatName, cut: int) -> None:
+    for text in ("plan\n\n" + calls([("f", '{"a": 1}')], form)[:cut], "plan\n\n" + calls([("g", "{}")], form)):
+        assert shape(answer(with_unclosed(True, form), *text)) == (text, "", [])
+
+
+@bare
+@given(data=st.data())
+def test_the_cut_makes_no_difference_to_calls_without_a_marker(form: CallFormatName, data: st.DataObject) -> None:
+    one = calls([("f", '{"a": 1}')], form)
+    words = st.sampled_from([one, one[:-3], one[:4], "\n\n", "\n", " ", "</think>", "<|python_tag|>", "a", "[", "{"])
+    text = "".join(data.draw(st.lists(words, max_size=12)))
+    whole = shape(with_unclosed(True, form).read(text))
+    assert shape(answer(with_unclosed(True, form), *data.draw(cuts(text)))) == whole
+    assert shape(answer(with_unclosed(True, form), *text)) == whole
+    if not whole[2]:
+        assert whole == shape(AnswerParser(ThoughtParser(True), ToolCallParser(FORMATS[form], {"f": None})).read(text))
+
+
+@bare
+@pytest.mark.parametrize("text", ["\n\n{", "\n\n[", "\n", "x\n\n{}", '\n\n{"name": "f", "parameters": {"a": [{'])
+def test_the_time_for_calls_without_a_marker_is_linear(form: CallFormatName, text: str) -> None:
+    text = text.replace("{}", calls([("f", '{"a": 1}')], form))
+    text *= 30_000 // len(text)
+    begin = time.process_time()
+    answer(with_unclosed(True, form), *text)
+    with_unclosed(True, form).read(text)
+    assert time.process_time() - begin < 1.5  # quadratic time would be tens of seconds
+
+
+def test_a_thought_waits_only_from_where_a_call_may_begin() -> None:
+    reading = with_unclosed(True, "llama3")
+    assert reading.feed("I see {x}.") == [ReasoningDelta("I see {x}.")]
+    assert reading.feed("\n\nSo") == [ReasoningDelta("\n\nSo")]
+    assert reading.feed("\n\n{") == []
+    assert reading.feed('"name": "f"') == []
+    assert reading.feed("\n?") == [ReasoningDelta('\n\n{"name": "f"\n?')]
+    assert reading.feed("\n\n{x") == [ReasoningDelta("\n\n{x")]
 
 
 def test_a_thought_is_told_up_to_a_call_in_it() -> None:
