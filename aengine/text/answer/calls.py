@@ -36,6 +36,7 @@ class ToolCallParser:
         "_reader",
         "_search",
         "_settled",
+        "_started",
         "_state",
         "_syntax",
         "_tools",
@@ -70,6 +71,7 @@ class ToolCallParser:
         self._reader = form.reader(tools, first=True)
         self._leaves_no_doubt = False  # a marker tells that it is one
         self._marker = ""  # in front of the call that is being read
+        self._started = False  # the reader's text is a call
         self._emits_call = False  # that call
         self._edge = ""  # the beginning of what ends or follows a call
         self._settled = False  # values without a closing tag end with the first tag
@@ -105,7 +107,8 @@ class ToolCallParser:
         deltas: list[Delta] = []
         if self._state == "call" and not cut:
             self._settled = True
-            deltas = self.feed(self._reader.settle())
+            while waited := self._reader.settle():
+                deltas += self.feed(waited)
         if self._state == "call":
             self._finish_call(cut, deltas)
         if not (cut and self._forced):
@@ -117,9 +120,8 @@ class ToolCallParser:
     def _finish_call(self, cut: bool, deltas: list[Delta]) -> None:
         reader = self._reader
         if not cut:
-            had_begun = reader.begun
             reader.close()
-            self._emit_call(had_begun, deltas)
+            self._emit_call(deltas)
         self.cut = cut and reader.begun and self._emits_call
         if not reader.begun and not (cut and (self._forced or self._leaves_no_doubt)):
             self._emit_content(self._marker + "".join(reader.raw), deltas)
@@ -147,13 +149,12 @@ class ToolCallParser:
             self._reader.settle()
         self._marker = marker
         self._leaves_no_doubt = True
-        self._emits_call = False
+        self._started = self._emits_call = False
 
     def _read_call(self, text: str, deltas: list[Delta]) -> str:
         reader = self._reader
-        had_begun = reader.begun
         taken = reader.feed(text)
-        self._emit_call(had_begun, deltas)
+        self._emit_call(deltas)
         if reader.begun and (reader.done or reader.broken):
             self._state = "behind call"
             self._broken = self._broken or not reader.done
@@ -162,10 +163,11 @@ class ToolCallParser:
             self._emit_content(self._marker + "".join(reader.raw), deltas)
         return reader.left + text[taken:]
 
-    def _emit_call(self, had_begun: bool, deltas: list[Delta]) -> None:
+    def _emit_call(self, deltas: list[Delta]) -> None:
         """Append what is new of the call that is being read, once it is one."""
         reader = self._reader
-        if reader.begun and not had_begun:
+        if reader.begun and not self._started:
+            self._started = True
             self._blanks.clear()
             self._after_call = True
             self._emits_call = self._parallel or not self.calls

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, call_id, object_schema
-from aengine.text.answer.formats.partial_call import PartialCall
-from aengine.text.answer.formats.values.json_arguments import JsonArguments
+from aengine.text.answer.formats.json_partial_call import JsonPartialCall
 from aengine.text.answer.lark import Tokens, json_value, literal, marker, sequence
 from aengine.text.answer.marker_search import MarkerSearch
 
@@ -14,6 +13,7 @@ _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _SEPARATOR = "<｜tool▁sep｜>"
 _FENCE, _FENCE_END = "\n```json\n", "\n```"
+_FENCE_MARK = "```"
 _KIND = "function"
 _BLANKS = " \t\r\n"
 _LONGEST = 256  # characters of a name and what may stand beside it
@@ -38,7 +38,7 @@ class DeepSeek:
         return _BEGIN in template and ("```json" in template) == self._fenced
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
-        return DeepSeekReader(tools)
+        return DeepSeekReader(tools, (*self.syntax.markers, *([_FENCE_MARK] if self._fenced else [])))
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         begin, separator = marker(_CALL, tokens), marker(_SEPARATOR, tokens)
@@ -54,20 +54,19 @@ class DeepSeek:
         return call_id()
 
 
-class DeepSeekReader(PartialCall):
+class DeepSeekReader(JsonPartialCall):
     """Parses a call of either version. It has begun with the arguments' first brace."""
 
-    __slots__ = ("_json", "_length", "_search", "_state", "_tag", "_tools", "_word")
+    __slots__ = ("_length", "_search", "_state", "_tag", "_tools", "_word")
 
-    def __init__(self, tools: Tools) -> None:
-        super().__init__()
+    def __init__(self, tools: Tools, tags: tuple[str, ...]) -> None:
+        super().__init__(tags)
         self._tools = tools
         self._state: Literal["marker", "kind", "name", "arguments", "end"] = "marker"
         self._tag = ""  # the beginning of the first marker, or of what ends the call
         self._word: list[str] = []  # before the separator, or of the name
         self._length = 0
         self._search = MarkerSearch(_SEPARATOR)
-        self._json = JsonArguments()
 
     @property
     def begun(self) -> bool:
@@ -131,11 +130,23 @@ class DeepSeekReader(PartialCall):
             self._arguments.append(self._json.take())
         if self._json.done:
             self._state = "end"
+            self._read_left(self._json.left)
         return at
 
-    def _close(self) -> None:
-        self._json.close()
-        self._arguments.append(self._json.take())
+    def _read_left(self, text: str) -> None:
+        """Read the end of the call again from a tag on that ended a string; a word there is not spoken of."""
+        at = 0
+        while at < len(text) and text[0] in "<`" and not self.done and not self.broken:
+            at = self._read_end(text, at)
+        self.left += text[at:] if at else ""
+
+    def settle(self) -> str:
+        """As `CallReader`."""
+        left = super().settle()
+        if left:
+            self.broken = False
+            self._read_arguments("", 0)
+        return left
 
     def _read_end(self, text: str, at: int) -> int:
         if not self._tag and text[at] in f"{_BLANKS}`}}":  # a brace too many is not spoken of

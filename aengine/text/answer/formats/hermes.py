@@ -22,7 +22,7 @@ class Hermes:
         return "<tool_call>" in template and not any(other in template for other in ("<function=", "<arg_key>"))
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
-        return JsonCallReader(tools, opening="[" if first else "", opened=False)
+        return JsonCallReader(tools, self.syntax.markers, opening="[" if first else "", opened=False)
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         return json_call_rules(rule, tool, "arguments")

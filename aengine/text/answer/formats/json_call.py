@@ -7,8 +7,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from aengine.text.answer.formats.base import CallableTool, object_schema
-from aengine.text.answer.formats.partial_call import PartialCall
-from aengine.text.answer.formats.values.json_arguments import JsonArguments
+from aengine.text.answer.formats.json_partial_call import JsonPartialCall
 from aengine.text.answer.json_value import JsonValue
 from aengine.text.answer.lark import json_value, literal, sequence
 
@@ -16,22 +15,23 @@ _BLANKS = " \t\r\n"
 _ARGUMENT_KEYS = ("arguments", "parameters")  # either is understood, whichever the model was trained on
 
 
-class JsonCallReader(PartialCall):
+class JsonCallReader(JsonPartialCall):
     """Parses `{"name": ..., "arguments": {...}}`, given in any pieces and in any order of keys.
 
     A call has begun as soon as its name, one of `names`, and its arguments' first brace are there.
 
-    opening: a character that must stand before the object; with `opened` False it may.
+    tags: the markers around calls. opening: a character that must stand before the object; with `opened` False it may.
     """
 
-    __slots__ = ("_bare", "_expects", "_json", "_key", "_names", "_opening", "_role", "_scan", "_value")
+    __slots__ = ("_bare", "_expects", "_key", "_names", "_opening", "_role", "_scan", "_value")
 
-    def __init__(self, names: Collection[str], opening: str = "", *, opened: bool = True) -> None:
-        super().__init__()
+    def __init__(
+        self, names: Collection[str], tags: tuple[str, ...], opening: str = "", *, opened: bool = True
+    ) -> None:
+        super().__init__(tags)
         self._bare = not opened
         self._names = names
         self._opening = opening
-        self._json = JsonArguments()
         self._expects: Literal["opening", "object", "first key", "key", "colon", "value", "comma"] = (
             "opening" if opening else "object"
         )
@@ -109,10 +109,6 @@ class JsonCallReader(PartialCall):
         if self._json.broken:
             self._break(self._json.left)
         return at
-
-    def _close(self) -> None:
-        self._json.close()
-        self._arguments.append(self._json.take())
 
     def _end_value(self) -> None:
         role, self._role = self._role, ""

@@ -34,7 +34,7 @@ class JsonList:
         return _BEGIN in template and (_END in template) == self._ended
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
-        return JsonCallReader(tools, opening="[" if first else "", opened=False)
+        return JsonCallReader(tools, self.syntax.markers, opening="[" if first else "", opened=False)
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         return json_call_rules(rule, tool, "arguments")

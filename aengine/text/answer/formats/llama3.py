@@ -20,7 +20,7 @@ class Llama3:
         return "<|python_tag|>" in template or ('{"name": ' in template and '"parameters": ' in template)
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
-        return JsonCallReader(tools)
+        return JsonCallReader(tools, self.syntax.markers)
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         return json_call_rules(rule, tool, "parameters")

@@ -12,8 +12,7 @@ from typing import Literal
 
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, object_schema
 from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
-from aengine.text.answer.formats.partial_call import PartialCall
-from aengine.text.answer.formats.values.json_arguments import JsonArguments
+from aengine.text.answer.formats.json_partial_call import JsonPartialCall
 from aengine.text.answer.lark import Tokens, json_value, literal, marker, sequence
 
 _BEGIN, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -31,7 +30,7 @@ class Mistral:
         return _BEGIN in template and _ARGS in template
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
-        return NamedCallReader(tools)
+        return NamedCallReader(tools, self.syntax.markers)
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         written_id = f"({marker(_CALL_ID, tokens)} /{_ID}/)?" if _CALL_ID in tokens else ""
@@ -59,7 +58,7 @@ class MistralList:
         return _BEGIN in template
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
-        return JsonCallReader(tools, opening="[" if first else "")
+        return JsonCallReader(tools, self.syntax.markers, opening="[" if first else "")
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         return json_call_rules(rule, tool, "arguments", behind=_WRITTEN_ID)
@@ -72,18 +71,17 @@ def _new_id() -> str:
     return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
 
 
-class NamedCallReader(PartialCall):
+class NamedCallReader(JsonPartialCall):
     """Parses `name[CALL_ID]id[ARGS]{...}`, without either marker as well. The call has begun with the first brace."""
 
-    __slots__ = ("_json", "_names", "_state", "_tag", "_word")
+    __slots__ = ("_names", "_state", "_tag", "_word")
 
-    def __init__(self, names: Collection[str]) -> None:
-        super().__init__()
+    def __init__(self, names: Collection[str], tags: tuple[str, ...]) -> None:
+        super().__init__(tags)
         self._names = names
         self._state: Literal["name", "marker", "id", "arguments"] = "name"
         self._word: list[str] = []  # what has come of a name or an id
         self._tag = ""  # the beginning of a marker
-        self._json = JsonArguments()
 
     @property
     def begun(self) -> bool:
@@ -148,7 +146,3 @@ class NamedCallReader(PartialCall):
             self.done = True
             self._arguments.append(self._json.take())
         super().close()
-
-    def _close(self) -> None:
-        self._json.close()
-        self._arguments.append(self._json.take())

@@ -227,6 +227,54 @@ UNCLOSED: list[tuple[CallFormatName, str]] = [
     ("deepseek_v31", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"text": "Oslo"<｜tool▁call▁end｜>'),
 ]
 
+_CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+UNCLOSED_STRINGS: list[tuple[CallFormatName, str]] = [
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"text": "Oslo}}\n</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"text": "Oslo</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"text\\": \\"Oslo\\"}}</tool_call>'),
+    ("phi4", '<|tool_call|>[{"name": "f", "arguments": {"text": "Oslo}}]<|/tool_call|>'),
+    ("granite", '<|tool_call|>[{"name": "f", "arguments": {"text": "Oslo}}]'),
+    ("llama3", '{"name": "f", "parameters": {"text": "Oslo}}'),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"text": "Oslo}'),
+    ("mistral_list", '[TOOL_CALLS][{"name": "f", "arguments": {"text": "Oslo}}]'),
+    (
+        "deepseek",
+        f'<｜tool▁calls▁begin｜>{_CALL}function<｜tool▁sep｜>f\n```json\n{{"text": "Oslo}}\n```{_CALL_END}'
+        "<｜tool▁calls▁end｜>",
+    ),
+    ("deepseek_v31", f'<｜tool▁calls▁begin｜>{_CALL}f<｜tool▁sep｜>{{"text": "Oslo}}{_CALL_END}<｜tool▁calls▁end｜>'),
+]
+UNCLOSED += UNCLOSED_STRINGS
+
+
+@pytest.mark.parametrize(("form", "text"), [each for each in UNCLOSED_STRINGS if each[0] != "llama3"])
+def test_a_string_that_is_not_closed_swallows_nothing_behind_its_call(form: CallFormatName, text: str) -> None:
+    further = call("f", '{"text": "a"}', form)
+    first, second = ("f", '{"text": "Oslo"}'), ("f", '{"text": "a"}')
+    for behind, found in (
+        (f"\n{further}", ("", "", [first, second])),
+        (f"\n{text}\n{further}\n", ("", "", [first, first, second])),
+    ):
+        assert shape(answer(parser(form), text + behind)) == found
+        assert shape(answer(parser(form), *text, *behind)) == found
+
+
+def test_text_behind_a_string_that_is_not_closed_is_content() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"text": "a[0] is it}}\n</tool_call>\nI\'ll "look", wait.'
+    found = ("", 'I\'ll "look", wait.', [("f", '{"text": "a[0] is it"}')])
+    assert shape(answer(parser("hermes"), text)) == found
+    assert shape(answer(parser("hermes"), *text)) == found
+
+
+@pytest.mark.parametrize("form", sorted({form for form, _ in UNCLOSED_STRINGS}))
+@given(
+    data=st.data(), value=st.lists(st.sampled_from([*MARKERS, "```", "}", "]", "}}\n", " ", "a", "\\"])).map("".join)
+)
+def test_a_closed_string_may_hold_any_tag(form: CallFormatName, data: st.DataObject, value: str) -> None:
+    text = calls([("f", json.dumps({"text": value, value: [value, 1]})), ("f", '{"text": "a"}')], form)
+    found = [json.loads(written) for _, written in shape(answer(parser(form), *data.draw(cuts(text))))[2]]
+    assert found == [{"text": value, value: [value, 1]}, {"text": "a"}]
+
 
 @pytest.mark.parametrize(("form", "text"), UNCLOSED)
 def test_what_is_not_closed_ends_with_what_is_around_it(form: CallFormatName, text: str) -> None:
@@ -321,6 +369,19 @@ def test_time_is_linear(form: CallFormatName, body: str) -> None:
     answer(parser(form), *(written[at : at + 2] for at in range(0, len(written), 2)))
     AnswerParser(None, parser(form)).read(written[:-30] * 3)
     assert time.process_time() - begin < 1.5  # 25 us per character; quadratic time would be tens of seconds
+
+
+@pytest.mark.parametrize(("form", "text"), UNCLOSED_STRINGS)
+def test_the_time_for_strings_that_are_not_closed_is_linear(form: CallFormatName, text: str) -> None:
+    begin = time.process_time()
+    for each in (
+        text * (20_000 // len(text)),
+        text[:-20] + "} " * 8_000,
+        text[:-20] + FORMATS[form].syntax.end * 1_500,
+    ):
+        answer(parser(form), *each)
+        AnswerParser(None, parser(form)).read(each)
+    assert time.process_time() - begin < 2  # quadratic time would be tens of seconds
 
 
 @pytest.mark.slow
