@@ -143,17 +143,18 @@ class AnswerReading:
         free = not self._tools.bind and not self._structured
         parser = AnswerParser(
             ThoughtParser(opens_thought, markers) if thinks else None,
-            None if calls is None else self._call_parser(calls, free),
+            None if calls is None else self._call_parser(calls),
             calls_begin=calls.syntax.begin if self._structured and calls is not None else None,
             # A grammar lets no thought end the answer.
             unclosed=self._unclosed_thought(calls) if thinks and free and calls is not None else None,
         )
         return ChoiceReader(parser, ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None)
 
-    def _call_parser(self, form: CallFormat, free: bool) -> ToolCallParser:
-        """free: no grammar binds the answer. One that does knows calls with their markers alone."""
+    def _call_parser(self, form: CallFormat) -> ToolCallParser:
         tools = self._tools
-        return ToolCallParser(form, tools.schemas, tools.parallel, lenient=free, forced=tools.forced)
+        # Grammars know calls with their markers alone. Nothing would hold the arguments of others to a strict schema.
+        lenient = not tools.forced and not tools.strict and not self._structured
+        return ToolCallParser(form, tools.schemas, tools.parallel, lenient=lenient, forced=tools.forced)
 
     def _unclosed_thought(self, form: CallFormat) -> UnclosedThought:
         return UnclosedThought(form, self._tools.schemas, self._tools.parallel)

@@ -17,9 +17,14 @@ class CallRules(NamedTuple):
     narrowed: bool = False
 
     @property
+    def strict(self) -> bool:
+        """Whether the arguments of some tool are held to its schema in any case."""
+        return any(tool.strict for tool in self.tools)
+
+    @property
     def bind(self) -> bool:
         """Whether an answer is held to a grammar because of them."""
-        return self.forced or self.narrowed or any(tool.strict for tool in self.tools)
+        return self.forced or self.narrowed or self.strict
 
     @property
     def schemas(self) -> Tools:

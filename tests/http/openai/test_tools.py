@@ -137,6 +137,27 @@ async def test_a_stop_string_within_a_call_is_no_reason_to_make_it(behind: str, 
     assert found["choices"][0]["finish_reason"] == reason  # type: ignore[index]
 
 
+def allowed(tools: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+
+
+@pytest.mark.parametrize(
+    ("more", "called"),
+    [
+        ({}, True),
+        ({"tool_choice": allowed(TOOLS[:1])}, True),
+        ({"tool_choice": allowed(TOOLS[1:])}, False),
+        ({"tools": [named("f", strict=True, parameters={"type": "object", "properties": {}})]}, False),
+    ],
+)
+def test_a_call_without_its_marker_is_one_where_no_schema_binds_it(more: dict[str, Any], called: bool) -> None:
+    body = msgspec.convert({"messages": HELLO, "tools": TOOLS} | more, ChatRequest)
+    reading = AnswerReading(ServerConfig(), AnswerFormat(calls="qwen3_coder"), tool_use(body).rules)
+    text = "I look.\n<function=f>\n</function>\n</tool_call>"
+    found = reader(reading).parser.read(text)
+    assert (found.content, len(found.calls)) == (("I look.", 1) if called else (text, 0))
+
+
 async def test_calls_in_llamas_way() -> None:
     words = ['{"name": "f", ', '"parameters": {"a": 1}}']
     expected = {"role": "assistant", "content": None, "tool_calls": [F_CALL]}
