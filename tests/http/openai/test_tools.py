@@ -162,6 +162,8 @@ async def test_calls_in_llamas_way() -> None:
     words = ['{"name": "f", ', '"parameters": {"a": 1}}']
     expected = {"role": "assistant", "content": None, "tool_calls": [F_CALL]}
     assert await message(saying(*words, form=AnswerFormat(calls="llama3"))) == (expected, "tool_calls")
+    thinking = saying("<think>", "\nplan\n", "\n", *words, "\n", form=AnswerFormat(calls="llama3", thoughts=True))
+    assert await message(thinking) == ({**expected, **thought("plan")}, "tool_calls")
 
 
 WEATHER = named(
