@@ -96,7 +96,7 @@ def test_every_endpoint_and_parameter_has_its_line() -> None:
             assert f"`{name}`" in README, name
 
 
-@pytest.mark.parametrize("word", [pytest.param("tools", marks=pytest.mark.slow), "aengine.Client"])
+@pytest.mark.parametrize("word", [pytest.param("weather = {", marks=pytest.mark.slow, id="tools"), "aengine.Client"])
 def test_the_examples_that_ask_a_server_say_what_they_promise(server: str, word: str) -> None:
     (example,) = (block for block in PYTHON if word in block)
     code = example.replace("localhost:8000", server)

@@ -333,7 +333,7 @@ async def test_keys_that_are_rotated_otherwise_are_not_found(tmp_path: Path) -> 
             turns.append(await ask(engine, chat(0, 100)))
             await all_copied(engine)
     far, near, nearer = turns
-    assert near.token_ids == nearer.token_ids != far.token_ids
+    assert near.token_ids == nearer.token_ids == far.token_ids  # requests this short take the short factors
     assert [turn.usage.cached_tokens for turn in turns] == [0, 0, 96]
 
 

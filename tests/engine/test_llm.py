@@ -52,6 +52,14 @@ def until(holds: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
+@pytest.fixture
+def ctrl_c_raises() -> Iterator[None]:
+    """A shell starts what runs in the background with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_when(holds: Callable[[], object]) -> None:
     """Send Ctrl-C to the main thread once that is so."""
 
@@ -124,12 +132,14 @@ def test_a_queue_without_places_is_told(demo: None) -> None:
         llm.generate(PROMPTS)
 
 
+@pytest.mark.usefixtures("ctrl_c_raises")
 def test_ctrl_c_ends_the_call_and_its_requests(llm: LLM) -> None:
     interrupt_when(lambda: llm._engine.stats().running > 3)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, **ENDLESS)
 
 
+@pytest.mark.usefixtures("ctrl_c_raises")
 def test_ctrl_c_while_the_model_is_loaded_gives_its_memory_back(demo: None) -> None:
     begun, go_on = threading.Event(), threading.Event()
     closed: list[Runtime] = []

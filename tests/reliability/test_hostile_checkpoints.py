@@ -378,7 +378,8 @@ def test_the_command_line_says_it_in_one_sentence(tmp_path: Path) -> None:
             finally:
                 process.kill()
             assert process.returncode == 1, (name, told)
-            (line,) = told.splitlines()
+            starting, line = told.splitlines()
+            assert starting.startswith("aengine: starting"), (name, told)
             assert line.startswith("aengine: the engine could not be started: "), (name, told)
             assert words in line, (name, told)
             assert not list(folder.parent.glob("**/unpickled")), name

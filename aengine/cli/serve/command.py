@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import os
+from contextlib import suppress
 
 from aengine.cli.config_file import read_config_file
 from aengine.cli.errors import UsageError
@@ -53,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
             "the model a second time and know nothing of the first one's requests; leave it at 1, and start further "
             "servers on further ports for further GPUs"
         )
-    print(f"aengine: starting; the model is {engine.model_name}", file=sys.stderr, flush=True)  # imports take seconds
+    with suppress(OSError):  # nobody may read the log; unbuffered, so that nothing is left to be flushed at the end
+        os.write(2, f"aengine: starting; the model is {engine.model_name}\n".encode())  # imports take seconds
     from aengine.cli.serve.server import serve
 
     return serve(engine, server, listen)

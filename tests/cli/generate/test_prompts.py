@@ -131,7 +131,7 @@ def test_a_batch_file_of_openais() -> None:
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                (["/nonexistent/in"], 1, "/nonexistent/in: No such file or directory"),
+                (["/nonexistent/in"], 2, "there is no file '/nonexistent/in'"),
                 (["--output", "/nonexistent/out"], 1, "/nonexistent/out: No such file or directory"),
                 (["--concurrency", "0"], 2, "--concurrency"),
                 (["--url", "nowhere"], 1, "address"),

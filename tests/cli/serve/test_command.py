@@ -32,7 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     return calls
 
 
-def test_what_vllms_users_paste_is_taken(started: list[Started], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_vllms_users_paste_is_taken(started: list[Started], capfd: pytest.CaptureFixture[str]) -> None:
     pasted = (
         "Qwen/Qwen3-8B-AWQ --api-key sk,1 -tp 2 --dtype half --kv-cache-dtype fp8_e4m3 --quantization awq "
         "--enable-auto-tool-choice --enable-prefix-caching --trust-remote-code --enable-lora --max-model-len 32K "
@@ -54,7 +54,7 @@ def test_what_vllms_users_paste_is_taken(started: list[Started], capsys: pytest.
     assert server.api_keys == ("sk,1",)
     assert server.served_model_name == ("qwen", "gpt-4")
     assert server.allowed_origins == ("*",)
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "trust-remote-code: no code of a checkpoint is ever run here" in said
     assert "--lora NAME=FOLDER names one" in said
     assert said.endswith("aengine: starting; the model is Qwen/Qwen3-8B-AWQ\n")

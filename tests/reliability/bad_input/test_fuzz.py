@@ -165,6 +165,10 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "stream": flags,
     "stream_options": st.fixed_dictionaries({}, optional={"include_usage": flags, "continuous_usage_stats": flags}),
     "echo": flags,
+    "return_token_ids": flags,
+    "return_tokens_as_token_ids": flags,
+    "stop_in_thought": flags,
+    "unstopped": st.lists(texts, min_size=2, max_size=2),
     "best_of": st.integers(1, 3),
     "suffix": texts,
 }
