@@ -24,7 +24,7 @@ from tests.http.serving import serving
 KEY = "a-key"
 KEY_HEADER = {"Authorization": f"Bearer {KEY}"}
 BOUNDED = settings(
-    max_examples=max(6, settings.default.max_examples // 4),
+    max_examples=max(20, settings.default.max_examples // 4),
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
