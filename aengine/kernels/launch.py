@@ -17,6 +17,7 @@ that one drains. Three rules keep this safe:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -65,3 +66,29 @@ def launch_for(device: torch.device) -> Launch:
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n (n >= 1)."""
     return 1 << (n - 1).bit_length()
+
+
+def find_borders(kind: Callable[[int], object], most: int) -> list[int]:
+    """Return the numbers of rows below `most`, ascending, after which `kind` changes.
+
+    kind: maps a number of rows to everything that its kernels are compiled for. The search takes steps of a 32nd of the
+    rows, so it may miss a kind that holds for fewer rows than that.
+    """
+    borders: list[int] = []
+    low = 1
+    while low < most:
+        high = min(low + max(1, low // 32), most)
+        borders += _borders_between(kind, low, kind(low), high, kind(high))
+        low = high
+    return borders
+
+
+def _borders_between(kind: Callable[[int], object], low: int, of_low: object, high: int, of_high: object) -> list[int]:
+    if of_low == of_high:
+        return []
+    if high - low == 1:
+        return [low]
+    middle = (low + high) // 2
+    of_middle = kind(middle)
+    below = _borders_between(kind, low, of_low, middle, of_middle)
+    return below + _borders_between(kind, middle, of_middle, high, of_high)

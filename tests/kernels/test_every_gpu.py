@@ -385,7 +385,7 @@ def test_experts(
 ) -> None:
     h, gate_up, down = new(tokens, hidden), new(experts, 2 * inter, hidden), new(experts, hidden, inter)
     size, ids = h.element_size(), ints(tokens, top_k)
-    config = experts_config(tokens, top_k, experts, hidden, inter, size, compiler.gpu.launch)
+    config = experts_config(tokens, top_k, experts, hidden, size, compiler.gpu.launch)
     TritonExperts(gate_up, down).add_to(h, ids, single(tokens, top_k), new(tokens, hidden))
     assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(size, size) + 1024
 
@@ -419,7 +419,7 @@ def test_experts_with_fp8_weights(
         Fp8Weight(eighth(experts, n, k), single(experts, n // block[0], -(-k // block[1])), block, activations, known)
         for n, k in ((2 * inter, hidden), (hidden, inter))
     )
-    config = fp8_experts_config(tokens, top_k, experts, hidden, inter, 2, compiler.gpu.launch)
+    config = fp8_experts_config(tokens, top_k, experts, hidden, 2, compiler.gpu.launch)
     Fp8Experts(gate_up, down).add_to(
         half(tokens, hidden), ints(tokens, top_k), single(tokens, top_k), half(tokens, hidden)
     )

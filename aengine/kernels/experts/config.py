@@ -11,10 +11,11 @@ from aengine.kernels.experts.fp8.many_rows import Fp8ManyConfig
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
 from aengine.kernels.experts.packed.rows import PackedConfig, PackedCut
 from aengine.kernels.experts.packed.single_rows import PackedSingleConfig, PackedSingleCut
-from aengine.kernels.experts.routing.plan import AT_ONCE
-from aengine.kernels.experts.routing.route import route_borders
+from aengine.kernels.experts.routing.plan import pairs_at_once
+from aengine.kernels.experts.routing.route import route_config
+from aengine.kernels.experts.routing.route_rows import MAX_TOKENS
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
-from aengine.kernels.launch import Launch, power_of_two
+from aengine.kernels.launch import Launch, find_borders, power_of_two
 
 HEIGHTS = (16, 32, 64)  # rows of a tile, of few rows
 SINGLE_TOKENS = 4  # up to which every pair is read for itself
@@ -32,9 +33,8 @@ _C = TypeVar("_C", FewConfig, ManyConfig, Fp8ManyConfig, PackedConfig)
 
 @lru_cache
 def experts_config(
-    tokens: int, top_k: int, experts: int, hidden: int, inter: int, element_size: int, launch: Launch,
-    single: bool = True,
-) -> Config:  # fmt: skip
+    tokens: int, top_k: int, experts: int, hidden: int, element_size: int, launch: Launch, single: bool = True
+) -> Config:
     """How to compute `experts` of `inter` for so many tokens, of which each goes to top_k of them.
 
     Where there is less shared memory, fewer copies are on their way at once. single: whether the kernels for single
@@ -71,9 +71,8 @@ def beside_shared(config: Config, hidden: int) -> Config:
 
 @lru_cache
 def fp8_experts_config(
-    tokens: int, top_k: int, experts: int, hidden: int, inter: int, element_size: int, launch: Launch,
-    single: bool = True,
-) -> Fp8Config:  # fmt: skip
+    tokens: int, top_k: int, experts: int, hidden: int, element_size: int, launch: Launch, single: bool = True
+) -> Fp8Config:
     """The same for matrices in FP8, of rows of `element_size` bytes an element."""
     pairs, height = tokens * top_k, _height(tokens * top_k, experts)
     if element_size > 2:
@@ -118,12 +117,24 @@ def packed_experts_config(
     return PackedConfig(256, PackedCut(64, 3, 8, ahead=True), PackedCut(128, 3, 8, ahead=True))
 
 
-def row_borders(top_k: int, experts: int, launch: Launch) -> list[int]:
-    """Numbers of tokens, ascending: beyond each, another router, plan or mixture of experts may be launched."""
-    pairs = [*AT_ONCE, FEW_AVERAGE * experts, TALL_AVERAGE * experts]
-    pairs += [PACKED_AVERAGE * experts, GATHERED_AVERAGE * experts]
-    pairs += [((height + 1) * experts - 1) // 2 for height in HEIGHTS[:-1]]  # see `_height`
-    return sorted({1, SINGLE_TOKENS, PACKED_SINGLE_TOKENS, *route_borders(launch), *(most // top_k for most in pairs)})
+def experts_borders(top_k: int, experts: int, hidden: int, launch: Launch, most: int) -> list[int]:
+    """Return the numbers of tokens below `most` after which other kernels route tokens or compute experts.
+
+    Of matrices in any format with rows of 2 bytes an element.
+    """
+    sizes = top_k, experts, hidden, 2, launch
+
+    def kernels(tokens: int) -> tuple[object, ...]:
+        return (
+            experts_config(tokens, *sizes),
+            fp8_experts_config(tokens, *sizes),
+            *(packed_experts_config(tokens, top_k, experts, 2, launch, single) for single in (False, True)),
+            *(route_config(tokens, experts, hidden, wide, launch) for wide in (False, True)),
+            tokens <= MAX_TOKENS,  # norm and router are one launch
+            pairs_at_once(tokens * top_k),
+        )
+
+    return find_borders(kernels, most)
 
 
 def _height(pairs: int, experts: int) -> int:

@@ -37,7 +37,7 @@ class TritonExperts:
 
     def config(self, h: Tensor, top_k: int) -> Config:
         """What computes h [tokens, hidden], of which each token goes to top_k experts."""
-        sizes = self.experts, self.hidden, self._inter, h.element_size()
+        sizes = self.experts, self.hidden, h.element_size()
         return experts_config(len(h), top_k, *sizes, launch_for(h.device))
 
     def add_to(
@@ -66,7 +66,7 @@ class TritonExperts:
         return many_rows(h, self._gate_up.weight, self._down.weight, ids, weights, residual, config, self.rule)
 
     def apart(self, h: Tensor, ids: Tensor, *, config: Config | None = None) -> Apart:
-        sizes = self.experts, self.hidden, self._inter, h.element_size()
+        sizes = self.experts, self.hidden, h.element_size()
         config = config or experts_config(*ids.shape, *sizes, launch_for(h.device), single=False)
         if isinstance(config, SingleConfig):
             raise TypeError("single rows come with their activation")

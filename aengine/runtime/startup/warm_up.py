@@ -16,9 +16,9 @@ from aengine.config import EngineConfig
 from aengine.kernels.attention.decode_config import DECODE_BORDERS
 from aengine.kernels.collective.config import sum_borders
 from aengine.kernels.collective.mailboxes import LANE
-from aengine.kernels.experts.config import row_borders
+from aengine.kernels.experts.config import experts_borders
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear.fp8.config import tile_borders
+from aengine.kernels.linear.fp8.config import fp8_borders
 from aengine.kernels.linear.gated_rows import fewest_rows
 from aengine.kernels.linear.int4.config import DENSE_ROWS, int4_borders
 from aengine.kernels.linear.small_linear import ROW_BORDERS
@@ -87,11 +87,11 @@ def uncaptured_steps(
         for ffn in (layer.ffn for layer in model.layers)
         for spec in (ffn.experts if isinstance(ffn, MLPAndExpertsSpec) else ffn,)
         if isinstance(spec, ExpertsSpec)
-        for border in row_borders(spec.router.top_k, spec.count, launch)
+        for border in experts_borders(spec.router.top_k, spec.count, model.hidden_size, launch, max_step_tokens)
     }
-    kinds = [kind for kind, there in ((tile_borders, model.fp8), (int4_borders, model.int4)) if there]
+    kinds = [kind for kind, there in ((fp8_borders, model.fp8), (int4_borders, model.int4)) if there]
     shapes = {shape for layer in model.layers for shape in layer.linears(model.hidden_size, model.ranks)}
-    borders |= {border for kind in kinds for n, k in shapes for border in kind(n, k, launch)}
+    borders |= {border for kind in kinds for n, k in shapes for border in kind(n, k, launch, max_step_tokens)}
     # Gate and up as one, then down.
     gates = {shape for layer in model.layers for shape in layer.ffn.linears(model.hidden_size, model.ranks)[::2]}
     for (outputs, inputs), least in itertools.product(gates, {1, DENSE_ROWS if model.int4 else 1}):

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from aengine.kernels.experts.config import experts_config, fp8_experts_config, packed_experts_config, row_borders
+from aengine.kernels.experts.config import experts_borders, experts_config, fp8_experts_config, packed_experts_config
 from aengine.kernels.experts.routing.plan import AT_ONCE
 from aengine.kernels.experts.routing.route import route_config
 from aengine.kernels.experts.routing.route_rows import MAX_TOKENS
@@ -23,7 +23,7 @@ H200 = Launch(132, True, 227 * 1024, capability=(9, 0))
 def test_every_choice_fits_into_shared_memory(tokens: int, shared_memory: int) -> None:
     launch = Launch(132, True, shared_memory * 1024, capability=(9, 0))
     for choose, weight_bytes in ((experts_config, 2), (fp8_experts_config, 1)):
-        config = choose(tokens, 8, 128, 2048, 768, 2, launch)
+        config = choose(tokens, 8, 128, 2048, 2, launch)
         assert isinstance(config, SingleConfig) or config.shared_memory(2, weight_bytes) <= shared_memory * 1024
 
 
@@ -35,18 +35,17 @@ def test_every_choice_fits_into_shared_memory(tokens: int, shared_memory: int) -
 @pytest.mark.parametrize("processors", [132, 108])
 def test_cuts_change_at_borders_only(experts: int, top_k: int, processors: int) -> None:
     launch = Launch(processors, processors == 132, 227 * 1024, capability=(9, 0))
-    borders, before = row_borders(top_k, experts, launch), None
+    borders, before = experts_borders(top_k, experts, 2048, launch, 17000), None
     for tokens in range(1, 17000):
         block = bisect.bisect_left(AT_ONCE, tokens * top_k)
         cuts = (
             block,
-            *(choose(tokens, top_k, experts, 2048, 768, 2, launch) for choose in (experts_config, fp8_experts_config)),
+            *(choose(tokens, top_k, experts, 2048, 2, launch) for choose in (experts_config, fp8_experts_config)),
             *(packed_experts_config(tokens, top_k, experts, 2, launch, single) for single in (False, True)),
             *(route_config(tokens, experts, 2048, wide, launch) for wide in (False, True)),
             tokens <= MAX_TOKENS,
         )
-        if tokens - 1 not in borders:
-            assert before in (None, cuts)
+        assert (tokens - 1 in borders) == (before not in (None, cuts))
         before = cuts
 
 

@@ -21,7 +21,7 @@ from aengine.step_plan import StepPlan
 pytest.importorskip("triton")  # comes with the runner's kernels
 
 from aengine.kernels.collective.config import sum_borders
-from aengine.kernels.linear.fp8.config import tile_borders
+from aengine.kernels.linear.fp8.config import fp8_borders
 from aengine.kernels.linear.gated_rows import gated_config
 from aengine.kernels.linear.int4.config import DENSE_ROWS
 from aengine.runtime.cuda.capture import GraphSizes
@@ -107,8 +107,7 @@ def test_products_with_fp8_weights_have_met_every_cut_of_theirs(launch: Launch, 
     tokens = {step.num_tokens for step in (*steps, *largest_steps(config, most, 4096))}  # sizing runs these
     for layer in model.layers:
         for n, k in layer.linears(model.hidden_size, ranks):
-            borders = [border for border in tile_borders(n, k, launch) if border < most]
-            for below, border in pairwise([*borders, most]):
+            for below, border in pairwise([64, *(rows for rows in fp8_borders(n, k, launch, most) if rows > 64), most]):
                 assert any(below < count <= border for count in tokens)
     assert len(steps) > len(plain)
 

@@ -49,7 +49,7 @@ class Fp8Experts:
         if not tokens:
             return h if residual is None else residual
         config = config or fp8_experts_config(
-            tokens, top_k, self.experts, self.hidden, self._inter, h.element_size(), launch_for(h.device)
+            tokens, top_k, self.experts, self.hidden, h.element_size(), launch_for(h.device)
         )
         h, ids, weights = h.contiguous(), ids.contiguous(), weights.contiguous()
         residual = None if residual is None else residual.contiguous()
@@ -60,7 +60,7 @@ class Fp8Experts:
         return fp8_many_rows(h, self._gate_up, self._down, ids, weights, residual, config, self.rule)
 
     def apart(self, h: Tensor, ids: Tensor, *, config: Fp8Config | None = None) -> Apart:
-        sizes = self.experts, self.hidden, self._inter, h.element_size()
+        sizes = self.experts, self.hidden, h.element_size()
         config = config or fp8_experts_config(*ids.shape, *sizes, launch_for(h.device), single=False)
         if isinstance(config, SingleConfig):
             raise TypeError("single rows come with their activation")

@@ -192,6 +192,11 @@ class Plan:
         return self.tiles.shape[1]
 
 
+def pairs_at_once(pairs: int) -> int | None:
+    """Return the number of pairs that each expert's program reads, padded; None: blocks of pairs are counted first."""
+    return next((size for size in AT_ONCE if pairs <= size), None)
+
+
 def most_tiles(pairs: int, experts: int, height: int) -> int:
     """How many tiles of `height` rows there are at most, however the pairs are spread."""
     used = min(pairs, experts)
@@ -215,8 +220,8 @@ def make_plan(ids: Tensor, experts: int, height: int) -> Plan:
     plan = Plan(order, places, ids.new_empty(experts), ids.new_empty(3, capacity), ids.new_empty(1))
     bins = power_of_two(max(2, experts))
     sizes = {"E": experts, "BINS": bins, "OVERLAP": overlap, "launch_pdl": overlap}
-    if pairs <= AT_ONCE[-1]:
-        block = next(size for size in AT_ONCE if pairs <= size)
+    block = pairs_at_once(pairs)
+    if block is not None:
         _plan_kernel[(experts,)](
             ids, plan.order, plan.places, plan.ends, plan.tiles, plan.count, pairs, capacity,
             HEIGHT=height, BLOCK=block, num_warps=8 if block >= 2048 else 4, **sizes,

@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.experts.routing.choice import choose
-from aengine.kernels.experts.routing.route_rows import MAX_TOKENS, RouteRows
+from aengine.kernels.experts.routing.route_rows import RouteRows
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.launch import Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
@@ -155,11 +155,6 @@ def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Lau
     if splits is None or wide:
         return RouteConfig(16, 16 if wide else 32, splits or next(looped, 1), 2, warps)
     return RouteConfig(16, max(16, power_of_two(hidden // splits)), splits, 1, warps)
-
-
-def route_borders(launch: Launch) -> tuple[int, ...]:
-    """Numbers of tokens beyond each of which a router may be cut differently."""
-    return MAX_TOKENS, FEW_TOKENS, 16 * launch.processors, 64 * launch.processors
 
 
 class Route:

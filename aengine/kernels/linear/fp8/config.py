@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from aengine.kernels.launch import LIGHT, Launch
+from aengine.kernels.launch import LIGHT, Launch, find_borders
 from aengine.kernels.linear.fp8.few_rows import FEW_ROWS, MAX_ROWS, FewRowsConfig
 from aengine.kernels.linear.fp8.few_tiles import FewTilesConfig
 from aengine.kernels.linear.fp8.many_rows import ManyRowsConfig
@@ -131,21 +131,26 @@ def pieces_of_k(m: int, n: int, k: int, launch: Launch) -> int:
     return min(fitting, key=lambda count: 4 * groups // count + 32 * count, default=1)
 
 
-def tile_borders(n: int, k: int, launch: Launch) -> list[int]:
-    """Numbers of rows above 64, ascending: beyond each, a product with a weight [n, k] may be cut into other tiles.
+def fp8_borders(n: int, k: int, launch: Launch, most: int) -> list[int]:
+    """Return the numbers of rows below `most` after which other kernels of ours multiply with a weight [n, k].
 
-    Which of the kernels it is hangs on the format as well; what the library takes whole is not cut here.
+    Of x in 16 bits and any kind of activations. The library's whole products need no compiling.
     """
+    hopper = launch.capability[0] == 9
 
-    def cut(m: int) -> tuple[int, FewTilesConfig | None, ManyRowsConfig]:
-        hopper = launch.capability[0] == 9
+    def kernels(m: int) -> tuple[object, ...]:
+        few = (few_rows_config(m, n, k, 2, launch), rounded_rows_config(m, n, k, launch)) if m <= MAX_ROWS else ()
+        heights = [config.padded(m) for config in few if isinstance(config, FewRowsConfig)]
         pieces = pieces_of_k(m, n, k, launch) if hopper else 1
-        return pieces, few_tiles_config(m, n, k, launch) if hopper else None, many_rows_config(m, n, launch)
+        return (
+            *few,
+            *heights,
+            pieces,
+            few_tiles_config(m, n, k, launch) if hopper else None,
+            many_rows_config(m, n, launch),
+        )
 
-    last = MAX_ROWS
-    while _tiles(last, n, 64, 128) < 4 * launch.processors:
-        last += 64
-    return [m for m in range(MAX_ROWS, last + 1, 64) if m == MAX_ROWS or cut(m) != cut(m + 1)]
+    return find_borders(kernels, most)
 
 
 def _tiles(m: int, n: int, block_m: int, block_n: int) -> int:

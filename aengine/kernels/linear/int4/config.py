@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from aengine.kernels.launch import LIGHT, Launch, power_of_two
+from aengine.kernels.launch import LIGHT, Launch, find_borders, power_of_two
 from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
 
 LEAST_ROWS = 8  # of a product
@@ -122,18 +122,19 @@ def int4_config(m: int, n: int, blocks: int, element_size: int, launch: Launch) 
     return config
 
 
-def int4_borders(n: int, k: int, launch: Launch) -> list[int]:
-    """Numbers of rows, ascending: beyond each, a product with a weight [n, k] may be another kernel's.
+def int4_borders(n: int, k: int, launch: Launch, most: int) -> list[int]:
+    """Return the numbers of rows below `most` after which another kernel multiplies with a weight [n, k].
 
-    Of x in 16 bits. Into how many pieces a kernel cuts, where it cuts at all, is not for its compiler to know.
+    Of x in 16 bits. A kernel is compiled for pieces of K or for none, whatever their number.
     """
 
-    def kernel(m: int) -> Int4Config:
+    def kernel(m: int) -> tuple[object, ...]:
+        if m >= DENSE_ROWS:
+            return ()
         config = int4_config(m, n, -(-k // BLOCK), 2, launch)
-        return replace(config, splits=min(config.splits, 2), rounds=0)
+        return m == 1, replace(config, splits=min(config.splits, 2), rounds=0)
 
-    cuts = (2 * LEAST_ROWS, 32, *range(64, DENSE_ROWS - 1, 64))
-    return [1, LEAST_ROWS, *(m for m in cuts if kernel(m) != kernel(m + 1)), DENSE_ROWS - 1]
+    return find_borders(kernel, most)
 
 
 def _chosen(m: int, n: int, blocks: int, processors: int, asynchronous: bool) -> Int4Config:

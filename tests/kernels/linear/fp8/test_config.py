@@ -10,10 +10,10 @@ from aengine.kernels.launch import Launch
 from aengine.kernels.linear.fp8.config import (
     few_rows_config,
     few_tiles_config,
+    fp8_borders,
     many_rows_config,
     pieces_of_k,
     rounded_rows_config,
-    tile_borders,
 )
 from aengine.kernels.linear.fp8.few_tiles import FewTilesConfig
 from aengine.kernels.linear.fp8.one_row import OneRowConfig
@@ -132,11 +132,11 @@ def test_tiles_change_behind_a_border_only(n: int, k: int, launch: Launch) -> No
         on_hopper = (pieces_of_k, few_tiles_config) if launch.capability[0] == 9 else ()
         return *(config(m, n, k, launch) for config in on_hopper), many_rows_config(m, n, launch)
 
-    borders = tile_borders(n, k, launch)
-    assert borders[0] == 64
+    borders = fp8_borders(n, k, launch, 16384)
+    assert {1, 16, 32, 64} <= set(borders)
     assert borders == sorted(set(borders))
     changes = [m for m in range(65, 16384) if cut(m) != cut(m + 1)]
-    assert changes == [border for border in borders[1:] if border < 16384]
+    assert changes == [border for border in borders if border > 64]
 
 
 @pytest.mark.parametrize("launch", [H200, SMALL])
