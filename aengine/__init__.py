@@ -26,8 +26,8 @@ from aengine.errors import (
     UnsupportedModelError,
     WeightsError,
 )
-from aengine.sampling_params import SamplingParams
-from aengine.structured import Structured
+from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.structured import Structured
 from aengine.types import (
     AdapterInfo,
     Choice,

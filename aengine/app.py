@@ -20,7 +20,7 @@ import anyio.to_thread
 from starlette.types import Receive, Scope, Send
 
 from aengine.config import EngineConfig, ServerConfig
-from aengine.configure import check_names, configure
+from aengine.config.configure import check_names, configure
 from aengine.errors import AengineError, ConfigError, EngineFailedError, EngineNotReadyError
 from aengine.http import EngineLike, InFlight, ServerState, http_app
 from aengine.http.door.errors import error_response
@@ -29,7 +29,7 @@ from aengine.http.hypercorn.receiving import Receiving
 from aengine.http.hypercorn.shutdown import report_no_cut_connections, wait_for_no_client
 from aengine.http.hypercorn.traced import TracedSends
 from aengine.http.hypercorn.workers import only_worker
-from aengine.standard_streams import lossy_streams
+from aengine.process.standard_streams import lossy_streams
 
 _UNKNOWN_CALLS = (
     "tools: this chat template's way to write calls is not known, so that calls stay text and tool_choice cannot force "

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.types import PromptLogprob
 
 NewPage = tuple[int, int, int]  # (row, index in the row's page table, page)

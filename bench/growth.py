@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
+from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.runner import LaunchedStep
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import start_runtime
-from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan
 from bench.growth_scheduler import StepCost, step_cost
 from bench.plot import Point, line_chart

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from aengine.cache.radix import packed
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
 from aengine.step_plan import StepPlan, StepResult

@@ -14,7 +14,7 @@ import yaml
 from aengine.cli.config_file import read_config_file
 from aengine.cli.main import _parser
 from aengine.config import ListenConfig, ServerConfig
-from aengine.configure import configure
+from aengine.config.configure import configure
 from aengine.http.routes import operations
 from aengine.http.state import ServerState
 from tests.model.memory_table import PLACE, README, memory_table

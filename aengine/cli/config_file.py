@@ -8,7 +8,7 @@ from typing import Any
 from aengine.cli.errors import UsageError
 from aengine.cli.foreign_flags import ALWAYS, SAME_KNOB
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
-from aengine.configure import instead_of
+from aengine.config.configure import instead_of
 
 _KNOBS = {name for kind in (EngineConfig, ServerConfig, ListenConfig) for name in kind.__struct_fields__}
 

@@ -11,7 +11,7 @@ import msgspec
 
 from aengine.cli.errors import UsageError
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
-from aengine.configure import configure, flag, variable
+from aengine.config.configure import configure, flag, variable
 from aengine.errors import ConfigError
 from aengine.sizes import format_bytes
 

@@ -14,7 +14,7 @@ from aengine.cli.help import CommandParser
 from aengine.cli.serve import command as serve_command
 from aengine.cli.suggestion import unknown_arguments, unknown_command
 from aengine.errors import AengineError
-from aengine.standard_streams import LossyStream
+from aengine.process.standard_streams import LossyStream
 
 _DESCRIPTION = "An LLM inference engine in one process: serve a model, talk to it, or run prompts through it."
 _EPILOG = """\

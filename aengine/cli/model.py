@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from aengine.cli.errors import UsageError
 from aengine.cli.knobs import add_knobs, given_knobs, read_knobs
 from aengine.config import EngineConfig
-from aengine.configure import flag
+from aengine.config.configure import flag
 
 if TYPE_CHECKING:
     from aengine.client import Client

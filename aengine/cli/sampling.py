@@ -9,8 +9,8 @@ from typing import Any, get_type_hints
 import msgspec
 
 from aengine.cli.errors import UsageError
-from aengine.configure import flag
-from aengine.sampling_params import SamplingParams
+from aengine.config.configure import flag
+from aengine.requests.sampling_params import SamplingParams
 
 _HELP = {
     "max_tokens": "most tokens of an answer; without it: until the context is full",

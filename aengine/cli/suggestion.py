@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 
-from aengine.other_names import knob_meant, remedy
+from aengine.config.other_names import knob_meant, remedy
 
 _LIKENESS_OF_COMMANDS = 0.5  # there are few, and `gen` can be one of them only
 _NUMBER = re.compile(r"-\.?\d")

@@ -28,7 +28,7 @@ from aengine.errors import (
     ServerError,
     renamed_param,
 )
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.types import Completion, Fragment
 
 Prompt = str | Sequence[int]

@@ -26,8 +26,8 @@ from aengine.errors import (
     ServerError,
     WeightsError,
 )
-from aengine.sampling_params import SamplingParams
-from aengine.structured import Structured
+from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.structured import Structured
 from aengine.types import FinishReason, Fragment, PromptLogprob, TokenLogprob, ToolCallDelta, Usage
 
 DONE = "[DONE]"

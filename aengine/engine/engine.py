@@ -18,7 +18,7 @@ import anyio.abc
 import anyio.to_thread
 
 from aengine.config import EngineConfig
-from aengine.configure import configure
+from aengine.config.configure import configure
 from aengine.engine.facts import EngineFacts
 from aengine.engine.generation import Generation
 from aengine.engine.kv_events import Publisher, published_events
@@ -39,7 +39,7 @@ from aengine.errors import (
     InvalidRequestError,
 )
 from aengine.latency import Latencies
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.step_plan import Pool, StepPlan
 from aengine.text.grammar.grammars import Matcher

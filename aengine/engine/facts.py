@@ -9,7 +9,7 @@ from aengine.config import EngineConfig
 from aengine.engine.adapters import Adapters
 from aengine.engine.loaded import Loaded
 from aengine.errors import ConfigError
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.types import AdapterInfo, DeviceMemory

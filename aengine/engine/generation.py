@@ -15,7 +15,7 @@ from aengine.engine.requests.consume import collect, drain
 from aengine.engine.requests.gate import Gate
 from aengine.engine.requests.stream import Stream
 from aengine.errors import renamed_param
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import ChatPrompt
 from aengine.text.grammar.grammars import Matcher
 from aengine.text.reading.answer_reading import AnswerReading

@@ -21,7 +21,7 @@ from aengine.config import EngineConfig
 from aengine.engine.engine import Engine
 from aengine.engine.requests.arguments import prompt_list
 from aengine.errors import AengineError, EngineClosedError, InvalidRequestError, QueueFullError
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.types import Completion
 
 BAR_SECONDS = 2.0  # after which a call shows its progress, and shows it again if nothing is done

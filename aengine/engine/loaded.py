@@ -24,9 +24,9 @@ from aengine.errors import ConfigError, ContextLengthError, InvalidRequestError,
 from aengine.model.fields import Fields, read_json_object
 from aengine.model.loading.fingerprint import fingerprint_of
 from aengine.model.loading.hub import resolve_adapter, resolve_model
+from aengine.requests.sampling_params import SamplingParams, check_token_ids
 from aengine.runtime.driver import open_contexts
 from aengine.runtime.preload import link_torch
-from aengine.sampling_params import SamplingParams, check_token_ids
 from aengine.scheduling.adapters import LoadedAdapter
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence as TokenSequence

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from aengine.latency import Latencies
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline

@@ -12,12 +12,11 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from aengine.config import EngineConfig, ServerConfig
-from aengine.configure import configure, unknown_knob
+from aengine.config import EngineConfig, ReplicasConfig, ServerConfig
+from aengine.config.configure import configure, unknown_knob
 from aengine.errors import ConfigError
 from aengine.ray_serve.ingress import Ingress
 from aengine.ray_serve.replica import EngineReplica
-from aengine.replicas_config import ReplicasConfig
 
 ENGINE = "engine"  # the deployments' names
 INGRESS = "ingress"

@@ -8,7 +8,7 @@ from math import log2
 
 from aengine.engine import Engine
 from aengine.ray_serve.routing.load import Speed
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 
 _PROMPT = 512  # tokens
 _STEPS = 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aengine.sampling_params import MAX_LOGPROBS
+from aengine.requests.sampling_params import MAX_LOGPROBS
 
 
 @dataclass(slots=True)

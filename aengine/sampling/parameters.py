@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aengine.requests.sampling_params import SamplingParams
 from aengine.sampling.noise import split_seed
 from aengine.sampling.upload import upload
-from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow
 
 # What a row needs beyond an argmax.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from aengine.cache.radix import Namespace, Node, packed
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.scheduling.adapters import LoadedAdapter
 from aengine.step_plan import Pool, RowLogprobs
 from aengine.types import FinishReason, PromptLogprob

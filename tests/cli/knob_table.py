@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aengine.cli.knobs import knobs_of, shown_default
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
-from aengine.configure import flag
+from aengine.config.configure import flag
 
 README = Path(__file__).parents[2] / "aengine" / "cli" / "README.md"
 PLACE = re.compile(r"(?<=<!-- knobs -->\n).*(?=<!-- end of knobs -->)", re.S)

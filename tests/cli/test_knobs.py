@@ -10,7 +10,7 @@ import pytest
 from aengine.cli.errors import UsageError
 from aengine.cli.knobs import add_knobs, add_model, knobs_of, read_knobs
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
-from aengine.configure import configure
+from aengine.config.configure import configure
 from tests.cli.knob_table import PLACE, README, knob_table
 
 KINDS = (EngineConfig, ServerConfig, ListenConfig)

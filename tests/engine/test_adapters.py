@@ -22,8 +22,8 @@ from aengine.errors import (
     InvalidRequestError,
     ModelNotFoundError,
 )
+from aengine.requests.structured import Structured
 from aengine.runtime.adapters import RankedPlaces
-from aengine.structured import Structured
 from tests.engine.adapters import GREEDY, PROMPT, Written, serving
 from tests.engine.conftest import idle
 

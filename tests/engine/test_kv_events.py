@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from aengine.config import EngineConfig
-from aengine.configure import configure
+from aengine.config.configure import configure
 from aengine.engine import Engine
 from aengine.errors import ConfigError
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from tests.free_port import free_port
 
 zmq = pytest.importorskip("zmq")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aengine.config import EngineConfig
-from aengine.configure import configure
+from aengine.config.configure import configure
 from aengine.engine import loaded
 from aengine.errors import AengineError, CheckpointError
 from aengine.model.config import ModelConfig

@@ -13,9 +13,9 @@ import pytest
 import aengine
 from aengine.errors import ConfigError, EngineClosedError, EngineFailedError
 from aengine.kernels.collective.threads import ThreadCollective
+from aengine.requests.structured import Structured
 from aengine.runtime.runner import StepExecutor
 from aengine.runtime.startup import start_cpu
-from aengine.structured import Structured
 from aengine.types import Choice, Completion
 
 from .conftest import idle

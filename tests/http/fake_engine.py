@@ -12,7 +12,7 @@ import msgspec
 
 from aengine.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
 from aengine.latency import Latencies
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline

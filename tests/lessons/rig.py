@@ -9,10 +9,10 @@ import torch
 from aengine.cache.kv import KVPool
 from aengine.cache.radix import packed
 from aengine.model.decoder import Decoder
+from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.runner import StepExecutor, read_outcome
 from aengine.runtime.step.rows import Rows
 from aengine.sampling.sampler import Sampler
-from aengine.sampling_params import SamplingParams
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
 from aengine.step_plan import StepPlan

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from aengine.model.decoder import Decoder
+from aengine.requests.sampling_params import SamplingParams
 from aengine.sampling.sampler import Sampler
-from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow
 from tests.lessons.conftest import NEW_TOKENS, Reference
 from tests.lessons.paper import feed, pool_for

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from aengine.config import EngineConfig
 from aengine.errors import AdapterError
 from aengine.model.config import ModelConfig
+from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.adapters import AdapterPlaces
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import start_runtime
-from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan, StepResult
 from tests.model.checkpoints import write_checkpoint
 from tests.model.lora.adapters import NEW_TOKENS, expected_logits, write_adapter

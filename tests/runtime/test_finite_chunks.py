@@ -23,8 +23,8 @@ from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.loading.hub import resolve_model
 from aengine.model.loading.load import load_model
+from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.runner import StepExecutor, read_outcome
-from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan, StepResult
 from tests.lessons.rig import Rig
 from tests.runtime.cuda.test_prefill_graphs import FixedShapeAttention, FixedShapeExecutor

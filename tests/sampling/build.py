@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from aengine.requests.sampling_params import SamplingParams
 from aengine.sampling import Draws, Sampler
-from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow
 
 CPU = torch.device("cpu")

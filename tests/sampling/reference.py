@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 
 Floats = NDArray[np.float64]
 M32 = 0xFFFFFFFF

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.errors import InvalidRequestError
+from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.structured import Structured
 from aengine.sampling import Kind, Sampler
-from aengine.sampling_params import SamplingParams
-from aengine.structured import Structured
 from tests.sampling.build import CPU, draw, draw_many, draw_one, new_row
 
 VOCAB = 70

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import torch
 
+from aengine.requests.sampling_params import SamplingParams
 from aengine.sampling import Sampler
-from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow
 from tests.sampling.build import CPU, draw, new_row
 

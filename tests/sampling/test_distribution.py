@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from aengine.requests.sampling_params import SamplingParams
 from aengine.sampling import Sampler
-from aengine.sampling_params import SamplingParams
 from tests.sampling.build import CPU, draw, draw_many, new_row
 
 LOGITS = [0.5, -1.0, 2.0, 0.0, 1.0, -3.0, 1.5, 0.7]

@@ -17,11 +17,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from aengine.requests.sampling_params import SamplingParams
 from aengine.sampling.draw import Noise, draw_filtered, draw_greedy, draw_plain, lowest_kept
 from aengine.sampling.noise import row_keys, token_codes
 from aengine.sampling.parameters import RowParameters
 from aengine.sampling.penalties import TokenCounts, penalize
-from aengine.sampling_params import SamplingParams
 from tests.sampling.build import CPU, new_row
 
 

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
+from aengine.requests.sampling_params import SamplingParams
 from aengine.sampling import Draws, Sampler
-from aengine.sampling_params import SamplingParams
 from tests.sampling.build import CPU, draw, new_row
 
 fused = pytest.importorskip("aengine.sampling.fused")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from aengine.requests.sampling_params import SamplingParams
 from aengine.sampling import Sampler
-from aengine.sampling_params import SamplingParams
 from tests.sampling.build import CPU, draw, new_row
 
 

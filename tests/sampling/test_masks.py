@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.structured import Structured
 from aengine.sampling import Sampler
 from aengine.sampling.masks import allow_only
-from aengine.sampling_params import SamplingParams
-from aengine.structured import Structured
 from tests.sampling.build import CPU, new_row
 
 FREE = SamplingParams(temperature=0)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from aengine.requests.sampling_params import SamplingParams
 from aengine.sampling import Draws, Sampler
 from aengine.sampling.draw import Noise, draw_filtered, draw_greedy, draw_plain
 from aengine.sampling.noise import gumbel, hash32, row_keys, token_codes
-from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow
 from tests.sampling.build import new_row
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aengine.requests.sampling_params import SamplingParams
 from aengine.sampling import Sampler
 from aengine.sampling.penalties import FEW_ROWS
-from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow
 from tests.sampling.build import CPU, draw, draw_one, new_row
 

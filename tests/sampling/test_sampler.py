@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.structured import Structured
 from aengine.sampling import DrawLogprobs, Kind, Sampler
-from aengine.sampling_params import SamplingParams
-from aengine.structured import Structured
 from tests.sampling import reference
 from tests.sampling.build import CPU, draw, draw_many, new_row
 

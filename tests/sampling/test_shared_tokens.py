@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from aengine.requests.sampling_params import SamplingParams
 from aengine.sampling import Draws, Sampler
-from aengine.sampling_params import SamplingParams
 from tests.sampling.build import CPU, new_row
 
 VOCAB = 601

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from aengine.requests.sampling_params import SamplingParams
 from aengine.sampling import Sampler
-from aengine.sampling_params import SamplingParams
 from tests.sampling.build import CPU, draw, draw_many, draw_one, new_row
 
 LOGITS = [1.0, 4.0, 3.0, 2.0]  # likeliest first: 1, 2, 3, 0

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from aengine.cache.radix import packed
 from aengine.cache.snapshots import SnapshotRoom
 from aengine.cache.windows import WindowRoom
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.scheduling.adapters import Load, LoadedAdapter
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence, Update, sibling_of

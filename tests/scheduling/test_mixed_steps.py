@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from aengine.cache.radix import packed
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.scheduling.planning.budget import PrefillBudget
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aengine.cache.radix import packed
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.scheduling.holdings.memory import SequenceMemory
 from aengine.scheduling.sequence import Sequence
 from tests.scheduling.stepping import Stepper, prompt_of

@@ -18,7 +18,7 @@ from aengine.errors import (
     QueueFullError,
     ServerError,
 )
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.types import Choice, Completion
 
 _WINDOW = 4  # results that may wait for a slow one before them, per prompt that runs

@@ -15,7 +15,7 @@ from aengine.cli.generate.batch import Result
 from aengine.client import Client
 from aengine.client.wire import response_error
 from aengine.config import ServerConfig
-from aengine.configure import configure
+from aengine.config.configure import configure
 from aengine.errors import QueueFullError
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from aengine.app import Application
 from aengine.cli.errors import CommandError
 from aengine.cli.serve.greeting import greeting
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
-from aengine.standard_streams import lossy_streams
+from aengine.process.standard_streams import lossy_streams
 
 _FINAL_MESSAGE_SECONDS = 3.0  # for the last event of streams that are cut off
 _LOADING = 600.0  # seconds that a model which is still loading may take to stop

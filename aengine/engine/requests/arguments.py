@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from aengine.errors import InvalidRequestError
-from aengine.sampling_params import SamplingParams
-from aengine.structured import Structured
+from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.structured import Structured
 
 MAX_INPUTS = 2048  # of one request for embeddings or scores
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.chat import ChatMessage, Tool, ToolChoice
 from aengine.http.bodies.structured import ResponseFormat, StructuredOutputs, single_form
-from aengine.sampling_params import (
+from aengine.requests.sampling_params import (
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
@@ -23,7 +23,7 @@ from aengine.sampling_params import (
     MAX_STOP_STRINGS,
     SamplingParams,
 )
-from aengine.structured import Structured
+from aengine.requests.structured import Structured
 
 
 def _range(**schema: int | float) -> Meta:

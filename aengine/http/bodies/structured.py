@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from aengine.errors import InvalidRequestError
-from aengine.structured import KINDS, Structured, Thought
+from aengine.requests.structured import KINDS, Structured, Thought
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):

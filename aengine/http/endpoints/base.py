@@ -25,7 +25,7 @@ from aengine.http.state import ServerState
 from aengine.http.streams import sse
 from aengine.http.streams.document import DocumentResponse
 from aengine.http.streams.sse import EventEncoder, EventStreamResponse
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.text.reading.answer_reading import AnswerReading, ChoiceReader
 from aengine.types import Completion
 

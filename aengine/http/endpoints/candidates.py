@@ -10,7 +10,7 @@ import msgspec
 from aengine.errors import InvalidRequestError
 from aengine.http.endpoints.prompts import Prompt
 from aengine.http.engine_like import EngineLike
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 
 
 class CandidateBudget:

@@ -23,7 +23,7 @@ from aengine.http.openai.whole import completion_body
 from aengine.http.streams.echo import EchoingStream
 from aengine.http.streams.gathered import GatheredStream
 from aengine.http.streams.prompt_logprobs import with_prompt_logprobs
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 

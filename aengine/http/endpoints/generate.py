@@ -22,7 +22,7 @@ from aengine.http.streams import sse
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, no_prompt_logprobs, with_prompt_logprobs
 from aengine.http.streams.slices import document, encoded_list
 from aengine.http.streams.sse import EventEncoder
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.text.reading.answer_reading import AnswerReading
 from aengine.text.reading.read_stream import ReadStream
 from aengine.types import Choice, Completion, FinishReason, Fragment, Usage

@@ -22,8 +22,8 @@ from aengine.http.bodies.messages import CountTokensRequest, MessagesRequest
 from aengine.http.endpoints.base import Endpoint, json_response
 from aengine.http.engine_like import EngineLike
 from aengine.http.openai.tools import ToolUse
-from aengine.sampling_params import SamplingParams
-from aengine.structured import Structured
+from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.structured import Structured
 from aengine.text.answer.parser import ChatPrompt
 from aengine.text.reading.answer_reading import AnswerReading
 

@@ -18,7 +18,7 @@ from aengine.http.door.errors import HTTPError
 from aengine.http.endpoints.base import json_response
 from aengine.http.engine_like import EngineLike
 from aengine.http.state import ServerState
-from aengine.sampling_params import check_token_ids
+from aengine.requests.sampling_params import check_token_ids
 
 _INLINE_TOKENS = 2000  # worded within the loop; a thread costs more than that
 

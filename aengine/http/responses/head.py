@@ -6,7 +6,7 @@ import time
 from typing import Any, Literal, NamedTuple
 
 from aengine.http.bodies.responses_api.request import Reasoning, ResponsesRequest, TextConfig, TextFormat
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.types import FinishReason, Usage
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]

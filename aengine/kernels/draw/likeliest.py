@@ -21,7 +21,7 @@ from torch import Tensor
 from aengine.kernels.draw.cutoff_search import key_of, value_of
 from aengine.kernels.launch import power_of_two
 from aengine.kernels.variants import keep_variants
-from aengine.sampling_params import MAX_LOGPROBS
+from aengine.requests.sampling_params import MAX_LOGPROBS
 
 GROUP = 64  # tokens
 GROUPS = 64  # of a piece

@@ -25,8 +25,8 @@ from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.lora.config import adapter_borders
 from aengine.model.config import ModelConfig
 from aengine.model.spec import ExpertsSpec, MLPAndExpertsSpec
+from aengine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
 from aengine.runtime.cuda.capture import GraphSizes
-from aengine.sampling_params import MAX_LOGPROBS, SamplingParams
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan
 
 # Everything at once that takes memory of its own.

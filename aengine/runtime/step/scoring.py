@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aengine.requests.sampling_params import MAX_LOGPROBS
 from aengine.runtime.step.rows import Upload
-from aengine.sampling_params import MAX_LOGPROBS
 from aengine.step_plan import StepPlan
 from aengine.types import PromptLogprob
 

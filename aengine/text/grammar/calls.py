@@ -7,7 +7,7 @@ from collections.abc import Collection
 import msgspec
 from msgspec.structs import replace
 
-from aengine.structured import Thought
+from aengine.requests.structured import Thought
 from aengine.text.answer.formats.base import CallableTool, CallFormat, CallSyntax
 from aengine.text.answer.lark import (
     ANYTHING,

@@ -15,7 +15,7 @@ from anyio import to_thread
 from numpy.typing import NDArray
 
 from aengine.errors import AengineError, InvalidRequestError
-from aengine.structured import Structured
+from aengine.requests.structured import Structured
 from aengine.text.answer.lark import PLACED
 from aengine.text.grammar.library import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from aengine.text.grammar.matcher import SLOW_SECONDS, Mask, line_of, reason, take_in

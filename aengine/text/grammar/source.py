@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aengine.errors import InvalidRequestError
-from aengine.structured import LARK_TEXT, Structured
+from aengine.requests.structured import LARK_TEXT, Structured
 from aengine.text.answer.lark import PLACED
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.grammar.harmony import harmony_final, harmony_thoughts

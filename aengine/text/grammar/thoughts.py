@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aengine.structured import Thought
+from aengine.requests.structured import Thought
 from aengine.text.answer.lark import ANYTHING, Tokens, any_of, literal, marker, sequence, text_with, till, without
 from aengine.text.answer.thought import ThoughtMarkers
 

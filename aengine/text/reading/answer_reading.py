@@ -10,8 +10,8 @@ import msgspec
 
 from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
-from aengine.sampling_params import SamplingParams
-from aengine.structured import Structured, Thought
+from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.structured import Structured, Thought
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallFormat
 from aengine.text.answer.formats.table import FORMATS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.text.tokens.detokenizer import Detokenizer
 from aengine.text.tokens.stop import StopMatcher, UnstoppedBeginning
 from aengine.text.tokens.tokenizer import Tokenizer

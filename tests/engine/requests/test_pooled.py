@@ -12,7 +12,7 @@ import pytest
 from aengine.engine.requests.pooled import PooledRequest
 from aengine.errors import RequestAbortedError
 from aengine.latency import Latencies
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.scheduling.sequence import Sequence, Update
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aengine.structured import Structured
+from aengine.requests.structured import Structured
 from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ import pytest
 
 from aengine import Client
 from aengine.http.bodies.requests import GenerateRequest
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
 from aengine.types import join_calls
 from tests.http.fake_engine import CACHED_TOKENS, WORDS, FakeEngine

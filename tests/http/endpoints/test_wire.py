@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import aengine
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
 from aengine.types import Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usage
 from tests.http.fake_engine import CACHED_TOKENS, CARD, FakeEngine, FakeStream

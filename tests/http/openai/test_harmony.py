@@ -16,8 +16,8 @@ from aengine.http.anthropic.answer import AnswerPlan
 from aengine.http.anthropic.events import MessageEventEncoder
 from aengine.http.bodies.requests import ChatRequest
 from aengine.http.openai.tools import tool_use
-from aengine.sampling_params import SamplingParams
-from aengine.structured import Structured
+from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.structured import Structured
 from aengine.text.answer.harmony.markers import CONTROL, HARMONY_THOUGHT
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.reading.answer_reading import AnswerReading

@@ -11,8 +11,8 @@ from aengine.config import ServerConfig
 from aengine.http.bodies.requests import ChatRequest
 from aengine.http.openai.tools import tool_use
 from aengine.http.openai.whole import chat_body
-from aengine.sampling_params import SamplingParams
-from aengine.structured import Structured
+from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.structured import Structured
 from aengine.text.answer.deltas import CallDelta, join_deltas
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.reading.answer_reading import AnswerReading, ChoiceReader

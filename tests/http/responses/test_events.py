@@ -20,7 +20,7 @@ from aengine.http.responses.items import Output
 from aengine.http.responses.tools import read_tools
 from aengine.http.responses.whole import response_body
 from aengine.http.streams.slices import document
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.reading.answer_reading import AnswerReading, ChoiceReader
 from aengine.types import Choice, Completion, FinishReason, Fragment, Usage

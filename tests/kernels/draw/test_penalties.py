@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aengine.requests.sampling_params import SamplingParams
 from aengine.sampling.parameters import RowParameters
 from aengine.sampling.penalties import TokenCounts, penalize
-from aengine.sampling_params import SamplingParams
 from tests.sampling.build import new_row
 
 penalties = pytest.importorskip("aengine.kernels.draw.penalties")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aengine.structured import Structured
+from aengine.requests.structured import Structured
 from tests.reliability.bad_input.fields import BODIES
 from tests.reliability.bad_input.hostile import Hostile, hostile_demo
 from tests.reliability.bad_input.meanwhile import Meanwhile

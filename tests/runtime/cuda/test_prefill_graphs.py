@@ -20,11 +20,11 @@ from aengine.model.decoder import Decoder
 from aengine.model.loading.hub import resolve_model
 from aengine.model.loading.load import adaptable_linears, load_model
 from aengine.model.lora.room import LoraRoom, kind_of
+from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.cuda.prefill_graphs import MOST_PADDING, PrefillGraphs, prefill_sizes
 from aengine.runtime.runner import StepExecutor, TokenPass, read_outcome
 from aengine.runtime.step.cells import StepShape
 from aengine.runtime.step.executor import Forwarded, Outcome
-from aengine.sampling_params import SamplingParams
 from aengine.step_plan import Pool, StepPlan
 from tests.lessons.rig import Rig
 from tests.model.checkpoints import write_checkpoint

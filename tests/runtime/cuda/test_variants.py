@@ -42,6 +42,7 @@ from aengine.kernels.linear.int4.unpacking import unpacking
 from aengine.kernels.offline import OfflineDriver
 from aengine.model.config import ModelConfig
 from aengine.model.lora.files import WEIGHTS
+from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.adapters import HostFiller
 from aengine.runtime.cuda import capture as cuda_executor
 from aengine.runtime.runner import read_outcome
@@ -53,7 +54,6 @@ from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.sizing import cuda_memory
 from aengine.sampling.fused import FusedDraw
 from aengine.sampling.sampler import Sampler
-from aengine.sampling_params import SamplingParams
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
 from tests.kernels.offline import MARKS, take_over

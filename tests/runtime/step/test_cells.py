@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from aengine.cache.snapshots import slot_of
+from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.step.cells import StepCells, StepShape, StepTensors, describe, host_lens, resolve
 from aengine.runtime.step.rows import Rows
-from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow, Pool, PrefillChunk, StepPlan
 
 PAGE = 4

@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from aengine.cache.radix import packed
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.scheduling.sequence import Sequence
 from aengine.scheduling.waiting.queue import WaitingQueue
 

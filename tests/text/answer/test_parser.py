@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from aengine.config import CallFormatName
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import ContentDelta, ReasoningDelta
 from aengine.text.answer.formats.table import FORMATS

@@ -14,7 +14,7 @@ import pytest
 
 from aengine.errors import InvalidRequestError, QueueFullError
 from aengine.model.loading.hub import resolve_model
-from aengine.structured import Structured
+from aengine.requests.structured import Structured
 from aengine.text.grammar.grammars import Grammars
 from aengine.text.grammar.source import GrammarLimits, grammar_source
 from aengine.text.grammar.threads import MAX_THREADS, CompileThreads

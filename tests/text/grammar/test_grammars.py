@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from aengine.errors import InvalidRequestError
-from aengine.structured import Structured
+from aengine.requests.structured import Structured
 from aengine.text.answer.formats.base import CallableTool
 from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.parser import AnswerFormat

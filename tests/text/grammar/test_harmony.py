@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from aengine.structured import Structured
+from aengine.requests.structured import Structured
 from aengine.text.answer.harmony.markers import CONTROL, HARMONY_THOUGHT
 from aengine.text.answer.harmony.parser import HarmonyParser
 from aengine.text.answer.parser import AnswerFormat

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aengine.model.loading.hub import resolve_model
-from aengine.structured import Structured
+from aengine.requests.structured import Structured
 from aengine.text.grammar import grammars as grammars_module
 from aengine.text.grammar import matcher as matcher_module
 from aengine.text.grammar.grammars import Grammars

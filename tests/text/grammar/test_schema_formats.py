@@ -34,7 +34,7 @@ from pydantic import (
 
 from aengine.config import CallFormatName
 from aengine.errors import InvalidRequestError
-from aengine.structured import Structured
+from aengine.requests.structured import Structured
 from aengine.text.answer.formats.base import CallableTool
 from aengine.text.answer.formats.table import FORMATS
 from aengine.text.grammar.calls import CallGrammar

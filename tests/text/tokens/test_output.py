@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from aengine.text.tokens.output import OutputText
 from aengine.text.tokens.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from aengine.errors import InvalidRequestError
 from aengine.http.bodies.requests import Count, Drawing, Int, Logprobs, ReasoningEffort
 from aengine.http.bodies.responses_api.items import InputItem
 from aengine.http.bodies.responses_api.tools import MAX_TOOLS, ResponsesTool, ResponsesToolChoice
-from aengine.structured import Structured
+from aengine.requests.structured import Structured
 
 Summary = Literal["auto", "concise", "detailed"]
 Label = Annotated[str, Meta(max_length=512)]  # what the answer repeats

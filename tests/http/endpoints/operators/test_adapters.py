@@ -12,7 +12,7 @@ import pytest
 
 from aengine.client import Client
 from aengine.config import EngineConfig, ServerConfig
-from aengine.configure import check_names
+from aengine.config.configure import check_names
 from aengine.errors import AdapterError, ConfigError, InvalidRequestError, ModelNotFoundError, ServerError
 from aengine.http.adapter_folders import AdapterFolders
 from aengine.http.door.errors import HTTPError

@@ -18,7 +18,7 @@ from aengine.config import EngineConfig, ServerConfig
 from aengine.errors import CheckpointError, DeviceLostError
 from aengine.http.endpoints.operators.health import STALL_SECONDS, Health
 from aengine.http.state import ServerState
-from aengine.sampling_params import SamplingParams
+from aengine.requests.sampling_params import SamplingParams
 from tests.http.fake_engine import IDLE, FakeEngine, recital
 from tests.http.serving import hosting, serving
 

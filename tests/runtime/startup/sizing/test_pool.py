@@ -7,7 +7,7 @@ import torch
 from msgspec.structs import replace
 
 from aengine.config import EngineConfig
-from aengine.configure import configure
+from aengine.config.configure import configure
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import resolve_model

@@ -10,7 +10,7 @@ import torch
 
 from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
-from aengine.configure import configure
+from aengine.config.configure import configure
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
 from aengine.runtime.startup.sizing.pool import size_pool

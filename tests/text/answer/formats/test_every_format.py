@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aengine.config import CallFormatName, ServerConfig
-from aengine.configure import configure
+from aengine.config.configure import configure
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import CallDelta
 from aengine.text.answer.formats.base import CallableTool

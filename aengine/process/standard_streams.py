@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from aengine.pipe_writer import PipeWriter
+from aengine.process.pipe_writer import PipeWriter
 
 _LAST_WORDS = 1.0  # seconds for what waits when the process exits
 

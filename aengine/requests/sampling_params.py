@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from aengine.errors import InvalidRequestError
-from aengine.structured import Structured
+from aengine.requests.structured import Structured
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from aengine.config import EngineConfig, ServerConfig
-from aengine.configure import configure
+from aengine.config.configure import configure
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from aengine.config import EngineConfig, ListenConfig, ServerConfig
+from aengine.config import EngineConfig, ListenConfig, ReplicasConfig, ServerConfig
+from aengine.config.other_names import knob_meant, remedy
 from aengine.errors import ConfigError
-from aengine.other_names import knob_meant, remedy
-from aengine.replicas_config import ReplicasConfig
 from aengine.sizes import parse_count
 
 _KINDS = (EngineConfig, ServerConfig, ListenConfig, ReplicasConfig)  # a variable may be of any of these

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
-from aengine.configure import configure
+from aengine.config.configure import configure
 from aengine.errors import ConfigError
 
 Kind = EngineConfig | ServerConfig | ListenConfig

@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import pytest
 
-from aengine.pipe_writer import MOST
-from aengine.standard_streams import LossyStream, lossy_streams
+from aengine.process.pipe_writer import MOST
+from aengine.process.standard_streams import LossyStream, lossy_streams
 
 
 class Dead(io.StringIO):
@@ -49,7 +49,7 @@ def test_what_is_read_arrives(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_process_ends_as_if_it_had_been_heard(output: str) -> None:
     code = """if True:
         import sys, traceback
-        from aengine.standard_streams import lossy_streams
+        from aengine.process.standard_streams import lossy_streams
         with lossy_streams():
             for number in range(3000):
                 print("a line of output", number)
@@ -114,6 +114,6 @@ def test_what_waits_for_a_reader_is_bounded_and_what_was_dropped_is_told(monkeyp
 
 
 def test_a_process_does_not_wait_for_a_reader_that_does_not_read() -> None:
-    code = "from aengine.standard_streams import lossy_streams\nwith lossy_streams():\n  print('x' * 10**6)"
+    code = "from aengine.process.standard_streams import lossy_streams\nwith lossy_streams():\n  print('x' * 10**6)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.wait(30) == 0

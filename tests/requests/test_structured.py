@@ -6,8 +6,8 @@ import pytest
 
 from aengine.engine.requests.arguments import resolved_params
 from aengine.errors import InvalidRequestError
-from aengine.sampling_params import SamplingParams
-from aengine.structured import Structured
+from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.structured import Structured
 
 
 @pytest.mark.parametrize(
