@@ -21,7 +21,7 @@ from aengine.app import create_app
 from aengine.config import CallFormatName, EngineConfig, ServerConfig
 from aengine.model.loading.hub import DEMO
 from aengine.text.answer.formats.table import FORMATS
-from aengine.text.answer.harmony.markers import CONTROL
+from aengine.text.answer.harmony import CONTROL
 from tests.http.serving import hosting, parse_events
 from tests.model.checkpoints import write_checkpoint
 from tests.model.quant.checkpoints import write_quantized
@@ -29,7 +29,7 @@ from tests.model.quant.encoders import Scheme
 from tests.model.quant.schemes import SCHEMES
 from tests.model.quant.test_mxfp4_checkpoints import write_gpt_oss
 from tests.text.byte_grammars import call
-from tests.text.template.test_harmony_chat import TEMPLATE as HARMONY
+from tests.text.template.test_layouts import TEMPLATE as HARMONY
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -12,8 +12,7 @@ from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import Answer, ContentDelta, Delta, ReasoningDelta, join_deltas
 from aengine.text.answer.formats.base import CallFormat
 from aengine.text.answer.formats.table import FORMATS, call_format_of
-from aengine.text.answer.harmony.markers import CONTROL, HARMONY_THOUGHT, uses_harmony
-from aengine.text.answer.harmony.parser import HarmonyParser
+from aengine.text.answer.harmony import CONTROL, HARMONY_THOUGHT, HarmonyParser, uses_harmony
 from aengine.text.answer.thought import ALL_THOUGHTS, THINK, ThoughtMarkers, ThoughtParser, thoughts_of
 from aengine.text.answer.unclosed_thought import UnclosedThought
 

@@ -2,10 +2,89 @@
 
 from __future__ import annotations
 
-from aengine.text.answer.bare_tail import BareTail
+import re
+from collections.abc import Callable, Iterator
+
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import ContentDelta, Delta, ReasoningDelta
 from aengine.text.answer.formats.base import CallFormat, Tools
+
+_WORDS_AND_BLANKS = re.compile(r"\s+|\S+")
+
+
+class BareTail:
+    """Holds text back from a place where calls may begin: the thought's beginning, or a line after an empty one.
+
+    If anything but calls follows, the text is searched again from the latest such place in it. So no character is
+    parsed more than twice. Each piece of text must end with what is no blank, the last one aside.
+    """
+
+    __slots__ = ("_at_beginning", "_bare", "_held", "_latest", "_make", "_parser", "deltas")
+
+    def __init__(self, bare: str, make: Callable[[], ToolCallParser]) -> None:
+        """bare: the character that calls begin with; make: returns a parser of them."""
+        self._bare = bare
+        self._make = make
+        self._at_beginning = True
+        self._held: list[str] = []
+        self._latest = 0  # the index of the piece held back at which calls may begin, behind the first one
+        self._parser: ToolCallParser | None = None  # of what is held back
+        self.deltas: list[Delta] = []  # of the calls in it
+
+    def feed(self, text: str) -> str:
+        """Take more text: the part that belongs to no calls at the end."""
+        first, *others = self._cut(text)
+        passed = [self._read(first)]
+        for piece in others:
+            if self._parser is None:
+                self._parser = self._make()
+            else:
+                self._latest = len(self._held)
+            passed.append(self._read(piece))
+        return "".join(passed)
+
+    def finish(self) -> tuple[str, ToolCallParser | None]:
+        """End the text: the rest that belongs to no calls, and the parser of the calls if there are any."""
+        text = ""
+        while self._parser is not None and not self._parser.complete:
+            text += self._retry()
+        return text, self._parser
+
+    def flush(self) -> str:
+        """The text that was held back."""
+        return "".join(self._held)
+
+    def _cut(self, text: str) -> Iterator[str]:
+        """Cut the text before the blanks that calls may follow."""
+        begin = end = 0
+        breaks = 2 if self._at_beginning else 0
+        for found in _WORDS_AND_BLANKS.finditer(text):
+            if found[0].isspace():
+                breaks += found[0].count("\n")
+                continue
+            if breaks > 1 and found[0][0] == self._bare:
+                yield text[begin:end]
+                begin = end
+            breaks, end = 0, found.end()
+            self._at_beginning = False
+        yield text[begin:]
+
+    def _read(self, text: str) -> str:
+        """Parse text if calls may have begun; returns what belongs to none."""
+        if self._parser is None:
+            return text
+        self._held.append(text)
+        self.deltas += self._parser.feed(text)
+        return "" if self._parser.sound else self._retry()
+
+    def _retry(self) -> str:
+        """Begin again at the latest place where calls may begin; returns the text before it, or all of it."""
+        held, latest = self._held, self._latest
+        self._held, self._latest, self.deltas, self._parser = [], 0, [], None
+        if not latest:
+            return "".join(held)
+        self._parser = self._make()
+        return "".join(held[:latest]) + self._read("".join(held[latest:]))
 
 
 class UnclosedThought:

@@ -17,8 +17,18 @@ from numpy.typing import NDArray
 from aengine.errors import AengineError, InvalidRequestError
 from aengine.requests.structured import Structured
 from aengine.text.answer.lark import PLACED
-from aengine.text.grammar.library import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from aengine.text.grammar.matcher import SLOW_SECONDS, Mask, line_of, reason, take_in
+from aengine.text.grammar.matcher import (
+    SLOW_SECONDS,
+    LLExecutor,
+    LLMatcher,
+    LLParserLimits,
+    LLTokenizer,
+    Mask,
+    TokenizerWrapper,
+    line_of,
+    reason,
+    take_in,
+)
 from aengine.text.grammar.matcher import Matcher as Matcher
 from aengine.text.grammar.source import GrammarLimits, grammar_source
 from aengine.text.grammar.threads import CompileThreads, lower_priority

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import msgspec
 
 from aengine.text.answer.formats.base import CallableTool, object_schema
-from aengine.text.answer.harmony.markers import CHANNEL, CONSTRAIN, CONTROL, END, MESSAGE, START
+from aengine.text.answer.harmony import CHANNEL, CONSTRAIN, CONTROL, END, MESSAGE, START
 from aengine.text.answer.lark import Tokens, json_value, literal, marker, pattern, sequence
 from aengine.text.grammar.calls import compilable_tool
 

@@ -16,11 +16,10 @@ from aengine.errors import InvalidRequestError
 from aengine.requests.structured import LARK_TEXT, Structured
 from aengine.text.answer.lark import PLACED
 from aengine.text.answer.parser import AnswerFormat
+from aengine.text.grammar.calls import thought_rules
 from aengine.text.grammar.harmony import harmony_final, harmony_thoughts
-from aengine.text.grammar.library import LLMatcher
-from aengine.text.grammar.schema_formats import compilable_schema
-from aengine.text.grammar.schema_numbers import bounded_numbers
-from aengine.text.grammar.thoughts import thought_rules
+from aengine.text.grammar.matcher import LLMatcher
+from aengine.text.grammar.schemas import bounded_numbers, compilable_schema
 
 MAX_DIVISOR = 20_000  # `multipleOf` becomes an automaton with that many states, made before any limit is looked at
 MAX_INTERSECTIONS = 8  # of a Lark grammar: each may multiply the time to compile, whatever the fuel

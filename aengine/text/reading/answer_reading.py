@@ -15,8 +15,7 @@ from aengine.requests.structured import Structured, Thought
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallFormat
 from aengine.text.answer.formats.table import FORMATS
-from aengine.text.answer.harmony.markers import STOPS
-from aengine.text.answer.harmony.parser import HarmonyParser
+from aengine.text.answer.harmony import STOPS, HarmonyParser
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.answer.thought_tokens import ThoughtTokens

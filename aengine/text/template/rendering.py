@@ -15,19 +15,24 @@ from jinja2.exceptions import SecurityError
 
 from aengine.errors import CheckpointError, InvalidRequestError
 from aengine.text.template.budget import Budget, LimitError
-from aengine.text.template.callables import (
+from aengine.text.template.control_tokens import ControlTokens, Marker
+from aengine.text.template.layouts import (
+    harmony_kwargs,
+    harmony_messages,
+    harmony_tools,
+    with_tool_responses,
+    with_tools,
+    with_written_calls,
+)
+from aengine.text.template.messages import TEXT_ARGUMENTS, CallsLayout, plain_data, plain_message
+from aengine.text.template.sandbox import (
     RaisedByTemplate,
+    Sandbox,
     TemplateDict,
     TemplateNamespace,
     raise_exception,
     strftime_now,
 )
-from aengine.text.template.control_tokens import ControlTokens, Marker
-from aengine.text.template.harmony_chat import harmony_kwargs, harmony_messages, harmony_tools
-from aengine.text.template.messages import TEXT_ARGUMENTS, CallsLayout, plain_data, plain_message
-from aengine.text.template.sandbox import Sandbox
-from aengine.text.template.tool_responses import with_tool_responses
-from aengine.text.template.tools_in_messages import with_tools, with_written_calls
 
 RENDER_SECONDS = 5.0
 _LARGEST_TEXT = 4 * 2**20  # characters; and eight times the messages' own size on top

@@ -1,8 +1,4 @@
-"""A jinja2 sandbox for chat templates, with bounds on time and memory.
-
-jinja2's own sandbox keeps a template away from Python's internals. Here, in addition, every loop, call, filter,
-literal and output draws on the rendering's `Budget`.
-"""
+"""A jinja2 sandbox for chat templates, with bounds on time and memory."""
 
 from __future__ import annotations
 
@@ -10,16 +6,67 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
-from jinja2 import nodes, pass_eval_context
+from jinja2 import TemplateError, nodes, pass_eval_context
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.runtime import Context, LoopContext, markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from aengine.text.template.budget import Budget, LimitError
 from aengine.text.template.control_tokens import Marker
+
+
+class RaisedByTemplate(TemplateError):
+    """The template's own `raise_exception`."""
+
+
+class TemplateNamespace(Namespace):
+    """`namespace()`, closed to names that begin with an underscore, and written without its content."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args  # so that `namespace(self=...)` works
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<Namespace>"  # namespaces may hold each other, many times over
+
+
+class TemplateDict:
+    """`dict()`, without the class's attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace may not hold {name!r}")
+
+
+def raise_exception(message: object) -> None:
+    """Refuse the messages in the template's own words."""
+    raise RaisedByTemplate(str(message))
+
+
+def strftime_now(format: str) -> str:  # noqa: A002  the name that templates may use
+    """The time of now, of this machine."""
+    return datetime.now().strftime(format)
+
 
 # What `_Instrument` puts into the tree. Filters, because their names cannot be shadowed by a template's variables.
 _LOOP, _CONCAT, _LITERAL, _COMPARE = "guarded loop", "guarded concat", "guarded literal", "guarded compare"

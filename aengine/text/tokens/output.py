@@ -3,11 +3,140 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.tokens.detokenizer import Detokenizer
-from aengine.text.tokens.stop import StopMatcher, UnstoppedBeginning
 from aengine.text.tokens.tokenizer import Tokenizer
+
+
+class StopMatcher:
+    """Lets text through until a stop string is complete.
+
+    The stop string that is completed first wins; if several are completed by the same character, the longest.
+    The result does not depend on how the text is cut into fragments. Only the longest end of the text that could
+    still become a stop string is held back. Time is linear in the text, whatever the stop strings are.
+    """
+
+    __slots__ = ("_firsts", "_held", "_include", "_progress", "matched")
+
+    def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
+        self._progress = [_Progress(stop) for stop in stops if stop]
+        self._firsts = frozenset(stop[0] for stop in stops if stop)
+        self._include = include_stop
+        self._held = ""
+        self.matched: str | None = None  # the stop string that ended the text
+
+    def feed(self, text: str) -> str:
+        """The text that may be shown now that `text` has arrived; nothing once a stop string has been found."""
+        if self.matched is not None:
+            return ""
+        if not self._held and self._firsts.isdisjoint(text):
+            return text
+        progress, firsts = self._progress, self._firsts
+        longest = len(self._held)  # how much of a stop string the text ends with
+        for index, character in enumerate(text):
+            if not longest and character not in firsts:
+                continue
+            longest = 0
+            for stop in progress:
+                matched = stop.step(character)
+                if matched == stop.length and (self.matched is None or matched > len(self.matched)):
+                    self.matched = stop.text
+                if matched > longest:
+                    longest = matched
+            if self.matched is not None:
+                seen = self._held + text[: index + 1]
+                self._held = ""
+                return seen if self._include else seen[: len(seen) - len(self.matched)]
+        seen = self._held + text
+        shown = len(seen) - longest
+        self._held = seen[shown:]
+        return seen[:shown]
+
+    def flush(self) -> str:
+        """The text that was held back; no stop string came of it. Call once, after the last fragment."""
+        held, self._held = self._held, ""
+        return held
+
+
+class UnstoppedBeginning:
+    """Tells the beginning of an output in which no stop string counts from what follows it.
+
+    It is there if the output begins with `begin`, blanks before it or not, and goes on up to `end`.
+    """
+
+    __slots__ = ("_begin", "_edge", "_end", "_held", "_state")
+
+    def __init__(self, begin: str, end: str) -> None:
+        self._begin = begin
+        self._end = end
+        self._edge = ""  # the text, while it may begin so
+        self._held = ""  # what may begin the end
+        self._state: Literal["start", "within", "over"] = "start" if begin else "within"
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """The text in which none counts, as far as that is certain, and the text behind it."""
+        if self._state == "over":
+            return "", text
+        before = ""
+        if self._state == "start":
+            self._edge += text
+            begun = self._edge.lstrip()
+            if begun.startswith(self._begin):
+                before, text = self._edge[: len(self._edge) - len(begun) + len(self._begin)], begun[len(self._begin) :]
+                self._state = "within"
+            elif self._begin.startswith(begun):
+                return "", ""
+            else:
+                self._state = "over"
+                return "", self._edge
+        seen = self._held + text
+        at = seen.find(self._end)
+        if at >= 0:
+            self._state = "over"
+            at += len(self._end)
+            return before + seen[:at], seen[at:]
+        places = range(max(0, len(seen) + 1 - len(self._end)), len(seen) + 1)
+        shown = next(place for place in places if self._end.startswith(seen[place:]))
+        self._held = seen[shown:]
+        return before + seen[:shown], ""
+
+    def flush(self) -> tuple[str, str]:
+        """The rest, once no text will come."""
+        within = self._held if self._state == "within" else ""
+        other = self._edge if self._state == "start" else ""
+        self._held = self._edge = ""
+        return within, other
+
+
+class _Progress:
+    """The prefix of one stop string that the text ends with (Knuth, Morris and Pratt).
+
+    The failure table grows only as far as the text has matched, so a long stop string costs nothing up front.
+    """
+
+    __slots__ = ("_failure", "_matched", "length", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.length = len(text)
+        self._matched = 0
+        self._failure = [0]  # [i]: the longest proper beginning of text[: i + 1] that is also its end
+
+    def step(self, character: str) -> int:
+        """Take one character; returns how many characters of the stop string the text ends with. The last call gives
+        all.
+        """
+        self._matched = matched = self._extend(self._matched, character)
+        if matched > len(self._failure):
+            self._failure.append(self._extend(self._failure[-1], character))
+        return matched
+
+    def _extend(self, matched: int, character: str) -> int:
+        while matched and self.text[matched] != character:
+            matched = self._failure[matched - 1]
+        return matched + (self.text[matched] == character)
 
 
 class OutputText:

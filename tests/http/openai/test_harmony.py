@@ -18,7 +18,7 @@ from aengine.http.bodies.requests import ChatRequest
 from aengine.http.openai.tools import tool_use
 from aengine.requests.sampling_params import SamplingParams
 from aengine.requests.structured import Structured
-from aengine.text.answer.harmony.markers import CONTROL, HARMONY_THOUGHT
+from aengine.text.answer.harmony import CONTROL, HARMONY_THOUGHT
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.reading.answer_reading import AnswerReading
 from aengine.types import Fragment, Usage

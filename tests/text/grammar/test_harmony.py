@@ -13,8 +13,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from aengine.requests.structured import Structured
-from aengine.text.answer.harmony.markers import CONTROL, HARMONY_THOUGHT
-from aengine.text.answer.harmony.parser import HarmonyParser
+from aengine.text.answer.harmony import CONTROL, HARMONY_THOUGHT, HarmonyParser
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.grammar.harmony import HarmonyGrammar
 from aengine.text.grammar.source import GrammarLimits, grammar_source

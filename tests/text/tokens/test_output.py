@@ -1,10 +1,130 @@
-"""Ids to shown text: detokenizing and stop strings together."""
+"""The text of an output: stop strings end it wherever its fragments are cut."""
 
 from __future__ import annotations
 
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from aengine.requests.sampling_params import SamplingParams
-from aengine.text.tokens.output import OutputText
+from aengine.text.tokens.output import OutputText, StopMatcher, UnstoppedBeginning
 from aengine.text.tokens.tokenizer import Tokenizer
+
+
+def run(stops: list[str], pieces: list[str], include: bool = False) -> tuple[list[str], StopMatcher]:
+    matcher = StopMatcher(stops, include)
+    return [*map(matcher.feed, pieces), matcher.flush()], matcher
+
+
+def naive(stops: list[str], text: str, include: bool) -> tuple[str, str | None]:
+    """Read the whole text: the first end of any stop string, and the longest that ends there."""
+    for end in range(len(text) + 1):
+        done = [stop for stop in stops if text[:end].endswith(stop)]
+        if done:
+            stop = max(done, key=len)
+            return (text[:end] if include else text[: end - len(stop)]), stop
+    return text, None
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[str], list[str]]:
+    """Stop strings, and fragments of a text made of their beginnings, so that nearly everything nearly matches."""
+    stops = draw(st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=3))
+    beginnings = [stop[:size] for stop in stops for size in range(1, len(stop) + 1)]
+    pieces = draw(st.lists(st.sampled_from(beginnings), max_size=8))
+    if draw(st.booleans()):
+        pieces = list("".join(pieces))
+    return stops, pieces
+
+
+@given(case=cases(), include=st.booleans())
+def test_the_text_is_that_of_a_naive_search(case: tuple[list[str], list[str]], include: bool) -> None:
+    stops, pieces = case
+    shown, matcher = run(stops, pieces, include)
+    assert ("".join(shown), matcher.matched) == naive(stops, "".join(pieces), include)
+
+
+@given(case=cases())
+def test_only_the_beginning_of_a_stop_string_is_held_back(case: tuple[list[str], list[str]]) -> None:
+    stops, pieces = case
+    text = "".join(pieces)
+    matcher = StopMatcher(stops)
+    shown = "".join(map(matcher.feed, text))
+    if matcher.matched is None:
+        held = text[len(shown) :]
+        beginnings = [
+            text[-size:] for size in range(1, len(text) + 1) if any(s.startswith(text[-size:]) for s in stops)
+        ]
+        assert held == max(beginnings, key=len, default="")
+
+
+def test_a_stop_string_across_fragments() -> None:
+    shown, matcher = run(["</answer>"], ["42</", "ans", "wer", "> more"])
+    assert shown == ["42", "", "", "", ""]
+    assert matcher.matched == "</answer>"
+
+
+def test_a_stop_string_inside_one_fragment() -> None:
+    assert run(["STOP"], ["before STOP after", "more"])[0] == ["before ", "", ""]
+
+
+def test_include_stop_keeps_it_and_nothing_after() -> None:
+    assert run(["STOP"], ["before ST", "OP after"], include=True)[0] == ["before ", "STOP", ""]
+
+
+def test_what_did_not_become_a_stop_string_is_shown() -> None:
+    assert run(["abc"], ["ab", "d"])[0] == ["", "abd", ""]
+    assert run(["abc"], ["xab"])[0] == ["x", "ab"]
+
+
+def test_the_stop_string_completed_first_wins() -> None:
+    assert run(["abcd", "bc"], ["abcd"])[1].matched == "bc"
+
+
+def test_of_those_completed_together_the_longest_wins() -> None:
+    shown, matcher = run(["c", "abc"], ["xabc"])
+    assert matcher.matched == "abc"
+    assert "".join(shown) == "x"
+
+
+def test_nothing_follows_a_stop_string() -> None:
+    matcher = StopMatcher(["."])
+    matcher.feed("one.")
+    assert (matcher.feed("two"), matcher.flush()) == ("", "")
+
+
+@pytest.mark.parametrize("stop", ["a" * 1024, "a" * 1023 + "b", "ab" * 512])
+def test_long_stop_strings_take_linear_time(stop: str) -> None:
+    """One character at a time against a stop string that it almost completes, over and over."""
+
+    def seconds(characters: int) -> float:
+        matcher = StopMatcher([stop])
+        text = (stop[:-1] + "x") * (characters // len(stop) + 1)
+        start = time.thread_time()
+        for character in text[:characters]:
+            matcher.feed(character)
+        return time.thread_time() - start
+
+    assert min(seconds(40_000) for _ in range(3)) < 1  # a rescan of what is held takes 40,000 x 1,024 steps
+
+
+PARTS = st.lists(st.sampled_from(["<t>", "</t>", "<", "</", "t>", " ", "\n", "a", "stop"]), max_size=8).map("".join)
+
+
+@given(text=PARTS, begin=st.sampled_from(["", "<t>"]), at=st.lists(st.integers(0, 40), max_size=6).map(sorted))
+def test_the_beginning_in_which_no_stop_string_counts(text: str, begin: str, at: list[int]) -> None:
+    pieces = [text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)]
+    reading = UnstoppedBeginning(begin, "</t>")
+    found = [*map(reading.feed, pieces), reading.flush()]
+    unstopped, rest = ("".join(part) for part in zip(*found, strict=True))
+    assert unstopped + rest == text
+    if not text.lstrip().startswith(begin):
+        assert unstopped == ""
+    else:
+        before, end, behind = text.partition("</t>")
+        assert (unstopped, rest) == (before + end, behind)
 
 
 def shown(tokenizer: Tokenizer, text: str, params: SamplingParams) -> tuple[str, OutputText]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, call_id, object_schema
-from aengine.text.answer.formats.json_partial_call import JsonPartialCall
+from aengine.text.answer.formats.partial_call import JsonPartialCall
 from aengine.text.answer.lark import Tokens, json_value, literal, marker, sequence
 from aengine.text.answer.marker_search import MarkerSearch
 

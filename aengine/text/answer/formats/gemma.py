@@ -1,20 +1,161 @@
-"""`call:name{key:value}` between `<|tool_call>` and `<tool_call|>`, strings in quotes of their own: Gemma 4."""
+"""Calls as `call:name{key:value}` between `<|tool_call>` and `<tool_call|>`, strings in their own quotes: Gemma 4."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
 from typing import Literal
 
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, call_id, object_schema
+from aengine.text.answer.formats.gemma_rules import QUOTE, GemmaRules
 from aengine.text.answer.formats.partial_call import PartialCall
-from aengine.text.answer.formats.values.gemma_literal import END, QUOTE, GemmaObject
-from aengine.text.answer.formats.values.gemma_rules import GemmaRules
+from aengine.text.answer.formats.values.raw_text import WORDS
 from aengine.text.answer.formats.values.schemas import check_parameters
 from aengine.text.answer.lark import Tokens, literal, sequence
+from aengine.text.answer.marker_search import MarkerSearch
+
+END = "<tool_call|>"  # behind the object; a string that is not closed ends there
+_BLANKS = " \t\r\n"
+_WORD = re.compile(r"[^\s,:<>{}\[\]]*")
+
+Expects = Literal["key or end", "key", "colon", "value or end", "value", "comma", "nothing"]
+
+
+class GemmaObject:
+    """Converts what follows an object's opening brace, given in any pieces. Time is linear."""
+
+    __slots__ = ("_closers", "_comma", "_expects", "_pieces", "_quoted", "_search", "_word", "broken", "tag")
+
+    def __init__(self) -> None:
+        self.broken = False  # the next character cannot be part of the object
+        self._pieces = ["{"]
+        self._closers = ["}"]  # of what is open, innermost last
+        self._comma = False  # one has come, and nothing since
+        self._expects: Expects = "key or end"
+        self._quoted = False  # within a string
+        self._search = MarkerSearch(QUOTE, END)
+        self.tag = ""  # the beginning of a quote before a string; once the object is broken, of what follows it
+        self._word: list[str] = []  # the beginning of a bare key or value
+
+    @property
+    def done(self) -> bool:
+        """Whether the object is complete."""
+        return self._expects == "nothing"
+
+    def feed(self, text: str, at: int) -> int:
+        """Parse some of the text from a place on; returns where it goes on."""
+        if self._quoted:
+            return self._read_string(text, at)
+        if self.tag or text[at] == "<":
+            return self._read_quote(text, at)
+        found = _WORD.match(text, at)
+        end = at if found is None else found.end()
+        if end > at:
+            self._word.append(text[at:end])
+            return end
+        if (self._word and not self._end_word()) or (text[at] not in _BLANKS and not self._take(text[at])):
+            self.broken = True
+        return at if self.broken else at + 1
+
+    def take(self) -> str:
+        """The JSON that has come since the last time."""
+        pieces = "".join(self._pieces)
+        self._pieces.clear()
+        return pieces
+
+    def close(self) -> None:
+        """End whatever is open, so that it is JSON all the same."""
+        if self._quoted:
+            self._pieces += [json.dumps(self._search.flush(), ensure_ascii=False)[1:-1], '"']
+            self._end_text()
+        elif self._word:
+            self._end_word()
+        if self._expects in ("colon", "value") and not self._comma:
+            self._pieces.append(": null" if self._expects == "colon" else "null")
+        self._pieces += reversed(self._closers)
+        self._closers.clear()
+        self._expects = "nothing"
+
+    def _take(self, character: str) -> bool:
+        """Parse a character between words. False: it does not belong here."""
+        if character == self._closers[-1] and (self._comma or self._expects in ("key or end", "value or end", "comma")):
+            self._pieces.append(self._closers.pop())
+            self._comma = False
+            self._expects = "comma" if self._closers else "nothing"
+        elif character == "," and self._expects == "comma":
+            self._comma = True
+            self._expects = "key" if self._closers[-1] == "}" else "value"
+        elif character == ":" and self._expects == "colon":
+            self._pieces.append(": ")
+            self._expects = "value"
+        elif character in "{[" and self._expects in ("value", "value or end"):
+            self._begin(character)
+            self._closers.append("}" if character == "{" else "]")
+            self._expects = "key or end" if character == "{" else "value or end"
+        else:
+            return False
+        return True
+
+    def _begin(self, text: str) -> None:
+        self._pieces.append(f", {text}" if self._comma else text)
+        self._comma = False
+
+    def _end_word(self) -> bool:
+        word = "".join(self._word)
+        self._word.clear()
+        if self._expects in ("key", "key or end"):
+            self._begin(json.dumps(word, ensure_ascii=False))
+        elif self._expects in ("value", "value or end"):
+            self._begin(_value(word))
+        else:
+            return False
+        self._end_text()
+        return True
+
+    def _end_text(self) -> None:
+        self._expects = "colon" if self._expects in ("key", "key or end") else "comma"
+
+    def _read_quote(self, text: str, at: int) -> int:
+        tag = self.tag + text[at]
+        if not QUOTE.startswith(tag) or self._word or self._expects in ("colon", "comma"):
+            self.broken = True
+            return at
+        self.tag = "" if tag == QUOTE else tag
+        if tag == QUOTE:
+            self._quoted = True
+            self._begin('"')
+        return at + 1
+
+    def _read_string(self, text: str, at: int) -> int:
+        before, rest = self._search.feed(text[at:])
+        self._pieces.append(json.dumps(before, ensure_ascii=False)[1:-1])
+        if rest is None:
+            return len(text)
+        self._pieces.append('"')
+        self._quoted = False
+        self._end_text()
+        if self._search.found == END:
+            self.broken, self.tag = True, END
+        return len(text) - len(rest)
+
+
+def _value(word: str) -> str:
+    """JSON of a bare value: a number, true, false or null, else a text."""
+    if word in WORDS:
+        return WORDS[word][1]
+    try:
+        json.loads(word, parse_constant=_refuse)
+    except ValueError:
+        return json.dumps(word, ensure_ascii=False)
+    return word
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
 
 _CALL = "call:"
-_BLANKS = " \t\r\n"
 _NAME = re.compile(r"[\w.-]*")
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, object_schema
 from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
-from aengine.text.answer.formats.json_partial_call import JsonPartialCall
+from aengine.text.answer.formats.partial_call import JsonPartialCall
 from aengine.text.answer.lark import Tokens, json_value, literal, marker, sequence
 
 _BEGIN, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

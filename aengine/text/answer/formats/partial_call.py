@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from aengine.text.answer.formats.values.json_arguments import JsonArguments
+
 
 class PartialCall(ABC):
     """Parses the text of one call, given in any pieces, as `CallReader` has it. A format says what a character is."""
@@ -65,3 +67,24 @@ class PartialCall(ABC):
         arguments = "".join(self._arguments)
         self._arguments.clear()
         return arguments
+
+
+class JsonPartialCall(PartialCall):
+    """Ends the arguments of a call. A format finds the name, and the place where the arguments begin."""
+
+    __slots__ = ("_json",)
+
+    def __init__(self, tags: tuple[str, ...]) -> None:
+        """tags: the markers of the call and around it, which end a string that is not closed."""
+        super().__init__()
+        self._json = JsonArguments(tags)
+
+    def settle(self) -> str:
+        """As `CallReader`."""
+        left = self._json.settle()
+        self.broken = self.broken or bool(left)
+        return left if self.begun else ""
+
+    def _close(self) -> None:
+        self._json.close()
+        self._arguments.append(self._json.take())

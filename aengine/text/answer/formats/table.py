@@ -9,9 +9,7 @@ from aengine.text.answer.formats.base import CallFormat
 from aengine.text.answer.formats.deepseek import DeepSeek
 from aengine.text.answer.formats.gemma import Gemma4
 from aengine.text.answer.formats.glm import Glm
-from aengine.text.answer.formats.hermes import Hermes
-from aengine.text.answer.formats.json_list import JsonList
-from aengine.text.answer.formats.llama3 import Llama3
+from aengine.text.answer.formats.json_formats import Hermes, JsonList, Llama3
 from aengine.text.answer.formats.mistral import Mistral, MistralList
 from aengine.text.answer.formats.pythonic import Pythonic, PythonicLines
 from aengine.text.answer.formats.qwen3_coder import Qwen3Coder

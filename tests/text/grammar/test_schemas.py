@@ -1,4 +1,4 @@
-"""Schemas as pydantic writes them: every type is known, and what a grammar lets through is what pydantic takes."""
+"""Rewritten schemas: every type of pydantic is known to the compiler, and numbers get an end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from aengine.requests.structured import Structured
 from aengine.text.answer.formats.base import CallableTool
 from aengine.text.answer.formats.table import FORMATS
 from aengine.text.grammar.calls import CallGrammar
-from aengine.text.grammar.schema_formats import compilable_schema, decimal_pattern
+from aengine.text.grammar.schemas import FINEST, LARGEST, bounded_numbers, compilable_schema, decimal_pattern
 from aengine.text.grammar.source import GrammarLimits, grammar_source
 from tests.one_in import one_in
 from tests.text.byte_grammars import TOKENIZER, accepts, call
@@ -234,3 +234,41 @@ def test_a_strict_tools_unknown_format_is_refused_by_its_place(form: CallFormatN
         CallGrammar([CallableTool("f", schema, strict=True, where="tools[0]")], FORMATS[form]).forced()
     assert refused.value.param == "tools[0].properties.a.format"
     CallGrammar([CallableTool("f", schema, where="tools[0]")], FORMATS[form]).forced()
+
+
+INTEGER = {"type": "integer", "minimum": -LARGEST, "maximum": LARGEST}
+NUMBER = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST, "multipleOf": FINEST}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "integer"}, INTEGER),
+        ({"type": "number"}, NUMBER),
+        ({"type": ["null", "integer"]}, {**INTEGER, "type": ["null", "integer"]}),
+        ({"type": "string"}, {"type": "string"}),
+        ({"type": "integer", "minimum": 3}, {"type": "integer", "minimum": 3, "maximum": LARGEST}),
+        ({"type": "integer", "exclusiveMaximum": 3}, {"type": "integer", "minimum": -LARGEST, "exclusiveMaximum": 3}),
+        ({"type": "integer", "minimum": 10**18}, {"type": "integer", "minimum": 10**18}),
+        ({"type": "number", "minimum": 0, "maximum": 1}, {**NUMBER, "minimum": 0, "maximum": 1}),
+        (
+            {"type": "number", "minimum": 0, "maximum": 1e-12},
+            {"type": "number", "minimum": 0, "maximum": 1e-12},
+        ),
+        ({"type": "number", "multipleOf": 0.5}, {**NUMBER, "multipleOf": 0.5}),
+        ({"type": "number", "allOf": [{"minimum": 10**19}]}, {"type": "number", "allOf": [{"minimum": 10**19}]}),
+        ({"enum": [{"type": "integer"}]}, {"enum": [{"type": "integer"}]}),
+        ({"not": {"type": "integer"}}, {"not": {"type": "integer"}}),
+        ({"items": {"type": "integer"}}, {"items": INTEGER}),
+        ({"items": False}, {"items": False}),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, {"anyOf": [INTEGER, {"type": "null"}]}),
+        ({"properties": {"type": {"type": "number"}}}, {"properties": {"type": NUMBER}}),
+        ({"$defs": {"a": {"prefixItems": [{"type": "integer"}]}}}, {"$defs": {"a": {"prefixItems": [INTEGER]}}}),
+        ({"properties": "nonsense", "anyOf": 3}, {"properties": "nonsense", "anyOf": 3}),
+        ({"type": "integer", "minimum": "nonsense"}, {"type": "integer", "minimum": "nonsense", "maximum": LARGEST}),
+    ],
+)
+def test_what_is_open_gets_an_end(schema: dict[str, Any], expected: dict[str, Any]) -> None:
+    before = repr(schema)
+    assert bounded_numbers(schema) == expected
+    assert repr(schema) == before

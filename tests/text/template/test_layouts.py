@@ -1,16 +1,19 @@
-"""Chats as the template of gpt-oss reads them: thoughts, calls one by one, results behind their calls."""
+"""Chats laid out for templates that read calls, results or tools in their own way."""
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aengine.text.template.control_tokens import ControlTokens
-from aengine.text.template.harmony_chat import harmony_messages
+from aengine.text.template.layouts import harmony_messages, with_tool_responses
 from aengine.text.template.rendering import ChatTemplates
-from aengine.text.template.tool_responses import with_tool_responses
+from aengine.text.tokens.tokenizer import Tokenizer
+from tests.text.text_families import byte_level_backend, write_tokenizer
 
 # What the published template does with a chat, in a few lines.
 TEMPLATE = """
@@ -93,3 +96,37 @@ def test_efforts_are_those_that_the_model_knows(asked: str | None, told: str) ->
     tools = [{"type": "function", "function": {"name": "f"}}]
     text, _ = templates.render([{"role": "user", "content": "hi"}], tools, kwargs)
     assert text.startswith(f"Reasoning: {told} // f<")
+
+
+IN_SYSTEM = (
+    "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not "
+    "none %}{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' }}"
+    "{% else %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endif %}{% endfor %}"
+)
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"enum": ["Łódź"]}}}},
+    }
+]
+
+
+@pytest.mark.anyio
+async def test_tools_go_where_the_template_looks_for_them(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, byte_level_backend(), {"chat_template": IN_SYSTEM}))
+    offered = json.dumps([tool["function"] for tool in TOOLS], ensure_ascii=False)
+
+    async def text(*messages: dict[str, Any]) -> str:
+        return tokenizer.decode(await tokenizer.encode_chat(list(messages), TOOLS), False)
+
+    user = {"role": "user", "content": "hi"}
+    assert await text(user) == f"<|system|><|tool|>{offered}<|/tool|><|user|>hi"
+    assert (
+        await text({"role": "system", "content": "Be."}, user) == f"<|system|>Be.<|tool|>{offered}<|/tool|><|user|>hi"
+    )
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]}
+    written = '<|assistant|>functools[{"name": "f", "arguments": {"a": 1}}]<|tool|>1'
+    assert (await text(user, call, {"role": "tool", "content": "1"})).endswith(written)
+    assert (tokenizer.answer_format.calls, tokenizer.answer_format.sees_tools) == ("phi4", True)

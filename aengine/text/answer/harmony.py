@@ -1,4 +1,4 @@
-"""Parses an answer in harmony, the format of gpt-oss, as it comes: messages in channels, some of them calls."""
+"""Answers in harmony, the format of gpt-oss: messages in channels, some of them calls."""
 
 from __future__ import annotations
 
@@ -10,11 +10,84 @@ from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, Reasoning
 from aengine.text.answer.formats.base import Tools, call_id
 from aengine.text.answer.formats.values.json_arguments import JsonArguments
 from aengine.text.answer.formats.values.schemas import parameters_of
-from aengine.text.answer.harmony.header import Header
-from aengine.text.answer.harmony.markers import CALL, CHANNEL, CONTROL, END, MESSAGE, RETURN, START
+from aengine.text.answer.thought import ThoughtMarkers
+
+START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
+CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
+CONTROL = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
+STOPS = (CALL, RETURN)  # each ends an answer
+
+# Around the thought that an answer begins with.
+HARMONY_THOUGHT = ThoughtMarkers(f"{CHANNEL}analysis{MESSAGE}", END)
+
+
+def uses_harmony(template: str) -> bool:
+    """Whether a chat template writes messages with channels."""
+    return all(token in template for token in (START, CHANNEL, MESSAGE)) and "analysis" in template
+
+
+_LONGEST_HEADER = 256  # characters between control tokens; what is longer is no header
+_RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
+_TO = "to="
+
+
+class Header:
+    """A header as it comes: `role to=recipient<|channel|>channel to=recipient <|constrain|>type`.
+
+    begun: the role has been written already, by the prompt. What then is not ` to=` is text without a header.
+    """
+
+    __slots__ = ("_field", "_length", "_texts", "begun", "raw")
+
+    def __init__(self, begun: bool = True) -> None:
+        self.begun = begun
+        self.raw: list[str] = []  # all that has been written, the role's token left out
+        self._texts: dict[str, list[str]] = {START: [], CHANNEL: [], CONSTRAIN: []}
+        self._field = START  # the token behind which text stands now
+        self._length = 0
+
+    def control(self, token: str) -> None:
+        """Take a control token that stands in a header."""
+        self.raw.append(token)
+        self.begun = False
+        if token in (CHANNEL, CONSTRAIN):
+            self._field = token
+            self._texts[token].clear()
+
+    def feed(self, text: str) -> bool:
+        """Take text. False: it and what came before it is no header."""
+        self.raw.append(text)
+        self._length += len(text)
+        self._texts[self._field].append(text)
+        if self._length > _LONGEST_HEADER:
+            return False
+        if not self.begun:
+            return True
+        said = "".join(self._texts[START]).lstrip()
+        return _TO.startswith(said) or said.startswith(_TO)
+
+    @property
+    def text(self) -> str:
+        """What has been written, without control tokens."""
+        return "".join(piece for texts in self._texts.values() for piece in texts)
+
+    @property
+    def channel(self) -> str:
+        """The channel's name; empty where none is written."""
+        return (self._text(CHANNEL).split() or [""])[0]
+
+    @property
+    def recipient(self) -> str | None:
+        """To whom the message goes; None: to the user."""
+        found = _RECIPIENT.search(self._text(CHANNEL)) or _RECIPIENT.search(self._text(START))
+        return None if found is None else found[1]
+
+    def _text(self, field: str) -> str:
+        return "".join(self._texts[field])
+
 
 _TOKEN = re.compile("|".join(map(re.escape, CONTROL)))
-_LONGEST = max(map(len, CONTROL))
+_LONGEST_TOKEN = max(map(len, CONTROL))
 _FUNCTIONS = "functions."
 
 Body = Literal["none", "thought", "content", "call", "dropped"]
@@ -205,5 +278,5 @@ class HarmonyParser:
 
 def _overlap(text: str, at: int) -> int:
     """The number of characters at the end of the text, from a place on, that may begin a control token."""
-    begin = text.rfind("<", max(at, len(text) - _LONGEST + 1))
+    begin = text.rfind("<", max(at, len(text) - _LONGEST_TOKEN + 1))
     return len(text) - begin if begin >= 0 and any(token.startswith(text[begin:]) for token in CONTROL) else 0

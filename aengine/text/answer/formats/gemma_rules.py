@@ -7,11 +7,11 @@ import re
 
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, Schema
-from aengine.text.answer.formats.values.gemma_literal import QUOTE
 from aengine.text.answer.formats.values.raw_rules import raw_text
 from aengine.text.answer.formats.values.schemas import ANNOTATIONS, alternatives, further_of, parameters_of
 from aengine.text.answer.lark import Tokens, avoiding, json_value, literal, marker, place, sequence
 
+QUOTE = '<|"|>'
 _KEY = re.compile(r"[^\s,:<>{}\[\]\"]+")
 _MAX_DEPTH = 8  # of objects and lists with schemas of their own; what is deeper may be anything
 _OF_AN_OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from aengine.text.answer.deltas import CallDelta, ContentDelta, ReasoningDelta
 from aengine.text.answer.formats.base import Tools
-from aengine.text.answer.harmony.markers import CONTROL, HARMONY_THOUGHT, uses_harmony
-from aengine.text.answer.harmony.parser import HarmonyParser
+from aengine.text.answer.harmony import CONTROL, HARMONY_THOUGHT, HarmonyParser, uses_harmony
 from aengine.text.answer.parser import AnswerParser, answer_format_of
 from tests.one_in import one_in
 from tests.text.cutting import answer, cuts, shape

@@ -1,0 +1,87 @@
+"""Formats whose calls are JSON objects: Hermes, Qwen, Phi-4-mini, Granite 3, Llama 3."""
+
+from __future__ import annotations
+
+from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, call_id
+from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
+from aengine.text.answer.lark import Tokens
+
+
+class Hermes:
+    syntax = CallSyntax(
+        begin="<tool_call>",
+        opening=r'"\n"',
+        closing="\n</tool_call>",
+        end="</tool_call>",
+        further="{",  # a list is read as well
+        noise=" \t\r\n,}]",  # a brace too many is not spoken of
+        between="\n",
+    )
+
+    def detect(self, template: str) -> bool:
+        return "<tool_call>" in template and not any(other in template for other in ("<function=", "<arg_key>"))
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return JsonCallReader(tools, self.syntax.markers, opening="[" if first else "", opened=False)
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        return json_call_rules(rule, tool, "arguments")
+
+    def new_id(self) -> str:
+        return call_id()
+
+
+_BEGIN, _END = "<|tool_call|>", "<|/tool_call|>"
+
+
+class JsonList:
+    """`ended`: a marker stands behind the list. Without a list, a lone object is read as well."""
+
+    def __init__(self, *, ended: bool) -> None:
+        self.syntax = CallSyntax(
+            begin=_BEGIN,
+            begins=("functools[",) if ended else ("<tool_call>",),
+            opening='"["',
+            separator=", ",
+            closing=f"]{_END}" if ended else "]",
+            end=_END if ended else "]",
+            further="{",
+            noise=" \t\r\n,}]" if ended else " \t\r\n,}",
+        )
+        self._ended = ended
+
+    def detect(self, template: str) -> bool:
+        if self._ended and "<|tool|>" in template and "<|/tool|>" in template:
+            return True
+        return _BEGIN in template and (_END in template) == self._ended
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return JsonCallReader(tools, self.syntax.markers, opening="[" if first else "", opened=False)
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        return json_call_rules(rule, tool, "arguments")
+
+    def new_id(self) -> str:
+        return call_id()
+
+
+class Llama3:
+    syntax = CallSyntax(
+        begin="<|python_tag|>",
+        bare="{",
+        separator="; ",
+        further="{",
+        noise=" \t\r\n};",  # a brace too many is not spoken of
+    )
+
+    def detect(self, template: str) -> bool:
+        return "<|python_tag|>" in template or ('{"name": ' in template and '"parameters": ' in template)
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return JsonCallReader(tools, self.syntax.markers)
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        return json_call_rules(rule, tool, "parameters")
+
+    def new_id(self) -> str:
+        return call_id()

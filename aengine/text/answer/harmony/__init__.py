@@ -1,1 +1,0 @@
-"""Answers in channels, as gpt-oss writes them: their messages' headers and bodies."""

@@ -1,0 +1,160 @@
+"""Lays chats out for templates that read calls, results and tools in their own way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+Message = Mapping[str, object]
+
+
+def with_tool_responses(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """The messages of tools, as `tool_responses` of the assistant's message before them: all is one turn of the model.
+
+    Such templates write a message's calls, then their results, then its content. So the answer that follows the results
+    becomes that content, and what the assistant said before it called is a message of its own.
+    """
+    found: list[dict[str, object]] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        end = at = at + 1
+        while end < len(messages) and messages[end].get("role") == "tool":
+            end += 1
+        calls = message.get("tool_calls")
+        if end == at or not isinstance(calls, list) or "tool_responses" in message:
+            found.append(dict(message))
+            continue
+        said = {name: value for name, value in message.items() if name != "tool_calls"}
+        results = [*_responses(calls, messages[at:end])]
+        called: dict[str, object] = {"role": message.get("role"), "tool_calls": calls, "tool_responses": results}
+        if said.get("content"):
+            found.append(said)
+        else:
+            called = {**said, **called}
+        at = end
+        if at < len(messages) and messages[at].get("role") == "assistant" and not messages[at].get("tool_calls"):
+            called = {**messages[at], **called, "content": messages[at].get("content")}
+            at += 1
+        found.append(called)
+    return found
+
+
+def _responses(calls: Sequence[object], results: Sequence[Message]) -> Iterator[dict[str, object]]:
+    """Yield the results, each with the name of the function that was called."""
+    functions = [call.get("function") if isinstance(call, dict) else None for call in calls]
+    names = [function.get("name") if isinstance(function, dict) else None for function in functions]
+    for place, result in zip(places(calls, results), results, strict=True):
+        name = result.get("name") or (names[place] if names else None) or "unknown"
+        yield {"name": name, "response": _text(result.get("content"))}
+
+
+def places(calls: Sequence[object], results: Sequence[Message]) -> list[int]:
+    """Return for each result the place of the call that it is of: the call that it names, or else the next one."""
+    known: dict[object, int] = {}
+    for place, call in enumerate(calls):
+        if isinstance(call, dict) and isinstance(call.get("id"), str | int):
+            known.setdefault(call["id"], place)
+    found = []
+    for at, result in enumerate(results):
+        named, following = result.get("tool_call_id"), min(at, len(calls) - 1)
+        found.append(known.get(named, following) if isinstance(named, str | int) else following)
+    return found
+
+
+def _text(content: object) -> object:
+    """Parts of text as one."""
+    if not isinstance(content, list):
+        return "" if content is None else content
+    return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+
+
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}  # the model knows low, medium and high
+
+
+def harmony_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """The messages with several calls taken apart. The template would leave out all but the first one, and take every
+    result for that one's. Where calls come with content and a thought, which it refuses, the content joins the thought:
+    it would write either in the same place.
+    """
+    found: list[dict[str, object]] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list) or not calls:
+            found.append({name: value for name, value in message.items() if name != "tool_calls"})
+            continue
+        end = at
+        while end < len(messages) and messages[end].get("role") == "tool":
+            end += 1
+        found += _one_by_one(_of_one_kind(message), calls, messages[at:end])
+        at = end
+    return found
+
+
+def harmony_tools(tools: Sequence[object]) -> list[object]:
+    """The tools, each with a description: the template cannot do without."""
+    return [_described(tool) for tool in tools]
+
+
+def harmony_kwargs(kwargs: Mapping[str, object]) -> dict[str, object]:
+    """The template's variables, with an effort that the model knows."""
+    effort = kwargs.get("reasoning_effort")
+    known = _EFFORTS.get(effort) if isinstance(effort, str) else None
+    return {**kwargs} if known is None else {**kwargs, "reasoning_effort": known}
+
+
+def _one_by_one(
+    message: dict[str, object], calls: list[object], results: Sequence[Message]
+) -> Iterator[dict[str, object]]:
+    found: list[list[Message]] = [[] for _ in calls]
+    for place, result in zip(places(calls, results), results, strict=True):
+        found[place].append(result)
+    for index, call in enumerate(calls):
+        yield {**(message if index == 0 else {"role": message["role"]}), "tool_calls": [call]}
+        yield from map(dict, found[index])
+
+
+def _of_one_kind(message: Message) -> dict[str, object]:
+    content, thinking = message.get("content"), message.get("thinking")
+    if not (isinstance(content, str) and content and isinstance(thinking, str) and thinking):
+        return dict(message)
+    return {**message, "content": "", "thinking": f"{thinking}\n\n{content}"}
+
+
+def _described(tool: object) -> object:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(tool, dict) or not isinstance(function, dict) or function.get("description") is not None:
+        return tool
+    return {**tool, "function": {**function, "description": ""}}
+
+
+def with_tools(messages: Sequence[Message], tools: Sequence[object]) -> list[dict[str, object]]:
+    """The messages with the tools as a text of JSON in the first one, which is the system's."""
+    functions = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools]
+    text = json.dumps(functions, ensure_ascii=False)
+    first, others = messages[0], messages[1:]
+    if first.get("role") != "system":
+        first, others = {"role": "system", "content": ""}, messages
+    return [{**first, "tools": text}, *map(dict, others)]
+
+
+def with_written_calls(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """The messages with calls as text, as such models write them: their templates do not know `tool_calls`."""
+    return [_with_written_calls(message) for message in messages]
+
+
+def _with_written_calls(message: Message) -> dict[str, object]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        return dict(message)
+    functions = [call.get("function") if isinstance(call, Mapping) else None for call in calls]
+    written = [
+        {"name": function.get("name"), "arguments": function.get("arguments")}
+        for function in functions
+        if isinstance(function, Mapping)
+    ]
+    content = f"{message.get('content') or ''}functools{json.dumps(written, ensure_ascii=False)}"
+    return {name: value for name, value in message.items() if name != "tool_calls"} | {"content": content}
