@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.collective.config import Pulled, Pushed
-from aengine.kernels.norms import TritonNorm
+from aengine.kernels.elementwise import TritonNorm
 from bench.all_reduce_stress import stress
 from bench.ranks import CALLS, Call, Ranks, tensors
 from bench.results import Report

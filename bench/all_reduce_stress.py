@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.norms import TritonNorm
+from aengine.kernels.elementwise import TritonNorm
 from bench.ranks import Ranks
 
 HIDDEN = 4096

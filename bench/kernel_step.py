@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels import norms, rope
+from aengine.kernels import elementwise, rope
 from aengine.kernels.attention.decode_attention import PagedDecode
 from aengine.kernels.attention.decode_config import DecodeConfig
 from aengine.kernels.heads import Heads as QueryHeads
@@ -100,11 +100,11 @@ class Step:
             return F.linear(x, weight)
 
         def norm_linear(x: Tensor, norm: Tensor, weight: Tensor, name: str) -> Tensor:
-            cut, of_x = cuts.get(name), norms.TritonNorm(norm, 1e-6)
+            cut, of_x = cuts.get(name), elementwise.TritonNorm(norm, 1e-6)
             whole = isinstance(cut, OneRowConfig) and cut.early >= x.shape[1]
             if own and (small.norms(x, weight, of_x) if cut is None else whole):
                 return small(x, weight, config=cut, norm=of_x)
-            return linear(norms.rms_norm(x, norm, 1e-6), weight, name)
+            return linear(elementwise.rms_norm(x, norm, 1e-6), weight, name)
 
         def linear_add(x: Tensor, weight: Tensor, name: str, residual: Tensor) -> Tensor:
             if own and small.supports(x, weight):
@@ -122,9 +122,9 @@ class Step:
                 )
                 mixed = decode(q, pool.k, pool.v, tables[layer], lens, 0.09, config=cuts.get("decode"))
                 x = linear_add(mixed.flatten(1), w["o"], "o", x)
-                inner = norms.silu_mul(norm_linear(x, self.norms[2 * layer + 1], w["gate_up"], "gate_up"))
+                inner = elementwise.silu_mul(norm_linear(x, self.norms[2 * layer + 1], w["gate_up"], "gate_up"))
                 x = linear_add(inner, w["down"], "down", x)
-            return linear(norms.rms_norm(x, self.norms[-1], 1e-6), self.lm_head, "lm_head")
+            return linear(elementwise.rms_norm(x, self.norms[-1], 1e-6), self.lm_head, "lm_head")
 
         with overlapping(overlap):
             return graph_time([step])

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels import norms, rope
+from aengine.kernels import elementwise, rope
 from aengine.kernels.attention.decode_attention import PagedDecode
 from aengine.kernels.attention.decode_config import DecodeConfig
 from aengine.kernels.attention.prefix_attention import PrefixConfig, SharedRuns, attend_shared
@@ -128,7 +128,7 @@ def bench_small(report: Report, sweep: bool) -> None:
         gates, qkvs = ([random_half(tokens, n) for _ in range(copies)] for n in (24576, 6144))
         pool, places = Pool(tokens // 16 + 2, Heads()), torch.arange(tokens, device=DEVICE)
         cases: dict[str, tuple[list[Callable[[], object]], int]] = {
-            "silu_mul": ([lambda g=g: norms.silu_mul(g) for g in gates], 12288 * 6),
+            "silu_mul": ([lambda g=g: elementwise.silu_mul(g) for g in gates], 12288 * 6),
             "qk_norm_rope_store": (
                 [lambda x=x: rope.qk_norm_rope_store(x, cut, cos_sin, places, (pool.k, pool.v), places) for x in qkvs],
                 (6144 + 4096 + 3 * 1024) * 2,
@@ -258,7 +258,7 @@ def bench_launch(report: Report, sweep: bool) -> None:
     calls: dict[str, Callable[[], object]] = {
         "torch linear": lambda: F.linear(x, weights["qkv"]),
         "small linear": lambda: small(x, weights["qkv"]),
-        "silu_mul": lambda: norms.silu_mul(qkv),
+        "silu_mul": lambda: elementwise.silu_mul(qkv),
         "qk_norm_rope_store": lambda: rope.qk_norm_rope_store(
             qkv, cut, step.cos_sin, numbers, (pool.k, pool.v), numbers
         ),

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from aengine.kernels.elementwise import TritonNorm
 from aengine.kernels.experts.routing.plan import make_plan
 from aengine.kernels.experts.routing.route import Route, RouteConfig
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.launch import power_of_two
-from aengine.kernels.norms import TritonNorm
 from bench.kernel_timing import DEVICE, Report, attempt, brief, graph_time, random_half
 
 LAYERS = 12

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aengine.kernels import gelu, norms, rope
+from aengine.kernels import elementwise, rope
 from aengine.kernels.attention.latent_heads import LatentHeads
 from aengine.kernels.attention.latent_inputs import latent_inputs
-from aengine.kernels.attention.output_gate import gate_output
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.triton_delta import TritonDelta
+from aengine.kernels.elementwise import gate_output
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.fp8.experts import Fp8Experts
 from aengine.kernels.experts.packed.experts import PackedExperts
@@ -58,8 +58,8 @@ class TritonKernels:
         self._adapter_parts = Parts()
         self._orders: dict[TokenAdapters, TokenOrder] = {}
 
-    def norm(self, weight: Tensor, eps: float) -> norms.TritonNorm:
-        return norms.TritonNorm(weight, eps)
+    def norm(self, weight: Tensor, eps: float) -> elementwise.TritonNorm:
+        return elementwise.TritonNorm(weight, eps)
 
     def dense(self, weight: Tensor, bias: Tensor | None) -> TritonLinear:
         return TritonLinear(weight, bias, self._small_linear)
@@ -131,13 +131,13 @@ class TritonKernels:
         return TritonDelta(weights)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return norms.silu_mul(gate_up)
+        return elementwise.silu_mul(gate_up)
 
     def gated_silu_mul(self, gate_up: Tensor, h: Tensor, row: Tensor) -> Tensor:
         return gated_silu_mul(gate_up, h, row)
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        return gelu.gelu_mul(gate_up)
+        return elementwise.gelu_mul(gate_up)
 
     def gate_output(self, x: Tensor, gates: Tensor) -> Tensor:
         return gate_output(x, gates)

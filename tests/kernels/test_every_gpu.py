@@ -18,16 +18,16 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import JITFunction
 
-from aengine.kernels import norms, rope, row_steps
+from aengine.kernels import elementwise, rope, row_steps
 from aengine.kernels.attention import chunk_attention, decode_attention, gather_pages, latent_decode, prefix_attention
 from aengine.kernels.attention.decode_config import decode_config
-from aengine.kernels.attention.output_gate import gate_output
 from aengine.kernels.collective.mailboxes import LANES, PROGRAMS, Mailbox
 from aengine.kernels.collective.peers import PeerCollective
 from aengine.kernels.collective.pulled import arrived_kernel
 from aengine.kernels.collective.two_parts import sum_two_parts
 from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
+from aengine.kernels.elementwise import gate_output
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.config import experts_config, fp8_experts_config
 from aengine.kernels.experts.fp8.experts import Fp8Experts
@@ -147,15 +147,15 @@ def test_products_that_are_activated_in_the_end(compiler: Compiler, tokens: int)
     codes = Int4Weight(octets(24576, 4096), half(24576, 32))
     for linear in (kernels.dense(half(24576, 4096), None), kernels.quantized(codes, None, torch.bfloat16)):
         before = len(compiler.shared)
-        out = linear.activated(norms.TritonNorm(half(4096), 1e-6), x)
+        out = linear.activated(elementwise.TritonNorm(half(4096), 1e-6), x)
         assert (None if out is None else out.shape) == ((tokens, 12288) if compiler.gpu.capability == 90 else None)
         assert len(compiler.shared) > before or out is None
-    norms.silu_mul(half(1, 8))  # so that something is built for the others
+    elementwise.silu_mul(half(1, 8))  # so that something is built for the others
 
 
 @pytest.mark.parametrize("k", [2048, 3840, 4096])
 def test_products_of_a_row_normed_by_float32(compiler: Compiler, k: int) -> None:
-    small_linear.SmallLinear()(half(1, k), half(12352, k), norm=norms.TritonNorm(single(k), 1e-6))
+    small_linear.SmallLinear()(half(1, k), half(12352, k), norm=elementwise.TritonNorm(single(k), 1e-6))
 
 
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
@@ -178,7 +178,7 @@ def test_adapters(compiler: Compiler, k: int, outputs: tuple[int, ...], tokens: 
     weights = AdapterWeights(half(9, len(outputs) * rank, k), half(9, n, rank), outputs)
     linear = kernels.adapted(kernels.dense(half(n, k), None), weights, adapters)
     adapters.places = ints(tokens)
-    linear.after(norms.TritonNorm(half(k), 1e-6), half(tokens, k))
+    linear.after(elementwise.TritonNorm(half(k), 1e-6), half(tokens, k))
     linear.activated(None, half(tokens, k))
     linear.add_gated_to(half(tokens, 2 * k), half(tokens, n))
 
@@ -447,7 +447,7 @@ def test_the_router(compiler: Compiler, tokens: int, experts: int, hidden: int) 
 
 @pytest.mark.parametrize(("experts", "hidden"), [(128, 2048), (256, 7168)])
 def test_the_router_of_few_rows(compiler: Compiler, experts: int, hidden: int) -> None:
-    norm = norms.TritonNorm(half(hidden), 1e-6)
+    norm = elementwise.TritonNorm(half(hidden), 1e-6)
     RouteRows()(half(4, hidden), norm, half(experts, hidden), Router(8, "softmax", True), slots=longs(4), first_slot=16)
 
 
@@ -466,7 +466,7 @@ def test_the_sampler(compiler: Compiler) -> None:
 def test_what_ranks_compute_together(compiler: Compiler, count: int, new: Callable[..., Tensor]) -> None:
     lanes = ints(2, count, PROGRAMS, LANES // count // PROGRAMS, 4)
     collective = PeerCollective(1, Mailbox(lanes, longs(count), ints(PROGRAMS), longs(2)))
-    norm = norms.TritonNorm(new(4096), 1e-6)
+    norm = elementwise.TritonNorm(new(4096), 1e-6)
     for rows in (1, 64, 8192):
         collective.sum(new(rows, 4096))
         collective.sum_and_norm(new(rows, 4096), new(rows, 4096), norm)
@@ -474,12 +474,12 @@ def test_what_ranks_compute_together(compiler: Compiler, count: int, new: Callab
     arrived_kernel[(1,)](
         longs(count), ints(PROGRAMS), longs(2), 1, count, PROGRAMS, LANES // count // PROGRAMS, 32, num_warps=1
     )
-    sum_two_parts(new(3, 5120), new(3, 5120), new(3, 5120), norms.TritonNorm(new(5120), 1e-6), new(3, 5120))
+    sum_two_parts(new(3, 5120), new(3, 5120), new(3, 5120), elementwise.TritonNorm(new(5120), 1e-6), new(3, 5120))
 
 
 def test_everything_small(compiler: Compiler) -> None:
-    norms.rms_norm(half(3, 16384), half(16384), 1e-6)
-    norms.silu_mul(half(3, 24576))
+    elementwise.rms_norm(half(3, 16384), half(16384), 1e-6)
+    elementwise.silu_mul(half(3, 24576))
     gated_silu_mul(half(3, 1024), half(3, 2048), half(1, 2048))
     caches = [half(100, 16, 8, 128), eighth(100, 16, 8, 128)]
     for cache in caches if compiler.gpu.capability >= 89 else caches[:1]:

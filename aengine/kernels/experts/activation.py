@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aengine.kernels.gelu import gelu
+from aengine.kernels.elementwise import gelu
 
 
 @triton.jit

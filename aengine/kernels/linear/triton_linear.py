@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.elementwise import silu_mul
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.gated_rows import gated_config, gated_rows
 from aengine.kernels.linear.low_rank import LowRank
 from aengine.kernels.linear.small_linear import SmallLinear
-from aengine.kernels.norms import silu_mul
 
 # Of so many rows the library is slower where the outputs end in a part of a tile (12,352 of them by 16,384 rows of
 # 2,048: 1,171 us, 12,288 of them: 1,067): those few are a product of their own.

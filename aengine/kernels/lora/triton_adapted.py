@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aengine.kernels.elementwise import silu_mul
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.low_rank import LowRank
@@ -17,7 +18,6 @@ from aengine.kernels.lora.order import LOW_UP_TO, TokenOrder
 from aengine.kernels.lora.shrink import shrink
 from aengine.kernels.lora.shrink_few import shrink_few
 from aengine.kernels.lora.shrink_row import shrink_row
-from aengine.kernels.norms import silu_mul
 from aengine.kernels.parts import Parts
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from aengine.kernels.collective.config import OVERLAPPED_ROWS, ROW_TILE, sum_pieces
 from aengine.kernels.collective.mailboxes import SLOT_BYTES, SLOTS
 from aengine.kernels.collective.peers import PeerCollective, begin_anew
-from aengine.kernels.norms import TritonNorm
+from aengine.kernels.elementwise import TritonNorm
 from tests.kernels.collective.test_peers import Ranks
 from tests.kernels.conftest import relative_error
 

@@ -16,7 +16,7 @@ from aengine.errors import ConfigError
 from aengine.kernels.collective.config import Pulled, Pushed
 from aengine.kernels.collective.mailboxes import Mailbox, open_mailboxes
 from aengine.kernels.collective.peers import PeerCollective, begin_anew, connect
-from aengine.kernels.norms import TritonNorm
+from aengine.kernels.elementwise import TritonNorm
 from tests.kernels.conftest import relative_error, tolerance
 
 T = TypeVar("T")

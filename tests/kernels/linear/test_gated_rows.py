@@ -12,7 +12,7 @@ from aengine.kernels.launch import Launch, launch_for
 from tests.kernels.conftest import relative_error, tolerance
 
 gated = pytest.importorskip("aengine.kernels.linear.gated_rows")
-norms = pytest.importorskip("aengine.kernels.norms")
+elementwise = pytest.importorskip("aengine.kernels.elementwise")
 kernels = pytest.importorskip("aengine.kernels.triton_kernels")
 
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, capability=(9, 0))
@@ -49,7 +49,7 @@ def test_gives_what_the_product_and_the_activation_give(
     assert relative_error(out, exact(x, weight)) < 2 * tolerance(dtype)
     assert torch.equal(out, gated.gated_rows(x, weight, config))
     if dtype != torch.float32:  # rounded wherever a product and a launch of its own would
-        assert relative_error(out, norms.silu_mul((x.float() @ weight.float().t()).to(dtype))) < 3e-4
+        assert relative_error(out, elementwise.silu_mul((x.float() @ weight.float().t()).to(dtype))) < 3e-4
 
 
 @pytest.mark.gpu
@@ -87,7 +87,7 @@ def test_a_linear_activates_its_outputs_where_that_is_faster_tiny(
     monkeypatch.setattr(gated, "CONFIG", SMALL)
     monkeypatch.setattr(gated, "LEAST_ROUNDS", 1)
     x, weight = torch.randn(90, 32, device=device).to(dtype), torch.randn(64, 32, device=device).to(dtype)
-    norm = norms.TritonNorm(torch.rand(32, device=device).to(dtype), 1e-5) if normed else None
+    norm = elementwise.TritonNorm(torch.rand(32, device=device).to(dtype), 1e-5) if normed else None
     linear = kernels.TritonKernels().dense(weight, weight[:, 0].contiguous() if bias else None)
     assert linear.activated(norm, x[:64]) is None  # too few for all processors
     turned = kernels.TritonKernels().dense(weight.t().contiguous().t(), None)

@@ -10,8 +10,8 @@ from tests.kernels.conftest import relative_error, tolerance
 
 pytest.importorskip("triton")
 
+from aengine.kernels.elementwise import TritonNorm
 from aengine.kernels.linear.one_row import OneRowConfig, one_row
-from aengine.kernels.norms import TritonNorm
 
 pytestmark = pytest.mark.gpu
 

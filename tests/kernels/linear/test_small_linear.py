@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from tests.kernels.conftest import relative_error, tolerance
 
 small_linear = pytest.importorskip("aengine.kernels.linear.small_linear")
-norms = pytest.importorskip("aengine.kernels.norms")
+elementwise = pytest.importorskip("aengine.kernels.elementwise")
 pytestmark = pytest.mark.gpu
 
 LinearConfig = small_linear.LinearConfig
@@ -90,7 +90,7 @@ def test_a_single_row_is_normed_on_the_way_where_it_says_so(
     n: int, k: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     x, weight, scale = (torch.randn(*shape, device=device).to(dtype) for shape in ((1, k), (n, k), (k,)))
-    linear, norm = small_linear.SmallLinear(), norms.TritonNorm(scale, 1e-5)
+    linear, norm = small_linear.SmallLinear(), elementwise.TritonNorm(scale, 1e-5)
     if not linear.norms(x, weight, norm):
         return
     wide = x.double() * 3
@@ -103,7 +103,7 @@ def test_norms_of_float32_weights_go_along_where_columns_are_whole_blocks_tiny(
     k: int, along: bool, device: torch.device
 ) -> None:
     x, weight = (torch.empty(rows, k, dtype=torch.bfloat16, device=device) for rows in (1, 8192))
-    norm = norms.TritonNorm(torch.empty(k, device=device), 1e-5)
+    norm = elementwise.TritonNorm(torch.empty(k, device=device), 1e-5)
     assert small_linear.SmallLinear().norms(x, weight, norm) is along
 
 
@@ -113,9 +113,9 @@ def test_several_rows_are_not_normed_tiny(device: torch.device) -> None:
         torch.zeros(2, 64, device=device),
         torch.zeros(32, 64, device=device),
     )
-    assert not linear.norms(x, weight, norms.TritonNorm(x[0], 1e-5))
+    assert not linear.norms(x, weight, elementwise.TritonNorm(x[0], 1e-5))
     with pytest.raises(ValueError, match="one row only"):
-        linear(x, weight, norm=norms.TritonNorm(x[0], 1e-5))
+        linear(x, weight, norm=elementwise.TritonNorm(x[0], 1e-5))
 
 
 def test_too_many_rows_and_foreign_layouts_are_not_its_job_tiny(device: torch.device) -> None:

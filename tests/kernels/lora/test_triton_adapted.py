@@ -14,11 +14,11 @@ from tests.kernels.conftest import relative_error, tolerance
 
 pytest.importorskip("triton")
 
+from aengine.kernels.elementwise import TritonNorm, silu_mul
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.weights import Fp8Weight
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted
-from aengine.kernels.norms import TritonNorm, silu_mul
 from aengine.kernels.parts import Parts
 from aengine.kernels.triton_kernels import TritonKernels
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from aengine.kernels.elementwise import silu_mul
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config, rounded_rows_config
@@ -19,7 +20,6 @@ from aengine.kernels.linear.fp8.one_row import OneRowConfig
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.fp8.scales import kernel_scales
 from aengine.kernels.linear.weights import Fp8Weight
-from aengine.kernels.norms import silu_mul
 
 
 class Fp8Linear:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.elementwise import silu_mul
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.gated_rows import gated_config, gated_rows
@@ -18,7 +19,6 @@ from aengine.kernels.linear.int4.config import COPY_ROWS, DENSE_ROWS
 from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.packed_codes import pack_codes
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
-from aengine.kernels.norms import silu_mul
 
 
 class Int4Linear:

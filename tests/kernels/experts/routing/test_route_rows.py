@@ -13,10 +13,10 @@ from tests.kernels.conftest import relative_error, tolerance
 
 pytest.importorskip("triton")
 
+from aengine.kernels.elementwise import TritonNorm
 from aengine.kernels.experts.routing.route import Route, TritonRoute
 from aengine.kernels.experts.routing.route_rows import MAX_TOKENS, RouteRows
 from aengine.kernels.experts.routing.router import Router, route_reference
-from aengine.kernels.norms import TritonNorm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")]
 

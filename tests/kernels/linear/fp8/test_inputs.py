@@ -9,7 +9,7 @@ from tests.kernels.conftest import relative_error
 from tests.kernels.linear.fp8.reference import random_inputs, rounded_inputs
 
 fp8_inputs = pytest.importorskip("aengine.kernels.linear.fp8.inputs")
-norms = pytest.importorskip("aengine.kernels.norms")
+elementwise = pytest.importorskip("aengine.kernels.elementwise")
 pytestmark = pytest.mark.gpu
 
 SHAPES = [
@@ -65,8 +65,11 @@ def test_a_norm_or_a_gate_before_it_is_as_in_a_pass_of_its_own(
         eps = 1e-5
 
     for own, (x8, scale) in (
-        (norms.rms_norm(x, Norm.weight, Norm.eps), fp8_inputs.round_inputs(x, kind, weight.input_scale, norm=Norm())),
-        (norms.silu_mul(gate_up), fp8_inputs.round_inputs(gate_up, kind, weight.input_scale, silu=True)),
+        (
+            elementwise.rms_norm(x, Norm.weight, Norm.eps),
+            fp8_inputs.round_inputs(x, kind, weight.input_scale, norm=Norm()),
+        ),
+        (elementwise.silu_mul(gate_up), fp8_inputs.round_inputs(gate_up, kind, weight.input_scale, silu=True)),
     ):
         apart = fp8_inputs.round_inputs(own, kind, weight.input_scale)
         assert relative_error(spread(x8, scale, kind), spread(*apart, kind)) < 5e-3  # a tie may fall the other way

@@ -13,7 +13,7 @@ from tests.kernels.linear.fp8.reference import BLOCKS, exact_product, exact_weig
 
 fp8_linear = pytest.importorskip("aengine.kernels.linear.fp8.linear")
 few_rows = pytest.importorskip("aengine.kernels.linear.fp8.few_rows")
-norms = pytest.importorskip("aengine.kernels.norms")
+elementwise = pytest.importorskip("aengine.kernels.elementwise")
 
 NARROW = {"cuda": torch.bfloat16, "cpu": torch.float16}  # the interpreter's arithmetic knows no bfloat16
 
@@ -74,13 +74,13 @@ def test_what_comes_before_goes_along(m: int, n: int, k: int, device: torch.devi
         eps = 1e-5
 
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            return norms.rms_norm(x, self.weight, self.eps)
+            return elementwise.rms_norm(x, self.weight, self.eps)
 
     norm = Norm()
     linear = fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows(), BlockProducts())
     # A single row goes on from the norm without being rounded.
     assert relative_error(linear.after(norm, x), linear(norm(x))) < (1e-2 if m == 1 else 5e-3)
-    apart = linear.add_to(norms.silu_mul(gate_up), residual.clone())
+    apart = linear.add_to(elementwise.silu_mul(gate_up), residual.clone())
     assert relative_error(linear.add_gated_to(gate_up, residual.clone()), apart) < 5e-3
 
 

@@ -1,3 +1,5 @@
+"""Norms, gated activations and gates of heads give what the torch reference gives."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,8 +8,7 @@ import torch
 from aengine.kernels.torch_kernels import TorchKernels
 from tests.kernels.conftest import relative_error, tolerance
 
-gelu = pytest.importorskip("aengine.kernels.gelu")
-norms = pytest.importorskip("aengine.kernels.norms")
+elementwise = pytest.importorskip("aengine.kernels.elementwise")
 pytestmark = pytest.mark.gpu
 
 REFERENCE = TorchKernels()
@@ -19,7 +20,7 @@ SHAPES = [pytest.param(3, 96, id="tiny"), pytest.param(1, 4096), pytest.param(25
 def test_rms_norm_is_the_references(tokens: int, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
     x = torch.randn(tokens, hidden, device=device).to(dtype) * 3
     weight = torch.rand(hidden, device=device).to(dtype) + 0.5
-    out = norms.rms_norm(x, weight, 1e-6)
+    out = elementwise.rms_norm(x, weight, 1e-6)
     assert out.dtype == dtype
     assert relative_error(out, REFERENCE.norm(weight, 1e-6)(x)) < tolerance(dtype)
 
@@ -30,7 +31,7 @@ def test_rms_norm_is_the_references(tokens: int, hidden: int, dtype: torch.dtype
 )
 def test_silu_mul_is_the_references(tokens: int, inter: int, dtype: torch.dtype, device: torch.device) -> None:
     gate_up = torch.randn(tokens, 2 * inter, device=device).to(dtype) * 2
-    out = norms.silu_mul(gate_up)
+    out = elementwise.silu_mul(gate_up)
     assert relative_error(out, REFERENCE.silu_mul(gate_up)) < tolerance(dtype)
 
 
@@ -42,7 +43,7 @@ def test_a_norm_that_is_added_is_the_references(
     x, residual = (torch.randn(tokens, hidden, device=device).to(dtype) * 3 for _ in range(2))
     weight = torch.rand(hidden, device=device) + 0.5
     expected = REFERENCE.norm(weight, 1e-6).add_to(x, residual.clone())
-    out = norms.TritonNorm(weight, 1e-6).add_to(x, residual)
+    out = elementwise.TritonNorm(weight, 1e-6).add_to(x, residual)
     assert out.dtype == dtype
     assert relative_error(out, expected) < tolerance(dtype)
 
@@ -53,19 +54,38 @@ def test_a_norm_that_is_added_is_the_references(
 )
 def test_gelu_mul_is_the_references(tokens: int, inter: int, dtype: torch.dtype, device: torch.device) -> None:
     gate_up = torch.randn(tokens, 2 * inter, device=device).to(dtype) * 2
-    out = gelu.gelu_mul(gate_up)
+    out = elementwise.gelu_mul(gate_up)
     assert relative_error(out, REFERENCE.gelu_mul(gate_up)) < tolerance(dtype)
 
 
 @pytest.mark.parametrize("tokens", [3])
 def test_a_weight_in_float32_beside_rows_of_less_tiny(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     x, weight = torch.randn(tokens, 96, device=device).to(dtype), torch.rand(96, device=device) + 1.0
-    out = norms.rms_norm(x, weight, 1e-6)
+    out = elementwise.rms_norm(x, weight, 1e-6)
     assert out.dtype == dtype
     assert relative_error(out, REFERENCE.norm(weight, 1e-6)(x)) < tolerance(dtype)
 
 
+@pytest.mark.thinned(strength=1)
+@pytest.mark.parametrize(
+    ("tokens", "heads", "dim"),
+    [pytest.param(3, 3, 24, id="tiny"), pytest.param(1, 16, 256), pytest.param(130, 10, 250)],
+)
+def test_each_head_has_its_own_gate(
+    tokens: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x = torch.randn(tokens, heads * dim, device=device).to(dtype)
+    projected = (torch.randn(tokens, (2 * heads + 2) * dim, device=device) * 3).to(dtype)
+    gates = projected.unflatten(1, (-1, dim))[:, 1 : 2 * heads : 2]
+    expected = REFERENCE.gate_output(x.clone(), gates)
+    out = elementwise.gate_output(x, gates)
+    assert out is x
+    assert relative_error(out, expected) < tolerance(dtype)
+
+
 def test_no_tokens_is_no_work_tiny(device: torch.device) -> None:
     empty = torch.empty(0, 64, device=device)
-    assert norms.rms_norm(empty, torch.ones(64, device=device), 1e-6).shape == (0, 64)
-    assert norms.silu_mul(empty).shape == (0, 32)
+    assert elementwise.rms_norm(empty, torch.ones(64, device=device), 1e-6).shape == (0, 64)
+    assert elementwise.silu_mul(empty).shape == (0, 32)
+    gates = torch.empty(0, 2, 4, device=device)
+    assert elementwise.gate_output(torch.empty(0, 8, device=device), gates).shape == (0, 8)

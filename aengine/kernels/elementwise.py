@@ -1,0 +1,191 @@
+"""Kernels that pass over memory once: RMS norms, gated activations, and the gates of attention's output.
+
+Results are rounded to the model's dtype at the same places as in the torch reference.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.variants import keep_variants
+
+
+@triton.jit
+def silu(x):
+    return x * tl.sigmoid(x)
+
+
+@triton.jit
+def gelu(x):
+    """GELU by its tanh approximation; x is float32."""
+    # (1 + tanh(a)) / 2 is the sigmoid of 2 a, and 2 sqrt(2 / pi) is 1.5957...
+    return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+@keep_variants
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr,  # [tokens, SIZE]
+    weight_ptr,  # [SIZE]
+    out_ptr,  # [tokens, SIZE]; with ADD the residual, which the sum replaces
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    columns = tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    if OVERLAP:
+        gdc_launch_dependents()
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if OVERLAP:
+        gdc_wait()
+    offsets = tl.program_id(0).to(tl.int64) * SIZE + columns
+    dtype = out_ptr.dtype.element_ty
+    if ADD:
+        residual = tl.load(out_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    wide = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.math.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
+    result = ((wide * scale).to(dtype).to(tl.float32) * weight).to(dtype)
+    if ADD:
+        result = (residual + result.to(tl.float32)).to(dtype)
+    tl.store(out_ptr + offsets, result, mask=inside)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the RMS norm of x [tokens, hidden] over `hidden`, computed in float32."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _launch_norm(x, weight, eps, out, add=False)
+    return out
+
+
+def norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
+    """Add the RMS norm of x to the residual in place, both [tokens, hidden], and return the residual."""
+    _launch_norm(x.contiguous(), weight, eps, residual, add=True)
+    return residual
+
+
+def _launch_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, add: bool) -> None:
+    size = x.shape[-1]
+    block = power_of_two(size)
+    overlap = launch_for(x.device).overlap
+    if x.numel():
+        _rms_norm_kernel[(x.numel() // size,)](
+            x, weight, out, eps, SIZE=size, BLOCK=block, ADD=add, OVERLAP=overlap,
+            num_warps=min(16, max(1, block // 512)), launch_pdl=overlap,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class TritonNorm:
+    """An RMS norm: a kernel of its own, or fused into the product that follows."""
+
+    weight: Tensor  # [width]
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        return norm_add(x, self.weight, self.eps, residual)
+
+
+@keep_variants
+@triton.jit
+def _gate_kernel(
+    gate_up_ptr,  # [tokens, 2 * SIZE]
+    out_ptr,  # [tokens, SIZE]
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GELU: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    gate = tl.load(gate_up_ptr + row * (2 * SIZE) + columns, mask=inside, other=0.0)
+    up = tl.load(gate_up_ptr + row * (2 * SIZE) + SIZE + columns, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    activated = gelu(wide) if GELU else silu(wide)
+    result = (activated.to(gate.dtype).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    tl.store(out_ptr + row * SIZE + columns, result, mask=inside)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Return SiLU(gate) * up [tokens, inter] of gate_up [tokens, 2 * inter], gate first."""
+    return _gate(gate_up, use_gelu=False)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """Return GELU(gate) * up [tokens, inter] of gate_up [tokens, 2 * inter], gate first."""
+    return _gate(gate_up, use_gelu=True)
+
+
+def _gate(gate_up: Tensor, use_gelu: bool) -> Tensor:
+    gate_up = gate_up.contiguous()
+    tokens, double = gate_up.shape
+    size = double // 2
+    out = gate_up.new_empty(tokens, size)
+    block = min(2048, power_of_two(size))
+    overlap = launch_for(gate_up.device).overlap
+    if tokens:
+        _gate_kernel[(tokens, triton.cdiv(size, block))](
+            gate_up, out, SIZE=size, BLOCK=block, GELU=use_gelu, OVERLAP=overlap, num_warps=max(1, block // 512),
+            launch_pdl=overlap,
+        )  # fmt: skip
+    return out
+
+
+@keep_variants
+@triton.jit
+def _output_gate_kernel(
+    x_ptr,  # [tokens, SIZE]; the result replaces it
+    gates_ptr,  # [tokens, heads, DIM], of these strides
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    gates = gates_ptr + token * TOKEN_STRIDE + columns // DIM * HEAD_STRIDE + columns % DIM
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    gate = tl.sigmoid(tl.load(gates, mask=inside, other=0.0).to(tl.float32))
+    x = tl.load(x_ptr + token * SIZE + columns, mask=inside, other=0.0)
+    result = x.to(tl.float32) * gate.to(x.dtype).to(tl.float32)
+    tl.store(x_ptr + token * SIZE + columns, result.to(x.dtype), mask=inside)
+
+
+def gate_output(x: Tensor, gates: Tensor) -> Tensor:
+    """Multiply attention's output by the sigmoid of its gates, in place if x is contiguous.
+
+    x [tokens, heads * dim]; gates [tokens, heads, dim], whose last axis is contiguous.
+    """
+    x = x.contiguous()
+    tokens, size = x.shape
+    block = min(2048, power_of_two(size))
+    overlap = launch_for(x.device).overlap
+    if tokens:
+        _output_gate_kernel[(tokens, triton.cdiv(size, block))](
+            x, gates, TOKEN_STRIDE=gates.stride(0), HEAD_STRIDE=gates.stride(1), SIZE=size, DIM=gates.shape[2],
+            BLOCK=block, OVERLAP=overlap, num_warps=max(1, block // 512), launch_pdl=overlap,
+        )  # fmt: skip
+    return x
