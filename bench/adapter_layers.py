@@ -93,15 +93,16 @@ class AdaptedLayers:
             self.tokens.places = places
             x = x0.clone()
             for index, layer in enumerate(self.layers):
-                qkv = layer["qkv"].after(self.norms[2 * index], x)
+                qkv = layer["qkv"].apply(x, norm=self.norms[2 * index])
                 mixed = attended
                 if rows <= DECODED and self.pools:
                     pool = self.pools[index]
                     cache, table = (pool.k, pool.v), pool.tables(rows, CONTEXT, most=1)[0]
                     q = rope.qk_norm_rope_store(qkv, self.heads[index], self.cos_sin, positions, cache, slots)
                     mixed = decode(q, *cache, table, lens, 0.09).flatten(1)
-                x = layer["o"].add_to(mixed, x)
-                x = layer["down"].add_gated_to(layer["gate_up"].after(self.norms[2 * index + 1], x), x)
+                x = layer["o"].apply(mixed, residual=x)
+                gate_up = layer["gate_up"].apply(x, norm=self.norms[2 * index + 1])
+                x = layer["down"].apply(gate_up, gated=True, residual=x)
             self.tokens.places = None
             return x
 

@@ -112,12 +112,12 @@ class MixtureStep:
             x = x0.clone()
             for layer, table in zip(self._layers, tables):
                 cache = layer.pool.k, layer.pool.v
-                qkv = layer.qkv.after(layer.norms[0], x)
+                qkv = layer.qkv.apply(x, norm=layer.norms[0])
                 q = self._kernels.qk_norm_rope_store(qkv, layer.heads, self._cos_sin, positions, cache, slots)
-                x = layer.out.add_to(self._decode(q, *cache, table, lens, 0.09).flatten(1), x)
+                x = layer.out.apply(self._decode(q, *cache, table, lens, 0.09).flatten(1), residual=x)
                 h, ids, weights = layer.route.after(layer.norms[1], x, slots, FIRST_SLOT)
                 x = layer.experts.add_to(h, ids, weights, x)
-            return self._head.after(self._norm, x)
+            return self._head.apply(x, norm=self._norm)
 
         return graph_time([step])
 

@@ -13,7 +13,7 @@ from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.linear.fp8.quantize import GROUP, quantize_fp8
 from aengine.kernels.linear.weights import Fp8Weight
 from aengine.model.groups import Cut, Entry
-from aengine.model.linear import LoadedExperts, LoadedLinear
+from aengine.model.linear import ExpertsSlot, LinearSlot
 from aengine.model.ranks.shard import ExpertsShare, Range, Split
 from aengine.model.spec import ExpertsSpec
 
@@ -69,7 +69,7 @@ class Dense:
 
     def __init__(
         self,
-        linear: LoadedLinear,
+        linear: LinearSlot,
         parts: Mapping[str, Stored],
         bias: bool,
         storage: Storage,
@@ -123,7 +123,7 @@ class DenseExperts:
 
     def __init__(
         self,
-        experts: LoadedExperts,
+        experts: ExpertsSlot,
         name: str,
         spec: ExpertsSpec,
         storage: Storage,

@@ -11,14 +11,13 @@ from torch import Tensor
 from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.kernels.base import Kernels, Route
 from aengine.kernels.collective.base import Collective
-from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.model.dense import Dense, DenseExperts, Storage, Stored
 from aengine.model.groups import Cut, Entry, Group, Plain
 from aengine.model.kv_scales import LoadedKVScales
-from aengine.model.linear import LoadedExperts, LoadedLinear
+from aengine.model.linear import ExpertsSlot, LinearSlot
 from aengine.model.lora.memory import AdapterMemory
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import LinearFormat
@@ -31,7 +30,6 @@ from aengine.model.ranks.sharded import (
     Embedding,
     Head,
     PreparedNorm,
-    SomeExperts,
     Sum,
     SummedEmbedding,
     SummedNorm,
@@ -199,7 +197,7 @@ class Parameters:
         floats: bool = False,
         split: Split | None = None,
         rows: Mapping[str, tuple[Range, ...]] | None = None,
-    ) -> Linear:
+    ) -> LinearSlot:
         """A linear of several fused ones: their names in the checkpoint, with their outputs, in order; of a
         tensor that has several in it, those of each.
 
@@ -229,7 +227,7 @@ class Parameters:
         bias: bool,
         floats: bool,
         outputs: int | None = None,
-    ) -> Linear:
+    ) -> LinearSlot:
         """outputs: more than the parts have, where the last ones are nobody's."""
         kept = [part.kept for part in parts.values()]
         outputs = outputs or sum(rows for rows, _ in kept)
@@ -243,13 +241,13 @@ class Parameters:
         )
         return linear
 
-    def _loaded(self, parts: Mapping[str, Stored], inputs: int, outputs: int) -> LoadedLinear:
+    def _loaded(self, parts: Mapping[str, Stored], inputs: int, outputs: int) -> LinearSlot:
         """With room for its adapters, where it has any."""
         memory = self.adapters
         weights = None if memory is None else memory.site(parts, inputs, outputs)
         if memory is None or weights is None:
-            return LoadedLinear(inputs, outputs)
-        return LoadedLinear(inputs, outputs, partial(memory.adapted, weights=weights))
+            return LinearSlot(inputs, outputs)
+        return LinearSlot(inputs, outputs, partial(memory.adapted, weights=weights))
 
     def shared_gate(self, name: str, hidden: int) -> tuple[Tensor, Linear]:
         """The gate of a shared expert, [1, hidden], and the linear that it is where adapters change it."""
@@ -258,7 +256,7 @@ class Parameters:
         self.groups.append(Plain(f"{name}.weight", row, lambda: linear.load(kernels.dense(row, None))))
         return row, linear
 
-    def experts(self, name: str, hidden: int, spec: ExpertsSpec) -> Experts:
+    def experts(self, name: str, hidden: int, spec: ExpertsSpec) -> ExpertsSlot:
         """A layer's experts, or a rank's share of them, whose results are to be added up; name: of them all in the
         checkpoint.
         """
@@ -267,7 +265,7 @@ class Parameters:
         memory = self.adapters
         adapters = None if memory is None else memory.experts(name, hidden, spec, share)
         adapt = None if memory is None or adapters is None else partial(memory.adapted_experts, weights=adapters)
-        experts = LoadedExperts(share.count, hidden, adapt)
+        experts = ExpertsSlot(share.count, hidden, adapt, share.experts[0])
         biases = self._expert_biases(name, hidden, spec, share) if spec.biases else None
         rule = ExpertRule(spec.clamp, biases, gelu=spec.activation == "gelu")
         if forms is not None:
@@ -278,7 +276,7 @@ class Parameters:
             raise ConfigError(f"quantization: the experts of {name} cannot become FP8 while they are loaded; use auto")
         else:
             self.groups.append(TurnedExperts(experts, name, spec, self._storage, share, rule))
-        return SomeExperts(experts, share.experts[0]) if share.experts[0] else experts
+        return experts
 
     def _expert_biases(self, name: str, hidden: int, spec: ExpertsSpec, share: ExpertsShare) -> tuple[Tensor, Tensor]:
         """As `ExpertRule` has them; the checkpoint has those of gate and up by turns."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from aengine.kernels.experts.rule import ExpertRule
 from aengine.model.dense import Storage
 from aengine.model.groups import Cut, Entry
-from aengine.model.linear import LoadedExperts
+from aengine.model.linear import ExpertsSlot
 from aengine.model.quant.formats.mxfp4 import gate_first
 from aengine.model.ranks.shard import ExpertsShare
 from aengine.model.spec import ExpertsSpec
@@ -20,7 +20,7 @@ class TurnedExperts:
 
     def __init__(
         self,
-        experts: LoadedExperts,
+        experts: ExpertsSlot,
         name: str,
         spec: ExpertsSpec,
         storage: Storage,

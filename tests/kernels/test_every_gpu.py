@@ -147,7 +147,7 @@ def test_products_that_are_activated_in_the_end(compiler: Compiler, tokens: int)
     codes = Int4Weight(octets(24576, 4096), half(24576, 32))
     for linear in (kernels.dense(half(24576, 4096), None), kernels.quantized(codes, None, torch.bfloat16)):
         before = len(compiler.shared)
-        out = linear.activated(elementwise.TritonNorm(half(4096), 1e-6), x)
+        out = linear.apply_activated(x, elementwise.TritonNorm(half(4096), 1e-6))
         assert (None if out is None else out.shape) == ((tokens, 12288) if compiler.gpu.capability == 90 else None)
         assert len(compiler.shared) > before or out is None
     elementwise.silu_mul(half(1, 8))  # so that something is built for the others
@@ -178,9 +178,9 @@ def test_adapters(compiler: Compiler, k: int, outputs: tuple[int, ...], tokens: 
     weights = AdapterWeights(half(9, len(outputs) * rank, k), half(9, n, rank), outputs)
     linear = kernels.adapted(kernels.dense(half(n, k), None), weights, adapters)
     adapters.places = ints(tokens)
-    linear.after(elementwise.TritonNorm(half(k), 1e-6), half(tokens, k))
-    linear.activated(None, half(tokens, k))
-    linear.add_gated_to(half(tokens, 2 * k), half(tokens, n))
+    linear.apply(half(tokens, k), norm=elementwise.TritonNorm(half(k), 1e-6))
+    linear.apply_activated(half(tokens, k))
+    linear.apply(half(tokens, 2 * k), gated=True, residual=half(tokens, n))
 
 
 @pytest.mark.thinned
@@ -232,7 +232,7 @@ def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -
     launch = compiler.gpu.launch
     few = few_rows_config(m, n, k, 2, launch)
     tiles = few_tiles_config(m, n, k, launch) if launch.capability[0] == 9 else None
-    linear.add_to(half(m, k), half(m, n))
+    linear.apply(half(m, k), residual=half(m, n))
     config = tiles or many_rows_config(m, n, launch)
     assert compiler.shared[-1] <= (config.shared_memory() if tiles or not few else few.shared_memory(m, 2))
 
@@ -242,7 +242,7 @@ def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -
 def test_products_in_pieces(compiler: Compiler, m: int, count: int) -> None:
     weight = Fp8Weight(eighth(4096, 12288), single(32, 96), (128, 128), "group")
     linear = Fp8Linear(weight, None, Fp8FewRows(), BlockProducts())
-    assert linear.add_to(half(m, 12288), half(m, 4096)).shape == (m, 4096)
+    assert linear.apply(half(m, 12288), residual=half(m, 4096)).shape == (m, 4096)
     assert pieces_of_k(m, 4096, 12288, compiler.gpu.launch) == count
     assert compiler.names[-1] == "_add_up_kernel"
 

@@ -65,7 +65,7 @@ def test_a_linear_gives_its_product(n: int, k: int, form: str, device: torch.dev
     wrong: list[tuple[int, float]] = []
     for rows in ROWS:
         x, residual = (torch.randn(rows, width, device=device).bfloat16() for width in (k, n))
-        once, again, added = linear(x), linear(x), linear.add_to(x, residual.clone())
+        once, again, added = linear.apply(x), linear.apply(x), linear.apply(x, residual=residual.clone())
         product = x.float() @ exact.t()
         error = max(relative_error(once, product), relative_error(added, product + residual.float()))
         if not error < FORMATS[form] or not torch.equal(once, again):
@@ -80,7 +80,7 @@ def test_gate_and_up_are_activated(n: int, k: int, form: str, device: torch.devi
     done, wrong = 0, list[tuple[int, float]]()
     for rows in GATED_ROWS:
         x = torch.randn(rows, k, device=device).bfloat16()
-        out, again = linear.activated(None, x), linear.activated(None, x)
+        out, again = linear.apply_activated(x), linear.apply_activated(x)
         if out is None or again is None:
             continue
         gate, up = (x.float() @ exact.t()).chunk(2, dim=-1)

@@ -36,9 +36,9 @@ def test_rms_norm_rounds_where_transformers_rounds() -> None:
 def test_what_comes_before_and_after_a_product() -> None:
     x, weight, residual, norm = torch.randn(3, 7), torch.randn(8, 7), torch.randn(3, 8), torch.randn(7)
     linear, normed = KERNELS.dense(weight, None), KERNELS.norm(norm, EPS)
-    expected = residual + linear(x)
-    assert torch.equal(linear.add_to(x, residual), expected)
-    assert torch.equal(linear.after(normed, x), linear(normed(x)))
+    expected = residual + linear.apply(x)
+    assert torch.equal(linear.apply(x, residual=residual), expected)
+    assert torch.equal(linear.apply(x, norm=normed), linear.apply(normed(x)))
 
 
 def test_silu_mul_takes_the_gate_first() -> None:
@@ -53,7 +53,7 @@ def test_linear(bias: Tensor | None) -> None:
     expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     linear = KERNELS.dense(weight, bias)
     assert (linear.inputs, linear.outputs) == (7, 5)
-    torch.testing.assert_close(linear(x).double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(linear.apply(x).double(), expected, atol=1e-5, rtol=1e-5)
 
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 6, 3

@@ -11,7 +11,7 @@ from torch import Tensor
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.torch_kernels import TorchKernels
-from aengine.model.linear import LoadedLinear
+from aengine.model.linear import LinearSlot
 
 from .checkpoints import write_checkpoint
 from .harness import Harness
@@ -37,10 +37,10 @@ class Together:
         return self.chosen.experts
 
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
-        kernels, gate_up = TorchKernels(), self.gate_up(h)
+        kernels, gate_up = TorchKernels(), self.gate_up.apply(h)
         inner = kernels.silu_mul(gate_up) if self.gate is None else kernels.gated_silu_mul(gate_up, h, self.gate)
         return self.chosen.add_to(
-            h, ids, weights, self.down(inner) if residual is None else residual + self.down(inner)
+            h, ids, weights, self.down.apply(inner) if residual is None else residual + self.down.apply(inner)
         )
 
 
@@ -52,7 +52,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def with_shared(
         self: TorchKernels, experts: Experts, gate_up: Linear, down: Linear, gate: Tensor | None, h: Tensor, top_k: int
     ) -> Together | None:
-        assert not any(isinstance(linear, LoadedLinear) for linear in (gate_up, down))
+        assert not any(isinstance(linear, LinearSlot) for linear in (gate_up, down))
         if len(h) > 4:
             return None
         counts.append(len(h))

@@ -1,4 +1,4 @@
-"""What a block of the decoder asks of a product with a weight matrix, whatever format the matrix is stored in."""
+"""Linears and norms as the decoder's blocks call them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Norm(Protocol):
-    """An RMS norm over the last axis: the mean square and the scale in float32, the weight applied in x's dtype."""
+    """An RMS norm over the last axis. The scale is computed in float32; the weight is applied in x's dtype."""
 
     weight: Tensor  # [width]
     eps: float
@@ -18,43 +18,35 @@ class Norm(Protocol):
         ...
 
     def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`residual + self(x)`, both [tokens, width]; the residual, which is contiguous, may be used up."""
+        """Return residual + self(x), both [tokens, width]. The contiguous residual's memory may be used for it."""
         ...
 
 
 class Linear(Protocol):
-    """y = x W^T + b. It owns its weight and the weight's format; nobody else looks at either.
+    """y = W x + b. It owns the weight, in whatever format the weight is stored.
 
-    Every method enqueues only: no host sync, and no shape that depends on a tensor's values, so that a step can be
+    Both methods only enqueue work: no host sync, and no shape that depends on a tensor's values. So a step can be
     captured into a CUDA graph.
     """
 
     inputs: int
     outputs: int
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [tokens, inputs] -> [tokens, outputs], in x's dtype."""
+    def apply(
+        self, x: Tensor, *, norm: Norm | None = None, gated: bool = False, residual: Tensor | None = None
+    ) -> Tensor:
+        """Return W f(x) + b + residual, [tokens, outputs] in x's dtype, in as few kernels as are fastest.
+
+        x: [tokens, inputs], or [tokens, 2 * inputs] if `gated`.
+        norm: f is this norm. Not together with `gated`.
+        gated: f is SiLU(gate) * up; x holds gate, then up.
+        residual: [tokens, outputs], contiguous. Its memory may be used for the result.
+        """
         ...
 
-    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`residual + self(x)`: x [tokens, inputs], residual [tokens, outputs], which may be used up."""
-        ...
+    def apply_activated(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
+        """Return SiLU(gate) * up of the outputs, gate first: [tokens, outputs / 2]. x, norm: as in `apply`.
 
-    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        """`add_to` of SiLU(gate) * up: gate_up [tokens, 2 * inputs], gate first, residual [tokens, outputs]."""
-        ...
-
-    def gated(self, gate_up: Tensor) -> Tensor:
-        """`self` of SiLU(gate) * up: gate_up [tokens, 2 * inputs], gate first -> [tokens, outputs]."""
-        ...
-
-    def after(self, norm: Norm, x: Tensor) -> Tensor:
-        """`self(norm(x))`: x [tokens, inputs] -> [tokens, outputs]; one kernel where that is faster."""
-        ...
-
-    def activated(self, norm: Norm | None, x: Tensor) -> Tensor | None:
-        """SiLU(gate) * up of the outputs, gate first, behind a norm if there is one: [tokens, outputs / 2].
-
-        None where that is not faster than leaving it to the product that follows.
+        None if it is faster to leave the activation to the product that follows.
         """
         ...

@@ -1,4 +1,4 @@
-"""A linear of plain torch: on a CPU in float32 with its weight in oneDNN's own layout."""
+"""A linear in plain torch. On a CPU, large float32 weights are in oneDNN's own layout."""
 
 from __future__ import annotations
 
@@ -15,33 +15,27 @@ class TorchLinear:
     """The reference for every other linear."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight [outputs, inputs], bias [outputs]; the weight may be copied, so its contents are final."""
+        """weight: [outputs, inputs], with its final contents, since it may be copied. bias: [outputs]."""
         self.outputs, self.inputs = weight.shape
         self._weight = pack(weight)
+        self._packed = self._weight.is_mkldnn
         self._bias = bias
 
     @property
     def parameters(self) -> Mapping[str, object]:
         return {"weight": self._weight, "bias": self._bias}
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if self._weight.is_mkldnn:
-            return packed_linear(x, self._weight, self._bias)
-        return F.linear(x, self._weight, self._bias)
+    def apply(
+        self, x: Tensor, *, norm: Norm | None = None, gated: bool = False, residual: Tensor | None = None
+    ) -> Tensor:
+        if norm is not None:
+            x = norm(x)
+        elif gated:
+            gate, up = x.chunk(2, dim=-1)
+            x = F.silu(gate).mul_(up)
+        product = packed_linear if self._packed else F.linear
+        out = product(x, self._weight, self._bias)
+        return out if residual is None else out.add_(residual)
 
-    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self(x).add_(residual)
-
-    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self.add_to(F.silu(gate).mul_(up), residual)
-
-    def gated(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self(F.silu(gate).mul_(up))
-
-    def after(self, norm: Norm, x: Tensor) -> Tensor:
-        return self(norm(x))
-
-    def activated(self, norm: Norm | None, x: Tensor) -> None:
+    def apply_activated(self, x: Tensor, norm: Norm | None = None) -> None:
         return None

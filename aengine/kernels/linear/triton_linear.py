@@ -1,6 +1,6 @@
-"""A linear of 16-bit or 32-bit floats on a CUDA device: our own kernel for few rows, cuBLAS for many.
+"""A linear of 16-bit or 32-bit floats on a CUDA device: our own kernels for few rows, cuBLAS for many.
 
-But gate and up of many rows have one of our own again, which applies SiLU(gate) * up before it stores.
+Gate and up of many rows have a kernel of our own again. It applies SiLU(gate) * up before it stores.
 """
 
 from __future__ import annotations
@@ -16,82 +16,90 @@ from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.gated_rows import gated_config, gated_rows
 from aengine.kernels.linear.low_rank import LowRank
-from aengine.kernels.linear.small_linear import SmallLinear
+from aengine.kernels.linear.one_row import OneRowConfig, one_row
+from aengine.kernels.linear.small_linear import MAX_ROWS, SmallLinear, linear_config
 
-# Of so many rows the library is slower where the outputs end in a part of a tile (12,352 of them by 16,384 rows of
-# 2,048: 1,171 us, 12,288 of them: 1,067): those few are a product of their own.
+# From MANY_ROWS rows on, cuBLAS is slower if the outputs end within a tile: 16,384 rows of 2,048 inputs take 1,171 us
+# for 12,352 outputs and 1,067 us for 12,288. The outputs of the last tile are then a product of their own.
 TILE = 256
 MANY_OUTPUTS = 8192
 MANY_ROWS = 8192
 
 
 class TritonLinear:
-    """Everything is enqueued on the current stream; one stream at a time."""
+    """Everything is enqueued on the current stream. Use one stream at a time."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, few_rows: SmallLinear) -> None:
-        """weight [outputs, inputs], bias [outputs]; few_rows: shared by all linears of a model, for its scratch."""
+        """weight: [outputs, inputs]. bias: [outputs]. few_rows: shared by all linears of a model, for its scratch."""
         self.outputs, self.inputs = weight.shape
-        self._weight = weight
-        self._bias = bias
+        self.weight = weight
+        self.bias = bias
+        self._contiguous = weight.is_contiguous()
         self._few_rows = few_rows
 
     @property
     def parameters(self) -> Mapping[str, object]:
-        return {"weight": self._weight, "bias": self._bias}
-
-    @property
-    def weight(self) -> Tensor:
-        """[outputs, inputs]."""
-        return self._weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """[outputs]."""
-        return self._bias
+        return {"weight": self.weight, "bias": self.bias}
 
     def adds(self, rows: int, outputs: Sequence[int], rank: int) -> bool:
-        """Whether methods take a `low_rank` of so many rows, of adapters of this rank; outputs: of each part."""
-        return self._few_rows.adds(rows, self._weight, outputs, rank)
+        """Return whether `apply` takes a `low_rank` of so many rows, of adapters of this rank.
+
+        outputs: of each part of the weight.
+        """
+        return self._few_rows.adds(rows, self.weight, outputs, rank)
 
     def single(self, x: Tensor) -> bool:
-        """Whether x is a single row, for the kernel of one: its `low_rank` has another form."""
-        return self._few_rows.single(x, self._weight)
+        """Return whether x is one row, for the kernel of one row. Its `low_rank` has another form."""
+        return self._few_rows.single(x, self.weight)
 
     def norms(self, x: Tensor, norm: Norm) -> bool:
-        """Whether `after` is one kernel, so that its `low_rank` is of x times the norm's weight alone."""
-        return self._few_rows.norms(x, self._weight, norm)
+        """Return whether `apply` fuses the norm. Then its `low_rank` is of x times the norm's weight alone."""
+        return self._few_rows.norms(x, self.weight, norm)
 
-    def __call__(self, x: Tensor, low_rank: LowRank | None = None) -> Tensor:
-        if self._few_rows.supports(x, self._weight):
-            return self._few_rows(x, self._weight, self._bias, low_rank=low_rank)
+    def apply(
+        self,
+        x: Tensor,
+        *,
+        norm: Norm | None = None,
+        gated: bool = False,
+        residual: Tensor | None = None,
+        low_rank: LowRank | None = None,
+    ) -> Tensor:
+        weight, bias, fused = self.weight, self.bias, None
+        if gated:
+            x = silu_mul(x)
+        elif norm is not None and len(x) == 1 and self.norms(x, norm):
+            fused = norm
+        elif norm is not None:
+            x = norm(x)
+        rows = len(x)
+        if rows <= MAX_ROWS and self._contiguous:
+            launch = launch_for(x.device)
+            config = linear_config(rows, *weight.shape, x.element_size(), launch, fused is not None)
+            if isinstance(config, OneRowConfig):
+                x = x.contiguous()
+                return one_row(x, weight, config, bias, residual=residual, norm=fused, out=residual, low_rank=low_rank)
+            if config is not None:
+                return self._few_rows(
+                    x, weight, bias, residual=residual, config=config, out=residual, low_rank=low_rank
+                )
+        if residual is None:
+            return self._many_rows(x) if rows >= MANY_ROWS else F.linear(x, weight, bias)
+        if bias is not None:  # addmm_ adds the product to the residual, but takes no bias
+            return residual.add_(F.linear(x, weight, bias))
+        return residual.addmm_(x, weight.t())
+
+    def _many_rows(self, x: Tensor) -> Tensor:
         whole = self.outputs // TILE * TILE
-        if len(x) >= MANY_ROWS and MANY_OUTPUTS <= whole < self.outputs and self._bias is None:
-            out = x.new_empty(len(x), self.outputs)
-            for columns in (slice(whole), slice(whole, None)):
-                torch.mm(x, self._weight[columns].t(), out=out[:, columns])
-            return out
-        return F.linear(x, self._weight, self._bias)
+        if not MANY_OUTPUTS <= whole < self.outputs or self.bias is not None:
+            return F.linear(x, self.weight, self.bias)
+        out = x.new_empty(len(x), self.outputs)
+        for columns in (slice(whole), slice(whole, None)):
+            torch.mm(x, self.weight[columns].t(), out=out[:, columns])
+        return out
 
-    def add_to(self, x: Tensor, residual: Tensor, low_rank: LowRank | None = None) -> Tensor:
-        if self._few_rows.supports(x, self._weight):
-            return self._few_rows(x, self._weight, self._bias, residual=residual, out=residual, low_rank=low_rank)
-        if self._bias is not None:  # which goes along with a product, but not with one that adds to something
-            return residual.add_(F.linear(x, self._weight, self._bias))
-        return residual.addmm_(x, self._weight.t())
-
-    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        return self.add_to(silu_mul(gate_up), residual)
-
-    def gated(self, gate_up: Tensor) -> Tensor:
-        return self(silu_mul(gate_up))
-
-    def after(self, norm: Norm, x: Tensor, low_rank: LowRank | None = None) -> Tensor:
-        if self.norms(x, norm):
-            return self._few_rows(x, self._weight, self._bias, norm=norm, low_rank=low_rank)
-        return self(norm(x), low_rank)
-
-    def activated(self, norm: Norm | None, x: Tensor) -> Tensor | None:
-        if self._bias is not None or not self._weight.is_contiguous():
+    def apply_activated(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
+        if self.bias is not None or not self._contiguous:
             return None
         config = gated_config(len(x), self.outputs // 2, self.inputs, x.element_size(), launch_for(x.device))
-        return None if config is None else gated_rows(x if norm is None else norm(x), self._weight, config)
+        return None if config is None else gated_rows(x if norm is None else norm(x), self.weight, config)

@@ -24,31 +24,23 @@ class TorchAdapted:
         self._weights = weights
         self._tokens = tokens
 
-    def __call__(self, x: Tensor) -> Tensor:
-        out = self._linear(x)
-        return out if self._tokens.places is None else self._add(out, x, self._tokens.places)
-
-    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
-        out = self._linear.add_to(x, residual)
-        return out if self._tokens.places is None else self._add(out, x, self._tokens.places)
-
-    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        if self._tokens.places is None:
-            return self._linear.add_gated_to(gate_up, residual)
-        return self.add_to(_gated(gate_up), residual)
-
-    def gated(self, gate_up: Tensor) -> Tensor:
-        return self._linear.gated(gate_up) if self._tokens.places is None else self(_gated(gate_up))
-
-    def after(self, norm: Norm, x: Tensor) -> Tensor:
-        return self._linear.after(norm, x) if self._tokens.places is None else self(norm(x))
-
-    def activated(self, norm: Norm | None, x: Tensor) -> None:
-        return None
-
-    def _add(self, out: Tensor, x: Tensor, places: Tensor) -> Tensor:
+    def apply(
+        self, x: Tensor, *, norm: Norm | None = None, gated: bool = False, residual: Tensor | None = None
+    ) -> Tensor:
+        places = self._tokens.places
+        if places is None:
+            return self._linear.apply(x, norm=norm, gated=gated, residual=residual)
+        if norm is not None:
+            x = norm(x)
+        elif gated:
+            gate, up = x.chunk(2, dim=-1)
+            x = F.silu(gate).mul_(up)
+        out = self._linear.apply(x, residual=residual)
         add = add_present if places.device.type == "cpu" else add_all
         return add(out, x, self._weights, places)
+
+    def apply_activated(self, x: Tensor, norm: Norm | None = None) -> None:
+        return None
 
 
 def add_present(out: Tensor, x: Tensor, weights: AdapterWeights, places: Tensor) -> Tensor:
@@ -82,8 +74,3 @@ def add_all(out: Tensor, x: Tensor, weights: AdapterWeights, places: Tensor) -> 
         out[:, at : at + width] += first @ second
         at += width
     return out
-
-
-def _gated(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)

@@ -41,32 +41,24 @@ class TritonAdapted:
         self._scratch = scratch
         self._parts = parts.to(weights.b.device)  # [outputs]: the part of each
 
-    def __call__(self, x: Tensor) -> Tensor:
-        out = self._linear(x)
-        return out if self._tokens.places is None else self._add(x, out)
-
-    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
-        out = self._linear.add_to(x, residual)
-        return out if self._tokens.places is None else self._add(x, out)
-
-    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
+    def apply(
+        self, x: Tensor, *, norm: Norm | None = None, gated: bool = False, residual: Tensor | None = None
+    ) -> Tensor:
         if self._tokens.places is None:
-            return self._linear.add_gated_to(gate_up, residual)
-        return self.add_to(silu_mul(gate_up), residual)
+            return self._linear.apply(x, norm=norm, gated=gated, residual=residual)
+        if gated:
+            x = silu_mul(x)
+        elif norm is not None:
+            x = norm(x)
+        return self._add(x, self._linear.apply(x, residual=residual))
 
-    def gated(self, gate_up: Tensor) -> Tensor:
-        return self._linear.gated(gate_up) if self._tokens.places is None else self(silu_mul(gate_up))
-
-    def after(self, norm: Norm, x: Tensor) -> Tensor:
-        return self._linear.after(norm, x) if self._tokens.places is None else self(norm(x))
-
-    def activated(self, norm: Norm | None, x: Tensor) -> Tensor | None:
+    def apply_activated(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
         if self._tokens.places is None:
-            return self._linear.activated(norm, x)
+            return self._linear.apply_activated(x, norm)
         if len(x) <= LOW_UP_TO or not expands_gated(self._weights):
             return None
         x = x if norm is None else norm(x)
-        return expand_gated(self._inner(x), self._weights, self._linear(x), self._order)
+        return expand_gated(self._inner(x), self._weights, self._linear.apply(x), self._order)
 
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
         """y [tokens, outputs], which is used up, and what the adapters make of x [tokens, inputs]."""
@@ -92,44 +84,30 @@ class DenseAdapted(TritonAdapted):
         super().__init__(linear, weights, tokens, order, scratch)
         self._dense = linear
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def apply(
+        self, x: Tensor, *, norm: Norm | None = None, gated: bool = False, residual: Tensor | None = None
+    ) -> Tensor:
         if not self._adds(len(x)):
-            return super().__call__(x)
+            return super().apply(x, norm=norm, gated=gated, residual=residual)
+        dense = self._dense
+        if dense.single(x):
+            if norm is not None and not dense.norms(x, norm):
+                x, norm = norm(x), None
+            inner, x = self._row(x, norm, gated)
+            return dense.apply(x, norm=norm, residual=residual, low_rank=self._given(inner))
+        if gated:
+            x = silu_mul(x)
+        elif norm is not None:
+            x = norm(x)
         x = x.contiguous()
-        return self._dense(x, self._low_rank(x))
-
-    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
-        if not self._adds(len(x)):
-            return super().add_to(x, residual)
-        x = x.contiguous()
-        return self._dense.add_to(x, residual, self._low_rank(x))
-
-    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        if not self._adds(len(gate_up)) or not self._dense.single(gate_up):
-            return super().add_gated_to(gate_up, residual)
-        inner, x = self._row(gate_up, silu=True)
-        return self._dense.add_to(x, residual, self._given(inner))
-
-    def gated(self, gate_up: Tensor) -> Tensor:
-        if not self._adds(len(gate_up)) or not self._dense.single(gate_up):
-            return super().gated(gate_up)
-        inner, x = self._row(gate_up, silu=True)
-        return self._dense(x, self._given(inner))
-
-    def after(self, norm: Norm, x: Tensor) -> Tensor:
-        if not self._adds(len(x)) or not self._dense.norms(x, norm):
-            return super().after(norm, x)
-        inner, x = self._row(x, norm)
-        return self._dense.after(norm, x, self._given(inner))
+        return dense.apply(x, residual=residual, low_rank=self._low_rank(x))
 
     def _adds(self, rows: int) -> bool:
         weights = self._weights
         return self._tokens.places is not None and self._dense.adds(rows, weights.outputs, weights.rank)
 
     def _low_rank(self, x: Tensor) -> LowRank:
-        """A x, and what else the product needs. Nothing is to be launched between this and the product."""
-        if self._dense.single(x):
-            return self._given(self._row(x)[0])
+        """A x of several rows, and what else the product needs. Launch nothing between this and the product."""
         order, a = self._order, self._weights.a
         config = shrink_few_config(a.shape[2], a.element_size())
         return self._given(shrink_few(x, a, self._weights.rank, order, config, self._scratch))

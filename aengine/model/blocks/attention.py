@@ -11,7 +11,7 @@ from torch import Tensor
 from aengine.kernels.attention.scores import Scores
 from aengine.kernels.heads import Heads
 from aengine.kernels.linear.base import Norm
-from aengine.model.blocks.ends import Addition, taken
+from aengine.model.blocks.ends import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.kv_scales import LoadedKVScales
 from aengine.model.parameters import Parameters
@@ -104,7 +104,7 @@ class Attention:
     def _project(
         self, x: Tensor, step: Step, positions: Tensor, slots: Tensor, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        qkv = taken(self._qkv, self._norm, x)
+        qkv = self._qkv.apply(x, norm=self._norm)
         for columns, norm in self._wide_norms:
             qkv[:, columns] = norm(qkv[:, columns])
         cache, scales = step.kv.layer(self._index), self._kv_scales.loaded

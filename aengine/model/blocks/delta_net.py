@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.delta.base import DeltaHeads, DeltaWeights
-from aengine.model.blocks.ends import Addition, taken
+from aengine.model.blocks.ends import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part, Range
@@ -64,10 +64,10 @@ class GatedDeltaNet:
         if step.states is None:
             raise ValueError("a model with states needs a pool of them")
         if len(self._projections) == 1:
-            qkv, z, b, a = taken(self._projections[0], self._norm, x).split(self._widths, dim=1)
+            qkv, z, b, a = self._projections[0].apply(x, norm=self._norm).split(self._widths, dim=1)
         else:
             h = x if self._norm is None else self._norm(x)
-            large, small = (projection(h) for projection in self._projections)
+            large, small = (projection.apply(h) for projection in self._projections)
             qkv, z = large.split(self._widths[:2], dim=1)
             b, a = small.split(self._widths[2:], dim=1)
         read = self._delta(qkv, z, b, a, step.states.pool.layer(self._index), step.states.batch)

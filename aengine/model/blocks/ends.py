@@ -14,11 +14,6 @@ from aengine.model.parameters import Parameters
 from aengine.model.ranks.sharded import Sum
 
 
-def taken(linear: Linear, norm: Norm | None, x: Tensor) -> Tensor:
-    """`linear` of x, normed where there is a norm."""
-    return linear(x) if norm is None else linear.after(norm, x)
-
-
 @dataclass(frozen=True, slots=True)
 class Addition:
     """What a block gives, summed over ranks where there are several, normed where there is a norm, times a scale, and
@@ -56,8 +51,8 @@ class Addition:
             if not len(x):
                 return x
         if self.fused:
-            return out.add_to(read, x)
-        return self.of(lambda rows: out(read[rows]), x)
+            return out.apply(read, residual=x)
+        return self.of(lambda rows: out.apply(read[rows]), x)
 
     def of(self, part: Callable[[slice], Tensor], x: Tensor) -> Tensor:
         """x [tokens, hidden], which may be used up, and on top of it what the block gives for these tokens.

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from aengine.kernels.experts.base import Experts
 from aengine.model.blocks.step import Step
-from aengine.model.linear import LoadedExperts, LoadedLinear
+from aengine.model.linear import ExpertsSlot
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
 from aengine.model.spec import ExpertsSpec
@@ -26,8 +26,9 @@ class MixtureOfExperts:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         h, ids, weights = self._route.after(self._norm, x, step.slots(len(x)), step.kv.page_size)
-        experts, shared = self._experts, self._shared
-        together = None if shared is None else shared.beside(experts, h, ids.shape[1])
+        experts: Experts = self._experts
+        shared = self._shared
+        together = None if shared is None else shared.beside(self._experts, h, ids.shape[1])
         if together is not None:
             experts, shared = together, None
         if self._sum is None:
@@ -61,22 +62,21 @@ class SharedExpert:
 
     def __call__(self, h: Tensor) -> Tensor:
         """h [tokens, hidden], normed -> [tokens, hidden]."""
-        return self._down(self._inner(h))
+        return self._down.apply(self._inner(h))
 
     def add_to(self, h: Tensor, x: Tensor) -> Tensor:
         """The same, added to x [tokens, hidden]."""
-        return self._down.add_to(self._inner(h), x)
+        return self._down.apply(self._inner(h), residual=x)
 
-    def beside(self, experts: Experts, h: Tensor, top_k: int) -> Experts | None:
+    def beside(self, experts: ExpertsSlot, h: Tensor, top_k: int) -> Experts | None:
         """Experts with this one beside them in the same launches; None: it is computed on its own.
 
         h [tokens, hidden], of which each goes to top_k of the experts.
         """
-        linears = self._gate_up, self._down
-        # A rank that has some experts whole is not known to the kernels.
-        if not isinstance(experts, LoadedExperts) or self._adapted:
+        # Kernels number the experts from 0.
+        if experts.first or self._adapted:
             return None
-        gate_up, down = (linear.unadapted if isinstance(linear, LoadedLinear) else linear for linear in linears)
+        gate_up, down = self._gate_up.unadapted, self._down.unadapted
         if experts.unadapted is None or gate_up is None or down is None:
             return None
         row = None if self._gate is None else self._gate[0]
@@ -89,9 +89,9 @@ class SharedExpert:
 
     def _inner(self, h: Tensor) -> Tensor:
         if self._gate is None:
-            return self._kernels.silu_mul(self._gate_up(h))  # [tokens, inner]
+            return self._kernels.silu_mul(self._gate_up.apply(h))  # [tokens, inner]
         # The gate is a factor of the row, before or behind a product without a bias.
         row, linear = self._gate
         if not self._adapted:
-            return self._kernels.gated_silu_mul(self._gate_up(h), h, row)
-        return self._kernels.silu_mul(self._gate_up(h)).mul_(linear(h).sigmoid_())
+            return self._kernels.gated_silu_mul(self._gate_up.apply(h), h, row)
+        return self._kernels.silu_mul(self._gate_up.apply(h)).mul_(linear.apply(h).sigmoid_())

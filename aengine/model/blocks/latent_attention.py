@@ -75,10 +75,10 @@ class LatentAttention:
     def _project(self, x: Tensor, step: Step) -> Tensor:
         """[tokens, heads, latent]; each token's own latent goes where the step says."""
         spec, h = self._spec, x if self._norm is None else self._norm(x)
-        down = self._down(h)
+        down = self._down.apply(h)
         if self._query_norm is not None:
             h = self._query_norm(down[:, : spec.query_rank].contiguous())
-        q: Tensor = self._queries(h).unflatten(1, (-1, spec.key_dim))
+        q: Tensor = self._queries.apply(h).unflatten(1, (-1, spec.key_dim))
         read: Tensor = q.new_empty(*q.shape[:2], spec.latent)
         torch.bmm(q[..., : spec.plain].transpose(0, 1), self._to_keys, out=read[..., : spec.rank].transpose(0, 1))
         cache, _ = step.kv.layer(self._index)

@@ -31,7 +31,7 @@ class LayerInputs:
     def __call__(self, ids: Tensor, x: Tensor) -> Tensor:
         """ids [tokens], their embedding x [tokens, hidden] -> [tokens, layers, width]."""
         own = (F.embedding(ids, self._table) * self._scale).unflatten(1, self._shape)
-        projected = self._norm((self._projection(x) * self._projection_scale).unflatten(1, self._shape))
+        projected = self._norm((self._projection.apply(x) * self._projection_scale).unflatten(1, self._shape))
         return projected.add_(own).mul_(2.0**-0.5)
 
 
@@ -48,8 +48,8 @@ class LayerInput:
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         if step.inputs is None:
             raise ValueError("a layer with a part of a second embedding needs one")
-        gate = F.gelu(self._gate(x), approximate="tanh")
-        return self._add.of(self._projection(gate.mul_(step.inputs[:, self._index])).__getitem__, x)
+        gate = F.gelu(self._gate.apply(x), approximate="tanh")
+        return self._add.of(self._projection.apply(gate.mul_(step.inputs[:, self._index])).__getitem__, x)
 
 
 class Scalar:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from aengine.model.blocks.ends import Addition, taken
+from aengine.model.blocks.ends import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
@@ -48,17 +48,17 @@ class GatedProducts:
     def add_to(self, x: Tensor) -> Tensor:
         """x [tokens, hidden], which may be used up, and on top of it what comes of it."""
         if (inner := self._inner(x)) is not None:
-            return self._down.add_to(inner, x)
-        return self._down.add_gated_to(taken(self._gate_up, self._norm, x), x)
+            return self._down.apply(inner, residual=x)
+        return self._down.apply(self._gate_up.apply(x, norm=self._norm), gated=True, residual=x)
 
     def __call__(self, x: Tensor) -> Tensor:
         """What comes of x [tokens, hidden]; of ranks, each gives its part of the sum."""
         if (inner := self._inner(x)) is not None:
-            return self._down(inner)
-        return self._down.gated(taken(self._gate_up, self._norm, x))
+            return self._down.apply(inner)
+        return self._down.apply(self._gate_up.apply(x, norm=self._norm), gated=True)
 
     def _inner(self, x: Tensor) -> Tensor | None:
         """The activated gate * up [tokens, inner]; None: SiLU is left to the product behind."""
         if self._activation == "silu":
-            return self._gate_up.activated(self._norm, x)
-        return self._kernels.gelu_mul(taken(self._gate_up, self._norm, x))
+            return self._gate_up.apply_activated(x, self._norm)
+        return self._kernels.gelu_mul(self._gate_up.apply(x, norm=self._norm))

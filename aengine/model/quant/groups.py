@@ -14,7 +14,7 @@ from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.linear.weights import Mxfp4Weight, QuantizedWeight, dequantize
 from aengine.model.dense import Storage, Stored
 from aengine.model.groups import Entry
-from aengine.model.linear import LoadedExperts, LoadedLinear
+from aengine.model.linear import ExpertsSlot, LinearSlot
 from aengine.model.quant.base import LinearFormat, StoredTensor
 from aengine.model.quant.formats.mxfp4 import Mxfp4, gate_first
 from aengine.model.quant.fuse import fuse
@@ -28,7 +28,7 @@ class QuantizedLinear:
     """The parts of a fused matrix in one format, and its bias in floats."""
 
     def __init__(
-        self, linear: LoadedLinear, parts: Mapping[str, Stored], bias: bool, form: LinearFormat, storage: Storage
+        self, linear: LinearSlot, parts: Mapping[str, Stored], bias: bool, form: LinearFormat, storage: Storage
     ) -> None:
         """parts: by the checkpoint's names of the linears, in order. Rows of the linear beyond theirs are zero. Raises
         `ConfigError` where a rank's columns cannot be read alone.
@@ -98,7 +98,7 @@ class DequantizedMatrix(QuantizedLinear):
     def __init__(self, matrix: Tensor, name: str, part: Stored, form: LinearFormat, storage: Storage) -> None:
         """matrix: of what is kept of `part`."""
         rows, columns = part.kept
-        super().__init__(LoadedLinear(columns, rows), {name: part}, False, form, storage)
+        super().__init__(LinearSlot(columns, rows), {name: part}, False, form, storage)
         self._matrix = matrix
 
     def _load(self, whole: QuantizedWeight, bias: Tensor | None) -> None:
@@ -109,7 +109,7 @@ class QuantizedExperts:
     """The matrices of a layer's experts in one format, which checkpoints hold one by one or all in one."""
 
     def __init__(
-        self, experts: LoadedExperts, name: str, spec: ExpertsSpec, forms: tuple[LinearFormat, LinearFormat],
+        self, experts: ExpertsSlot, name: str, spec: ExpertsSpec, forms: tuple[LinearFormat, LinearFormat],
         storage: Storage, share: ExpertsShare, rule: ExpertRule = SILU,
     ) -> None:  # fmt: skip
         """name: of them all in the checkpoint; forms: of gate and up, and of down; share: what a rank has of them."""

@@ -89,25 +89,25 @@ class Head:
 
     def own(self, x: Tensor) -> Tensor:
         """x [n, hidden] -> the logits of this rank's tokens, and of columns that stand for none: [n, outputs]."""
-        return self._linear(x)
+        return self._linear.apply(x)
 
     def whole(self, own: Tensor) -> Tensor:
         """The logits of all tokens: [n, tokens]."""
         return own if self._ranks is None else self._ranks.gather(own, self._tokens)
 
 
-class SomeExperts:
-    """The experts of a model from one of them on, as many as a rank has."""
+class OffsetExperts:
+    """Some of a model's experts, called with the numbers that the model gives them."""
 
     def __init__(self, experts: Experts, first: int) -> None:
-        """first: which expert of the model is the first of this rank's."""
+        """first: the model's number of the first of them."""
         self.hidden = experts.hidden
         self.experts = experts.experts
         self._experts = experts
         self._first = first
 
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
-        """ids: of the model's experts. One that others have is out of range here, and adds nothing."""
+        """ids: of the model's experts. Those of other ranks are out of range here and add nothing."""
         return self._experts.add_to(h, ids - self._first, weights, residual)
 
 

@@ -89,10 +89,10 @@ def test_a_linear_activates_its_outputs_where_that_is_faster_tiny(
     x, weight = torch.randn(90, 32, device=device).to(dtype), torch.randn(64, 32, device=device).to(dtype)
     norm = elementwise.TritonNorm(torch.rand(32, device=device).to(dtype), 1e-5) if normed else None
     linear = kernels.TritonKernels().dense(weight, weight[:, 0].contiguous() if bias else None)
-    assert linear.activated(norm, x[:64]) is None  # too few for all processors
+    assert linear.apply_activated(x[:64], norm) is None  # too few for all processors
     turned = kernels.TritonKernels().dense(weight.t().contiguous().t(), None)
-    assert turned.activated(norm, x) is None
-    out = linear.activated(norm, x)
+    assert turned.apply_activated(x, norm) is None
+    out = linear.apply_activated(x, norm)
     if bias or dtype == torch.float32:
         assert out is None
         return

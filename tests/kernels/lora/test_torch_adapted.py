@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -49,11 +47,11 @@ def test_each_token_is_multiplied_with_its_own_merged_weight(places: list[int], 
     gate, up = gate_up.chunk(2, dim=-1)
     inner = F.silu(gate) * up
     for got, expected in (
-        (linear(x), each(weight, weights, places, x)),
-        (linear.add_to(x, residual.clone()), residual + each(weight, weights, places, x)),
-        (linear.gated(gate_up), each(weight, weights, places, inner)),
-        (linear.add_gated_to(gate_up, residual.clone()), residual + each(weight, weights, places, inner)),
-        (linear.after(norm, x), each(weight, weights, places, norm(x))),
+        (linear.apply(x), each(weight, weights, places, x)),
+        (linear.apply(x, residual=residual.clone()), residual + each(weight, weights, places, x)),
+        (linear.apply(gate_up, gated=True), each(weight, weights, places, inner)),
+        (linear.apply(gate_up, gated=True, residual=residual.clone()), residual + each(weight, weights, places, inner)),
+        (linear.apply(x, norm=norm), each(weight, weights, places, norm(x))),
     ):
         torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-5)
     assert (linear.inputs, linear.outputs) == (INPUTS, sum(outputs))
@@ -70,34 +68,32 @@ def test_what_asks_no_device_gives_the_same(places: list[int], outputs: tuple[in
 
 
 class Recorded:
-    """A linear that notes what is called."""
+    """A linear that notes what it is called with."""
 
     inputs, outputs = INPUTS, 3
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
+        self.calls: list[dict[str, object]] = []
 
-    def _call(name: str) -> Callable[..., Tensor]:  # type: ignore[misc]
-        def called(self: Recorded, *_: object) -> Tensor:
-            self.calls.append(name)
-            return torch.zeros(1, 3)
+    def apply(self, x: Tensor, **given: object) -> Tensor:
+        self.calls.append(given)
+        return torch.zeros(1, 3)
 
-        return called
-
-    __call__, add_to, add_gated_to, gated, after = map(_call, ("__call__", "add_to", "add_gated_to", "gated", "after"))
+    def apply_activated(self, x: Tensor, norm: object = None) -> None:
+        raise AssertionError("no adapted linear of torch calls it")
 
 
 def test_without_adapters_the_bare_linear_is_called_and_nothing_else() -> None:
     bare = Recorded()
-    broken = AdapterWeights(torch.empty(0), torch.empty(0), (3,))  # whoever computes with it raises
+    broken = AdapterWeights(torch.empty(0), torch.empty(0), (3,))  # computing with it raises
     linear: Linear = KERNELS.adapted(bare, broken, TokenAdapters())
     x, norm = torch.zeros(1, INPUTS), KERNELS.norm(torch.ones(INPUTS), 1e-5)
-    for call in (
-        lambda: linear(x),
-        lambda: linear.add_to(x, x),
-        lambda: linear.add_gated_to(x, x),
-        lambda: linear.gated(x),
-        lambda: linear.after(norm, x),
-    ):
-        assert torch.equal(call(), torch.zeros(1, 3))
-    assert bare.calls == ["__call__", "add_to", "add_gated_to", "gated", "after"]
+    expected = [
+        {"norm": None, "gated": False, "residual": None},
+        {"norm": norm, "gated": False, "residual": None},
+        {"norm": None, "gated": True, "residual": x},
+    ]
+    assert torch.equal(linear.apply(x), torch.zeros(1, 3))
+    assert torch.equal(linear.apply(x, norm=norm), torch.zeros(1, 3))
+    assert torch.equal(linear.apply(x, gated=True, residual=x), torch.zeros(1, 3))
+    assert bare.calls == expected

@@ -24,7 +24,7 @@ from aengine.kernels.triton_kernels import TritonKernels
 
 pytestmark = pytest.mark.gpu
 
-METHODS = ("call", "add_to", "after", "gated", "add_gated_to")
+CALLS = ("plain", "residual", "norm", "gated", "gated residual")
 SHAPES = [  # inputs, outputs of each part
     pytest.param(96, (64,), id="tiny"),
     pytest.param(160, (128, 64, 64), id="tiny-fused"),
@@ -74,29 +74,30 @@ class Case:
             out[token] += torch.cat([second @ first for second, first in zip(parts, inner)])
         return out
 
-    def run(self, method: str, linear: Linear, places: list[int]) -> tuple[Tensor, Tensor]:
-        """What the method gives, and the reference."""
+    def run(self, call: str, linear: Linear, places: list[int]) -> tuple[Tensor, Tensor]:
+        """What the call gives, and the reference."""
         tokens, (n, k) = len(places), self.weight.shape
         x, gate_up, residual = self.random(tokens, k, scale=2), self.random(tokens, 2 * k), self.random(tokens, n)
         wide, after = x.double(), residual.double()
         gate, up = gate_up.double().chunk(2, dim=-1)
-        if method == "call":
-            return linear(x), self.product(wide, places)
-        if method == "add_to":
-            return linear.add_to(x, residual), self.product(wide, places) + after
-        if method == "gated":
-            return linear.gated(gate_up), self.product(F.silu(gate) * up, places)
-        if method == "add_gated_to":
-            return linear.add_gated_to(gate_up, residual), self.product(F.silu(gate) * up, places) + after
+        if call == "plain":
+            return linear.apply(x), self.product(wide, places)
+        if call == "residual":
+            return linear.apply(x, residual=residual), self.product(wide, places) + after
+        if call == "gated":
+            return linear.apply(gate_up, gated=True), self.product(F.silu(gate) * up, places)
+        if call == "gated residual":
+            out = linear.apply(gate_up, gated=True, residual=residual)
+            return out, self.product(F.silu(gate) * up, places) + after
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5) * self.norm.weight.double()
-        return linear.after(self.norm, x), self.product(normed, places)
+        return linear.apply(x, norm=self.norm), self.product(normed, places)
 
     def set(self, places: list[int], device: torch.device) -> None:
         self.tokens.places = torch.tensor(places, dtype=torch.int32, device=device)
 
 
 @pytest.mark.thinned
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("rank", [8, 16, 64, 100])
 @pytest.mark.parametrize("tokens", [1, 3, 20, 64, 70])
@@ -107,14 +108,14 @@ def test_every_method_adds_each_tokens_own_adapter(
     tokens: int,
     rank: int,
     mix: str,
-    method: str,
+    call: str,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
     case, places = Case(inputs, outputs, rank, dtype, device), MIXES[mix](tokens)
     assert isinstance(case.linear, DenseAdapted)
     case.set(places, device)
-    out, expected = case.run(method, case.linear, places)
+    out, expected = case.run(call, case.linear, places)
     assert relative_error(out, expected) < tolerance(dtype)
 
 
@@ -123,7 +124,7 @@ def test_one_row_behind_a_norm_of_float32_weights_tiny(dtype: torch.dtype, devic
     case.norm = TritonNorm(1 + case.random(2048, scale=0.1).float(), 1e-5)
     case.set([2], device)
     assert dtype == torch.float32 or case.linear._dense.norms(case.random(1, 2048), case.norm)
-    out, expected = case.run("after", case.linear, [2])
+    out, expected = case.run("norm", case.linear, [2])
     assert relative_error(out, expected) < tolerance(dtype)
 
 
@@ -132,19 +133,19 @@ def test_one_row_behind_a_norm_of_float32_weights_tiny(dtype: torch.dtype, devic
 def test_every_rank_is_right_tiny(rank: int, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     case, places = Case(96, (64, 32), rank, dtype, device), MIXES["mixed"](tokens)
     case.set(places, device)
-    out, expected = case.run("call", case.linear, places)
+    out, expected = case.run("plain", case.linear, places)
     assert relative_error(out, expected) < tolerance(dtype)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_a_linear_of_another_format_is_followed_by_two_kernels_tiny(
-    tokens: int, method: str, dtype: torch.dtype, device: torch.device
+    tokens: int, call: str, dtype: torch.dtype, device: torch.device
 ) -> None:
     case, places = Case(160, (128, 64), 16, dtype, device), MIXES["mixed"](tokens)
     plain = TritonAdapted(case.linear._linear, case.adapters, case.tokens, case.linear._order, Parts())
     case.set(places, device)
-    out, expected = case.run(method, plain, places)
+    out, expected = case.run(call, plain, places)
     assert relative_error(out, expected) < tolerance(dtype)
 
 
@@ -156,10 +157,10 @@ def test_gate_and_up_of_many_tokens_are_activated_where_adapters_add_theirs(
     gate: int, mix: str, rank: int, normed: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
     case, places = Case(96, (gate, gate), rank, dtype, device), MIXES[mix](300)
-    assert case.linear.activated(None, case.random(300, 96)) is None  # without adapters
+    assert case.linear.apply_activated(case.random(300, 96)) is None  # without adapters
     case.set(places, device)
     x = case.random(300, 96, scale=2)  # behind the places, which kernels read early
-    out = case.linear.activated(case.norm if normed else None, x)
+    out = case.linear.apply_activated(x, case.norm if normed else None)
     if dtype == torch.float32:
         assert out is None
         return
@@ -170,14 +171,14 @@ def test_gate_and_up_of_many_tokens_are_activated_where_adapters_add_theirs(
     assert out is not None
     assert relative_error(out, F.silu(first) * second) < 2 * tolerance(dtype)  # two roundings on the way
     if mix == "none":
-        assert torch.equal(out, silu_mul(case.linear.after(case.norm, x) if normed else case.linear(x)))
+        assert torch.equal(out, silu_mul(case.linear.apply(x, norm=case.norm if normed else None)))
 
 
 def test_without_adapters_the_linear_itself_is_asked_tiny(device: torch.device) -> None:
     class Activates:
         inputs, outputs = 96, 128
 
-        def activated(self, norm: object, x: Tensor) -> Tensor:
+        def apply_activated(self, x: Tensor, norm: object) -> Tensor:
             return x + 1 if norm is None else x + 2
 
     case = Case(96, (64, 64), 16, torch.float32, device)
@@ -185,7 +186,7 @@ def test_without_adapters_the_linear_itself_is_asked_tiny(device: torch.device) 
     adapted = TritonAdapted(cast(Linear, Activates()), case.adapters, case.tokens, order, Parts())
     x = case.random(300, 96)
     for norm, added in ((None, 1), (case.norm, 2)):
-        out = adapted.activated(norm, x)
+        out = adapted.apply_activated(x, norm)
         assert out is not None
         assert torch.equal(out, x + added)
 
@@ -199,22 +200,22 @@ def test_few_tokens_and_other_shapes_are_activated_by_the_product_behind_tiny(
 ) -> None:
     case = Case(96, outputs, rank, torch.bfloat16, device)
     case.set([1] * tokens, device)
-    assert case.linear.activated(None, case.random(tokens, 96)) is None
+    assert case.linear.apply_activated(case.random(tokens, 96)) is None
 
 
 def test_a_single_row_of_a_long_matrix_has_kernels_of_its_own_tiny(device: torch.device) -> None:
     narrow = torch.bfloat16 if device.type == "cuda" else torch.float16
     case = Case(1040, (64, 64), 16, narrow, device)
     case.set([1], device)
-    for method in ("after", "add_gated_to"):
-        out, expected = case.run(method, case.linear, [1])
+    for call in ("norm", "gated residual"):
+        out, expected = case.run(call, case.linear, [1])
         assert relative_error(out, expected) < tolerance(narrow)
 
 
 @pytest.mark.parametrize("tokens", [1, 20, 70])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("call", CALLS)
 def test_tokens_without_an_adapter_get_bit_by_bit_what_they_get_alone_tiny(
-    tokens: int, method: str, device: torch.device, dtype: torch.dtype
+    tokens: int, call: str, device: torch.device, dtype: torch.dtype
 ) -> None:
     case = Case(160, (128, 64), 16, dtype, device)
     case.set([0] * tokens, device)
@@ -223,7 +224,7 @@ def test_tokens_without_an_adapter_get_bit_by_bit_what_they_get_alone_tiny(
     for linear in (case.linear, case.linear._linear):
         torch.set_rng_state(state)
         case.random = lambda *shape, scale=1.0: (torch.randn(*shape) * scale).to(device, dtype)
-        outs.append(case.run(method, linear, [0] * tokens)[0])
+        outs.append(case.run(call, linear, [0] * tokens)[0])
     assert torch.equal(*outs)
 
 
@@ -231,31 +232,32 @@ def test_without_places_the_linear_is_called_as_if_it_stood_alone_tiny(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(96, (64,), 8, torch.float32, device)
-    called: list[str] = []
+    called: list[dict[str, object]] = []
 
     class Alone:
         inputs, outputs = 96, 64
 
-        def __getattr__(self, name: str) -> Callable[..., None]:
-            return lambda *args: called.append(name)
-
-        def __call__(self, x: Tensor) -> None:
-            called.append("call")
+        def apply(self, x: Tensor, **given: object) -> None:
+            called.append(given)
 
     linear = TritonAdapted(Alone(), case.adapters, case.tokens, case.linear._order, Parts())  # type: ignore[arg-type]
     dense = DenseAdapted(Alone(), case.adapters, case.tokens, case.linear._order, Parts())  # type: ignore[arg-type]
     for one in (linear, dense):
         called.clear()
         x = torch.zeros(2, 96)
-        one(x), one.add_to(x, x), one.after(case.norm, x), one.gated(x), one.add_gated_to(x, x)
-        assert called == ["call", "add_to", "after", "gated", "add_gated_to"]
+        one.apply(x), one.apply(x, norm=case.norm), one.apply(x, gated=True, residual=x)
+        assert called == [
+            {"norm": None, "gated": False, "residual": None},
+            {"norm": case.norm, "gated": False, "residual": None},
+            {"norm": None, "gated": True, "residual": x},
+        ]
 
 
 def test_places_are_sorted_anew_whenever_they_are_set_tiny(device: torch.device) -> None:
     case = Case(96, (64,), 8, torch.float32, device)
     for places in ([1, 0, 4], [0, 3, 3], [2], [4, 3, 2, 1, 0]):
         case.set(places, device)
-        out, expected = case.run("call", case.linear, places)
+        out, expected = case.run("plain", case.linear, places)
         assert relative_error(out, expected) < tolerance(torch.float32)
 
 
@@ -276,7 +278,7 @@ def test_what_adapters_leave_undefined_is_never_read_tiny(
         case.linear,
         TritonAdapted(case.linear._linear, case.adapters, case.tokens, case.linear._order, Parts()),
     ):
-        out, expected = case.run("call", linear, places)
+        out, expected = case.run("plain", linear, places)
         assert relative_error(out, expected) < tolerance(torch.float32)
 
 
@@ -288,14 +290,14 @@ def test_a_graph_reads_what_lies_in_its_places(tokens: int, device: torch.device
     places = torch.zeros(tokens, dtype=torch.int32, device=device)
     x = case.random(tokens, 1024)
     case.tokens.places = places
-    case.linear(x)
+    case.linear.apply(x)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         case.tokens.places = places
         hidden = x * 1.0
         for _ in range(3):
-            out = case.linear(hidden)
+            out = case.linear.apply(hidden)
     for mix in ("mixed", "none", "one", "mixed"):
         chosen = MIXES[mix](tokens)
         places.copy_(torch.tensor(chosen, dtype=torch.int32))
@@ -318,6 +320,6 @@ def test_an_fp8_linear_takes_adapters(device: torch.device) -> None:
     adapted = case.kernels.adapted(linear, case.adapters, case.tokens)
     assert not isinstance(adapted, DenseAdapted)
     case.set(places, device)
-    for method in METHODS:
-        out, expected = case.run(method, adapted, places)
+    for call in CALLS:
+        out, expected = case.run(call, adapted, places)
         assert relative_error(out, expected) < 4e-2

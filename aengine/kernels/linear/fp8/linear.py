@@ -11,7 +11,7 @@ from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config, rounded_rows_config
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
-from aengine.kernels.linear.fp8.few_rows import MAX_ROWS, FewRowsConfig, FewRowsOptions, Fp8FewRows
+from aengine.kernels.linear.fp8.few_rows import MAX_ROWS, FewRowsOptions, Fp8FewRows
 from aengine.kernels.linear.fp8.few_tiles import few_tiles
 from aengine.kernels.linear.fp8.inputs import round_inputs
 from aengine.kernels.linear.fp8.library import LibraryFp8
@@ -23,14 +23,17 @@ from aengine.kernels.linear.weights import Fp8Weight
 
 
 class Fp8Linear:
-    """One row stays in its own type, which is nearer to the truth than FP8, and so do up to 64 where inputs have no
-    scales for groups of columns; more are rounded as the format says.
+    """One row is not rounded to FP8, nor are up to 64 if inputs have no scales for groups of columns. More rows are
+    rounded as the format says.
 
-    Everything is enqueued on the current stream, or beside it where that waits for it; one stream at a time.
+    Everything is enqueued on the current stream, or on another stream that waits for it. Use one stream at a time.
     """
 
     def __init__(self, weight: Fp8Weight, bias: Tensor | None, few_rows: Fp8FewRows, products: BlockProducts) -> None:
-        """bias [outputs]; few_rows, products: shared by all linears of a model. ValueError: see `fits`."""
+        """bias: [outputs]. few_rows, products: shared by all linears of a model.
+
+        Raises ValueError if the weight does not fit; see `fits`.
+        """
         if not self.fits(weight):
             raise ValueError(f"an FP8 weight {list(weight.weight.shape)} has no kernel; use it dequantised")
         self.outputs, self.inputs = weight.weight.shape
@@ -41,7 +44,10 @@ class Fp8Linear:
         self._bias = bias
         self._few_rows = few_rows
         self._library = LibraryFp8(weight, bias, products) if LibraryFp8.fits(weight) else None
-        self._blocks = self._library is not None and weight.activations == "group"
+        grouped = weight.activations == "group"
+        self._library_of_groups = self._library is not None and grouped
+        self._unrounded_rows = 1 if grouped else MAX_ROWS
+        self._rounded_few_rows = MAX_ROWS if grouped else 0
 
     @property
     def parameters(self) -> Mapping[str, object]:
@@ -56,44 +62,31 @@ class Fp8Linear:
 
     @staticmethod
     def fits(weight: Fp8Weight) -> bool:
-        """Whether the kernels can read it: rows must begin at multiples of 16 bytes, blocks at multiples of 128."""
+        """Return whether the kernels can read it: rows begin at multiples of 16 bytes, blocks at multiples of 128."""
         k, columns = weight.weight.shape[1], weight.block[1]
         return weight.weight.is_contiguous() and k % 16 == 0 and (columns >= k or columns % GROUP == 0)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x)
-
-    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._product(x, residual)
-
-    def after(self, norm: Norm, x: Tensor) -> Tensor:
-        return self._product(x, norm=norm)
-
-    def activated(self, norm: Norm | None, x: Tensor) -> None:
-        return None
-
-    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        return self._product(gate_up, residual, silu=True)
-
-    def gated(self, gate_up: Tensor) -> Tensor:
-        return self._product(gate_up, silu=True)
-
-    def _product(
-        self, x: Tensor, residual: Tensor | None = None, norm: Norm | None = None, silu: bool = False
+    def apply(
+        self, x: Tensor, *, norm: Norm | None = None, gated: bool = False, residual: Tensor | None = None
     ) -> Tensor:
-        """x [m, inputs], or [m, 2 * inputs] with silu -> [m, outputs]; norm or SiLU come first, the residual last."""
-        m, launch = len(x), launch_for(x.device)
-        if m == 1 or (m <= MAX_ROWS and self._activations != "group"):
-            config = few_rows_config(m, self.outputs, self.inputs, x.element_size(), launch)
+        m, n, k, launch = len(x), self.outputs, self.inputs, launch_for(x.device)
+        if 1 <= m <= self._unrounded_rows:
+            config = few_rows_config(m, n, k, x.element_size(), launch)
             if config is not None:
-                return self._unrounded(x, config, residual, norm, silu)
+                x = silu_mul(x) if gated else x.contiguous()
+                # A longer norm delays the stream of weights by more than its own launch takes.
+                if norm is not None and not (isinstance(config, OneRowConfig) and config.width * GROUP >= k):
+                    x, norm = norm(x), None
+                options = FewRowsOptions(residual=residual, out=residual, norm=norm)
+                return self._few_rows(x, self._weight, self._scales, config, self._bias, options)
         library = self._library if m > MAX_ROWS else None
-        cut = library is not None and library.cuts(m, x.dtype)
-        tiles = few_tiles_config(m, self.outputs, self.inputs, launch) if self._blocks and not cut else None
+        tiles = None
+        if self._library_of_groups and (library is None or not library.cuts(m, x.dtype)):
+            tiles = few_tiles_config(m, n, k, launch)
         if tiles is not None:
             library = None
         multiple = library.multiple(m) if library else 1
-        rounded, scale = round_inputs(x, self._activations, self._input_scale, norm=norm, silu=silu, multiple=multiple)
+        rounded, scale = round_inputs(x, self._activations, self._input_scale, norm=norm, silu=gated, multiple=multiple)
         if library is not None:
             return library(rounded, scale, residual, m, x.dtype)
         if tiles is not None:
@@ -101,27 +94,15 @@ class Fp8Linear:
                 rounded, scale, self._weight, self._scales.scale, tiles, self._few_rows.parts, bias=self._bias,
                 residual=residual, out=residual, dtype=x.dtype,
             )  # fmt: skip
-        if m <= MAX_ROWS and self._activations == "group":
-            few = rounded_rows_config(m, self.outputs, self.inputs, launch)
+        if m <= self._rounded_few_rows:
+            few = rounded_rows_config(m, n, k, launch)
             if few is not None:
                 options = FewRowsOptions(x_scale=scale, residual=residual, out=residual, dtype=x.dtype)
                 return self._few_rows(rounded, self._weight, self._scales, few, self._bias, options)
         return many_rows(
-            rounded, scale, self._activations, self._weight, self._scales, many_rows_config(m, self.outputs, launch),
+            rounded, scale, self._activations, self._weight, self._scales, many_rows_config(m, n, launch),
             bias=self._bias, residual=residual, out=residual, dtype=x.dtype,
         )  # fmt: skip
 
-    def _unrounded(
-        self,
-        x: Tensor,
-        config: FewRowsConfig | OneRowConfig,
-        residual: Tensor | None,
-        norm: Norm | None,
-        silu: bool,
-    ) -> Tensor:
-        x = silu_mul(x) if silu else x.contiguous()
-        # Where x is longer, the norm holds up the stream of weights by more than its own launch takes.
-        if norm is not None and not (isinstance(config, OneRowConfig) and config.width * GROUP >= self.inputs):
-            x, norm = norm(x), None
-        options = FewRowsOptions(residual=residual, out=residual, norm=norm)
-        return self._few_rows(x, self._weight, self._scales, config, self._bias, options)
+    def apply_activated(self, x: Tensor, norm: Norm | None = None) -> None:
+        return None

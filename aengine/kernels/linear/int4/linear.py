@@ -53,48 +53,34 @@ class Int4Linear:
     def parameters(self) -> Mapping[str, object]:
         return {"weight": self._weight, "bias": self._bias, "copy": self._copy}
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [tokens, inputs] -> [tokens, outputs], in x's dtype."""
-        x = self._in_order(x)
-        if len(x) < self._dense_rows:
-            return self._product(x, self._weight, self._bias)
-        return F.linear(x, self._dense(x.dtype), self._bias)
-
-    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`residual + self(x)`: x [tokens, inputs], residual [tokens, outputs], which is used up."""
-        x = self._in_order(x)
+    def apply(
+        self, x: Tensor, *, norm: Norm | None = None, gated: bool = False, residual: Tensor | None = None
+    ) -> Tensor:
+        if gated:
+            x = silu_mul(x)
+        elif norm is not None:
+            x = norm(x)
+        if self._weight.order is not None:
+            x = x.index_select(1, self._weight.order)
         if len(x) < self._dense_rows:
             return self._product(x, self._weight, self._bias, residual=residual)
+        if residual is None:
+            return F.linear(x, self._dense(x.dtype), self._bias)
         if self._bias is not None:
             residual += self._bias
         return residual.addmm_(x, self._dense(x.dtype).t())
 
-    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        """`add_to` of SiLU(gate) * up: gate_up [tokens, 2 * inputs], gate first, residual [tokens, outputs]."""
-        return self.add_to(silu_mul(gate_up), residual)
-
-    def gated(self, gate_up: Tensor) -> Tensor:
-        """`self` of SiLU(gate) * up: gate_up [tokens, 2 * inputs], gate first -> [tokens, outputs]."""
-        return self(silu_mul(gate_up))
-
-    def after(self, norm: Norm, x: Tensor) -> Tensor:
-        """`self(norm(x))`: x [tokens, inputs] -> [tokens, outputs]."""
-        return self(norm(x))
-
-    def activated(self, norm: Norm | None, x: Tensor) -> Tensor | None:
-        """SiLU(gate) * up of the outputs [tokens, outputs / 2]; None: it is left to the product that follows."""
+    def apply_activated(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
         if len(x) < self._dense_rows or self._bias is not None:
             return None
         config = gated_config(len(x), self.outputs // 2, self.inputs, x.element_size(), launch_for(x.device))
         if config is None:
             return None
-        x = self._in_order(x if norm is None else norm(x))
+        x = x if norm is None else norm(x)
+        if self._weight.order is not None:
+            x = x.index_select(1, self._weight.order)
         return gated_rows(x, self._dense(x.dtype), config)
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
         """[outputs, inputs], its columns in the order of the codes'."""
         return self._product.dequantised(self._weight, dtype) if self._copy is None else self._copy
-
-    def _in_order(self, x: Tensor) -> Tensor:
-        """x with its columns in the order of the codes'."""
-        return x if self._weight.order is None else x.index_select(1, self._weight.order)

@@ -46,8 +46,8 @@ def test_one_row_meets_the_exact_weight_and_many_the_formats_arithmetic(
     unrounded = m == 1 or (m <= 64 and kind != "group")
     expected = (x.double() @ exact_weight(weight).T if unrounded else exact_product(x, weight)) + bias.double()
     assert (linear.inputs, linear.outputs) == (k, n)
-    assert relative_error(linear(x), expected) < 5e-3
-    assert relative_error(linear.add_to(x, residual.clone()), expected + residual.double()) < 5e-3
+    assert relative_error(linear.apply(x), expected) < 5e-3
+    assert relative_error(linear.apply(x, residual=residual.clone()), expected + residual.double()) < 5e-3
 
 
 @pytest.mark.gpu
@@ -79,9 +79,9 @@ def test_what_comes_before_goes_along(m: int, n: int, k: int, device: torch.devi
     norm = Norm()
     linear = fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows(), BlockProducts())
     # A single row goes on from the norm without being rounded.
-    assert relative_error(linear.after(norm, x), linear(norm(x))) < (1e-2 if m == 1 else 5e-3)
-    apart = linear.add_to(elementwise.silu_mul(gate_up), residual.clone())
-    assert relative_error(linear.add_gated_to(gate_up, residual.clone()), apart) < 5e-3
+    assert relative_error(linear.apply(x, norm=norm), linear.apply(norm(x))) < (1e-2 if m == 1 else 5e-3)
+    apart = linear.apply(elementwise.silu_mul(gate_up), residual=residual.clone())
+    assert relative_error(linear.apply(gate_up, gated=True, residual=residual.clone()), apart) < 5e-3
 
 
 @pytest.mark.gpu
@@ -109,7 +109,7 @@ def test_the_library_gets_what_has_more_tiles_in_multiples_of_rows(
     monkeypatch.setattr(fp8_linear.LibraryFp8, "__call__", product)
     weight = random_weight(136, k, (128, 128), device)
     x = random_inputs(m, k, device).to(NARROW[device.type])
-    out = fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows(), BlockProducts())(x)
+    out = fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows(), BlockProducts()).apply(x)
     assert got == asked
     assert len(out) == m
     assert asked or relative_error(out, exact_product(x, weight)) < 5e-3

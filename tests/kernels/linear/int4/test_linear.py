@@ -50,10 +50,10 @@ def test_every_call_of_the_protocol(
     linear = int4_linear.Int4Linear(weight, bias, int4_launch.Int4Product(), dtype, copy=path == "of-a-copy")
     assert (linear.inputs, linear.outputs) == (k, n)
     expected = x.double() @ dequantize(weight).double().t()
-    assert relative_error(linear(x), expected + bias.double()) < tolerance(dtype)
-    assert relative_error(linear.after(Halved(), x), expected / 2 + bias.double()) < tolerance(dtype)
+    assert relative_error(linear.apply(x), expected + bias.double()) < tolerance(dtype)
+    assert relative_error(linear.apply(x, norm=Halved()), expected / 2 + bias.double()) < tolerance(dtype)
     total = expected + bias.double() + residual.double()
-    assert relative_error(linear.add_to(x, residual), total) < tolerance(dtype)
+    assert relative_error(linear.apply(x, residual=residual), total) < tolerance(dtype)
 
 
 def test_few_rows_leave_a_copy_alone_and_no_scratch_is_kept_beside_it_tiny(
@@ -71,8 +71,8 @@ def test_few_rows_leave_a_copy_alone_and_no_scratch_is_kept_beside_it_tiny(
     assert relative_error(linear._copy, dequantize(weight).double()) < tolerance(dtype)
     linear._copy.fill_(torch.nan)
     x = torch.randn(5, 256, device=device).to(dtype)
-    assert linear(x[:4]).isfinite().all()
-    assert linear(x).isnan().all()
+    assert linear.apply(x[:4]).isfinite().all()
+    assert linear.apply(x).isnan().all()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -96,7 +96,7 @@ def test_columns_of_x_may_come_several_times(dtype: torch.dtype, device: torch.d
     )
     x = torch.randn(5, 160, device=device).to(dtype)
     linear = int4_linear.Int4Linear(weight, None, int4_launch.Int4Product(), dtype)
-    assert relative_error(linear(x), x.double() @ dequantize(weight).double().t()) < tolerance(dtype)
+    assert relative_error(linear.apply(x), x.double() @ dequantize(weight).double().t()) < tolerance(dtype)
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["in-order", "sorted-by-group"])
@@ -117,8 +117,8 @@ def test_gate_and_up_of_many_rows_are_activated_in_the_dense_product_tiny(
     )
     linear = int4_linear.Int4Linear(weight, None, int4_launch.Int4Product(), dtype)
     x = torch.randn(60, 256, device=device).to(dtype)
-    assert linear.activated(None, x[:39]) is None
-    out = linear.activated(Halved(), x)
+    assert linear.apply_activated(x[:39]) is None
+    out = linear.apply_activated(x, Halved())
     if dtype == torch.float32:
         assert out is None
         return
