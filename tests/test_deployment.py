@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from aengine.cli.config_file import read_config_file
 from aengine.cli.main import _parser
+from aengine.cli.serve.flags import read_file
 from aengine.config import ListenConfig, ServerConfig
 from aengine.config.configure import configure
 from aengine.http.routes import operations
@@ -92,7 +92,7 @@ def test_settings_of_clients_can_be_read_and_agree() -> None:
 def test_the_file_of_flags_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "flags.yaml"
     path.write_text(block((ROOT / "aengine" / "cli" / "README.md").read_text(), "yaml"))
-    knobs, _ = read_config_file(str(path))
+    knobs, _ = read_file(str(path))
     assert knobs == {
         "model": "Qwen/Qwen3-8B",
         "port": "9000",

@@ -1,6 +1,19 @@
-"""Errors that end a command with one sentence and an exit status."""
+"""Errors that end a command, and sentences that say what was probably meant."""
 
 from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+
+from aengine.config.other_names import nearest_knob, remedy
+
+_LIKENESS_OF_COMMANDS = 0.5  # there are few, and `gen` can be one of them only
+_NUMBER = re.compile(r"-\.?\d")
+_MODEL = re.compile(r"[\w.\-]+/[\w.\-]+")
 
 
 class CommandError(Exception):
@@ -9,3 +22,69 @@ class CommandError(Exception):
 
 class UsageError(Exception):
     """Ends the command with one sentence about its arguments, and exit status 2."""
+
+
+def unknown_command(name: str, commands: Collection[str]) -> str:
+    """One sentence about a command that is none of these."""
+    if close := get_close_matches(name, commands, 1, _LIKENESS_OF_COMMANDS):
+        return f"unknown command {name!r}; did you mean {close[0]}?"
+    if _is_model(name):
+        return f"unknown command {name!r}; did you mean aengine serve {shlex.quote(name)}?"
+    return f"unknown command {name!r}; there are {', '.join(commands)}"
+
+
+def unknown_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> str:
+    """One sentence about all the arguments that `parser` does not know."""
+    flags = [argument.partition("=")[0] for argument in arguments if _is_flag(argument)]
+    if not flags:
+        hint = f"see {parser.prog} --help"
+        if _is_model(arguments[0]) and "model" not in {action.dest for action in parser._get_positional_actions()}:
+            hint = f"a model is named with --model {shlex.quote(arguments[0])}"
+        return f"unknown argument {arguments[0]!r}; {hint}"
+    hints = [_instead(flag, parser._option_string_actions) for flag in dict.fromkeys(flags)]
+    if len(hints) == 1:
+        return f"unknown flag {flags[0]}; {hints[0] or f'see {parser.prog} --help-all'}"
+    told = [f"{flag} ({hint})" if hint else flag for flag, hint in zip(dict.fromkeys(flags), hints)]
+    return f"unknown flags {', '.join(told)}; see {parser.prog} --help-all"
+
+
+def no_prompts(text: str) -> str:
+    """One sentence about a file of prompts that there is not, with the command that was probably meant."""
+    if _is_model(text):
+        return f"{text!r} is no file of prompts; a model is named with --model {shlex.quote(text)}"
+    return (
+        f"there is no file {text!r}; prompts come from a file or a pipe: echo {_quoted(text)} | aengine generate --text"
+    )
+
+
+def no_model(text: str) -> str | None:
+    """One sentence about words that stand where a model's name belongs; None if they may be a name."""
+    if not re.search(r"[\s?!]", text.strip()) or os.path.exists(text):
+        return None
+    return f"{text!r} stands where the name of a model belongs; to say it: echo {_quoted(text)} | aengine chat"
+
+
+def _instead(flag: str, options: Collection[str]) -> str:
+    name = flag.lstrip("-")
+    if advice := remedy(name):
+        return advice
+    known = [option[2:].replace("-", "_") for option in options if option.startswith("--")]
+    if meant := nearest_knob(name, known):
+        knob, off = meant
+        option = f"--{'no-' if off else ''}{knob.replace('_', '-')}"
+        if option in options:
+            return f"did you mean {option}?"
+    return ""
+
+
+def _is_flag(argument: str) -> bool:
+    return argument.startswith("-") and len(argument) > 1 and not _NUMBER.match(argument)
+
+
+def _is_model(text: str) -> bool:
+    """Whether it is a folder or looks like owner/name."""
+    return os.path.isdir(text) or _MODEL.fullmatch(text) is not None
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if not re.search(r'["$`\\!]', text) else shlex.quote(text)

@@ -8,11 +8,10 @@ from collections.abc import Collection, Sequence
 
 import aengine
 from aengine.cli.chat import command as chat_command
-from aengine.cli.errors import CommandError, UsageError
+from aengine.cli.errors import CommandError, UsageError, unknown_arguments, unknown_command
 from aengine.cli.generate import command as generate_command
 from aengine.cli.help import CommandParser
 from aengine.cli.serve import command as serve_command
-from aengine.cli.suggestion import unknown_arguments, unknown_command
 from aengine.errors import AengineError
 from aengine.process.standard_streams import LossyStream
 

@@ -5,20 +5,29 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aengine.cli.errors import UsageError
 from aengine.cli.knobs import add_knobs, given_knobs, read_knobs
 from aengine.config import EngineConfig
 from aengine.config.configure import flag
+from aengine.types import Completion, Fragment
 
 if TYPE_CHECKING:
     from aengine.client import Client
     from aengine.engine import Engine
 
-    Model = Engine | Client
+
+class Model(Protocol):
+    """What the commands ask of a model: an `aengine.Engine` or an `aengine.Client`."""
+
+    async def complete(self, prompt: Any, **options: Any) -> Completion: ...
+
+    async def chat(self, messages: Any, **options: Any) -> Completion: ...
+
+    def chat_stream(self, messages: Any, **options: Any) -> AsyncGenerator[Fragment, None]: ...
 
 
 def add_model_or_server(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
@@ -35,7 +44,7 @@ def add_model_or_server(parser: argparse.ArgumentParser, skip: tuple[str, ...] =
 
 
 @asynccontextmanager
-async def opened_model(args: argparse.Namespace) -> AsyncIterator[Model]:
+async def opened_model(args: argparse.Namespace) -> AsyncIterator[Engine | Client]:
     """A context with the model, ready to serve. Raises `UsageError`, and what tells that it cannot be had."""
     if args.url is not None:
         given = given_knobs(args, EngineConfig).keys() - {"progress"}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from aengine.config import EngineConfig, ListenConfig, ReplicasConfig, ServerConfig
-from aengine.config.other_names import knob_meant, remedy
+from aengine.config.other_names import nearest_knob, remedy
 from aengine.errors import ConfigError
 from aengine.sizes import parse_count
 
@@ -151,7 +151,7 @@ def instead_of(name: str, known: Collection[str], spelled: Callable[[str], str])
     """What was probably meant by a name that there is not, in brackets; empty if nothing is near."""
     if advice := remedy(name):
         return f" ({advice})"
-    if meant := knob_meant(name, known):
+    if meant := nearest_knob(name, known):
         knob, off = meant
         return f" (did you mean {spelled(knob)}{'=false' if off else ''}?)"
     return ""

@@ -1,105 +1,143 @@
-"""What other engines call the knobs, and what to do instead of theirs that do not exist here.
+"""What other engines call the knobs, and what to do instead where there is no such knob here.
 
-The names are vLLM's unless said otherwise. A value is the knob that means the same, or a sentence.
+The names are vLLM's unless a comment says otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from typing import NamedTuple
 
-_ALWAYS_ON = "is always done; leave it out"
-_NOT_NEEDED = "has no counterpart and is not needed; leave it out"
-_NO_IMAGES = "images are not there yet; leave it out"
+_LIKENESS = 0.7  # a name is suggested from this share of common letters on
+_REPLICAS = "replicas run on Ray Serve (serve run aengine.ray_serve:app replicas=N)"
+_LAYERS = "layers are not spread over GPUs; use tensor_parallel_size"
+_CHECKPOINT = "what a model does follows from its folder; leave it out"
+_TOKENIZER = "the tokenizer is the one in the model's folder; leave it out"
+
+
+class OtherName(NamedTuple):
+    """What one name of another engine means here."""
+
+    knob: str = ""  # the knob with the same meaning; empty if there is none
+    remedy: str = ""  # without a knob: what to do instead
+    switches_off: bool = False  # the knob has the opposite meaning
+    # `aengine serve` and its files accept the name: as the knob, or without any effect if there is no knob.
+    is_accepted: bool = False
+
+
+def _knob(name: str, *, accepted: bool = False) -> OtherName:
+    return OtherName(knob=name, is_accepted=accepted)
+
+
+def _opposite(name: str) -> OtherName:
+    return OtherName(knob=name, switches_off=True)
+
+
+def _no_knob(remedy: str) -> OtherName:
+    return OtherName(remedy=remedy)
+
+
+def _no_effect(reason: str) -> OtherName:
+    return OtherName(remedy=f"{reason}; leave it out", is_accepted=True)
+
+
+_NOT_NEEDED = _no_knob("has no counterpart and is not needed; leave it out")
+_ALWAYS_ON = _no_effect("is always done")
+_NO_IMAGES = _no_knob("images are not there yet; leave it out")
+_NO_REQUEST_LOG = _no_effect("requests are not logged unless access_log is on")
 
 OTHER_NAMES = {
-    "attention_backend": "attention",
-    "block_size": "page_size",
-    "enable_log_requests": "access_log",
-    "enable_sleep_mode": "sleep_mode",
-    "kv_cache_memory_bytes": "kv_cache_gib",
-    "kv_events_config": "kv_events",
-    "lora_modules": "lora",
-    "max_cpu_loras": "lora_host_gib",
-    "max_num_batched_tokens": "max_step_tokens",
-    "num_gpu_blocks_override": "num_pages",
-    "swap_space": "host_cache_gib",
-    "timeout_keep_alive": "keep_alive_timeout",
-    "tool_call_parser": "tool_format",
-    "h11_max_incomplete_event_size": "max_header_bytes",
-    # SGLang's
-    "chunked_prefill_size": "max_step_tokens",
-    "context_length": "max_model_len",
-    "lora_paths": "lora",
-    "max_running_requests": "max_num_seqs",
-    "max_queued_requests": "max_queue",
-    "mem_fraction_static": "gpu_memory_utilization",
-    "model_path": "model",
-    "tp_size": "tensor_parallel_size",
-    # llama.cpp's
-    "ctx_size": "max_model_len",
-    "parallel": "max_num_seqs",
-}
-# Switches: here the knob is on or off for the opposite word.
-_OPPOSITES = {
-    "enforce_eager": "cuda_graphs",
-    "disable_cuda_graph": "cuda_graphs",
-    "disable_radix_cache": "prefix_cache",
-}
-REMEDIES = {
+    "api_key": _knob("api_keys", accepted=True),
+    "attention_backend": _knob("attention"),
+    "block_size": _knob("page_size"),
     "compilation_config": _NOT_NEEDED,
-    "cpu_offload_gb": "weights stay on the GPU; take a smaller format (quantization) or more GPUs",
-    "dp": "replicas run on Ray Serve (serve run aengine.ray_serve:app replicas=N)",
-    "data_parallel_size": "replicas run on Ray Serve (serve run aengine.ray_serve:app replicas=N)",
-    "disable_log_requests": "requests are not logged unless access_log is on; leave it out",
-    "disable_log_stats": "figures stand at /metrics and are not logged; leave it out",
-    "no_enable_log_requests": "requests are not logged unless access_log is on; leave it out",
-    "disable_frontend_multiprocessing": "there is one process; leave it out",
+    "cpu_offload_gb": _no_knob("weights stay on the GPU; take a smaller format (quantization) or more GPUs"),
+    "data_parallel_size": _no_knob(_REPLICAS),
+    "disable_frontend_multiprocessing": _no_knob("there is one process; leave it out"),
+    "disable_log_requests": _NO_REQUEST_LOG,
+    "disable_log_stats": _no_effect("figures stand at /metrics and are not logged"),
     "distributed_executor_backend": _NOT_NEEDED,
-    "download_dir": "set the variable HF_HOME instead",
-    "enable_expert_parallel": "experts are shared out by tensor_parallel_size; leave it out",
-    "enable_reasoning": "thoughts are told apart by themselves; leave it out",
+    "download_dir": _no_knob("set the variable HF_HOME instead"),
+    "dp": _no_knob(_REPLICAS),
+    "enable_auto_tool_choice": _ALWAYS_ON,
+    "enable_chunked_prefill": _ALWAYS_ON,
+    "enable_expert_parallel": _no_knob("experts are shared out by tensor_parallel_size; leave it out"),
+    "enable_log_requests": _knob("access_log"),
+    "enable_lora": _no_effect("adapters are on as soon as lora names one"),
+    "enable_prefix_caching": _knob("prefix_cache", accepted=True),
+    "enable_prompt_tokens_details": _ALWAYS_ON,
+    "enable_reasoning": _no_knob("thoughts are told apart by themselves; leave it out"),
     "enable_server_load_tracking": _ALWAYS_ON,
-    "generation_config": "the checkpoint's generation_config.json gives the defaults; leave it out",
+    "enable_sleep_mode": _knob("sleep_mode", accepted=True),
+    "enforce_eager": _opposite("cuda_graphs"),
+    "generation_config": _no_knob("the checkpoint's generation_config.json gives the defaults; leave it out"),
     "guided_decoding_backend": _NOT_NEEDED,
-    "hf_token": "set the variable HF_TOKEN instead",
-    "hf_overrides": "edit the checkpoint's config.json instead",
-    "kv_transfer_config": "KV goes to host memory and disk by host_cache_gib and disk_cache_dir",
+    "h11_max_incomplete_event_size": _knob("max_header_bytes"),
+    "hf_overrides": _no_knob("edit the checkpoint's config.json instead"),
+    "hf_token": _no_knob("set the variable HF_TOKEN instead"),
+    "kv_cache_memory_bytes": _knob("kv_cache_gib"),
+    "kv_events_config": _knob("kv_events"),
+    "kv_transfer_config": _no_knob("KV goes to host memory and disk by host_cache_gib and disk_cache_dir"),
     "limit_mm_per_prompt": _NO_IMAGES,
-    "load_balancing": _NOT_NEEDED,
-    "max_logprobs": "a request may ask for up to 20; leave it out",
+    "lora_modules": _knob("lora"),
+    "max_cpu_loras": _knob("lora_host_gib"),
+    "max_logprobs": _no_knob("a request may ask for up to 20; leave it out"),
+    "max_num_batched_tokens": _knob("max_step_tokens"),
     "max_seq_len_to_capture": _NOT_NEEDED,
     "mm_processor_kwargs": _NO_IMAGES,
-    "n_gpu_layers": "all layers are on the GPU; leave it out",
-    "ngl": "all layers are on the GPU; leave it out",
-    "no_enable_chunked_prefill": "prompts are always read in chunks; leave it out",
+    "no_enable_chunked_prefill": _no_knob("prompts are always read in chunks; leave it out"),
+    "no_enable_log_requests": _NO_REQUEST_LOG,
+    "num_gpu_blocks_override": _knob("num_pages"),
     "num_scheduler_steps": _NOT_NEEDED,
-    "override_generation_config": "edit the checkpoint's generation_config.json instead",
-    "pipeline_parallel_size": "layers are not spread over GPUs; use tensor_parallel_size",
-    "pp": "layers are not spread over GPUs; use tensor_parallel_size",
-    "reasoning_parser": "thoughts are found from the chat template (reasoning=auto); leave it out",
-    "rope_scaling": "edit the checkpoint's config.json instead",
-    "runner": "what a model does follows from its folder; leave it out",
-    "scheduling_policy": "requests with a priority are always ranked by it; leave it out",
-    "speculative_config": "speculative decoding is not there yet; leave it out",
+    "override_generation_config": _no_knob("edit the checkpoint's generation_config.json instead"),
+    "pipeline_parallel_size": _no_knob(_LAYERS),
+    "pp": _no_knob(_LAYERS),
+    "q": _knob("quantization", accepted=True),
+    "reasoning_parser": _no_knob("thoughts are found from the chat template (reasoning=auto); leave it out"),
+    "rope_scaling": _no_knob("edit the checkpoint's config.json instead"),
+    "runner": _no_knob(_CHECKPOINT),
+    "scheduling_policy": _no_knob("requests with a priority are always ranked by it; leave it out"),
+    "speculative_config": _no_knob("speculative decoding is not there yet; leave it out"),
     "structured_outputs_config": _NOT_NEEDED,
-    "task": "what a model does follows from its folder; leave it out",
-    "tokenizer": "the tokenizer is the one in the model's folder; leave it out",
-    "tokenizer_mode": "the tokenizer is the one in the model's folder; leave it out",
-    "uvicorn_log_level": "the server is hypercorn; access_log turns on a line for each request",
+    "swap_space": _knob("host_cache_gib"),
+    "task": _no_knob(_CHECKPOINT),
+    "timeout_keep_alive": _knob("keep_alive_timeout"),
+    "tokenizer": _no_knob(_TOKENIZER),
+    "tokenizer_mode": _no_knob(_TOKENIZER),
+    "tool_call_parser": _knob("tool_format"),
+    "tp": _knob("tensor_parallel_size", accepted=True),
+    "trust_remote_code": _no_effect("code of a checkpoint is never run, and known families need none"),
+    "uvicorn_log_level": _no_knob("the server is hypercorn; access_log turns on a line for each request"),
+    # SGLang's
+    "chunked_prefill_size": _knob("max_step_tokens"),
+    "context_length": _knob("max_model_len"),
+    "disable_cuda_graph": _opposite("cuda_graphs"),
+    "disable_radix_cache": _opposite("prefix_cache"),
+    "load_balancing": _NOT_NEEDED,
+    "lora_paths": _knob("lora"),
+    "max_queued_requests": _knob("max_queue"),
+    "max_running_requests": _knob("max_num_seqs"),
+    "mem_fraction_static": _knob("gpu_memory_utilization"),
+    "model_path": _knob("model"),
+    "tp_size": _knob("tensor_parallel_size"),
+    # llama.cpp's
+    "ctx_size": _knob("max_model_len"),
+    "n_gpu_layers": _no_knob("all layers are on the GPU; leave it out"),
+    "ngl": _no_knob("all layers are on the GPU; leave it out"),
+    "parallel": _knob("max_num_seqs"),
 }
-_LIKENESS = 0.7  # share of common letters from which on a name is offered
 
 
-def knob_meant(name: str, known: Collection[str]) -> tuple[str, bool] | None:
-    """The knob among `known` that `name` means, and whether it is to be switched off; None: there is none.
+def nearest_knob(name: str, known: Collection[str]) -> tuple[str, bool] | None:
+    """Return the knob among `known` that `name` probably means, and whether it is to be switched off.
 
-    A name that switches something off is never taken for one that switches it on.
+    A name that switches something off is never taken for one that switches it on. None: no knob is near.
     """
-    name = name.lower().replace("-", "_")
-    for names, off in ((_OPPOSITES, True), (OTHER_NAMES, False)):
-        if names.get(name) in known:
-            return names[name], off
+    name = _normal(name)
+    other = OTHER_NAMES.get(name)
+    if other is not None and other.knob in known:
+        return other.knob, other.switches_off
     off = name.startswith("no_")
     bare = name.removeprefix("no_")
     if bare.startswith(("enable_", "disable_")):
@@ -109,6 +147,11 @@ def knob_meant(name: str, known: Collection[str]) -> tuple[str, bool] | None:
     return (close[0], off) if close else None
 
 
-def remedy(name: str) -> str | None:
-    """What to do instead of giving a knob of another engine that does not exist here."""
-    return REMEDIES.get(name.lower().replace("-", "_"))
+def remedy(name: str) -> str:
+    """Return what to do instead of giving a knob of another engine that does not exist here; empty if unknown."""
+    other = OTHER_NAMES.get(_normal(name))
+    return "" if other is None else other.remedy
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("-", "_")

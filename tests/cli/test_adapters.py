@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
-from contextlib import aclosing
 
 import pytest
 
-from aengine.cli.chat.backends import ChatBackend, EngineBackend, ServerBackend
+from aengine.cli.chat.shell import Shell
+from aengine.cli.model import Model
 from aengine.client import Client
-from aengine.errors import ModelNotFoundError
-from aengine.text.answer.deltas import ContentDelta
 from tests.cli.running import run
 from tests.engine.adapters import PROMPT, Written
 from tests.http.demo_server import DemoEngine, hosted_demo
@@ -42,17 +41,21 @@ def test_generate_answers_with_an_adapter_unless_the_line_names_another(written:
 
 @pytest.mark.anyio
 async def test_an_adapter_chats_in_this_process_and_on_a_server(written: Written) -> None:
-    async def says(backend: ChatBackend) -> str:
+    async def says(model: Model, adapter: str | None) -> str:
+        def read(prompt: str) -> str:
+            if lines:
+                return lines.pop()
+            raise EOFError
+
+        lines, out = ["hi"], io.StringIO()
         sampling = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
-        answer = backend.answer([{"role": "user", "content": "hi"}], sampling, {})
-        async with aclosing(answer):
-            return "".join([piece.text async for piece in answer if isinstance(piece, ContentDelta)])
+        await Shell(model, out, sampling, adapter=adapter, dim=False).run(read)
+        return out.getvalue().rpartition("\n[12 tokens")[0] or out.getvalue()
 
     engine = DemoEngine(lora=written.paths, dtype="float32")
     async with hosted_demo(engine) as url, Client(url) as client:
-        adapted = await says(EngineBackend(engine, "a0"))
-        assert adapted == await says(ServerBackend(client, "a0"))
-        assert adapted != await says(EngineBackend(engine))
-        for backend in (EngineBackend(engine, "a7"), ServerBackend(client, "a7")):
-            with pytest.raises(ModelNotFoundError, match="a7"):
-                await says(backend)
+        adapted = await says(engine, "a0")
+        assert adapted == await says(client, "a0")
+        assert adapted != await says(engine, None)
+        for model in (engine, client):
+            assert "'a7'" in await says(model, "a7")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from aengine.cli.errors import UsageError
+from aengine.cli.errors import UsageError, no_model
 from aengine.cli.knobs import add_model
 from aengine.cli.model import add_model_or_server
 from aengine.cli.sampling import add_sampling, read_sampling
-from aengine.cli.suggestion import no_model
 
 _EPILOG = """\
 examples:
@@ -40,6 +39,6 @@ def run(args: argparse.Namespace) -> int:
     if wrong := no_model(getattr(args, "model", "")):
         raise UsageError(wrong)
     sampling = read_sampling(args)
-    from aengine.cli.chat.run import chat
+    from aengine.cli.chat.terminal import chat
 
     return chat(args, sampling)

@@ -13,11 +13,11 @@ from typing import Any, TextIO
 import anyio
 import msgspec
 
-from aengine.cli.chat.backends import AnswerEnd, ChatBackend, Messages
 from aengine.cli.errors import UsageError
+from aengine.cli.model import Model
 from aengine.cli.sampling import NAMES, parse_parameter
 from aengine.errors import AengineError
-from aengine.text.answer.deltas import ReasoningDelta
+from aengine.types import Fragment, Usage
 
 PROMPT = "> "
 HELP = """\
@@ -48,12 +48,20 @@ class Shell:
     """One conversation. `dim` sets thoughts and remarks apart by the terminal's own means."""
 
     def __init__(
-        self, backend: ChatBackend, out: TextIO, sampling: dict[str, Any], system: str | None, *, dim: bool
+        self,
+        model: Model,
+        out: TextIO,
+        sampling: dict[str, Any],
+        system: str | None = None,
+        adapter: str | None = None,
+        *,
+        dim: bool,
     ) -> None:
-        self.messages: Messages = []
+        self.messages: list[dict[str, Any]] = []
         self.sampling = dict(sampling)
         self.thinking: bool | None = None
-        self._backend = backend
+        self._model = model
+        self._adapter = adapter
         self._out = out
         self._dim = ("\x1b[2m", "\x1b[0m") if dim else ("", "")
         self._commands: dict[str, Callable[[str], None]] = {
@@ -119,19 +127,22 @@ class Shell:
         begin, first = time.perf_counter(), 0.0
         thought = False
         template_kwargs = {} if self.thinking is None else {"enable_thinking": self.thinking}
-        answer = self._backend.answer(self.messages, self.sampling, template_kwargs)
+        answer = self._model.chat_stream(
+            self.messages, template_kwargs=template_kwargs, adapter=self._adapter, **self.sampling
+        )
         async with aclosing(answer):
-            async for event in answer:
-                first = first or time.perf_counter()
-                if isinstance(event, AnswerEnd):
-                    self._remark(f"\n{_figures(event, first - begin, time.perf_counter() - first)}")
-                    continue
-                if isinstance(event, ReasoningDelta):
-                    self._print(f"{self._dim[0]}{event.text.translate(_HARMLESS)}{self._dim[1]}")
-                else:
-                    self._print(("\n\n" if thought and not content else "") + event.text.translate(_HARMLESS))
-                    content.append(event.text)
-                thought = thought or isinstance(event, ReasoningDelta)
+            async for fragment in answer:
+                if fragment.reasoning or fragment.text or fragment.usage:
+                    first = first or time.perf_counter()
+                if fragment.reasoning:
+                    thought = True
+                    self._print(f"{self._dim[0]}{fragment.reasoning.translate(_HARMLESS)}{self._dim[1]}")
+                if fragment.text:
+                    self._print(("\n\n" if thought and not content else "") + fragment.text.translate(_HARMLESS))
+                    content.append(fragment.text)
+                if fragment.usage is not None:
+                    during = time.perf_counter() - first
+                    self._remark(f"\n{_figures(fragment, fragment.usage, first - begin, during)}")
 
     # ---- commands -----------------------------------------------------------------------------------------
 
@@ -212,14 +223,13 @@ def _as_text(value: Any) -> str:
     return msgspec.json.encode(value).decode() if not isinstance(value, str) else value
 
 
-def _figures(ending: AnswerEnd, before: float, during: float) -> str:
-    usage = ending.usage
+def _figures(last: Fragment, usage: Usage, before: float, during: float) -> str:
     parts = [f"{usage.completion_tokens} tokens"]
     if usage.completion_tokens > 1 and during > 0:
         parts.append(f"{(usage.completion_tokens - 1) / during:.1f} tokens/s")
     parts.append(f"first after {before * 1000:.0f} ms")
     parts.append(f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens from the cache")
-    if ending.finish_reason == "length":
+    if last.finish_reason == "length":
         parts.append("cut off: out of tokens")
     return f"[{', '.join(parts)}]"
 

@@ -1,19 +1,44 @@
-"""Reads lines from the terminal: with history where readline is there, plainly where there is no terminal."""
+"""Runs the chat shell on the terminal: with history if readline is there, line by line if input is no terminal."""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+from aengine.cli.chat.shell import Shell
+from aengine.cli.model import opened_model
+from aengine.client import Client
 
 _HISTORY_LINES = 1000
 
 
+def chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
+    """Run the chat shell until the user leaves it."""
+    asyncio.run(_chat(args, sampling))
+    return 0
+
+
+async def _chat(args: argparse.Namespace, sampling: dict[str, Any]) -> None:
+    async with opened_model(args) as model:
+        if isinstance(model, Client):
+            place = f"{await model.served_model()} on {model.base_url}"
+        else:
+            place = f"{model.model_name} in this process"
+        shell = Shell(model, sys.stdout, sampling, args.system, args.adapter, dim=_shows_styles(sys.stdout))
+        with _line_reader() as read:
+            if sys.stdin.isatty():
+                print(f"{place}; /help tells the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+            await shell.run(read)
+
+
 @contextmanager
-def line_reader() -> Iterator[Callable[[str], str]]:
+def _line_reader() -> Iterator[Callable[[str], str]]:
     """A function that shows a prompt and reads a line: raises `EOFError` at the end, `KeyboardInterrupt` for Ctrl-C."""
     if not sys.stdin.isatty():
         yield _plain_line
@@ -36,7 +61,7 @@ def line_reader() -> Iterator[Callable[[str], str]]:
             readline.write_history_file(path)
 
 
-def shows_styles(out: TextIO) -> bool:
+def _shows_styles(out: TextIO) -> bool:
     """Whether the output shows styles for escape sequences."""
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 
-from aengine.cli.errors import UsageError
+from aengine.cli.errors import UsageError, no_prompts
 from aengine.cli.model import add_model_or_server
 from aengine.cli.sampling import add_sampling, read_sampling
-from aengine.cli.suggestion import no_prompts
 
 _EPILOG = """\
 each line of the input is one of
@@ -61,6 +60,6 @@ def run(args: argparse.Namespace) -> int:
     sampling = read_sampling(args)
     if args.concurrency is not None and args.concurrency < 1:
         raise UsageError(f"--concurrency must be at least 1, got {args.concurrency}")
-    from aengine.cli.generate.prompts import generate
+    from aengine.cli.generate.run import generate
 
     return generate(args, sampling)

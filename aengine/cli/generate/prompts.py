@@ -1,101 +1,105 @@
-"""Runs a file of prompts through a model, with a progress bar."""
+"""Answers one line of a file of prompts."""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache, partial
-from typing import Any, BinaryIO
+from typing import Any
 
-import anyio.to_thread
+import anyio
 import msgspec
-from tqdm import tqdm
 
-from aengine.cli.errors import CommandError, UsageError
-from aengine.cli.generate.batch import Result, answer_line, run_batch
-from aengine.cli.generate.lines import MAX_LINE_BYTES, LineTooLongError, read_lines
-from aengine.cli.generate.requests import answer_request, is_request, post_to
-from aengine.cli.knobs import read_knobs
-from aengine.cli.model import opened_model
-from aengine.config import EngineConfig
-from aengine.sizes import format_bytes
-
-_SERVER_CONCURRENCY = 64
-_COUNT_BYTES = 2**20
-_ONLY_PROMPTS = (
-    "flags for sampling, --adapter and --token-ids are for prompts: a line with custom_id says everything in its body"
+from aengine.cli.model import Model
+from aengine.errors import (
+    AengineError,
+    EngineClosedError,
+    EngineNotReadyError,
+    InvalidRequestError,
+    QueueFullError,
+    ServerError,
 )
+from aengine.requests.sampling_params import SamplingParams
+from aengine.types import Choice, Completion
 
 
-def generate(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
-    """Answer every line; the exit status: 1 if any line could not be answered."""
-    with (
-        _opened(args.input, "rb", sys.stdin.fileno()) as source,
-        _opened(args.output, "wb", sys.stdout.fileno()) as out,
-    ):
-        failed = asyncio.run(_generate(args, sampling, source, out))
-    if failed:
-        print(f"aengine: {failed} {'lines' if failed > 1 else 'line'} could not be answered", file=sys.stderr)
-    return 1 if failed else 0
+class Result(msgspec.Struct):
+    """One line of output."""
+
+    body: dict[str, Any]
+    failed: bool = False
+    tokens: int = 0
 
 
-@contextmanager
-def _opened(path: str, mode: str, standard: int) -> Iterator[BinaryIO]:
+async def answer_line(
+    model: Model, defaults: dict[str, Any], line: int, text: bytes, *, plain: bool, ids: bool
+) -> Result:
+    """The result of one prompt. What is wrong with this line alone is its result; what ends the run is raised."""
+    head: dict[str, Any] = {"line": line}
     try:
-        file = open(standard if path == "-" else path, mode, closefd=path != "-")  # noqa: SIM115 - the next line closes it
-    except OSError as error:
-        raise CommandError(f"{path}: {error.strerror}") from None
-    with file:
-        yield file  # type: ignore[misc]  # the mode says binary
+        fields = _fields(text, plain)
+        if "id" in fields:
+            head["id"] = fields.pop("id")
+        completion = await _retry_while_full(model, defaults | fields)
+    except (EngineClosedError, EngineNotReadyError):
+        raise
+    except AengineError as error:
+        if isinstance(error, ServerError) and error.status is None:
+            raise  # there is nobody to ask any more
+        failure = {"message": str(error), "param": getattr(error, "param", None)}
+        return Result({**head, "error": failure}, failed=True)
+    usage = completion.usage
+    first, *others = (_choice(choice, ids) for choice in completion.choices)
+    body = {**head, **first} | ({"choices": [first, *others]} if others else {})
+    body["usage"] = {**msgspec.to_builtins(usage), "total_tokens": usage.total_tokens}
+    return Result(body, tokens=usage.completion_tokens)
 
 
-async def _generate(args: argparse.Namespace, sampling: dict[str, Any], source: BinaryIO, out: BinaryIO) -> int:
-    failed = 0
-    tokens = 0
-    config = read_knobs(args, EngineConfig)
-    show = config.progress
-    concurrency = args.concurrency or (config.max_num_seqs if args.url is None else _SERVER_CONCURRENCY)
-    defaults = sampling if args.adapter is None else sampling | {"adapter": args.adapter}
-    async with opened_model(args) as model:
-        post = cache(partial(post_to, model))  # made for the first line that needs it
-        total = await anyio.to_thread.run_sync(_count_lines, args.input) if show else None
-        # disable=None: none where standard error is no terminal
-        with tqdm(total=total, unit=" prompts", file=sys.stderr, disable=None if show else True) as bar:
-
-            async def answer(number: int, line: bytes) -> Result:
-                if not args.text and is_request(line):
-                    if defaults or args.token_ids:
-                        raise UsageError(_ONLY_PROMPTS)
-                    return await answer_request(post(), line)
-                return await answer_line(model, defaults, number, line, plain=args.text, ids=args.token_ids)
-
-            async def write(result: Result) -> None:
-                nonlocal failed, tokens
-                failed += result.failed
-                tokens += result.tokens
-                await anyio.to_thread.run_sync(_write, out, msgspec.json.encode(result.body) + b"\n")
-                bar.set_postfix_str(f"{tokens} tokens", refresh=False)
-                bar.update()
-
-            try:
-                await run_batch(read_lines(source.fileno()), answer, write, concurrency)
-            except LineTooLongError:
-                raise CommandError(f"a line of the input has more than {format_bytes(MAX_LINE_BYTES)}") from None
-    return failed
+def _fields(text: bytes, plain: bool) -> dict[str, Any]:
+    """A line's fields as arguments of `complete` or `chat`. Raises `InvalidRequestError`."""
+    try:
+        value = text.decode() if plain else msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if plain:
+            raise InvalidRequestError(f"the line is not UTF-8: {error}") from None
+        raise InvalidRequestError(
+            f"the line is not valid JSON ({error}); with --text every line is a prompt as it stands"
+        ) from None
+    if isinstance(value, (str, list)):
+        value = {"prompt": value}
+    if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
+        raise InvalidRequestError(
+            "the line must be a prompt, an object with either prompt or messages, or a request of a batch file, with "
+            "custom_id, method, url and body"
+        )
+    known = _CHAT_FIELDS if "messages" in value else _PROMPT_FIELDS
+    for name in value:
+        if name not in known:
+            raise InvalidRequestError(f"unknown field {name!r}; known are {', '.join(known)}", name)
+    return value
 
 
-def _write(out: BinaryIO, line: bytes) -> None:
-    out.write(line)
-    out.flush()
+_COMMON_FIELDS = (*SamplingParams.__struct_fields__, "priority", "cache_salt", "adapter", "id")
+_PROMPT_FIELDS = ("prompt", *_COMMON_FIELDS)
+_CHAT_FIELDS = ("messages", "tools", "template_kwargs", "continue_final_message", *_COMMON_FIELDS)
 
 
-def _count_lines(path: str) -> int | None:
-    """The lines of a file, for the bar; None where they cannot be counted beforehand."""
-    if path == "-" or not os.path.isfile(path):
-        return None
-    with open(path, "rb") as file:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_COUNT_BYTES), b""))
+async def _retry_while_full(model: Model, fields: dict[str, Any]) -> Completion:
+    """Complete a prompt; where the queue is full, wait and try again: other clients' work is not this line's fault."""
+    while True:
+        try:
+            if "messages" in fields:
+                return await model.chat(**fields)
+            return await model.complete(**fields)
+        except QueueFullError as error:
+            await anyio.sleep(error.retry_after)
+
+
+def _choice(choice: Choice, ids: bool) -> dict[str, Any]:
+    body: dict[str, Any] = {"text": choice.text, "finish_reason": choice.finish_reason}
+    if ids:
+        body["token_ids"] = choice.token_ids
+    if choice.logprobs is not None:
+        body["logprobs"] = choice.logprobs
+    if choice.reasoning:
+        body["reasoning"] = choice.reasoning
+    if choice.tool_calls:
+        body["tool_calls"] = choice.tool_calls
+    return body

@@ -11,7 +11,7 @@ import httpx2
 import msgspec
 from msgspec.structs import replace
 
-from aengine.cli.generate.batch import Result
+from aengine.cli.generate.prompts import Result
 from aengine.client import Client
 from aengine.client.wire import response_error
 from aengine.config import ServerConfig
@@ -19,7 +19,7 @@ from aengine.config.configure import configure
 from aengine.errors import QueueFullError
 
 if TYPE_CHECKING:
-    from aengine.cli.model import Model
+    from aengine.engine import Engine
 
 Post = Callable[[str, bytes], Awaitable[httpx2.Response]]  # sends a body to a path
 
@@ -61,7 +61,7 @@ def is_request(line: bytes) -> bool:
         return False
 
 
-def post_to(model: Model) -> Post:
+def post_to(model: Engine | Client) -> Post:
     """Return what sends a request to the server behind a `Client`, or to the HTTP application over an `Engine`.
 
     The application runs in this process, without a socket. It has the server's knobs from the environment, but asks

@@ -6,11 +6,9 @@ import argparse
 import os
 from contextlib import suppress
 
-from aengine.cli.config_file import read_config_file
 from aengine.cli.errors import UsageError
-from aengine.cli.foreign_flags import add_foreign_flags, asked_always, explain
-from aengine.cli.knobs import add_knobs, add_model, read_knobs
-from aengine.config import EngineConfig, ListenConfig, ServerConfig
+from aengine.cli.serve.flags import add_flags, read_flags
+from aengine.config import EngineConfig, ServerConfig
 
 _EPILOG = """\
 examples:
@@ -32,22 +30,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add_model(parser)
-    parser.add_argument("--config", metavar="FILE", help="YAML file of flags; those on the command line win")
-    add_knobs(parser, ListenConfig, "where to listen")
-    add_knobs(parser, ServerConfig, "the API")
-    add_knobs(parser, EngineConfig, "the engine")
-    add_foreign_flags(parser)
+    add_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    filed, always = ({}, set()) if args.config is None else read_config_file(args.config)
-    engine = read_knobs(args, EngineConfig, filed)
-    server = read_knobs(args, ServerConfig, filed)
-    listen = read_knobs(args, ListenConfig, filed)
+    engine, server, listen = read_flags(args)
     _check_names(engine, server)
-    explain(asked_always(args) | always, engine)
     if listen.workers != 1:
         raise UsageError(
             f"--workers {listen.workers}: the engine is one process and one event loop, and a second worker would load "

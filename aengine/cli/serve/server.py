@@ -24,7 +24,6 @@ from hypercorn.config import Config
 
 from aengine.app import Application
 from aengine.cli.errors import CommandError
-from aengine.cli.serve.greeting import greeting
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
 from aengine.process.standard_streams import lossy_streams
 
@@ -34,6 +33,8 @@ _ACCEPTED = 4  # connections in one pass of the event loop, some 10 ms: a burst 
 _SEND_BUFFER = 256 * 2**10  # bytes; left to itself the kernel keeps megabytes for a reader that does not read
 _LETTING_GO = 10.0  # seconds for connections and a device to let go of the process
 _HANDSHAKE = 10.0  # seconds that TLS may take to begin
+
+_PROMPT = '{"prompt":"The capital of France is","max_tokens":20}'
 
 
 def serve(engine: EngineConfig, server: ServerConfig, listen: ListenConfig) -> int:
@@ -167,6 +168,17 @@ async def _serve(app: Application, server: ServerConfig, listen: ListenConfig, s
 def _url(host: str, port: int, https: bool) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http{'s' if https else ''}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+def greeting(url: str, ready: str, server: ServerConfig) -> str:
+    """The addresses of a server that is ready, and a command that asks it. ready: a sentence with the model's names."""
+    key = ' -H "Authorization: Bearer $AENGINE_API_KEY"' if server.api_keys else ""
+    addresses = [("OpenAI's clients", f"{url}/v1"), ("Anthropic's clients", url)]
+    if server.page:
+        addresses.append(("a page to chat on", f"{url}/"))
+    lines = [f"  {what:<20}{address}" for what, address in addresses]
+    command = f"  curl -N {url}/generate -d '{_PROMPT}'{key}"
+    return "\n".join(["", f"Serving on {url} ({ready}; Ctrl-C stops)", "", *lines, command, ""])
 
 
 async def _announce(app: Application, server: ServerConfig, stop: asyncio.Event, url: str) -> None:

@@ -12,30 +12,34 @@ from typing import Any
 import anyio
 import pytest
 
-from aengine.cli.chat.backends import AnswerEnd, ChatEvent
 from aengine.cli.chat.shell import Shell
 from aengine.errors import InvalidRequestError
-from aengine.text.answer.deltas import ContentDelta, ReasoningDelta
-from aengine.types import Usage
+from aengine.types import Completion, Fragment, Usage
 
 pytestmark = pytest.mark.anyio
 
-ENDING = AnswerEnd(Usage(18, 12, 16), "stop")
-HELLO = (ContentDelta("Hel"), ContentDelta("lo."), ENDING)
+ENDING = Fragment("", finish_reason="stop", usage=Usage(18, 12, 16))
+HELLO = (Fragment("Hel"), Fragment("lo."), ENDING)
 
 
-class FakeBackend:
+class FakeModel:
     """Says the same each time; notes what it is asked. An exception is raised, and None waits for ever."""
 
-    def __init__(self, *told: ChatEvent | Exception | None) -> None:
-        self.told: Sequence[ChatEvent | Exception | None] = told or HELLO
+    def __init__(self, *told: Fragment | Exception | None) -> None:
+        self.told: Sequence[Fragment | Exception | None] = told or HELLO
         self.asked: list[tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]] = []
         self.closed = 0
 
-    async def answer(
-        self, messages: list[dict[str, Any]], sampling: dict[str, Any], template_kwargs: dict[str, Any]
-    ) -> AsyncGenerator[ChatEvent, None]:
-        self.asked.append(([*messages], dict(sampling), template_kwargs))
+    async def complete(self, prompt: Any, **options: Any) -> Completion:
+        raise NotImplementedError
+
+    async def chat(self, messages: Any, **options: Any) -> Completion:
+        raise NotImplementedError
+
+    async def chat_stream(
+        self, messages: list[dict[str, Any]], *, template_kwargs: dict[str, Any], adapter: str | None, **sampling: Any
+    ) -> AsyncGenerator[Fragment, None]:
+        self.asked.append(([*messages], sampling, template_kwargs))
         try:
             for told in self.told:
                 if isinstance(told, Exception):
@@ -64,40 +68,40 @@ def typing(*lines: str | type[BaseException]) -> Callable[[str], str]:
     return read
 
 
-async def session(backend: FakeBackend, *lines: str | type[BaseException], **given: Any) -> tuple[str, Shell]:
+async def session(model: FakeModel, *lines: str | type[BaseException], **given: Any) -> tuple[str, Shell]:
     """What is said in a session of these lines, and the shell after it."""
     out = io.StringIO()
-    shell = Shell(backend, out, given.pop("sampling", {}), given.pop("system", None), dim=given.pop("dim", False))
+    shell = Shell(model, out, given.pop("sampling", {}), given.pop("system", None), dim=given.pop("dim", False))
     await shell.run(typing(*lines))
     return out.getvalue(), shell
 
 
 async def test_an_answer_and_its_figures() -> None:
-    said, shell = await session(FakeBackend(), "hi")
+    said, shell = await session(FakeModel(), "hi")
     assert said.startswith("Hello.\n[12 tokens, ")
     assert "tokens/s, first after 0 ms, 16 of 18 prompt tokens from the cache]" in said
     assert shell.messages == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello."}]
 
 
 async def test_the_conversation_goes_on_until_it_is_reset() -> None:
-    backend = FakeBackend()
-    await session(backend, "one", "two", "/reset", "three", system="Be short.")
+    model = FakeModel()
+    await session(model, "one", "two", "/reset", "three", system="Be short.")
     system = {"role": "system", "content": "Be short."}
-    assert [[message["content"] for message in messages] for messages, _, _ in backend.asked] == [
+    assert [[message["content"] for message in messages] for messages, _, _ in model.asked] == [
         ["Be short.", "one"],
         ["Be short.", "one", "Hello.", "two"],
         ["Be short.", "three"],
     ]
-    assert backend.asked[0][0][0] == system
+    assert model.asked[0][0][0] == system
 
 
 async def test_parameters_are_set_shown_and_taken_back() -> None:
-    backend = FakeBackend()
+    model = FakeModel()
     said, _ = await session(
-        backend, "/set temperature 0.7", "/set stop END", "/set thinking true", "a", "/get", "/set temperature", "b"
+        model, "/set temperature 0.7", "/set stop END", "/set thinking true", "a", "/get", "/set temperature", "b"
     )
-    assert backend.asked[0][1:] == ({"temperature": 0.7, "stop": ("END",)}, {"enable_thinking": True})
-    assert backend.asked[1][1] == {"stop": ("END",)}
+    assert model.asked[0][1:] == ({"temperature": 0.7, "stop": ("END",)}, {"enable_thinking": True})
+    assert model.asked[1][1] == {"stop": ("END",)}
     assert 'temperature 0.7\nstop ["END"]\nthinking true\n' in said
 
 
@@ -115,30 +119,30 @@ async def test_parameters_are_set_shown_and_taken_back() -> None:
     ],
 )
 async def test_what_cannot_be_done_is_told_and_the_shell_goes_on(line: str, told: str) -> None:
-    backend = FakeBackend()
-    said, _ = await session(backend, line, "hi")
+    model = FakeModel()
+    said, _ = await session(model, line, "hi")
     assert told in said.splitlines()[0]
-    assert len(backend.asked) == 1
+    assert len(model.asked) == 1
 
 
 async def test_help_names_every_command() -> None:
-    said, _ = await session(FakeBackend(), "/help")
+    said, _ = await session(FakeModel(), "/help")
     for command in ("/set", "/get", "/system", "/reset", "/save", "/load", "/help", "/quit"):
         assert command in said
 
 
 async def test_quit_leaves_at_once() -> None:
-    backend = FakeBackend()
-    await session(backend, "/quit", "hi")
-    assert backend.asked == []
+    model = FakeModel()
+    await session(model, "/quit", "hi")
+    assert model.asked == []
 
 
 async def test_what_is_saved_can_be_loaded(tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
-    await session(FakeBackend(), "/set temperature 0.5", "/set stop END", "/set thinking false", "hi", f"/save {file}")
-    backend = FakeBackend()
-    await session(backend, f"/load {file}", "more", system="is replaced")
-    messages, sampling, template_kwargs = backend.asked[0]
+    await session(FakeModel(), "/set temperature 0.5", "/set stop END", "/set thinking false", "hi", f"/save {file}")
+    model = FakeModel()
+    await session(model, f"/load {file}", "more", system="is replaced")
+    messages, sampling, template_kwargs = model.asked[0]
     assert [message["content"] for message in messages] == ["hi", "Hello.", "more"]
     assert sampling == {"temperature": 0.5, "stop": ("END",)}
     assert template_kwargs == {"enable_thinking": False}
@@ -148,43 +152,43 @@ async def test_what_is_saved_can_be_loaded(tmp_path: Path) -> None:
 async def test_another_file_is_not_loaded(tmp_path: Path, content: str) -> None:
     file = tmp_path / "talk.json"
     file.write_text(content)
-    said, shell = await session(FakeBackend(), "hi", f"/load {file}")
+    said, shell = await session(FakeModel(), "hi", f"/load {file}")
     assert "loaded" not in said
     assert len(shell.messages) == 2
 
 
 async def test_thoughts_are_dim_and_stay_out_of_the_conversation() -> None:
-    backend = FakeBackend(ReasoningDelta("hm"), ContentDelta("yes"), ENDING)
-    said, shell = await session(backend, "hi", dim=True)
+    model = FakeModel(Fragment("", reasoning="hm"), Fragment("yes"), ENDING)
+    said, shell = await session(model, "hi", dim=True)
     assert said.startswith("\x1b[2mhm\x1b[0m\n\nyes\x1b[2m\n[12 tokens")
     assert shell.messages[-1]["content"] == "yes"
 
 
 async def test_a_model_cannot_speak_to_the_terminal() -> None:
-    said, _ = await session(FakeBackend(ContentDelta("a\x1b]0;evil\x07\x9bb\tc\n\r"), ENDING), "hi")
+    said, _ = await session(FakeModel(Fragment("a\x1b]0;evil\x07\x9bb\tc\n\r"), ENDING), "hi")
     assert said.startswith("a\ufffd]0;evil\ufffd\ufffdb\tc\n\ufffd\n[")
 
 
 async def test_an_error_is_told_and_the_question_forgotten() -> None:
-    said, shell = await session(FakeBackend(InvalidRequestError("no such thing", "x")), "hi")
+    said, shell = await session(FakeModel(InvalidRequestError("no such thing", "x")), "hi")
     assert said.startswith("[no such thing]\n")
     assert shell.messages == []
 
 
 async def test_an_answer_that_ran_out_of_tokens_says_so() -> None:
-    said, _ = await session(FakeBackend(ContentDelta("a"), AnswerEnd(Usage(1, 1, 0), "length")), "hi")
+    said, _ = await session(FakeModel(Fragment("a"), Fragment("", finish_reason="length", usage=Usage(1, 1, 0))), "hi")
     assert "cut off" in said
     assert "tokens/s" not in said  # one token has no rate
 
 
 async def test_ctrl_c_stops_the_answer_and_not_the_shell() -> None:
-    backend = FakeBackend(ContentDelta("Once"), None)
+    model = FakeModel(Fragment("Once"), None)
     out = io.StringIO()
-    shell = Shell(backend, out, {}, None, dim=False)
+    shell = Shell(model, out, {}, None, dim=False)
 
     def read(prompt: str) -> str:
-        assert backend.closed == len(backend.asked)  # the answer before has ended
-        if len(backend.asked) == 2:
+        assert model.closed == len(model.asked)  # the answer before has ended
+        if len(model.asked) == 2:
             raise EOFError
         return "tell"
 
@@ -201,13 +205,13 @@ async def test_a_second_ctrl_c_between_answer_and_prompt_does_not_end_the_shell(
             return super().write(text)
 
     before = signal.getsignal(signal.SIGINT)
-    backend = FakeBackend(ContentDelta("Once"), None)
-    await Shell(backend, Out(), {}, None, dim=False).run(typing("tell", "tell"))
-    assert len(backend.asked) == 2
+    model = FakeModel(Fragment("Once"), None)
+    await Shell(model, Out(), {}, None, dim=False).run(typing("tell", "tell"))
+    assert len(model.asked) == 2
     assert signal.getsignal(signal.SIGINT) is before
 
 
 async def test_ctrl_c_while_typing_gives_up_the_line() -> None:
-    backend = FakeBackend()
-    await session(backend, KeyboardInterrupt, "hi")
-    assert len(backend.asked) == 1
+    model = FakeModel()
+    await session(model, KeyboardInterrupt, "hi")
+    assert len(model.asked) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from aengine.cli import main
 from aengine.cli.serve import server as server_module
-from aengine.cli.serve.greeting import greeting
+from aengine.cli.serve.server import greeting
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
 
 
