@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aengine.kernels import rope
 from aengine.kernels.attention.decode_attention import PagedDecode
-from aengine.kernels.heads import Heads as QueryHeads
+from aengine.kernels.attention.heads import Heads as QueryHeads
+from aengine.kernels.attention.inputs import qk_norm_rope_store
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.triton_kernels import TritonKernels
@@ -98,7 +98,7 @@ class AdaptedLayers:
                 if rows <= DECODED and self.pools:
                     pool = self.pools[index]
                     cache, table = (pool.k, pool.v), pool.tables(rows, CONTEXT, most=1)[0]
-                    q = rope.qk_norm_rope_store(qkv, self.heads[index], self.cos_sin, positions, cache, slots)
+                    q = qk_norm_rope_store(qkv, self.heads[index], self.cos_sin, positions, cache, slots)
                     mixed = decode(q, *cache, table, lens, 0.09).flatten(1)
                 x = layer["o"].apply(mixed, residual=x)
                 gate_up = layer["gate_up"].apply(x, norm=self.norms[2 * index + 1])

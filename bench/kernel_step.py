@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels import elementwise, rope
+from aengine.kernels import elementwise
+from aengine.kernels.attention.config import DecodeConfig
 from aengine.kernels.attention.decode_attention import PagedDecode
-from aengine.kernels.attention.decode_config import DecodeConfig
-from aengine.kernels.heads import Heads as QueryHeads
+from aengine.kernels.attention.heads import Heads as QueryHeads
+from aengine.kernels.attention.inputs import qk_norm_rope_store
 from aengine.kernels.linear.one_row import OneRowConfig
 from aengine.kernels.linear.small_linear import LinearConfig, SmallLinear
 from bench.kernel_timing import (
@@ -117,7 +118,7 @@ class Step:
                 q_norm, k_norm = self.head_norms[2 * layer : 2 * layer + 2]
                 pool = self.pools[layer]
                 qkv = norm_linear(x, self.norms[2 * layer], w["qkv"], "qkv")
-                q = rope.qk_norm_rope_store(
+                q = qk_norm_rope_store(
                     qkv, QueryHeads(heads.heads, q_norm, k_norm, 1e-6), self.cos_sin, positions, (pool.k, pool.v), slots
                 )
                 mixed = decode(q, pool.k, pool.v, tables[layer], lens, 0.09, config=cuts.get("decode"))

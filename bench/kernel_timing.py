@@ -15,8 +15,8 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from aengine.kernels import launch, norms, rope
-from aengine.kernels.attention import decode_attention, prefix_attention
+from aengine.kernels import elementwise, launch
+from aengine.kernels.attention import decode_attention, inputs, prefix_attention
 from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.linear import one_row, small_linear
 
@@ -98,7 +98,16 @@ def precompile(function: Callable[[Any], None], jobs: Sequence[Any], report: Rep
 @contextlib.contextmanager
 def overlapping(on: bool) -> Iterator[None]:
     """Within it, kernels are launched with or without programmatic dependent launch."""
-    modules: tuple[Any, ...] = (one_row, small_linear, decode_attention, prefix_attention, norms, rope, gumbel, cutoff)
+    modules: tuple[Any, ...] = (
+        one_row,
+        small_linear,
+        decode_attention,
+        prefix_attention,
+        elementwise,
+        inputs,
+        gumbel,
+        cutoff,
+    )
     real = launch.launch_for
     for module in modules:
         module.launch_for = lambda device: replace(real(device), overlap=on)

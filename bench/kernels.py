@@ -20,15 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels import elementwise, rope
+from aengine.kernels import elementwise
+from aengine.kernels.attention.config import DecodeConfig
 from aengine.kernels.attention.decode_attention import PagedDecode
-from aengine.kernels.attention.decode_config import DecodeConfig
+from aengine.kernels.attention.heads import Heads as QueryHeads
+from aengine.kernels.attention.inputs import qk_norm_rope_store
 from aengine.kernels.attention.prefix_attention import PrefixConfig, SharedRuns, attend_shared
 from aengine.kernels.draw import gumbel
 from aengine.kernels.draw.cutoff import Cutoff
 from aengine.kernels.draw.likeliest import likeliest
 from aengine.kernels.draw.penalties import penalize_seen
-from aengine.kernels.heads import Heads as QueryHeads
 from aengine.kernels.linear.one_row import OneRowConfig
 from aengine.kernels.linear.small_linear import LinearConfig, SmallLinear
 from bench.adapter_layers import bench_adapters
@@ -130,7 +131,7 @@ def bench_small(report: Report, sweep: bool) -> None:
         cases: dict[str, tuple[list[Callable[[], object]], int]] = {
             "silu_mul": ([lambda g=g: elementwise.silu_mul(g) for g in gates], 12288 * 6),
             "qk_norm_rope_store": (
-                [lambda x=x: rope.qk_norm_rope_store(x, cut, cos_sin, places, (pool.k, pool.v), places) for x in qkvs],
+                [lambda x=x: qk_norm_rope_store(x, cut, cos_sin, places, (pool.k, pool.v), places) for x in qkvs],
                 (6144 + 4096 + 3 * 1024) * 2,
             ),
         }
@@ -259,9 +260,7 @@ def bench_launch(report: Report, sweep: bool) -> None:
         "torch linear": lambda: F.linear(x, weights["qkv"]),
         "small linear": lambda: small(x, weights["qkv"]),
         "silu_mul": lambda: elementwise.silu_mul(qkv),
-        "qk_norm_rope_store": lambda: rope.qk_norm_rope_store(
-            qkv, cut, step.cos_sin, numbers, (pool.k, pool.v), numbers
-        ),
+        "qk_norm_rope_store": lambda: qk_norm_rope_store(qkv, cut, step.cos_sin, numbers, (pool.k, pool.v), numbers),
         "decode": lambda: decode(q, pool.k, pool.v, table, lens, 0.09),
     }
     for name, call in calls.items():

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.attention.decode_attention import PagedDecode
+from aengine.kernels.attention.heads import Heads as QueryHeads
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.routing.router import Router
-from aengine.kernels.heads import Heads as QueryHeads
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.weights import Fp8Weight

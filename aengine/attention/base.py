@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from aengine.kernels.attention.scores import PLAIN, Scores
+from aengine.kernels.attention.heads import PLAIN, Scores
 
 if TYPE_CHECKING:
     from aengine.kernels.attention.prefix_attention import SharedRuns

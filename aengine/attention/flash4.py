@@ -11,7 +11,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.chunk_groups import MOST_GATHERED, attend_in_groups
 from aengine.kernels.attention.gather_pages import GatherPlan, gather_pages, gathered_tokens, plan_gather
-from aengine.kernels.attention.scores import PLAIN, Scores
+from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8
 
 HEADS = (16, 32, 64, 128, 256)

@@ -15,7 +15,7 @@ from aengine.attention.base import AttentionBatch
 from aengine.attention.flash4 import LEAST_GATHERING, Flash4
 from aengine.attention.flash_backend import flash4_cache, import_flash4, keep_compiled
 from aengine.kernels.attention.gather_pages import GatherPlan
-from aengine.kernels.attention.scores import Scores
+from aengine.kernels.attention.heads import Scores
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.offline import leave_out_compiler
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.chunk_groups import MOST_GATHERED, attend_apart, attend_in_groups
 from aengine.attention.torch_backend import TorchAttention
-from aengine.kernels.attention.scores import PLAIN, Scores
+from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8, as_bytes
 
 HALVES = (torch.bfloat16, torch.float16)

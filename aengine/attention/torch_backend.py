@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
-from aengine.kernels.attention.scores import PLAIN, Scores
+from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8, as_bytes
 
 # Decodes are padded to the longest context of their group. Gathering and reading what is padded costs more than

@@ -11,9 +11,9 @@ from aengine.attention.base import AttentionBatch
 from aengine.attention.flash_backend import PrefillAttention
 from aengine.kernels.attention.chunk_attention import attend_chunks
 from aengine.kernels.attention.decode_attention import PagedDecode
+from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.attention.latent_decode import LatentDecode
 from aengine.kernels.attention.prefix_attention import attend_shared
-from aengine.kernels.attention.scores import PLAIN, Scores
 
 
 class TritonAttention:

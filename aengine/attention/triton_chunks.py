@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 from aengine.kernels.attention.chunk_attention import attend_chunks
-from aengine.kernels.attention.scores import PLAIN, Scores
+from aengine.kernels.attention.heads import PLAIN, Scores
 
 
 class TritonChunks:

@@ -7,12 +7,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from aengine.kernels.attention.latent_heads import LatentHeads
+from aengine.kernels.attention.heads import Heads, LatentHeads
 from aengine.kernels.delta.base import DeltaNet, DeltaWeights
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import SILU, ExpertRule
-from aengine.kernels.heads import Heads
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.weights import QuantizedWeight

@@ -30,6 +30,27 @@ def gelu(x):
     return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 
+@triton.jit
+def log_decay(a_log, a, dt_bias):
+    """g = -exp(a_log) * softplus(a + dt_bias), of float32."""
+    x = a + dt_bias
+    return -tl.exp(a_log) * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
+def gated_norm(o, z, norm, eps, axis: tl.constexpr, VALUE_DIM: tl.constexpr):
+    """norm * rms_norm(o) * silu(z), o and z float32; rounded before the weight, as the models were trained."""
+    scale = tl.math.rsqrt(tl.sum(o * o, axis=axis, keep_dims=True) / VALUE_DIM + eps)
+    normed = ((o * scale).to(norm.dtype).to(tl.float32) * norm.to(tl.float32)).to(norm.dtype)
+    return normed.to(tl.float32) * silu(z)
+
+
+@triton.jit
+def only_if(condition, inside):
+    """A mask, or none of it. (Of a block and a number the interpreter makes integers.)"""
+    return (inside & condition) != 0
+
+
 @keep_variants
 @triton.jit
 def _rms_norm_kernel(
@@ -55,10 +76,11 @@ def _rms_norm_kernel(
         residual = tl.load(out_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
     wide = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
     scale = tl.math.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
+    out = out_ptr + offsets
     result = ((wide * scale).to(dtype).to(tl.float32) * weight).to(dtype)
     if ADD:
         result = (residual + result.to(tl.float32)).to(dtype)
-    tl.store(out_ptr + offsets, result, mask=inside)
+    tl.store(out, result, mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -119,9 +141,8 @@ def _gate_kernel(
     gate = tl.load(gate_up_ptr + row * (2 * SIZE) + columns, mask=inside, other=0.0)
     up = tl.load(gate_up_ptr + row * (2 * SIZE) + SIZE + columns, mask=inside, other=0.0)
     wide = gate.to(tl.float32)
-    activated = gelu(wide) if GELU else silu(wide)
-    result = (activated.to(gate.dtype).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
-    tl.store(out_ptr + row * SIZE + columns, result, mask=inside)
+    activated = (gelu(wide) if GELU else silu(wide)).to(gate.dtype).to(tl.float32)
+    tl.store(out_ptr + row * SIZE + columns, (activated * up.to(tl.float32)).to(gate.dtype), mask=inside)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

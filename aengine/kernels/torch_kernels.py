@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.attention.latent_heads import LatentHeads, torch_latent_inputs
+from aengine.kernels.attention.heads import Heads, LatentHeads
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.torch_delta import TorchDelta
 from aengine.kernels.experts.base import Experts
@@ -16,7 +16,6 @@ from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.routing.torch_route import TorchRoute
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.torch_experts import TorchExperts
-from aengine.kernels.heads import Heads
 from aengine.kernels.kv_scales import FP8, NO_SCALES, KVScales, as_bytes, encode
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.torch_linear import TorchLinear
@@ -139,7 +138,7 @@ class TorchKernels:
         self, latents: Tensor, q: Tensor, heads: LatentHeads, cos_sin: Tensor, positions: Tensor, cache: Tensor,
         slots: Tensor, out: Tensor, scale: float = 1.0,
     ) -> None:  # fmt: skip
-        torch_latent_inputs(latents, q, heads, cos_sin, positions, cache, slots, out, scale)
+        _latent_inputs(latents, q, heads, cos_sin, positions, cache, slots, out, scale)
 
 
 def _turned(qk: Tensor, cos_sin: Tensor) -> Tensor:
@@ -153,3 +152,25 @@ def _turned(qk: Tensor, cos_sin: Tensor) -> Tensor:
     turned_second = torch.addcmul(second * cos, first, sin)
     rest = (qk[..., rotated:],) if rotated < qk.shape[-1] else ()
     return torch.cat((turned_first, turned_second, *rest), dim=-1)
+
+
+def _latent_inputs(
+    latents: Tensor, q: Tensor, heads: LatentHeads, cos_sin: Tensor, positions: Tensor, cache: Tensor, slots: Tensor,
+    out: Tensor, scale: float,
+) -> None:  # fmt: skip
+    """As `Kernels.latent_inputs`."""
+    angles = cos_sin.index_select(0, positions).unsqueeze(1)
+    normed = F.rms_norm(latents[:, : heads.rank].float(), (heads.rank,), None, heads.eps).to(latents.dtype)
+    ends = _turned_ends(latents[:, None, heads.rank :], angles, heads.interleaved).squeeze(1)
+    kept = torch.cat((normed.mul_(heads.weight), ends), dim=1)
+    codes = encode(kept, scale) if cache.dtype == FP8 else kept.to(cache.dtype)
+    as_bytes(cache).view(-1, kept.shape[1]).index_copy_(0, slots, as_bytes(codes))
+    out[..., heads.rank :] = _turned_ends(q[..., -heads.rotated :], angles, heads.interleaved)
+
+
+def _turned_ends(x: Tensor, cos_sin: Tensor, interleaved: bool) -> Tensor:
+    """x [tokens, heads, rotated], cos_sin [tokens, 1, rotated]: the first of all pairs, then the second."""
+    cos, sin = cos_sin.chunk(2, dim=-1)
+    wide = x.float()
+    first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

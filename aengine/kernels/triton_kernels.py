@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aengine.kernels import elementwise, rope
-from aengine.kernels.attention.latent_heads import LatentHeads
-from aengine.kernels.attention.latent_inputs import latent_inputs
+from aengine.kernels import elementwise
+from aengine.kernels.attention.heads import Heads, LatentHeads
+from aengine.kernels.attention.inputs import latent_inputs, qk_norm_rope_store
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.triton_delta import TritonDelta
-from aengine.kernels.elementwise import gate_output
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.fp8.experts import Fp8Experts
 from aengine.kernels.experts.packed.experts import PackedExperts
@@ -21,7 +20,6 @@ from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.shared_gate import gated_silu_mul
 from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig
 from aengine.kernels.experts.triton_experts import TritonExperts, WithShared
-from aengine.kernels.heads import Heads
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Linear
@@ -140,7 +138,7 @@ class TritonKernels:
         return elementwise.gelu_mul(gate_up)
 
     def gate_output(self, x: Tensor, gates: Tensor) -> Tensor:
-        return gate_output(x, gates)
+        return elementwise.gate_output(x, gates)
 
     def qk_norm_rope_store(
         self,
@@ -153,7 +151,7 @@ class TritonKernels:
         scales: KVScales = NO_SCALES,
         out: Tensor | None = None,
     ) -> Tensor:
-        return rope.qk_norm_rope_store(qkv, heads, cos_sin, positions, cache, slots, scales, out)
+        return qk_norm_rope_store(qkv, heads, cos_sin, positions, cache, slots, scales, out)
 
     def latent_inputs(
         self, latents: Tensor, q: Tensor, heads: LatentHeads, cos_sin: Tensor, positions: Tensor, cache: Tensor,

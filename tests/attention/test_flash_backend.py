@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aengine.attention import flash_backend
-from aengine.kernels.attention.scores import Scores
+from aengine.kernels.attention.heads import Scores
 
 DEVICE = torch.device("cuda", 0)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from aengine.attention import torch_backend
 from aengine.attention.base import AttentionBatch
 from aengine.attention.torch_backend import TorchAttention
-from aengine.kernels.attention.scores import PLAIN, Scores
+from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8
 
 DIM = 8

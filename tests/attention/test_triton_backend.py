@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aengine.attention import flash_backend
 from aengine.attention.base import AttentionBatch
-from aengine.kernels.attention.scores import PLAIN, Scores
+from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8, encode
 
 pytest.importorskip("triton")

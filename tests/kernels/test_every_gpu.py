@@ -18,9 +18,17 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import JITFunction
 
-from aengine.kernels import elementwise, rope, row_steps
-from aengine.kernels.attention import chunk_attention, decode_attention, gather_pages, latent_decode, prefix_attention
-from aengine.kernels.attention.decode_config import decode_config
+from aengine.kernels import elementwise, row_steps
+from aengine.kernels.attention import (
+    chunk_attention,
+    decode_attention,
+    gather_pages,
+    inputs,
+    latent_decode,
+    prefix_attention,
+)
+from aengine.kernels.attention.config import decode_config
+from aengine.kernels.attention.heads import Heads
 from aengine.kernels.collective.mailboxes import LANES, PROGRAMS, Mailbox
 from aengine.kernels.collective.peers import PeerCollective
 from aengine.kernels.collective.pulled import arrived_kernel
@@ -39,7 +47,6 @@ from aengine.kernels.experts.rule import ExpertRule, GateClamp
 from aengine.kernels.experts.shared_gate import gated_silu_mul
 from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig
 from aengine.kernels.experts.triton_experts import TritonExperts
-from aengine.kernels.heads import Heads
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import small_linear
 from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config, pieces_of_k
@@ -483,11 +490,11 @@ def test_everything_small(compiler: Compiler) -> None:
     gated_silu_mul(half(3, 1024), half(3, 2048), half(1, 2048))
     caches = [half(100, 16, 8, 128), eighth(100, 16, 8, 128)]
     for cache in caches if compiler.gpu.capability >= 89 else caches[:1]:
-        rope.qk_norm_rope_store(
+        inputs.qk_norm_rope_store(
             half(7, 48 * 128), Heads(32, half(128), half(128), 1e-6), single(4096, 128), longs(7), (cache, cache),
             longs(7),
         )  # fmt: skip
-        rope.qk_norm_rope_store(
+        inputs.qk_norm_rope_store(
             half(70, 40 * 512), Heads(32, half(512), half(512), 1e-6, v_norm=True, behind="keys"), single(4096, 512),
             longs(70), (half(100, 16, 8, 512), half(100, 16, 8, 512)), longs(70),
         )  # fmt: skip

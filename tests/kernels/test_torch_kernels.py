@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from aengine.kernels.heads import Heads
+from aengine.kernels.attention.heads import Heads
 from aengine.kernels.kv_scales import FP8, KVScales, encode
 from aengine.kernels.torch_kernels import TorchKernels
 

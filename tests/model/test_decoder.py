@@ -15,7 +15,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.torch_backend import TorchAttention
 from aengine.cache.kv import KVPool
-from aengine.kernels.attention.scores import PLAIN, Scores
+from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.blocks.attention import Attention
 from aengine.model.config import ModelConfig

@@ -16,8 +16,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.codes import LEAST, both_in_float16, divisor
-from aengine.kernels.attention.latent_config import LatentConfig, chunk_config, chunk_rows
-from aengine.kernels.attention.scores import PLAIN, Scores
+from aengine.kernels.attention.config import LatentConfig, chunk_config, chunk_rows
+from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.attention.softmax import softmax_step
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for, power_of_two

@@ -23,10 +23,20 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.codes import LEAST, PAIRS_ASM, code_pairs, divisor, in_float16
-from aengine.kernels.attention.decode_config import DecodeConfig, decode_config, group_pad
-from aengine.kernels.attention.row_parts import add_up_parts, finish_row, in_both, is_last, store_part, unpadded
-from aengine.kernels.attention.scores import PLAIN, Scores
-from aengine.kernels.attention.softmax import softmax_down, with_sink
+from aengine.kernels.attention.config import DecodeConfig, decode_config, group_pad
+from aengine.kernels.attention.heads import PLAIN, Scores
+from aengine.kernels.attention.softmax import (
+    add_up_parts,
+    finish_row,
+    in_both,
+    is_last,
+    page_ids,
+    softmax_down,
+    store_part,
+    take_share,
+    unpadded,
+    with_sink,
+)
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -42,13 +52,6 @@ def span_blocks(seq_len, start, window, BLOCK: tl.constexpr, WINDOWED: tl.conste
         low = tl.maximum(seq_len - window, low)
     first = low // BLOCK
     return first, tl.maximum(tl.cdiv(seq_len, BLOCK) - first, 1)
-
-
-@triton.jit
-def _page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE: tl.constexpr):
-    return tl.load(
-        page_table_ptr + row.to(tl.int64) * table_stride + positions // PAGE, mask=positions < seq_len, other=0
-    )
 
 
 @keep_variants
@@ -103,7 +106,6 @@ def _decode_kernel(
     head = tl.program_id(0) % KV_HEADS
     worker = tl.program_id(0) // KV_HEADS
 
-    # This worker's share of the line: blocks [place, end).
     all_rows = tl.arange(0, ROWS_PAD)
     exists = all_rows < rows
     lens = tl.load(seq_lens_ptr + all_rows, mask=exists, other=0)
@@ -112,14 +114,7 @@ def _decode_kernel(
         starts = tl.load(starts_ptr + all_rows, mask=exists, other=0)
     _firsts, counts = span_blocks(lens, starts, window, BLOCK, WINDOWED)
     counts = tl.where(exists & (lens >= 0), counts, 0)
-    line = tl.sum(counts, axis=0)
-    share = tl.maximum(tl.cdiv(line, workers), PIECE)
-    place = worker * share
-    end = tl.minimum(place + share, line)
-    # The row that `place` falls into, where on the line it begins, and how long it is.
-    before = tl.cumsum(counts, axis=0) <= place
-    row = tl.sum((before & exists).to(tl.int32), axis=0)
-    begin = tl.sum(tl.where(before, counts, 0), axis=0)
+    share, place, end, row, begin = take_share(counts, exists, worker, workers, PIECE)
     seq_len = tl.sum(tl.where(all_rows == row, lens, 0), axis=0)
     start = tl.sum(tl.where(all_rows == row, starts, 0), axis=0)
 
@@ -137,7 +132,7 @@ def _decode_kernel(
     v_head = v_ptr + head * DIM
     first, _count = span_blocks(seq_len, start, window, BLOCK, WINDOWED)
     position = (first + place - begin) * BLOCK
-    pages = _page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
+    pages = page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
     if OVERLAP:
         # A worker without a share ends here: it leaves its place to the next kernel. The first one waits in any case.
         if (place < end) | (worker == 0):
@@ -159,7 +154,7 @@ def _decode_kernel(
 
         next_first, _count = span_blocks(next_len, next_start, window, BLOCK, WINDOWED)
         next_row_position = next_first * BLOCK
-        next_row_pages = _page_ids(page_table_ptr, row + 1, table_stride, next_row_position + runs, next_len, PAGE)
+        next_row_pages = page_ids(page_table_ptr, row + 1, table_stride, next_row_position + runs, next_len, PAGE)
         q_row = q_ptr + row.to(tl.int64) * q_stride + (head * GROUP + group)[:, None] * DIM
         q = tl.load(q_row + columns[None, :], mask=in_both((group < GROUP)[:, None], columns[None, :], DIM), other=0.0)
         row_scale = tl.full([GROUP_PAD], scale, tl.float32)
@@ -189,7 +184,7 @@ def _decode_kernel(
             k_offsets = (slots * (KV_HEADS * DIM))[:, None] + columns[None, :]
             # One block ahead, so that the copies of K and V never wait for their addresses.
             position += BLOCK
-            pages = _page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
+            pages = page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
             # Past the end something finite or not: its score is replaced.
             if DIM == DIM_PAD:
                 k = tl.load(k_head + k_offsets).to(q.dtype)

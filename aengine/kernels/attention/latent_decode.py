@@ -17,22 +17,14 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.codes import LEAST, PAIRS_ASM, both_in_float16, code_pairs, divisor
-from aengine.kernels.attention.latent_config import LatentConfig, decode_config, tile_heads
-from aengine.kernels.attention.row_parts import store_part
-from aengine.kernels.attention.softmax import merge_parts, softmax_down
+from aengine.kernels.attention.config import LatentConfig, latent_decode_config, tile_heads
+from aengine.kernels.attention.softmax import merge_parts, page_ids, softmax_down, store_part, take_share
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
 LOG2_E = math.log2(math.e)
 MERGED = 8192  # elements of parts that a program adds up at a time
-
-
-@triton.jit
-def _page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE: tl.constexpr):
-    return tl.load(
-        page_table_ptr + row.to(tl.int64) * table_stride + positions // PAGE, mask=positions < seq_len, other=0
-    )
 
 
 @triton.jit
@@ -91,16 +83,9 @@ def _decode_kernel(
     if OVERLAP:
         gdc_launch_dependents()
 
-    # This worker's share of the line: blocks [place, end).
     counts = _block_counts(seq_lens_ptr, rows, ROWS_PAD, BLOCK)
-    line = tl.sum(counts, axis=0)
-    share = tl.cdiv(line, workers)
-    place = worker * share
-    end = tl.minimum(place + share, line)
-    # The row that `place` falls into, and where on the line it begins.
-    before = tl.cumsum(counts, axis=0) <= place
-    row = tl.sum((before & (tl.arange(0, ROWS_PAD) < rows)).to(tl.int32), axis=0)
-    begin = tl.sum(tl.where(before, counts, 0), axis=0)
+    exists = tl.arange(0, ROWS_PAD) < rows
+    _share, place, end, row, begin = take_share(counts, exists, worker, workers, 0)
 
     group = tl.arange(0, GROUP_PAD)
     head = tile * GROUP + group
@@ -118,7 +103,7 @@ def _decode_kernel(
         from_block = place - begin
         to_block = tl.minimum(count, end - begin)
         position = from_block * BLOCK
-        pages = _page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
+        pages = page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
         q_rows = q_ptr + row.to(tl.int64) * q_stride + head[:, None] * WIDTH
         row_scale = tl.full([GROUP_PAD], scale, tl.float32)
         # Latents are the rows of every product and queries its columns: of these there are few.
@@ -144,7 +129,7 @@ def _decode_kernel(
             slots = tl.reshape(run_slots[:, None] + tl.arange(0, RUN)[None, :], [BLOCK])
             # One block ahead, so that the copies never wait for their addresses.
             position += BLOCK
-            pages = _page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
+            pages = page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
             # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
             if CODES:
                 inside = visible[:, None] if RANK == RANK_PAD else visible[:, None] & (2 * half < RANK)[None, :]
@@ -290,7 +275,7 @@ class LatentDecode:
         tiles, group_pad = -(-heads // group), max(16, power_of_two(group))
         rank_pad = max(32 if codes else 16, power_of_two(rank))
         turned_pad = max(16, power_of_two(width - rank))
-        config = config or decode_config(rows, group_pad, rank_pad + turned_pad, size, launch, codes)
+        config = config or latent_decode_config(rows, group_pad, rank_pad + turned_pad, size, launch, codes)
         workers = max(1, launch.processors * config.crowd // tiles)
         parts, weights = self._scratch_for(q.device, workers, tiles, group, rank_pad)
         page_size = cache.shape[1]

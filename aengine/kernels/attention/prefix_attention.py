@@ -18,8 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.decode_attention import LOG2_E, SharedPart
-from aengine.kernels.attention.row_parts import in_both
-from aengine.kernels.attention.softmax import softmax_step
+from aengine.kernels.attention.softmax import in_both, softmax_step
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 

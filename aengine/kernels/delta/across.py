@@ -18,8 +18,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.delta.base import BLOCK, DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.delta.blocks import Blocks
-from aengine.kernels.delta.gates import gated_norm, only_if
 from aengine.kernels.delta.within import Within
+from aengine.kernels.elementwise import gated_norm, only_if
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 

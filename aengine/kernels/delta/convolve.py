@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.delta.base import BLOCK, DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.delta.blocks import Blocks
-from aengine.kernels.delta.gates import only_if, silu
+from aengine.kernels.elementwise import only_if, silu
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 

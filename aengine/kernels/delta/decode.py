@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.delta.base import DeltaState, DeltaWeights, StateBatch
-from aengine.kernels.delta.gates import gated_norm, log_decay, only_if, silu
+from aengine.kernels.elementwise import gated_norm, log_decay, only_if, silu
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 

@@ -17,11 +17,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.columns import evens, in_words, load_columns, odds, products
 from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
 from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.linear.columns import evens, in_words, load_columns, odds, products
 from aengine.kernels.variants import keep_variants
 
 

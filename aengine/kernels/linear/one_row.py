@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.columns import evens, fold, in_words, load_columns, odds, products
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.linear.columns import evens, fold, in_words, load_columns, odds, products
 from aengine.kernels.linear.low_rank import LowRank, load_b_row, low_rank_row
 from aengine.kernels.variants import keep_variants
 

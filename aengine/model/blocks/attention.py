@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from aengine.kernels.attention.scores import Scores
-from aengine.kernels.heads import Heads
+from aengine.kernels.attention.heads import Heads, Scores
 from aengine.kernels.linear.base import Norm
 from aengine.model.blocks.ends import Addition
 from aengine.model.blocks.step import Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aengine.kernels.attention.latent_heads import LatentHeads
+from aengine.kernels.attention.heads import LatentHeads
 from aengine.model.blocks.ends import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters

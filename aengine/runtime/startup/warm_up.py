@@ -13,7 +13,7 @@ import torch
 
 from aengine.attention.flash4 import LEAST_GATHERING
 from aengine.config import EngineConfig
-from aengine.kernels.attention.decode_config import DECODE_BORDERS
+from aengine.kernels.attention.config import DECODE_BORDERS
 from aengine.kernels.collective.config import sum_borders
 from aengine.kernels.collective.mailboxes import LANE
 from aengine.kernels.experts.config import experts_borders

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aengine.kernels.attention.scores import Scores
+from aengine.kernels.attention.heads import Scores
 from aengine.kernels.kv_scales import FP8
 from tests.kernels.attention.test_decode_attention import paged
 from tests.kernels.attention.test_latent_decode import coded, latents

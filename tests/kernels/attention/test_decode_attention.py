@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.kernels.attention.decode_config import DecodeConfig
-from aengine.kernels.attention.scores import PLAIN, Scores
+from aengine.kernels.attention.config import DecodeConfig
+from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.kv_scales import encode
 from tests.kernels.conftest import relative_error, tolerance
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from aengine.kernels.attention.decode_config import DECODE_BORDERS, decode_config
+from aengine.kernels.attention.config import DECODE_BORDERS, decode_config
 from aengine.kernels.launch import Launch
 
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)

@@ -11,7 +11,7 @@ from tests.kernels.attention.test_decode_attention import paged, reference
 from tests.kernels.conftest import relative_error, tolerance
 
 decode = pytest.importorskip("aengine.kernels.attention.latent_decode")
-LatentConfig = pytest.importorskip("aengine.kernels.attention.latent_config").LatentConfig
+LatentConfig = pytest.importorskip("aengine.kernels.attention.config").LatentConfig
 pytestmark = pytest.mark.gpu
 
 TINY = [

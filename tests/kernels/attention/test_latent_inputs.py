@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.kernels.attention.latent_heads import LatentHeads, torch_latent_inputs
+from aengine.kernels.attention.heads import LatentHeads
 from aengine.kernels.kv_scales import FP8
+from aengine.kernels.torch_kernels import TorchKernels
 from tests.kernels.conftest import relative_error, tolerance
 
-latent_inputs = pytest.importorskip("aengine.kernels.attention.latent_inputs").latent_inputs
+latent_inputs = pytest.importorskip("aengine.kernels.attention.inputs").latent_inputs
 pytestmark = pytest.mark.gpu
 
 
@@ -39,7 +40,7 @@ def test_both_are_the_references(
     beside[0, 40:43] = torch.tensor([300.0, 0.0, -200.0])
     outs = torch.full((2, tokens, heads, rank + rotated), 7.0, device=device, dtype=dtype)
     latent_inputs(beside[:, 40:], q, norm, cos_sin, positions, caches[0], slots, outs[0], scale)
-    torch_latent_inputs(beside[:, 40:], q, norm, cos_sin, positions, caches[1], slots, outs[1], scale)
+    TorchKernels().latent_inputs(beside[:, 40:], q, norm, cos_sin, positions, caches[1], slots, outs[1], scale)
     # A number on the border of two codes falls either way, and the interpreter rounds to codes in ways of its own.
     codes = 1e-2 if device.type == "cuda" else 0.13
     assert relative_error(caches[0].float(), caches[1].float()) < (codes if kept == "fp8" else tolerance(dtype))

@@ -5,12 +5,12 @@ from typing import Literal
 import pytest
 import torch
 
-from aengine.kernels.heads import Heads
+from aengine.kernels.attention.heads import Heads
 from aengine.kernels.kv_scales import FP8, KVScales
 from aengine.kernels.torch_kernels import TorchKernels
 from tests.kernels.conftest import relative_error, tolerance
 
-rope = pytest.importorskip("aengine.kernels.rope")
+inputs = pytest.importorskip("aengine.kernels.attention.inputs")
 pytestmark = pytest.mark.gpu
 
 REFERENCE = TorchKernels()
@@ -43,7 +43,7 @@ def test_norm_rotation_and_cache_are_the_references(
     expected_caches = caches[0].clone(), caches[1].clone()
     before = qkv.clone()
 
-    out = rope.qk_norm_rope_store(qkv, cut, cos_sin, positions, caches, slots)
+    out = inputs.qk_norm_rope_store(qkv, cut, cos_sin, positions, caches, slots)
     expected = REFERENCE.qk_norm_rope_store(qkv, cut, cos_sin, positions, expected_caches, slots)
 
     limit = tolerance(dtype)
@@ -77,7 +77,7 @@ def test_a_part_of_each_head_is_rotated_and_gates_are_left_out(
     expected = caches[0].clone(), caches[1].clone()
     cut = Heads(heads, *weights, 1e-6, gated=gated)
 
-    out = rope.qk_norm_rope_store(qkv, cut, cos_sin, positions, caches, slots)
+    out = inputs.qk_norm_rope_store(qkv, cut, cos_sin, positions, caches, slots)
     plain = qkv.view(tokens, -1, dim)
     if gated:
         plain = torch.cat((plain[:, : 2 * heads : 2], plain[:, 2 * heads :]), dim=1)
@@ -90,7 +90,7 @@ def test_a_part_of_each_head_is_rotated_and_gates_are_left_out(
     for got, kept in zip(caches, expected, strict=True):
         assert relative_error(got, kept) < limit
     unturned = torch.cat((torch.ones(500, rotary // 2), torch.zeros(500, rotary // 2)), dim=1).to(device)
-    still = rope.qk_norm_rope_store(qkv, cut, unturned, positions, caches, slots)
+    still = inputs.qk_norm_rope_store(qkv, cut, unturned, positions, caches, slots)
     assert torch.equal(still[..., rotary:], out[..., rotary:])
 
 
@@ -119,7 +119,7 @@ def test_values_are_normed_and_may_be_keys_or_others(
     before = caches[0].clone(), caches[1].clone()
     expected_caches = caches[0].clone(), caches[1].clone()
 
-    out = rope.qk_norm_rope_store(qkv, cut, cos_sin, positions, caches, slots)
+    out = inputs.qk_norm_rope_store(qkv, cut, cos_sin, positions, caches, slots)
     expected = REFERENCE.qk_norm_rope_store(qkv, cut, cos_sin, positions, expected_caches, slots)
 
     assert relative_error(out, expected) < tolerance(dtype)
@@ -155,7 +155,7 @@ def test_a_part_of_each_head_is_rotated(
     positions, slots = torch.arange(tokens, device=device) % 50, torch.arange(tokens, device=device)
     pages = tokens // PAGE + 1
     caches, expected_caches = torch.zeros(2, 2, pages, PAGE, 1, dim, device=device, dtype=dtype)
-    out = rope.qk_norm_rope_store(qkv, cut, cos_sin, positions, tuple(caches), slots)
+    out = inputs.qk_norm_rope_store(qkv, cut, cos_sin, positions, tuple(caches), slots)
     expected = REFERENCE.qk_norm_rope_store(qkv, cut, cos_sin, positions, tuple(expected_caches), slots)
     assert relative_error(out, expected) < tolerance(dtype)
     assert relative_error(caches, expected_caches) < tolerance(dtype)
@@ -178,7 +178,7 @@ def test_an_fp8_cache_gets_the_codes_of_the_reference(
     pages = tokens // PAGE + 1
     caches, expected = torch.zeros(2, 2, pages, PAGE, kv_heads, dim, device=device).to(FP8)
     scales = KVScales(0.25, 2.0) if exact else KVScales(0.3, 1.7)
-    rope.qk_norm_rope_store(qkv, Heads(heads), cos_sin, positions, tuple(caches), slots, scales)
+    inputs.qk_norm_rope_store(qkv, Heads(heads), cos_sin, positions, tuple(caches), slots, scales)
     REFERENCE.qk_norm_rope_store(qkv, Heads(heads), cos_sin, positions, tuple(expected), slots, scales)
     assert torch.equal(caches.view(torch.uint8), expected.view(torch.uint8))
     assert caches[1].float().flatten(0, 1)[slots, -1, -2:].abs().eq(448.0).all()
@@ -190,7 +190,7 @@ def test_what_is_not_finite_is_nan_in_an_fp8_cache(device: torch.device) -> None
     one = torch.zeros(1, dtype=torch.int64, device=device)
     caches = torch.zeros(2, 1, PAGE, 1, 16, device=device).to(FP8)
     cos_sin = torch.cat((torch.ones(1, 8), torch.zeros(1, 8)), dim=1).to(device)
-    rope.qk_norm_rope_store(qkv, Heads(2), cos_sin, one, (caches[0], caches[1]), one)
+    inputs.qk_norm_rope_store(qkv, Heads(2), cos_sin, one, (caches[0], caches[1]), one)
     values = caches[1].float()[0, 0, 0].tolist()
     assert [value != value for value in values] == [True] * 3 + [False] * 13
     assert values[3:5] == [2**-9, 448.0]
@@ -199,7 +199,7 @@ def test_what_is_not_finite_is_nan_in_an_fp8_cache(device: torch.device) -> None
 def test_caches_that_are_not_contiguous_are_refused_tiny(device: torch.device) -> None:
     cache = torch.zeros(2, 1, PAGE, 16, device=device).transpose(1, 2)
     with pytest.raises(ValueError, match="contiguous"):
-        rope.qk_norm_rope_store(
+        inputs.qk_norm_rope_store(
             torch.zeros(1, 48, device=device), Heads(1), torch.zeros(1, 16, device=device),
             torch.zeros(1, dtype=torch.int64, device=device), (cache[:, ::2], cache[:, ::2]),
             torch.zeros(1, dtype=torch.int64, device=device),
