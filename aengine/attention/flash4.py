@@ -1,4 +1,4 @@
-"""Prefill attention through flash-attn-4: on gathered K and V, or straight on the pages, unless these are FP8."""
+"""Prefill attention through flash-attn-4: on K and V gathered from their pages, or directly on the pages."""
 
 from __future__ import annotations
 
@@ -8,126 +8,101 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aengine.attention.base import AttentionBatch
+from aengine.attention.base import AttentionBatch, AttentionLayer, PrefillKernel
 from aengine.attention.chunk_groups import MOST_GATHERED, attend_in_groups
 from aengine.kernels.attention.gather_pages import GatherPlan, gather_pages, gathered_tokens, plan_gather
-from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8
 
-HEADS = (16, 32, 64, 128, 256)
-LEAST_GATHERING = 512  # chunks of fewer tokens gain less than the copy costs
+HEADS = (16, 32, 64, 128, 256)  # head_dims that were tested; on Hopper the kernel also takes other multiples of 8
+LEAST_GATHERING = 512  # tokens of a step; with fewer, gathering costs more than it gains
 
 
-class Flash4:
+class Flash4(PrefillKernel):
     """flash-attn-4."""
 
     name = "flash-attn-4"
     capturable = True
 
     def __init__(self, why: str, kernel: Callable[..., Any], longest: int = 0) -> None:
-        """longest: context of an FP8 cache, which is always gathered, as the kernel reads 16 bits; 0: none is."""
+        """longest: the longest context of an FP8 cache; 0: the cache is not FP8.
+
+        The kernel reads no FP8, so keys and values of an FP8 cache are always gathered.
+        """
         self.why = why
-        self._kernel = kernel
+        self.kernel = kernel
         self._longest = longest
         self._gathered: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}  # K and V, [room, kv_heads, dim]
 
-    @staticmethod
-    def takes(dim: int, plain: bool) -> bool:
-        """As `FlashAttention.takes`: those that were tried. Of others it takes multiples of 8, on Hopper."""
-        return dim in HEADS
-
     def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
-        """As `PrefillAttention.fits`."""
         on_pages = tokens < LEAST_GATHERING and not self._longest
-        return on_pages or _room_for(contexts, page_size) <= self._most_gathered(page_size)
+        return on_pages or sum(gathered_tokens(one, page_size) for one in contexts) <= self.most_gathered(page_size)
 
-    def __call__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        chunks: AttentionBatch,
-        scale: float,
-        window: int | None,
-        value_scale: float = 1.0,
-        scores: Scores = PLAIN,
-    ) -> Tensor:
-        """As `PrefillAttention`."""
-        page_size = k_cache.shape[1]
-        # Of a captured step no lengths are known here; whoever replays it keeps them within the bound.
-        sizes = [gathered_tokens(seen, page_size) for seen in chunks.seen_lens(window, page_size)]
-        most = self._most_gathered(page_size)
-        if k_cache.dtype != FP8 and (len(q) < LEAST_GATHERING or sum(sizes) > most):
-            return self.on_pages(q, k_cache, v_cache, chunks, scale, window, scores)
-        k, v = self._room(most, k_cache, q.dtype)
+    def bind(self, layer: AttentionLayer) -> Flash4Layer | None:
+        return Flash4Layer(self, layer) if layer.head_dim in HEADS else None
 
-        def attend(q: Tensor, group: AttentionBatch) -> Tensor:
-            plan = group.plan(GatherPlan, lambda: plan_gather(group.seq_lens, group.unseen(window), page_size), window)
-            gather_pages(k_cache, v_cache, group.page_table, group.seq_lens, plan, k, v, value_scale)
-            return self.on_gathered(q, k, v, plan, group, scale, window, scores)
-
-        return attend_in_groups(q, chunks, sizes, most, window, attend)
-
-    def on_gathered(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        plan: GatherPlan,
-        chunks: AttentionBatch,
-        scale: float,
-        window: int | None,
-        scores: Scores = PLAIN,
-    ) -> Tensor:
-        """k, v [room, kv_heads, dim]: what `gather_pages` copied by this plan."""
-        more = {"cu_seqlens_k": plan.starts, "max_seqlen_k": max(MOST_GATHERED, len(k)), "seqused_k": plan.lens}
-        return _first(self._kernel(q, k, v, **more, **_options(chunks, scale, window, scores)))
-
-    def on_pages(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        chunks: AttentionBatch,
-        scale: float,
-        window: int | None,
-        scores: Scores = PLAIN,
-    ) -> Tensor:
-        """The caches as they are."""
-        more = {"page_table": chunks.page_table, "seqused_k": chunks.seq_lens}
-        return _first(self._kernel(q, k_cache, v_cache, **more, **_options(chunks, scale, window, scores)))
-
-    def _most_gathered(self, page_size: int) -> int:
-        """How many keys are gathered at a time, as `gathered_tokens` counts them."""
+    def most_gathered(self, page_size: int) -> int:
+        """Return how many keys are gathered at a time, as `gathered_tokens` counts them."""
         return max(MOST_GATHERED, gathered_tokens(self._longest, page_size))
 
-    def _room(self, tokens: int, cache: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Memory for all layers of a shape, one after the other. Zeros: what was never written must be no NaN."""
+    def room(self, tokens: int, cache: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return memory for gathered K and V. All layers of a shape share it.
+
+        It begins as zeros, because memory that was never written must not hold NaN.
+        """
         shape = (tokens, *cache.shape[2:])
         if (shape, dtype) not in self._gathered:
             self._gathered[shape, dtype] = (cache.new_zeros(shape, dtype=dtype), cache.new_zeros(shape, dtype=dtype))
         return self._gathered[shape, dtype]
 
 
-def _options(chunks: AttentionBatch, scale: float, window: int | None, scores: Scores) -> dict[str, Any]:
-    more = {
-        "softcap": scores.softcap,
-        "learnable_sink": scores.sinks,
-    }
-    return {
-        **{name: value for name, value in more.items() if value is not None},
-        "cu_seqlens_q": chunks.query_starts,
-        "max_seqlen_q": chunks.most_queries,
-        "softmax_scale": scale,
-        "causal": True,
-        "window_size": (None, None) if window is None else (window - 1, 0),
-    }
+class Flash4Layer:
+    """flash-attn-4 for one layer."""
 
+    def __init__(self, flash: Flash4, layer: AttentionLayer) -> None:
+        self._flash = flash
+        self._window = layer.window
+        self._value_scale = layer.value_scale
+        self._options: dict[str, Any] = {
+            "softmax_scale": layer.scale,
+            "causal": True,
+            "window_size": (None, None) if layer.window is None else (layer.window - 1, 0),
+        }
+        if layer.scores.softcap is not None:
+            self._options["softcap"] = layer.scores.softcap
+        if layer.scores.sinks is not None:
+            self._options["learnable_sink"] = layer.scores.sinks
 
-def _first(out: Any) -> Tensor:
-    result: Tensor = out[0] if isinstance(out, tuple) else out
-    return result
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, /) -> Tensor:
+        page_size = k_cache.shape[1]
+        # Empty for a captured step: whoever replays it calls `Flash4.fits`.
+        sizes = [gathered_tokens(seen, page_size) for seen in chunks.seen_lens(self._window, page_size)]
+        most = self._flash.most_gathered(page_size)
+        if k_cache.dtype != FP8 and (len(q) < LEAST_GATHERING or sum(sizes) > most):
+            return self.on_pages(q, k_cache, v_cache, chunks)
+        k, v = self._flash.room(most, k_cache, q.dtype)
 
+        def attend(q: Tensor, group: AttentionBatch) -> Tensor:
+            window = self._window
+            plan = group.plan(GatherPlan, lambda: plan_gather(group.seq_lens, group.unseen(window), page_size), window)
+            gather_pages(k_cache, v_cache, group.page_table, group.seq_lens, plan, k, v, self._value_scale)
+            return self.on_gathered(q, k, v, plan, group)
 
-def _room_for(contexts: Sequence[int], page_size: int) -> int:
-    return sum(gathered_tokens(context, page_size) for context in contexts)
+        return attend_in_groups(q, chunks, sizes, most, self._window, attend)
+
+    def on_gathered(self, q: Tensor, k: Tensor, v: Tensor, plan: GatherPlan, chunks: AttentionBatch) -> Tensor:
+        """Attend to k and v [room, kv_heads, dim], which `gather_pages` copied by this plan."""
+        longest = max(MOST_GATHERED, len(k))
+        return self._launch(
+            q, k, v, chunks, cu_seqlens_k=plan.starts, max_seqlen_k=longest, seqused_k=plan.lens, **self._options
+        )
+
+    def on_pages(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch) -> Tensor:
+        """Attend to the pages as they are."""
+        return self._launch(
+            q, k_cache, v_cache, chunks, page_table=chunks.page_table, seqused_k=chunks.seq_lens, **self._options
+        )
+
+    def _launch(self, q: Tensor, k: Tensor, v: Tensor, chunks: AttentionBatch, **options: Any) -> Tensor:
+        out = self._flash.kernel(q, k, v, cu_seqlens_q=chunks.query_starts, max_seqlen_q=chunks.most_queries, **options)
+        result: Tensor = out[0] if isinstance(out, tuple) else out
+        return result

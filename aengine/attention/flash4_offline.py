@@ -1,4 +1,4 @@
-"""flash-attn-4 without a GPU: its kernels are compiled into its cache on disk."""
+"""Compiles flash-attn-4's kernels into its cache on disk, in a process without a GPU."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aengine.attention.base import AttentionBatch
+from aengine.attention.base import AttentionBatch, AttentionLayer
 from aengine.attention.flash4 import LEAST_GATHERING, Flash4
 from aengine.attention.flash_backend import flash4_cache, import_flash4, keep_compiled
 from aengine.kernels.attention.gather_pages import GatherPlan
-from aengine.kernels.attention.heads import Scores
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.offline import leave_out_compiler
 
 
 class _CompiledElsewhere:
-    """In the place of a kernel that another process compiles."""
+    """Stands for a kernel that another process compiles."""
 
     def export_to_c(self, **_: object) -> None:
-        """Writing it to disk raises always, which flash-attn-4 bears."""
+        """Raise, as a failed write to disk does; flash-attn-4 ignores that."""
         raise RuntimeError("another process compiles this variant")
 
 
 class _CompileShare:
-    """Every `count`-th compilation, from `index` on; like `cutlass.cute.compile` in all else."""
+    """Replaces `cutlass.cute.compile`: compiles every `count`-th variant, from number `index` on."""
 
     def __init__(self, compile_: Any, index: int, count: int) -> None:
         self._compile = compile_
@@ -50,7 +49,7 @@ class _CompileShare:
 def compile_flash4(
     launch: Callable[[Flash4], None], capability: tuple[int, int], processors: int, index: int, count: int
 ) -> None:
-    """Compile this process's share of what `launch` launches. Does nothing where it isn't kept."""
+    """Compile this process's share of what `launch` launches. Does nothing if flash-attn-4 keeps no cache."""
     name = f"sm_{capability[0]}{capability[1]}"
     os.environ.update(FLASH_ATTENTION_ARCH=name, CUTE_DSL_ARCH=f"{name}a", FLASH_ATTENTION_NUM_SMS=str(processors))
     keep_compiled()
@@ -65,32 +64,34 @@ def compile_flash4(
         launch(Flash4("offline", kernel))
 
 
-def launch_kinds(
+def launch_layers(
     attention: Flash4,
     device: torch.device,
     *,
     tokens: Sequence[int],
-    layers: Sequence[tuple[int | None, float | None, bool]],
+    layers: Sequence[AttentionLayer],
     heads: int,
     kv_heads: int,
-    dim: int,
     page_size: int,
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> None:
-    """Launch whatever steps with so many tokens in prefill chunks launch, on tensors without contents.
+    """Launch every variant that these layers need for prefill steps of these sizes, on uninitialised tensors.
 
-    layers: of each kind of layer its window, its softcap, and whether its heads have sinks.
+    Args:
+        layers: Layers of one head_dim.
+        tokens: Numbers of tokens of a step.
     """
 
     def empty(*shape: int, of: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(*shape, dtype=of, device=device)
 
-    gathered, pages = empty(64, kv_heads, dim, of=dtype), empty(2, page_size, kv_heads, dim, of=dtype)
     # A long step may consist of short chunks, and chunks that fill no tile have kernels of their own.
     shapes = dict.fromkeys((length, longest) for length in tokens for longest in (length, 1))
-    for (window, softcap, sinks), (length, longest) in itertools.product(layers, shapes):
-        scores = Scores(softcap, empty(heads, of=torch.float32) if sinks else None)
+    for layer, (length, longest) in itertools.product(layers, shapes):
+        bound, dim = attention.bind(layer), layer.head_dim
+        if bound is None:
+            raise ValueError(f"{attention.name} does not support heads of {dim}")
         q = empty(length, heads, dim, of=dtype)
         chunks = AttentionBatch(
             slots=empty(length, of=torch.int64),
@@ -102,7 +103,8 @@ def launch_kinds(
             context_lens=[],
         )
         if length >= LEAST_GATHERING or kv_dtype == FP8:
-            plan = GatherPlan(empty(2), empty(3), empty(3), empty(2))
-            attention.on_gathered(q, gathered, gathered, plan, chunks, dim**-0.5, window, scores)
+            gathered = empty(64, kv_heads, dim, of=dtype)
+            bound.on_gathered(q, gathered, gathered, GatherPlan(empty(2), empty(3), empty(3), empty(2)), chunks)
         if kv_dtype != FP8:
-            attention.on_pages(q, pages, pages, chunks, dim**-0.5, window, scores)
+            pages = empty(2, page_size, kv_heads, dim, of=dtype)
+            bound.on_pages(q, pages, pages, chunks)

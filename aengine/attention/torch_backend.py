@@ -7,13 +7,13 @@ K and V are never repeated. Prefill chunks run one by one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.attention.base import AttentionBatch
-from aengine.kernels.attention.heads import PLAIN, Scores
+from aengine.attention.base import Attend, AttentionBatch, AttentionLayer
 from aengine.kernels.kv_scales import FP8, as_bytes
 
 # Decodes are padded to the longest context of their group. Gathering and reading what is padded costs more than
@@ -63,63 +63,39 @@ class _Plan:
 
 
 class TorchAttention:
-    """`AttentionBackend` in plain torch. Planning a step reads lengths on the host, so no CUDA graph holds it."""
+    """`AttentionBackend` in plain torch. Planning a step reads lengths on the host, so no CUDA graph can hold it."""
 
     name = "torch"
 
-    def forward(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None,
-        value_scale: float = 1.0,
-        scores: Scores = PLAIN,
-    ) -> Tensor:
-        out = self._attend(q, as_bytes(k_cache), as_bytes(v_cache), batch, scale, window, scores)
-        return out if k_cache.dtype != FP8 or value_scale == 1.0 else out.mul_(value_scale)
+    def bind(self, layer: AttentionLayer) -> Attend:
+        return partial(_attend, layer)
 
-    def over_latents(
-        self, q: Tensor, cache: Tensor, rank: int, batch: AttentionBatch, scale: float, value_scale: float = 1.0
-    ) -> Tensor:
-        return self.forward(q, cache, cache, batch, scale, None, value_scale)[..., :rank]
 
-    def _attend(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None,
-        scores: Scores,
-    ) -> Tensor:
-        """The caches hold values, or the bytes of FP8 codes, which are taken for values."""
-        plan = batch.plan(_Plan, lambda: _plan(q, k_cache, batch, window), window)
-        if not plan.chunks and plan.decodes[0].rows is None:
-            return _decode(q, k_cache, v_cache, plan.decodes[0], scale, scores)
+def _attend(layer: AttentionLayer, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, /) -> Tensor:
+    k_cache, v_cache = as_bytes(k_cache), as_bytes(v_cache)  # of FP8 the bytes of its codes
+    plan = batch.plan(_Plan, lambda: _plan(q, k_cache, batch, layer.window), layer.window)
+    if not plan.chunks and plan.decodes[0].rows is None:
+        out = _decode(layer, q, k_cache, v_cache, plan.decodes[0])
+    else:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for group in plan.decodes:
             if group.rows is None:
                 n = group.mask.shape[0]
-                out[:n] = _decode(q[:n], k_cache, v_cache, group, scale, scores)
+                out[:n] = _decode(layer, q[:n], k_cache, v_cache, group)
             else:
-                out.index_copy_(
-                    0, group.rows, _decode(q.index_select(0, group.rows), k_cache, v_cache, group, scale, scores)
-                )
+                out.index_copy_(0, group.rows, _decode(layer, q.index_select(0, group.rows), k_cache, v_cache, group))
         for chunk in plan.chunks:
             k, v = (_floats(cache.index_select(0, chunk.pages), q.dtype).flatten(0, 1) for cache in (k_cache, v_cache))
             for block in chunk.blocks:
-                out[block.queries] = _prefill(
-                    q[block.queries], k[: block.context], v[: block.context], block, scale, scores
-                )
-        return out
+                out[block.queries] = _prefill(layer, q[block.queries], k[: block.context], v[: block.context], block)
+    if layer.value_scale != 1.0:
+        out.mul_(layer.value_scale)
+    return out[..., : layer.latent_rank] if layer.latent_rank else out
 
 
-def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _DecodeGroup, scale: float, scores: Scores) -> Tensor:
+def _decode(layer: AttentionLayer, q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _DecodeGroup) -> Tensor:
     """q [n, heads, dim] -> [n, heads, dim]."""
+    scale, scores = layer.scale, layer.scores
     n, heads, dim = q.shape
     kv_heads, scratch = k_cache.shape[2], group.scratch(k_cache)
     k = _floats(torch.index_select(k_cache, 0, group.pages, out=scratch[0]), q.dtype).view(-1, kv_heads, dim)
@@ -155,8 +131,9 @@ def _floats(kept: Tensor, dtype: torch.dtype) -> Tensor:
     return kept.view(FP8).to(dtype) if kept.dtype == torch.uint8 else kept
 
 
-def _prefill(q: Tensor, k: Tensor, v: Tensor, block: _QueryBlock, scale: float, scores: Scores) -> Tensor:
+def _prefill(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, block: _QueryBlock) -> Tensor:
     """q [queries, heads, dim], k and v [context, kv_heads, dim] -> [queries, heads, dim]."""
+    scale, scores = layer.scale, layer.scores
     queries, heads, dim = q.shape
     context, kv_heads, _ = k.shape
     # KV heads are the batch; the heads that share one see it through a stride of 0.

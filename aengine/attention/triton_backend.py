@@ -1,4 +1,4 @@
-"""Attention on CUDA devices: our paged kernel for decodes, flash-attn for prefill chunks."""
+"""Attention on CUDA devices: our paged kernels for decodes, a prefill kernel for prefill chunks."""
 
 from __future__ import annotations
 
@@ -7,91 +7,157 @@ from functools import cached_property
 
 from torch import Tensor
 
-from aengine.attention.base import AttentionBatch
-from aengine.attention.flash_backend import PrefillAttention
+from aengine.attention.base import Attend, AttentionBatch, AttentionLayer, PrefillKernel
 from aengine.kernels.attention.chunk_attention import attend_chunks
 from aengine.kernels.attention.decode_attention import PagedDecode
-from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.attention.latent_decode import LatentDecode
 from aengine.kernels.attention.prefix_attention import attend_shared
 
 
 class TritonAttention:
-    """`AttentionBackend`; a step of decodes alone reads nothing on the host, so a CUDA graph can hold it."""
+    """The backend of CUDA devices.
 
-    def __init__(self, prefill: Callable[[], PrefillAttention]) -> None:
-        """prefill: gives the attention of prefill chunks once it is needed; its packages take seconds to import."""
-        self._decode = PagedDecode()
-        self._decode_latents = LatentDecode()
+    A step of decodes alone reads nothing on the host, so a CUDA graph can hold it.
+    """
+
+    def __init__(self, prefill: Callable[[], PrefillKernel]) -> None:
+        """prefill: returns the prefill kernel when it is first needed. Its packages take seconds to import.
+
+        Our own kernel replaces it for layers that it does not support. Layers over latents never ask for it.
+        """
+        self.decode = PagedDecode()
+        self.decode_latents = LatentDecode()
         self._get_prefill = prefill
+        self._own_prefill = TritonPrefill()
+        # A layer of each kind, by head_dim and whether its scores are plain. Latents are not among them.
+        self._kinds: dict[tuple[int, bool], AttentionLayer] = {}
+
+    def bind(self, layer: AttentionLayer) -> Attend:
+        if layer.latent_rank:
+            return LatentLayer(self, layer)
+        self._kinds[layer.head_dim, layer.scores.plain] = layer
+        return PagedLayer(self, layer)
+
+    def bind_prefill(self, layer: AttentionLayer) -> Attend:
+        """Return the attention of a layer's prefill chunks. Waits until the prefill kernel is imported."""
+        return self._prefill.bind(layer) or self._own_prefill.bind(layer)
 
     @cached_property
-    def _prefill(self) -> PrefillAttention:
+    def _prefill(self) -> PrefillKernel:
         return self._get_prefill()
+
+    # The properties below are for the start-up: they hold when all layers are bound.
 
     @property
     def name(self) -> str:
-        return f"Triton (decode), {self._prefill.name} (prefill)"
+        return f"Triton (decode), {' and '.join(kernel.name for kernel in self._used)} (prefill)"
 
     @property
     def why(self) -> str:
-        """Why prefill runs as it does, for the start-up log."""
-        return self._prefill.why
+        """The reason for the choice of prefill kernels, for the start-up log."""
+        if not self._kinds:
+            return "no flash kernel reads latents"
+        reasons = [self._prefill.why] if self._prefill in self._used else []
+        if self._unsupported:
+            kinds = (
+                f"heads of {dim}{'' if plain else ' with sinks or capped scores'}" for dim, plain in self._unsupported
+            )
+            reasons.append(f"{self._prefill.name} is not for {', '.join(kinds)}")
+        return "; ".join(reasons)
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can hold a step with prefill chunks as well."""
-        return self._prefill.capturable
+        """Whether a CUDA graph can hold a step with prefill chunks."""
+        return all(kernel.capturable for kernel in self._used)
 
     def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
-        """As `PrefillAttention.fits`."""
-        return self._prefill.fits(tokens, contexts, page_size)
+        """Return whether a captured step of this many tokens can hold chunks with these contexts."""
+        return all(kernel.fits(tokens, contexts, page_size) for kernel in self._used)
 
-    def forward(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None,
-        value_scale: float = 1.0,
-        scores: Scores = PLAIN,
-    ) -> Tensor:
-        decodes = batch.num_decodes
+    @cached_property
+    def _used(self) -> list[PrefillKernel]:
+        if len(self._unsupported) == len(self._kinds):
+            return [self._own_prefill]
+        return [self._prefill, self._own_prefill] if self._unsupported else [self._prefill]
+
+    @cached_property
+    def _unsupported(self) -> list[tuple[int, bool]]:
+        """The kinds of layers that the prefill kernel does not support."""
+        return sorted(kind for kind, layer in self._kinds.items() if self._prefill.bind(layer) is None)
+
+
+class PagedLayer:
+    """A layer whose heads have keys and values of their own."""
+
+    def __init__(self, backend: TritonAttention, layer: AttentionLayer) -> None:
+        self._backend = backend
+        self._decode = backend.decode
+        self._layer = layer
+        self._reads_shared = layer.window is None and layer.scores.plain
+
+    @cached_property
+    def _prefill(self) -> Attend:
+        return self._backend.bind_prefill(self._layer)
+
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, /) -> Tensor:
+        layer, decodes = self._layer, batch.num_decodes
         if not batch.num_chunks:
             shared = None
-            if batch.shared is not None and window is None and scores.plain:
-                shared = attend_shared(q, k_cache, v_cache, batch.page_table, batch.shared, scale)
+            if batch.shared is not None and self._reads_shared:
+                shared = attend_shared(q, k_cache, v_cache, batch.page_table, batch.shared, layer.scale)
             return self._decode(
-                q, k_cache, v_cache, batch.page_table, batch.seq_lens, scale, window, shared,
-                value_scale=value_scale, scores=scores,
+                q, k_cache, v_cache, batch.page_table, batch.seq_lens, layer.scale, layer.window, shared,
+                value_scale=layer.value_scale, scores=layer.scores,
             )  # fmt: skip
-        out = self._prefill(q, k_cache, v_cache, batch.chunks(), scale, window, value_scale, scores)
+        out = self._prefill(q, k_cache, v_cache, batch.chunks())
         if decodes:
             self._decode(
-                q[:decodes], k_cache, v_cache, batch.page_table[:decodes], batch.seq_lens[:decodes], scale, window,
-                out=out[:decodes], value_scale=value_scale, scores=scores,
+                q[:decodes], k_cache, v_cache, batch.page_table[:decodes], batch.seq_lens[:decodes], layer.scale,
+                layer.window, out=out[:decodes], value_scale=layer.value_scale, scores=layer.scores,
             )  # fmt: skip
         return out
 
-    def over_latents(
-        self, q: Tensor, cache: Tensor, rank: int, batch: AttentionBatch, scale: float, value_scale: float = 1.0
-    ) -> Tensor:
-        decodes = batch.num_decodes
+
+class LatentLayer:
+    """A layer whose heads all attend to one vector of each token."""
+
+    def __init__(self, backend: TritonAttention, layer: AttentionLayer) -> None:
+        self._decode = backend.decode_latents
+        self._layer = layer
+
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, /) -> Tensor:
+        layer, rank, decodes = self._layer, self._layer.latent_rank, batch.num_decodes
         if not batch.num_chunks:
-            return self._decode_latents(
-                q, cache, rank, batch.page_table, batch.seq_lens, scale, value_scale=value_scale
+            return self._decode(
+                q, k_cache, rank, batch.page_table, batch.seq_lens, layer.scale, value_scale=layer.value_scale
             )
-        # Zeros: of a captured step some tokens belong to nobody.
+        # Zeros: some tokens of a captured step are in no sequence.
         out = q.new_zeros(len(q), q.shape[1], rank)
         chunks = batch.chunks()
         attend_chunks(
-            q, cache, cache[..., :rank], chunks.page_table, chunks.seq_lens, chunks.query_starts, scale,
-            out=out, value_scale=value_scale,
+            q, k_cache, v_cache[..., :rank], chunks.page_table, chunks.seq_lens, chunks.query_starts, layer.scale,
+            out=out, value_scale=layer.value_scale,
         )  # fmt: skip
-        self._decode_latents(
-            q[:decodes], cache, rank, batch.page_table[:decodes], batch.seq_lens[:decodes], scale, out[:decodes],
-            value_scale=value_scale,
+        self._decode(
+            q[:decodes], k_cache, rank, batch.page_table[:decodes], batch.seq_lens[:decodes], layer.scale,
+            out[:decodes], value_scale=layer.value_scale,
         )  # fmt: skip
         return out
+
+
+class TritonPrefill(PrefillKernel):
+    """Our own kernel, on the pages as they are. It supports every layer."""
+
+    name = "Triton"
+    why = ""
+    capturable = True
+
+    def bind(self, layer: AttentionLayer) -> Attend:
+        def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, /) -> Tensor:
+            table, lens, starts = chunks.page_table, chunks.seq_lens, chunks.query_starts
+            return attend_chunks(
+                q, k_cache, v_cache, table, lens, starts, layer.scale, layer.window, layer.scores,
+                value_scale=layer.value_scale,
+            )  # fmt: skip
+
+        return attend

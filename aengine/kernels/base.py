@@ -23,9 +23,9 @@ from aengine.kernels.registered import RegisteredExperts, RegisteredLinear
 class Route(Protocol):
     """Chooses each token's experts, and their weights."""
 
-    def after(self, norm: Norm, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
-        """x [tokens, hidden] -> norm(x), and what it leads to, computed in float32: ids int32 [tokens, top_k], weights
-        float32 [tokens, top_k]; one kernel where that is faster.
+    def after(self, norm: Norm | None, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
+        """x [tokens, hidden] -> norm(x), or x if norm is None, and the choice, computed in float32: ids int32
+        [tokens, top_k], weights float32 [tokens, top_k]. One kernel does both if that is faster.
 
         slots [tokens] int64: a token below `first_slot` is padding, and goes nowhere: its ids are -1.
         """

@@ -173,11 +173,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return any(isinstance(attention, LatentSpec) for attention in self.attending)
 
     @property
-    def head_kinds(self) -> set[tuple[int, bool]]:
-        """Of the layers whose heads have keys and values: head_dim, and whether their scores are plain."""
-        return {(one.head_dim, one.plain_scores) for one in self.attending if isinstance(one, AttentionSpec)}
-
-    @property
     def paging(self) -> list[AttentionSpec | LatentSpec]:
         """Those of them that keep keys and values of their own, in order."""
         return [attention for attention in self.attending if attention.shares is None]

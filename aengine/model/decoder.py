@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,18 +13,14 @@ from aengine.attention.base import AttentionBackend, AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.kernels.base import Kernels
 from aengine.kernels.collective.base import Collective
-from aengine.model.blocks.attention import Attention
-from aengine.model.blocks.delta_net import GatedDeltaNet
-from aengine.model.blocks.experts import MixtureOfExperts
-from aengine.model.blocks.latent_attention import LatentAttention
-from aengine.model.blocks.layer_inputs import LayerInput, LayerInputs, Scalar
-from aengine.model.blocks.mlp import MLP
-from aengine.model.blocks.mlp_and_experts import MLPAndExperts
+from aengine.model.blocks.build import BuildContext
+from aengine.model.blocks.layers import LayerBuilder
 from aengine.model.blocks.step import Block, States, Step
+from aengine.model.blocks.variants.layer_inputs import LayerInputs
 from aengine.model.config import ModelConfig
 from aengine.model.parameters import HEAD, Parameters
 from aengine.model.rope import PositionTables
-from aengine.model.spec import AttentionSpec, LatentSpec, LayerSpec, MLPAndExpertsSpec, MLPSpec
+from aengine.model.spec import LayerSpec, MLPSpec
 
 
 class Decoder:
@@ -68,7 +63,6 @@ class Decoder:
             isinstance(layer.ffn, MLPSpec) and layer.plain for layer in config.layers
         )
         self.config = config
-        self.attention = attention
         self.dtype = dtype
         self.kv_dtype = kv_dtype or dtype
         self.device = device
@@ -78,38 +72,15 @@ class Decoder:
         # Rounded as the rows are that it scales.
         self._embedding_scale = torch.tensor(config.ends.embedding_scale, dtype=dtype).item()
         inputs = config.ends.layer_inputs
-        self._inputs = None if inputs is None else LayerInputs(make, len(config.layers), hidden, inputs, eps, dtype)
+        build = BuildContext(make, hidden, eps, tables, attention)
+        self._inputs = None if inputs is None else LayerInputs(build, len(config.layers), inputs, dtype)
+        layers = LayerBuilder(build, config.layers)
         self._layers: list[list[Block]] = []
         kinds: list[tuple[LayerSpec, list[tuple[tuple[int, ...], tuple[str, ...]]]]] = []
-        attending: dict[int, Attention] = {}  # by layer
-        paging, recurrent = itertools.count(), itertools.count()
         for i, layer in enumerate(config.layers):
-            name, last = f"model.layers.{i}", i == len(config.layers) - 1
             before = len(make.groups)
-            blocks: list[Block] = []
-            if isinstance(layer.attention, AttentionSpec):
-                shares = layer.attention.shares
-                index, keeper = (next(paging), None) if shares is None else (0, attending[shares])
-                attending[i] = Attention(make, name, hidden, layer, layer.attention, eps, index, last, tables, keeper)
-                blocks.append(attending[i])
-            elif isinstance(layer.attention, LatentSpec):
-                blocks.append(
-                    LatentAttention(make, name, hidden, layer, layer.attention, eps, next(paging), last, tables)
-                )
-            else:
-                blocks.append(GatedDeltaNet(make, name, hidden, layer, layer.attention, eps, next(recurrent), last))
-            if isinstance(layer.ffn, MLPSpec):
-                blocks.append(MLP(make, name, hidden, layer, layer.ffn, eps))
-            elif isinstance(layer.ffn, MLPAndExpertsSpec):
-                blocks.append(MLPAndExperts(make, name, hidden, layer, layer.ffn, eps))
-            else:
-                blocks.append(MixtureOfExperts(make, name, hidden, layer.ffn, eps))
-            if layer.input_width:
-                blocks.append(LayerInput(make, name, hidden, layer, eps, i))
-            if layer.scalar:
-                blocks.append(Scalar(make, name))
-            self._layers.append(blocks)
-            # Checkpoints leave single layers as they were, or quantise them otherwise: those have kernels of their own.
+            self._layers.append(layers.build(i))
+            # A checkpoint may quantise single layers otherwise, or not at all. Those have kernels of their own.
             stored = [(one.shape, one.dtypes) for group in make.groups[before:] for one in group.entries.values()]
             kinds.append((layer, stored))
         self._final_norm = make.norm("model.norm", hidden, eps)
@@ -167,7 +138,7 @@ class Decoder:
         tokens = None if self.adapters is None else self.adapters.tokens
         if tokens is not None:  # before the first launch: kernels that start early read what comes of it
             tokens.places = adapters
-        step = Step(positions, batch, kv, self.attention, wanted, sums, self.ranks, tokens, states)
+        step = Step(positions, batch, kv, wanted, sums, self.ranks, tokens, states)
         if self.ranks is not None:  # adapters are those of all rows at once
             self.ranks.begin_step(rehearsal, self._halves and adapters is None)
         x = self._embed(input_ids)

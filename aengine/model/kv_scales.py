@@ -1,8 +1,8 @@
-"""The scales of an FP8 cache as checkpoints hold them, a number each for the keys and for the values of a layer."""
+"""The scales of an FP8 cache as checkpoints store them: one number for a layer's keys, one for its values."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -14,12 +14,12 @@ from aengine.model.quant.base import SCALES, check_finite
 
 
 class LoadedKVScales:
-    """The scales of one layer: 1 where the checkpoint has none, or where the cache holds values themselves."""
+    """The scales of one layer. They are 1 if the checkpoint has none, or if the cache is not FP8."""
 
     def __init__(self, name: str, device: torch.device, kept: torch.dtype) -> None:
-        """name: of the attention in the checkpoint; kept: the cache's dtype."""
+        """name: the attention's name in the checkpoint; kept: the cache's dtype."""
         self.loaded: KVScales = NO_SCALES
-        # Present files name them after the attention, older ones after its projections, or have one for both.
+        # Newer files name them after the attention, older ones after its projections. Some have one for both.
         self._names = {part: (f"{name}.{part}_scale", f"{name}.{part}_proj.{part}_scale") for part in "kv"}
         self._both = f"{name}.kv_scale"
         names = (*self._names["k"], *self._names["v"], self._both)
@@ -28,20 +28,34 @@ class LoadedKVScales:
         self._kept = kept
         self._read = False
         self._places: dict[str, Tensor] = {}
+        self._readers: list[Callable[[KVScales], None]] = []
+
+    def add_reader(self, use: Callable[[KVScales], None]) -> None:
+        """Call `use` with the scales now, and again when a checkpoint brings other ones.
+
+        `use` must not refer to this object or to the groups, so that the weights are freed with their last user.
+        """
+        self._readers.append(use)
+        use(self.loaded)
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
         self._places = {name: torch.ones((), dtype=torch.float32, device=self._device) for name in present}
         return self._places
 
     def close(self) -> None:
-        """Reads the scales on the host. Raises `WeightsError`, naming the tensor, for one that is none, and for other
-        ones than graphs on a GPU have captured.
+        """Read the scales on the host.
+
+        Raises `WeightsError`, naming the tensor, if a scale is not a positive finite number. Raises it too if the
+        scales differ from those that graphs on a GPU have captured.
         """
         if self._kept == FP8:
             scales = KVScales(self._scale("k"), self._scale("v"))
             if self._read and self._device.type == "cuda" and scales != self.loaded:
                 raise WeightsError(f"{self._both}: the scales of the FP8 cache differ from those that are loaded")
-            self.loaded = scales
+            if scales != self.loaded:
+                self.loaded = scales
+                for use in self._readers:
+                    use(scales)
         self._read = True
         self._places = {}
 

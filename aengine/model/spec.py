@@ -38,11 +38,6 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     keys_are_values: bool = False  # values are keys before their norm and rotation
     shares: int | None = None  # the layer whose keys and values it reads; None: it keeps its own
 
-    @property
-    def plain_scores(self) -> bool:
-        """Whether scores are scaled and nothing else."""
-        return self.softcap is None and not self.sinks
-
     def kept(self, ranks: int) -> KVLayer:
         """What a token leaves in pages, on each rank."""
         return KVLayer(Shard(count=ranks).units(self.kv_heads), self.head_dim)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aengine.attention.base import AttentionBatch
+from aengine.attention.base import AttentionBatch, AttentionLayer
 from aengine.kernels.kv_scales import encode
 from tests.kernels.conftest import device, relative_error
 
@@ -87,7 +87,8 @@ def test_codes_are_always_gathered_in_groups_that_have_room_tiny(
     k, v = encode(pages[0], KEY_SCALE), encode(pages[1], VALUE_SCALE)
     kernel = Kernel()
     attention = flash4.Flash4("test", kernel, longest=16)
-    out = attention(q, k, v, batch, SCALE * KEY_SCALE, None, VALUE_SCALE)
+    layer = AttentionLayer(DIM, SCALE * KEY_SCALE, value_scale=VALUE_SCALE)
+    out = attention.bind(layer)(q, k, v, batch)
     assert kernel.calls == calls
 
     whole = [x.to(q.dtype)[batch.page_table.long()].flatten(0, 2) for x in (k.float(), v.float() * VALUE_SCALE)]
@@ -125,7 +126,7 @@ def test_a_window_gathers_the_pages_that_it_reaches_alone_tiny(
     for row, context in ((0, 24), (2, 12)):
         k[batch.page_table[row, : context // PAGE].long()] = torch.nan  # other owners' by now
     kernel = Kernel()
-    out = flash4.Flash4("test", kernel)(q, k, v, batch, SCALE, window)
+    out = flash4.Flash4("test", kernel).bind(AttentionLayer(DIM, SCALE, window))(q, k, v, batch)
     assert kernel.keys == sum(reached)
     assert relative_error(out[decodes:], expected) < 2e-3
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from aengine.attention import flash_backend
+from aengine.attention.base import AttentionLayer
 from aengine.kernels.attention.heads import Scores
 
 DEVICE = torch.device("cuda", 0)
@@ -56,55 +57,62 @@ def test_float32_goes_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "float32" in chosen.why
 
 
-SINKS = (64, False)
+Kind = tuple[int, bool]  # head_dim, and whether each head has a sink
+PLAIN, SINKS = (64, False), (64, True)
+
+
+def layer_of(kind: Kind, **more: Any) -> AttentionLayer:
+    dim, sinks = kind
+    return AttentionLayer(dim, 0.3, scores=Scores(None, torch.zeros(4) if sinks else None), **more)
 
 
 @pytest.mark.parametrize(
     ("modules", "dtype", "kinds", "name", "why"),
     [
-        (("flash_attn.cute",), torch.bfloat16, [(64, True), SINKS], "flash-attn-4", "installed"),
-        (("flash_attn.cute",), torch.bfloat16, [(96, True)], "Triton", "heads of 96"),
-        (("flash_attn.cute",), torch.bfloat16, [(256, True), (512, True)], "flash-attn-4 and Triton", "heads of 512"),
-        (("flash_attn",), torch.bfloat16, [(96, True), (80, True)], "flash-attn-2", "not installed"),
-        ((), torch.bfloat16, [(100, True)], "Triton", "heads of 100"),
+        (("flash_attn.cute",), torch.bfloat16, [PLAIN, SINKS], "flash-attn-4", "installed"),
+        (("flash_attn.cute",), torch.bfloat16, [(96, False)], "Triton", "heads of 96"),
+        (("flash_attn.cute",), torch.bfloat16, [(256, False), (512, False)], "flash-attn-4 and Triton", "heads of 512"),
+        (("flash_attn",), torch.bfloat16, [(96, False), (80, False)], "flash-attn-2", "not installed"),
+        ((), torch.bfloat16, [(100, False)], "Triton", "heads of 100"),
         ((), torch.bfloat16, [SINKS], "Triton", "heads of 64 with sinks"),
-        ((), torch.bfloat16, [(64, True), SINKS], "torch flash and Triton", "heads of 64 with sinks"),
-        ((), torch.float32, [(100, True)], "torch", "float32"),
+        ((), torch.bfloat16, [PLAIN, SINKS], "torch flash and Triton", "heads of 64 with sinks"),
+        ((), torch.float32, [(100, False)], "torch", "float32"),
         ((), torch.float32, [SINKS], "Triton", "heads of 64 with sinks"),
     ],
 )
-def test_what_the_flash_kernel_does_not_take_goes_to_our_own(
+def test_layers_that_the_prefill_kernel_does_not_support_have_our_own(
     modules: tuple[str, ...],
     dtype: torch.dtype,
-    kinds: list[flash_backend.Kind],
+    kinds: list[Kind],
     name: str,
     why: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sinks and capped scores too: torch would hold the scores of all pairs of a prompt's tokens at once."""
-    pytest.importorskip("triton")
+    triton_backend = pytest.importorskip("aengine.attention.triton_backend")
     installed(monkeypatch, *modules, major=9)
-    chosen = flash_backend.choose_prefill(DEVICE, dtype, kinds=kinds)
-    assert chosen.name == name
-    assert why in chosen.why
-    assert chosen.capturable == (name in ("flash-attn-4", "Triton", "flash-attn-4 and Triton"))
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(DEVICE, dtype))
+    for kind in kinds:
+        backend.bind(layer_of(kind))
+    assert backend.name == f"Triton (decode), {name} (prefill)"
+    assert why in backend.why
+    assert backend.capturable == (name in ("flash-attn-4", "Triton", "flash-attn-4 and Triton"))
 
 
-def test_each_layer_goes_where_its_kind_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
-    from aengine.attention import triton_chunks
-
+def test_each_layer_is_bound_to_the_kernel_that_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton_backend = pytest.importorskip("aengine.attention.triton_backend")
     seen: list[object] = []
 
     def attend_chunks(*given: object, value_scale: float) -> None:
         seen.append((*given[6:], value_scale))
 
-    monkeypatch.setattr(triton_chunks, "attend_chunks", attend_chunks)
+    monkeypatch.setattr(triton_backend, "attend_chunks", attend_chunks)
     installed(monkeypatch, major=9)
-    chosen = flash_backend.choose_prefill(DEVICE, torch.bfloat16, kinds=[(64, True), SINKS])
-    monkeypatch.setattr(flash_backend.OnGathered, "__call__", lambda *_: seen.append("flash"))
-    x, sinks = torch.empty(1, 4, 64), Scores(None, torch.zeros(4))
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(DEVICE, torch.bfloat16))
+    monkeypatch.setattr(flash_backend.OnGathered, "attend_for", lambda *_: lambda *_: seen.append("flash"))
+    x = torch.empty(1, 4, 64)
     batch: Any = type("Batch", (), {"page_table": None, "seq_lens": None, "query_starts": None})
-    chosen(x, x, x, batch, 0.3, 40, 2.0, sinks)
-    chosen(x, x, x, batch, 0.3, 40)
-    assert seen == [(0.3, 40, sinks, 2.0), "flash"]
+    with_sinks = layer_of(SINKS, window=40, value_scale=2.0)
+    backend.bind_prefill(with_sinks)(x, x, x, batch)
+    backend.bind_prefill(layer_of(PLAIN, window=40))(x, x, x, batch)
+    assert seen == [(0.3, 40, with_sinks.scores, 2.0), "flash"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aengine.attention import torch_backend
-from aengine.attention.base import AttentionBatch
+from aengine.attention.base import AttentionBatch, AttentionLayer
 from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8
@@ -89,10 +89,10 @@ def check(
         query_lens=counts,
         context_lens=[context + (slack if row < len(decodes) else 0) for row, (context, _) in enumerate(work)],
     )
-    backend = TorchAttention()
     rule = Scores(softcap, torch.randn(kv_heads * group, generator=generator) if sinks else None)
     kept, value_scale = (caches.to(FP8), 0.3) if codes else (caches, 1.0)
-    layers = [backend.forward(q, kept[0], kept[1], batch, SCALE, window, value_scale, rule) for _ in range(2)]
+    attend = TorchAttention().bind(AttentionLayer(DIM, SCALE, window, rule, value_scale))
+    layers = [attend(q, kept[0], kept[1], batch) for _ in range(2)]
     expected = torch.cat(
         [
             plain_attention(part.double(), kv[0].double(), kv[1].double() * value_scale, window, rule)
@@ -170,7 +170,7 @@ def test_a_padding_row_leaves_the_others_alone() -> None:
             query_lens=[1] * rows,
             context_lens=[3, 0][:rows],
         )
-        return TorchAttention().forward(q[:rows], caches[0], caches[1], batch, SCALE, None)
+        return TorchAttention().bind(AttentionLayer(DIM, SCALE))(q[:rows], caches[0], caches[1], batch)
 
     padded = run(2)
     assert padded.isfinite().all()
@@ -190,8 +190,9 @@ def test_bfloat16_is_as_good_as_its_rounding() -> None:
         query_lens=[1],
         context_lens=[21],
     )
-    half = TorchAttention().forward(q.bfloat16(), caches[0].bfloat16(), caches[1].bfloat16(), batch, SCALE, None)
+    attend = TorchAttention().bind(AttentionLayer(DIM, SCALE))
+    half = attend(q.bfloat16(), caches[0].bfloat16(), caches[1].bfloat16(), batch)
     batch.plans.clear()
-    full = TorchAttention().forward(q, caches[0], caches[1], batch, SCALE, None)
+    full = attend(q, caches[0], caches[1], batch)
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.float(), full, atol=0.03, rtol=0.03)

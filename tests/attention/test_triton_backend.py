@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import re
 
 import pytest
 import torch
 from torch import Tensor
 
 from aengine.attention import flash_backend
-from aengine.attention.base import AttentionBatch
+from aengine.attention.base import AttentionBatch, AttentionLayer, PrefillKernel
 from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8, encode
 
@@ -31,7 +32,7 @@ def device() -> torch.device:
     return torch.device("cuda", 0)
 
 
-def prefill_path(name: str, device: torch.device, longest: int = 0) -> flash_backend.FlashAttention:
+def prefill_path(name: str, device: torch.device, longest: int = 0) -> PrefillKernel:
     """The named path; skips where its package is not installed or the device cannot run it."""
     if name == "flash-attn-4":
         kernel = flash_backend.import_flash4()
@@ -122,9 +123,9 @@ def test_a_step_is_the_references(
     case: str, path: str, heads: int, kv_heads: int, dim: int, device: torch.device
 ) -> None:
     q, k_cache, v_cache, batch = step(*STEPS[case], heads, kv_heads, dim, torch.bfloat16, device)
-    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
-    backend._prefill = prefill_path(path, device)
-    layers = [backend.forward(q, k_cache, v_cache, batch, SCALE, None) for _ in range(2)]
+    backend = triton_backend.TritonAttention(lambda: prefill_path(path, device))
+    attend = backend.bind(AttentionLayer(dim, SCALE))
+    layers = [attend(q, k_cache, v_cache, batch) for _ in range(2)]
     for out in layers:
         assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
 
@@ -136,12 +137,11 @@ def test_a_step_is_the_references(
 def test_a_step_over_codes_is_the_references(case: str, window: int | None, path: str, device: torch.device) -> None:
     q, k_cache, v_cache, batch = step(*STEPS[case], 32, 8, 128, torch.bfloat16, device)
     k_cache, v_cache = encode(k_cache, 0.2), encode(v_cache, 3.0)
-    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
-    backend._prefill = prefill_path(path, device, longest=2000)
+    backend = triton_backend.TritonAttention(lambda: prefill_path(path, device, longest=2000))
+    attend = backend.bind(AttentionLayer(128, SCALE * 0.2, window, value_scale=3.0))
     expected = reference(q, k_cache.float() * 0.2, v_cache.float() * 3.0, batch, window)
     for _ in range(2):
-        out = backend.forward(q, k_cache, v_cache, batch, SCALE * 0.2, window, 3.0)
-        assert error(out, expected) < 6e-3
+        assert error(attend(q, k_cache, v_cache, batch), expected) < 6e-3
 
 
 @pytest.mark.parametrize("case", STEPS)
@@ -149,7 +149,7 @@ def test_float32_queries_read_codes_exactly(case: str, device: torch.device) -> 
     q, k_cache, v_cache, batch = step(*STEPS[case], 16, 8, 128, torch.float32, device)
     k_cache, v_cache = k_cache.to(FP8), v_cache.to(FP8)
     backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.float32))
-    out = backend.forward(q, k_cache, v_cache, batch, SCALE, None, 0.5)
+    out = backend.bind(AttentionLayer(128, SCALE, value_scale=0.5))(q, k_cache, v_cache, batch)
     assert error(out, reference(q, k_cache.float(), v_cache.float() * 0.5, batch, None)) < 3e-6
 
 
@@ -158,10 +158,9 @@ def test_more_keys_than_are_copied_at_a_time_go_in_groups(
 ) -> None:
     monkeypatch.setattr(flash_backend, "MOST_GATHERED", 150)
     q, k_cache, v_cache, batch = step([9], [(100, 50), (40, 40), (700, 3), (8, 8)], 4, 2, 128, torch.bfloat16, device)
-    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
-    backend._prefill = prefill_path("torch flash", device)
+    backend = triton_backend.TritonAttention(lambda: prefill_path("torch flash", device))
     for _ in range(2):  # the second layer uses the first one's plan
-        out = backend.forward(q, k_cache, v_cache, batch, SCALE, None)
+        out = backend.bind(AttentionLayer(128, SCALE))(q, k_cache, v_cache, batch)
         assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
 
 
@@ -171,9 +170,8 @@ def test_more_keys_than_are_copied_at_a_time_go_in_groups(
 @pytest.mark.parametrize("window", [1, 40, 1000])
 def test_a_window_hides_older_keys(window: int, case: str, path: str, device: torch.device) -> None:
     q, k_cache, v_cache, batch = step(*STEPS[case], 4, 2, 128, torch.bfloat16, device)
-    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
-    backend._prefill = prefill_path(path, device)
-    out = backend.forward(q, k_cache, v_cache, batch, SCALE, window)
+    backend = triton_backend.TritonAttention(lambda: prefill_path(path, device))
+    out = backend.bind(AttentionLayer(128, SCALE, window))(q, k_cache, v_cache, batch)
     assert error(out, reference(q, k_cache, v_cache, batch, window)) < 6e-3
 
 
@@ -188,10 +186,9 @@ def test_scores_are_capped_and_sinks_take_their_share(
     device: torch.device,
 ) -> None:  # fmt: skip
     q, k_cache, v_cache, batch = step(*STEPS[case], heads, kv_heads, dim, torch.bfloat16, device)
-    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
-    backend._prefill = flash_backend.for_kinds([(dim, False)], prefill_path(path, device))
+    backend = triton_backend.TritonAttention(lambda: prefill_path(path, device))
     rule = Scores(softcap, torch.randn(heads, device=device) * 3 if sinks else None)
-    out = backend.forward(q, k_cache, v_cache, batch, SCALE, window, scores=rule)
+    out = backend.bind(AttentionLayer(dim, SCALE, window, rule))(q, k_cache, v_cache, batch)
     assert error(out, reference(q, k_cache, v_cache, batch, window, rule)) < 6e-3
 
 
@@ -199,19 +196,15 @@ def test_scores_are_capped_and_sinks_take_their_share(
 def test_float32_is_exact(case: str, device: torch.device) -> None:
     q, k_cache, v_cache, batch = step(*STEPS[case], 16, 8, 128, torch.float32, device)
     backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.float32))
-    assert (
-        error(backend.forward(q, k_cache, v_cache, batch, SCALE, None), reference(q, k_cache, v_cache, batch, None))
-        < 3e-6
-    )
+    out = backend.bind(AttentionLayer(128, SCALE))(q, k_cache, v_cache, batch)
+    assert error(out, reference(q, k_cache, v_cache, batch, None)) < 3e-6
 
 
 @pytest.mark.parametrize("case", STEPS)
 def test_heads_that_no_flash_kernel_takes(case: str, device: torch.device) -> None:
     q, k_cache, v_cache, batch = step(*STEPS[case], 16, 2, 512, torch.bfloat16, device)
-    backend = triton_backend.TritonAttention(
-        lambda: flash_backend.choose_prefill(device, torch.bfloat16, kinds=[(512, True)])
-    )
-    out = backend.forward(q, k_cache, v_cache, batch, SCALE, None)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
+    out = backend.bind(AttentionLayer(512, SCALE))(q, k_cache, v_cache, batch)
     assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
 
 
@@ -219,14 +212,19 @@ def test_heads_that_no_flash_kernel_takes(case: str, device: torch.device) -> No
 @pytest.mark.parametrize("case", STEPS)
 def test_latents_are_keys_and_values_at_once(case: str, dtype: torch.dtype, device: torch.device) -> None:
     q, cache, _, batch = step(*STEPS[case], 20, 1, 576, dtype, device)
-    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, dtype, latents=True))
+    backend = triton_backend.TritonAttention(lambda: pytest.fail("latents need no prefill kernel"))
+    out = backend.bind(AttentionLayer(576, SCALE, latent_rank=512))(q, cache, cache, batch)
     expected = reference(q, cache, cache, batch, None)[..., :512]
-    assert error(backend.over_latents(q, cache, 512, batch, SCALE), expected) < (6e-3 if dtype.itemsize == 2 else 3e-6)
+    assert error(out, expected) < (6e-3 if dtype.itemsize == 2 else 3e-6)
+    assert backend.capturable
+    assert "latents" in backend.why
 
 
-def test_the_choice_says_what_runs_and_why(device: torch.device) -> None:
-    assert triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16)).why
-    assert "float32" in triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.float32)).why
+@pytest.mark.parametrize(("dtype", "why"), [(torch.bfloat16, "flash-attn|installed"), (torch.float32, "float32")])
+def test_the_choice_says_what_runs_and_why(dtype: torch.dtype, why: str, device: torch.device) -> None:
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, dtype))
+    backend.bind(AttentionLayer(128, SCALE))
+    assert re.search(why, backend.why)
 
 
 @pytest.mark.parametrize("decodes", [[], [5, 300, 17]])
@@ -250,7 +248,8 @@ def test_a_step_whose_numbers_only_the_device_knows(
     padded = AttentionBatch(batch.slots, table, lens, starts, num_decodes=8, query_lens=[], context_lens=[])
     padded.slots = torch.zeros(total, dtype=torch.int64, device=device)
     backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
+    attend = backend.bind(AttentionLayer(128, SCALE, window))
     if not backend.capturable:
-        pytest.skip("no prefill attention here reads pages directly")
-    out = backend.forward(q, k_cache, v_cache, padded, SCALE, window)
+        pytest.skip("no prefill kernel here reads pages directly")
+    out = attend(q, k_cache, v_cache, padded)
     assert error(out, expected) < 6e-3

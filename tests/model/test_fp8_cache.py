@@ -135,7 +135,7 @@ def folder(plain: Path, tmp_path: Path) -> Path:
 
 
 def scales_of(decoder: Decoder) -> list[KVScales]:
-    return [attention._kv_scales.loaded for attention, _ in decoder._layers]
+    return [attention._scales for attention, _ in decoder._layers]
 
 
 def test_every_rank_has_the_scales(folder: Path) -> None:

@@ -6,7 +6,6 @@ The scheduler puts nothing else into the prefix cache.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 import aengine
-from aengine.attention.base import AttentionBackend
 from aengine.attention.torch_backend import TorchAttention
 from aengine.errors import NonFiniteLogitsError
 from aengine.kernels.torch_kernels import TorchKernels
@@ -75,19 +73,6 @@ def run(executor: StepExecutor, step: StepPlan) -> StepResult:
     return read_outcome(executor.execute(step), lambda row: None, step)
 
 
-class BrokenAttention(TorchAttention):
-    """NaN in what attention gives for one token."""
-
-    def __init__(self, usual: AttentionBackend, token: int) -> None:
-        self._usual = usual
-        self._token = token
-
-    def forward(self, *arguments: Any) -> Tensor:
-        attended = self._usual.forward(*arguments)
-        attended[self._token, 0, 0] = float("nan")
-        return attended
-
-
 def break_token(executor: StepExecutor, page: int, offset: int) -> None:
     """What all layers keep of it is no number."""
     for index in range(len(executor._decoder.config.paging)):
@@ -96,11 +81,16 @@ def break_token(executor: StepExecutor, page: int, offset: int) -> None:
 
 
 def break_attention(decoder: Decoder, layer: int, token: int) -> None:
-    """NaN in what a layer's attention adds to the residual of one of the step's tokens."""
-    usual = decoder._layers[layer][0]
-    decoder._layers[layer][0] = lambda x, step: usual(
-        x, replace(step, attention=BrokenAttention(step.attention, token))
-    )
+    """Put NaN into what a layer's attention returns for one of the step's tokens."""
+    block: Any = decoder._layers[layer][0]
+    usual = block._attend
+
+    def broken(*arguments: Any) -> Tensor:
+        attended = usual(*arguments)
+        attended[token, 0, 0] = float("nan")
+        return attended
+
+    block._attend = broken
 
 
 def break_mlp(decoder: Decoder, layer: int, token: int) -> None:

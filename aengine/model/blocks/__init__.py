@@ -1,1 +1,1 @@
-"""What a decoder is made of: each block takes the residual stream and gives it back with its own part added."""
+"""The blocks of a decoder. Each takes the residual stream and returns it with its own result added."""

@@ -8,108 +8,108 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from aengine.attention.base import AttentionLayer
 from aengine.kernels.attention.heads import Heads, Scores
+from aengine.kernels.kv_scales import KVScales
 from aengine.kernels.linear.base import Norm
-from aengine.model.blocks.ends import Addition
+from aengine.model.blocks.build import BuildContext, KVPlace
+from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
-from aengine.model.kv_scales import LoadedKVScales
-from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
-from aengine.model.rope import PositionTables
 from aengine.model.spec import AttentionSpec, LayerSpec
 
 
 class Attention:
-    """Projection, attention over what the layer keeps in the KV pool, and the projection back onto x, between norms."""
+    """Norm, projection to queries, keys and values, attention, projection back, and the addition to x."""
 
     def __init__(
-        self,
-        make: Parameters,
-        layer: str,
-        hidden: int,
-        layer_spec: LayerSpec,
-        spec: AttentionSpec,
-        eps: float,
-        index: int,
-        last: bool,
-        tables: PositionTables,
-        keeper: Attention | None = None,
+        self, build: BuildContext, name: str, layer: LayerSpec, spec: AttentionSpec, kept: KVPlace, last: bool
     ) -> None:
-        """layer: its name in checkpoints; index: its place in the KV pool; last: no block behind it attends; keeper:
-        the block whose keys and values this one reads; None: it keeps its own.
+        """name: the layer's name in checkpoints; kept: the keys and values that it reads, its own or another layer's;
+        last: whether no later layer attends.
         """
-        norms = layer_spec.norms
+        make, shares = build.make, spec.shares is not None
         self._kernels = make.kernels
-        self._norm = make.optional_norm(layer, norms.before_attention, hidden, eps)
-        name = f"{layer}.self_attn"
+        self._norm = make.optional_norm(name, layer.norms.before_attention, build.hidden, build.eps)
+        prefix = f"{name}.self_attn"
         queries, keys = Part(spec.heads, (1 + spec.gate) * spec.head_dim), Part(spec.kv_heads, spec.head_dim)
         parts: dict[str, Part | tuple[Part, ...]] = (
-            {f"{name}.qkv_proj": (queries, keys, keys)}
+            {f"{prefix}.qkv_proj": (queries, keys, keys)}
             if spec.fused
-            else {f"{name}.q_proj": queries, **{f"{name}.{kept}_proj": keys for kept in "kv"[: spec.projected]}}
+            else {f"{prefix}.q_proj": queries, **{f"{prefix}.{kept}_proj": keys for kept in "kv"[: spec.projected]}}
         )
-        self._qkv = make.linear(parts, hidden, spec.qkv_bias, split="outputs")
-        self._out = make.linear({f"{name}.o_proj": Part(hidden)}, spec.queries, spec.out_bias, split="inputs")
+        self._qkv = make.linear(parts, build.hidden, spec.qkv_bias, split="outputs")
+        self._out = make.linear({f"{prefix}.o_proj": Part(build.hidden)}, spec.queries, spec.out_bias, split="inputs")
         heads = make.shard.units(spec.heads)
         behind: Literal["both", "keys", "nothing"] = ("nothing", "keys", "both")[spec.projected]
-        self._heads = Heads(heads, None, None, eps, spec.gate, spec.v_norm, behind)
-        self._dim = spec.head_dim
+        self._heads = Heads(heads, None, None, build.eps, spec.gate, spec.v_norm, behind)
+        self._head_dim = spec.head_dim
         self._wide_norms: list[tuple[slice, Norm]] = []  # of columns of the projection
         if spec.qk_norm == "head":
-            q_norm = make.norm_weight(f"{name}.q_norm", Part(1, spec.head_dim))
-            k_norm = make.norm_weight(f"{name}.k_norm", Part(1, spec.head_dim)) if keeper is None else None
+            q_norm = make.norm_weight(f"{prefix}.q_norm", Part(1, spec.head_dim))
+            k_norm = None if shares else make.norm_weight(f"{prefix}.k_norm", Part(1, spec.head_dim))
             self._heads = replace(self._heads, q_norm=q_norm, k_norm=k_norm)
         elif spec.qk_norm == "all":
             first, second = heads * spec.head_dim, make.shard.units(spec.kv_heads) * spec.head_dim
             self._wide_norms = [
-                (slice(first), make.wide_norm(f"{name}.q_norm", queries, eps)),
-                (slice(first, first + second), make.wide_norm(f"{name}.k_norm", keys, eps)),
+                (slice(first), make.wide_norm(f"{prefix}.q_norm", queries, build.eps)),
+                (slice(first, first + second), make.wide_norm(f"{prefix}.k_norm", keys, build.eps)),
             ]
-        self._kv_scales: LoadedKVScales = make.kv_scales(name) if keeper is None else keeper._kv_scales
-        self._cos_sin = tables.rope(spec.rope, spec.head_dim)
-        self._growth = None if spec.growth is None else tables.growth(spec.growth)
-        self._scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
+        self._cos_sin = build.tables.rope(spec.rope, spec.head_dim)
+        self._growth = None if spec.growth is None else build.tables.growth(spec.growth)
         self._window = spec.window
-        self._scores = Scores(spec.softcap, make.sinks(name, Part(spec.heads)) if spec.sinks else None)
-        self._index: int = index if keeper is None else keeper._index
+        self._index = kept.index
         self._last = last
-        self._add = Addition.after(make, layer, norms.after_attention, hidden, eps, layer_spec.residual_scale)
+        self._add = Addition.of_block(build, name, layer.norms.after_attention, layer.residual_scale)
+        sinks = make.sinks(prefix, Part(spec.heads)) if spec.sinks else None
+        scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
+        bind, attention = (
+            build.attention.bind,
+            AttentionLayer(spec.head_dim, scale, spec.window, Scores(spec.softcap, sinks)),
+        )
+
+        def use_scales(scales: KVScales) -> None:
+            self._scales = scales
+            self._attend = bind(attention.with_scales(scales))
+
+        kept.scales.add_reader(use_scales)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        (q, gates), cache, scales = self._queries(x, step), step.kv.layer(self._index), self._kv_scales.loaded
-        scale = self._scale * scales.key  # of keys, whatever they are kept as
-        attended = step.attention.forward(
-            q, *cache, step.batch.of(self._window), scale, self._window, scales.value, self._scores
-        ).flatten(1)
+        batch = step.batch.for_window(self._window)
+        q, gates = self._project(x, step, batch.slots)
+        attended = self._attend(q, *step.kv.layer(self._index), batch).flatten(1)
         if gates is not None:
             attended = self._kernels.gate_output(attended, gates)
-        return self._add.behind(self._out, attended, x, step if self._last else None)
+        return self._add.project_and_add(self._out, attended, x, step if self._last else None)
 
-    def _queries(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
-        """[tokens, heads, dim], and as many gates of what each attends to, where there are any; keys and values go
-        where the step says.
+    def _project(self, x: Tensor, step: Step, slots: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return queries [tokens, heads, head_dim], and the gates of the output if the layer has any.
+
+        Keys and values go into the cache at `slots`.
         """
-        pieces, slots = step.pieces(len(x)), step.batch.of(self._window).slots
+        pieces = step.pieces(len(x))
         if len(pieces) == 1:
-            return self._project(x, step, step.positions, slots)
-        q = x.new_empty(len(x), self._heads.count, self._dim)
+            return self._project_piece(x, step, step.positions, slots)
+        q = x.new_empty(len(x), self._heads.count, self._head_dim)
         gates = torch.empty_like(q) if self._heads.gated else None
         for rows in pieces:
-            _, some = self._project(x[rows], step, step.positions[rows], slots[rows], q[rows])
+            _, some = self._project_piece(x[rows], step, step.positions[rows], slots[rows], q[rows])
             if gates is not None and some is not None:
                 gates[rows] = some
         return q, gates
 
-    def _project(
+    def _project_piece(
         self, x: Tensor, step: Step, positions: Tensor, slots: Tensor, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         qkv = self._qkv.apply(x, norm=self._norm)
         for columns, norm in self._wide_norms:
             qkv[:, columns] = norm(qkv[:, columns])
-        cache, scales = step.kv.layer(self._index), self._kv_scales.loaded
-        q = self._kernels.qk_norm_rope_store(qkv, self._heads, self._cos_sin, positions, cache, slots, scales, out)
+        cache = step.kv.layer(self._index)
+        q = self._kernels.qk_norm_rope_store(
+            qkv, self._heads, self._cos_sin, positions, cache, slots, self._scales, out
+        )
         if self._growth is not None:
             q.mul_(self._growth[positions].to(q.dtype)[:, None, None])
         if not self._heads.gated:
             return q, None
-        return q, qkv.unflatten(1, (-1, self._dim))[:, 1 : 2 * self._heads.count : 2]  # each behind its head
+        return q, qkv.unflatten(1, (-1, self._head_dim))[:, 1 : 2 * self._heads.count : 2]  # a gate follows each head

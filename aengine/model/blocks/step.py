@@ -1,4 +1,4 @@
-"""What the blocks of a decoder share in one pass over the tokens of a step."""
+"""A step as the blocks of a decoder see it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from aengine.attention.base import AttentionBackend, AttentionBatch
+from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.cache.states import StatePool
 from aengine.kernels.collective.base import Collective
@@ -19,7 +19,7 @@ from aengine.kernels.lora.base import TokenAdapters
 
 @dataclass(slots=True)
 class States:
-    """What recurrent layers keep, and which of it the step's sequences have."""
+    """The states of recurrent layers, and which of them belong to the step's sequences."""
 
     pool: StatePool
     batch: StateBatch
@@ -27,34 +27,31 @@ class States:
 
 @dataclass(slots=True)
 class Step:
-    """The tokens of a step, what was kept of those before them, and which of them are wanted in the end."""
+    """The tokens of a step, the caches that they read, and which of them are wanted in the end."""
 
     positions: Tensor  # [tokens] int64
     batch: AttentionBatch
     kv: KVPool
-    attention: AttentionBackend
-    wanted: Tensor | None  # [n] int64: the tokens that go on behind the last attention; None: all
-    sums: Tensor | None  # [tokens] float32, filled behind the last attention: finite where the token's K and V are
-    ranks: Collective | None  # that have the other heads
-    tokens: TokenAdapters | None  # whose adapters the linears look at; None: there are none
-    states: States | None = None  # None: no layer has any
-    inputs: Tensor | None = (
-        None  # [tokens, layers, width]: each layer's part of a second embedding; None: there is none
-    )
+    wanted: Tensor | None  # [n] int64: the tokens that go on after the last attention; None: all
+    sums: Tensor | None  # [tokens] float32, filled after the last attention: finite if the token's K and V are
+    ranks: Collective | None  # the ranks that hold the other heads; None: there is one rank
+    tokens: TokenAdapters | None  # the adapter of each token; None: the model has no room for adapters
+    states: States | None = None  # None: no layer is recurrent
+    inputs: Tensor | None = None  # [tokens, layers, width]: a second embedding; None: the model has none
 
     def slots(self, tokens: int) -> Tensor:
-        """Where each token's K and V went, of the tokens that still go on: [tokens] int64; padding: inside page 0."""
+        """Return where K and V of the tokens that still go on are: [tokens] int64; padding is inside page 0."""
         slots = self.batch.slots
         return slots if self.wanted is None or len(slots) == tokens else slots.index_select(0, self.wanted)
 
     def pieces(self, tokens: int) -> Sequence[slice]:
-        """In which pieces so many tokens are computed until they meet in attention."""
+        """Return the pieces in which the ranks compute this many tokens before attention."""
         return [slice(0, tokens)] if self.ranks is None else self.ranks.pieces(tokens)
 
     def narrow(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Behind the last attention nobody looks at tokens that are not wanted: they go no further.
+        """Keep the wanted tokens alone. Called after the last attention, when no layer reads the others any more.
 
-        attended [tokens, width] and x [tokens, hidden] -> the same for the wanted ones.
+        attended [tokens, width] and x [tokens, hidden] -> the same for the wanted tokens.
         """
         if self.sums is not None:
             torch.sum(attended, dim=-1, dtype=torch.float32, out=self.sums)
@@ -71,8 +68,11 @@ class Step:
 
 
 class Block(Protocol):
-    """A part of a decoder, with its residual inside."""
+    """A part of a decoder that reads the residual stream and adds to it."""
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """x [tokens, hidden], which may be used up -> [tokens, hidden], behind the last attention of wanted tokens."""
+        """x [tokens, hidden], which may be overwritten -> [tokens, hidden].
+
+        The last block that attends returns the wanted tokens alone.
+        """
         ...

@@ -62,7 +62,7 @@ class Sum:
         self.norm.prepare(x, normed)
         return x
 
-    def of(self, part: Callable[[slice], Tensor], residual: Tensor) -> Tensor:
+    def add_result(self, part: Callable[[slice], Tensor], residual: Tensor) -> Tensor:
         """The sum of what each rank makes of these tokens, on top of the residual, which may be used up.
 
         part: of some of them, [tokens, width]. Of many tokens the sum may still be under way: the norm finishes it.

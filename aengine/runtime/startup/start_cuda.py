@@ -108,12 +108,9 @@ def start_cuda(
         wait_for_text()
         phases.end("text")
         prefill_bound = longest if kv_dtype == FP8 else 0
-        attention = [
-            TritonAttention(
-                imports.submit(choose_prefill, gpu, dtype, prefill_bound, model.head_kinds, model.latents).result
-            )
-            for gpu in gpus
-        ]
+        choices = [partial(choose_prefill, gpu, dtype, prefill_bound) for gpu in gpus]
+        # Layers over latents have our own kernel, so a package would be imported in vain.
+        attention = [TritonAttention(one if model.latents else imports.submit(one).result) for one in choices]
         with nullcontext() if memory is None else memory.weights.use():
             decoders = load_shards(
                 folder,

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from aengine.attention.base import AttentionBatch
+from aengine.attention.base import Attend, AttentionBatch, AttentionLayer
 from aengine.attention.torch_backend import TorchAttention
-from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
@@ -31,34 +29,28 @@ from tests.model.checkpoints import write_checkpoint
 
 
 class FixedShapeAttention(TorchAttention):
-    """Turns a batch whose numbers are on the device into one with host copies, and leaves it to the reference."""
+    """Give the reference a batch with host copies, made from one whose numbers are on the device alone."""
 
-    def forward(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None,
-        value_scale: float = 1.0,
-        scores: Scores = PLAIN,
-    ) -> Tensor:
-        if batch.query_lens:
-            return super().forward(q, k_cache, v_cache, batch, scale, window, value_scale, scores)
-        starts, lens = batch.query_starts.tolist(), batch.seq_lens.tolist()
-        kept = [i for i, (a, b) in enumerate(itertools.pairwise(starts)) if b > a]
-        assert [i for i in range(batch.num_decodes) if lens[i] >= 0] == [i for i in kept if i < batch.num_decodes]
-        plain = AttentionBatch(
-            slots=batch.slots,
-            page_table=batch.page_table[kept],
-            seq_lens=batch.seq_lens[kept],
-            query_starts=torch.tensor([*(starts[i] for i in kept), starts[-1]], dtype=torch.int32),
-            num_decodes=sum(i < batch.num_decodes for i in kept),
-            query_lens=[starts[i + 1] - starts[i] for i in kept],
-            context_lens=[lens[i] for i in kept],
-        )
-        return super().forward(q, k_cache, v_cache, plain, scale, window, value_scale, scores)
+    def bind(self, layer: AttentionLayer) -> Attend:
+        attend = super().bind(layer)
+        return lambda q, k_cache, v_cache, batch: attend(q, k_cache, v_cache, with_host_copies(batch))
+
+
+def with_host_copies(batch: AttentionBatch) -> AttentionBatch:
+    if batch.query_lens:
+        return batch
+    starts, lens = batch.query_starts.tolist(), batch.seq_lens.tolist()
+    kept = [i for i, (a, b) in enumerate(itertools.pairwise(starts)) if b > a]
+    assert [i for i in range(batch.num_decodes) if lens[i] >= 0] == [i for i in kept if i < batch.num_decodes]
+    return AttentionBatch(
+        slots=batch.slots,
+        page_table=batch.page_table[kept],
+        seq_lens=batch.seq_lens[kept],
+        query_starts=torch.tensor([*(starts[i] for i in kept), starts[-1]], dtype=torch.int32),
+        num_decodes=sum(i < batch.num_decodes for i in kept),
+        query_lens=[starts[i + 1] - starts[i] for i in kept],
+        context_lens=[lens[i] for i in kept],
+    )
 
 
 class Uncaptured:

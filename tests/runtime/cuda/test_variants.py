@@ -23,8 +23,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
+from aengine.attention.base import PrefillKernel
 from aengine.attention.flash4 import Flash4
-from aengine.attention.flash_backend import OnGathered, PrefillAttention
+from aengine.attention.flash_backend import OnGathered
 from aengine.cache.radix import packed
 from aengine.config import EngineConfig
 from aengine.engine.loaded import described_model
@@ -200,8 +201,8 @@ def flash4(seen: set[str]) -> Flash4:
     return Flash4("", kernel)
 
 
-def attention_of(name: str, seen: set[str]) -> PrefillAttention:
-    """Prefill attention that attends to nothing."""
+def attention_of(name: str, seen: set[str]) -> PrefillKernel:
+    """A prefill kernel that attends to nothing."""
     if name == "flash-attn-4":
         return flash4(seen)
     return OnGathered(name, "", lambda q, *_: torch.zeros_like(q))

@@ -231,12 +231,12 @@ class TritonRoute:
         self._route = route
         self._route_rows = route_rows
 
-    def after(self, norm: Norm, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
-        if self._route_rows.supports(x, self._weight, self._router):
+    def after(self, norm: Norm | None, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
+        if norm is not None and self._route_rows.supports(x, self._weight, self._router):
             return self._route_rows(
                 x, norm, self._weight, self._router, self._correction, self._bias, slots=slots, first_slot=first_slot
             )
-        h = norm(x)
+        h = x if norm is None else norm(x)
         ids, weights = self._route(
             h, self._weight, self._router, self._bias, self._correction, slots=slots, first_slot=first_slot
         )

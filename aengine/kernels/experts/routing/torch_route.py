@@ -19,8 +19,8 @@ class TorchRoute:
         self._router = router
         self._bias = bias
 
-    def after(self, norm: Norm, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
-        h = norm(x)
+    def after(self, norm: Norm | None, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
+        h = x if norm is None else norm(x)
         logits = F.linear(h.float(), self._weight.float(), None if self._bias is None else self._bias.float())
         ids, weights = route_reference(logits, self._router, self._correction)
         return h, ids.masked_fill_((slots < first_slot).unsqueeze(1), -1), weights

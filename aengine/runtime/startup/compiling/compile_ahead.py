@@ -28,8 +28,9 @@ import msgspec
 import torch
 from triton import knobs
 
-from aengine.attention.flash4 import Flash4
+from aengine.attention.flash4 import HEADS
 from aengine.attention.flash_backend import HALVES, flash4_cache, flash4_runs_on, keep_compiled
+from aengine.model.spec import AttentionSpec
 from aengine.runtime.startup.compiling.job import Job
 from aengine.runtime.startup.sizing.needs import read_needs, write_needs
 
@@ -109,8 +110,8 @@ def _begin(job: Job) -> list[subprocess.Popen[bytes]]:
         for index in range(count)
     ]
     halves = {str(dtype).removeprefix("torch.") for dtype in HALVES}
-    takes = any(Flash4.takes(*kind) for kind in job.model.head_kinds)
-    if takes and job.dtype in halves and flash4_runs_on(job.capability):
+    flash = any(isinstance(one, AttentionSpec) and one.head_dim in HEADS for one in job.model.attending)
+    if flash and job.dtype in halves and flash4_runs_on(job.capability):
         count = FLASH_PROCESSES if cores > CORES_EACH else 1
         jobs += [msgspec.structs.replace(job, what="flash-attn-4", index=index, count=count) for index in range(count)]
     if not sys.executable:  # an interpreter within another program

@@ -7,25 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import torch
 from torch import Tensor
 
-from aengine.attention.flash4 import Flash4
-from aengine.attention.flash4_offline import compile_flash4, launch_kinds
-from aengine.attention.flash_backend import (
-    HALVES,
-    Kind,
-    OnGathered,
-    PrefillAttention,
-    flash4_is_installed,
-    flash4_runs_on,
-    for_kinds,
-)
+from aengine.attention.base import Attend, AttentionLayer, PrefillKernel
+from aengine.attention.flash4 import HEADS, Flash4
+from aengine.attention.flash4_offline import compile_flash4, launch_layers
+from aengine.attention.flash_backend import HALVES, OnGathered, flash4_is_installed, flash4_runs_on
 from aengine.attention.triton_backend import TritonAttention
-from aengine.attention.triton_chunks import TritonChunks
+from aengine.kernels.attention.heads import Scores
 from aengine.kernels.collective.base import SumUnderWay
 from aengine.kernels.collective.config import sum_pieces
 from aengine.kernels.collective.threads import Summed
@@ -69,8 +62,7 @@ def run_through(job: Job) -> None:
     """The steps of a start-up, in its order."""
     config, dtype = job.config, getattr(torch, job.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
-    kinds, latents = job.model.head_kinds, job.model.latents
-    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype, kinds, latents))
+    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype))
     ranks = _AbsentRanks(job.model.ranks) if job.model.ranks > 1 else None
     kernels = TritonKernels(job.model.unpacked_copies)
     decoder = Decoder(job.model, kernels, attention, dtype, META, config.max_model_len, kv_dtype, ranks)
@@ -130,22 +122,18 @@ class _AbsentRanks:
 
 
 class _Reference(OnGathered):
-    """Takes heads of all widths, as torch's own attention does."""
+    """Supports heads of all widths, as torch's own attention does."""
 
-    def takes(self, dim: int, plain: bool) -> bool:
-        return plain
+    def bind(self, layer: AttentionLayer) -> Attend | None:
+        return self.attend_for(layer) if layer.scores.plain else None
 
 
-def absent_prefill(
-    capability: tuple[int, int], dtype: torch.dtype, kinds: Collection[Kind] = (), latents: bool = False
-) -> PrefillAttention:
-    """Launches what `choose_prefill` would choose to launch of ours."""
-    if latents:
-        return TritonChunks("as there")
+def absent_prefill(capability: tuple[int, int], dtype: torch.dtype) -> PrefillKernel:
+    """Return a prefill kernel that launches only our own part of what `choose_prefill` would return."""
     if dtype in HALVES and flash4_runs_on(capability) and flash4_is_installed():
-        return for_kinds(kinds, Flash4("absent", lambda q, *_, **__: torch.empty_like(q)))
+        return Flash4("absent", lambda q, *_, **__: torch.empty_like(q))
     absent = OnGathered if dtype in HALVES else _Reference
-    return for_kinds(kinds, absent("absent", "", lambda q, *_: torch.empty_like(q)))
+    return absent("absent", "", lambda q, *_: torch.empty_like(q))
 
 
 def compile_flash(job: Job) -> None:
@@ -166,17 +154,21 @@ def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
     sizes = GraphSizes.of(config, True, steps.mixed.tokens, steps.most, model.ranks)
     kinds: dict[tuple[int, int, int], list[AttentionSpec]] = {}
     for one in model.attending:
-        if isinstance(one, AttentionSpec) and Flash4.takes(one.head_dim, one.plain_scores):
+        if isinstance(one, AttentionSpec) and one.head_dim in HEADS:
             kinds.setdefault((units(one.heads), units(one.kv_heads), one.head_dim), []).append(one)
     for (heads, kv_heads, dim), layers in kinds.items():
-        launch_kinds(
+        sinks = torch.empty(heads, device=device)
+        different = dict.fromkeys((one.window, one.softcap, one.sinks) for one in layers)
+        launch_layers(
             attention,
             device,
             tokens=sorted({1, *ROW_BORDERS, *sizes.prefill, steps.most}),
-            layers=list(dict.fromkeys((one.window, one.softcap, one.sinks) for one in layers)),
+            layers=[
+                AttentionLayer(dim, dim**-0.5, window, Scores(softcap, sinks if has_sinks else None))
+                for window, softcap, has_sinks in different
+            ],
             heads=heads,
             kv_heads=kv_heads,
-            dim=dim,
             page_size=config.page_size,
             dtype=dtype,
             kv_dtype=kv_dtype,

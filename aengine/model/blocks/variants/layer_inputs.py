@@ -1,4 +1,4 @@
-"""A second embedding of each token, of which every layer gets a part."""
+"""A second embedding of each token. Every layer reads its own part of it."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.model.blocks.ends import Addition
+from aengine.model.blocks.build import BuildContext
+from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
-from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
 from aengine.model.spec import LayerInputsSpec, LayerSpec
 
 
 class LayerInputs:
-    """A token's row of a table of its own, and a projection of its embedding, mixed. Every rank has all of it."""
+    """The mean of a row of a second table and a projection of the embedding. Every rank has all of it."""
 
-    def __init__(
-        self, make: Parameters, layers: int, hidden: int, spec: LayerInputsSpec, eps: float, dtype: torch.dtype
-    ):
+    def __init__(self, build: BuildContext, layers: int, spec: LayerInputsSpec, dtype: torch.dtype) -> None:
+        make, hidden = build.make, build.hidden
         self._shape = layers, spec.width
         self._table = make.tensor("model.embed_tokens_per_layer.weight", spec.vocab, layers * spec.width)
-        # Rounded as the rows are that it scales.
+        # Rounded like the rows that it scales.
         self._scale = torch.tensor(spec.width**0.5, dtype=dtype).item()
         self._projection = make.linear({"model.per_layer_model_projection": Part(layers * spec.width)}, hidden)
         self._projection_scale = hidden**-0.5
         weight = make.norm_weight("model.per_layer_projection_norm", Part(1, spec.width))
-        self._norm = make.kernels.norm(weight, eps)
+        self._norm = make.kernels.norm(weight, build.eps)
 
     def __call__(self, ids: Tensor, x: Tensor) -> Tensor:
         """ids [tokens], their embedding x [tokens, hidden] -> [tokens, layers, width]."""
@@ -36,27 +35,28 @@ class LayerInputs:
 
 
 class LayerInput:
-    """A gate of x times the layer's part, projected back onto x, a norm behind it."""
+    """Adds norm(projection(gate(x) * the layer's part)) to x."""
 
-    def __init__(self, make: Parameters, layer: str, hidden: int, spec: LayerSpec, eps: float, index: int) -> None:
-        """layer: its name in checkpoints; index: which part is its own."""
+    def __init__(self, build: BuildContext, layer: str, spec: LayerSpec, index: int) -> None:
+        """layer: its name in checkpoints; index: which part it reads."""
+        make, hidden = build.make, build.hidden
         self._index = index
         self._gate = make.linear({f"{layer}.per_layer_input_gate": Part(spec.input_width)}, hidden)
         self._projection = make.linear({f"{layer}.per_layer_projection": Part(hidden)}, spec.input_width)
-        self._add = Addition(None, make.optional_norm(layer, "post_per_layer_input_norm", hidden, eps), scale=1.0)
+        self._add = Addition(None, make.optional_norm(layer, "post_per_layer_input_norm", hidden, build.eps), scale=1.0)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         if step.inputs is None:
-            raise ValueError("a layer with a part of a second embedding needs one")
+            raise ValueError("the layer reads a second embedding, which the step does not have")
         gate = F.gelu(self._gate.apply(x), approximate="tanh")
-        return self._add.of(self._projection.apply(gate.mul_(step.inputs[:, self._index])).__getitem__, x)
+        return self._add.add_result(self._projection.apply(gate.mul_(step.inputs[:, self._index])).__getitem__, x)
 
 
 class Scalar:
-    """x times a number of the checkpoint."""
+    """Multiplies x with a number of the checkpoint."""
 
-    def __init__(self, make: Parameters, layer: str) -> None:
-        self._scalar = make.tensor(f"{layer}.layer_scalar", 1)
+    def __init__(self, build: BuildContext, layer: str) -> None:
+        self._scalar = build.make.tensor(f"{layer}.layer_scalar", 1)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         return x.mul_(self._scalar)

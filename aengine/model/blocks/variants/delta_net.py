@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.delta.base import DeltaHeads, DeltaWeights
-from aengine.model.blocks.ends import Addition
+from aengine.model.blocks.build import BuildContext
+from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
-from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part, Range
 from aengine.model.spec import DeltaSpec, LayerSpec
 
@@ -21,22 +21,14 @@ class GatedDeltaNet:
     """Norm, projections, the update and the reading of each row's state, and the projection back onto x."""
 
     def __init__(
-        self,
-        make: Parameters,
-        layer: str,
-        hidden: int,
-        layer_spec: LayerSpec,
-        spec: DeltaSpec,
-        eps: float,
-        index: int,
-        last: bool,
+        self, build: BuildContext, layer: str, layer_spec: LayerSpec, spec: DeltaSpec, index: int, last: bool
     ) -> None:
-        """layer: its name in checkpoints; index: its place among the states; last: no block behind it attends."""
+        """layer: its name in checkpoints; index: its place among the states; last: whether no later layer attends."""
+        make, hidden, eps = build.make, build.hidden, build.eps
         name, norms, units = f"{layer}.linear_attn", layer_spec.norms, make.shard.units
         keys, values = Part(spec.key_heads, spec.key_dim), Part(spec.value_heads, spec.value_dim)
         each = Part(spec.value_heads)
-        # Of this rank.
-        heads = DeltaHeads(units(spec.key_heads), units(spec.value_heads), spec.key_dim, spec.value_dim)
+        heads = DeltaHeads(units(spec.key_heads), units(spec.value_heads), spec.key_dim, spec.value_dim)  # this rank's
         self._norm = make.optional_norm(layer, norms.before_attention, hidden, eps)
         self._widths = [heads.channels, heads.values, heads.value_heads, heads.value_heads]
         rows: dict[str, tuple[Range, ...]] = {}
@@ -48,7 +40,7 @@ class GatedDeltaNet:
         else:
             large = {f"{name}.in_proj_qkv": (keys, keys, values), f"{name}.in_proj_z": values}
             small = {f"{name}.in_proj_b": each, f"{name}.in_proj_a": each}
-        # What is quantised leaves b and a out, as a rule.
+        # Quantised checkpoints usually leave b and a as floats.
         split = [large, small] if make.quantizes else [{**large, **small}]
         self._projections = [make.linear(parts, hidden, split="outputs", rows=rows) for parts in split]
         conv = make.rows(f"{name}.conv1d.weight", (keys, keys, values), 1, spec.conv).squeeze(1)
@@ -56,13 +48,13 @@ class GatedDeltaNet:
         norm = make.tensor(f"{name}.norm.weight", heads.value_dim)
         self._delta = make.kernels.delta_net(DeltaWeights(heads, conv, a_log, dt_bias, norm, eps))
         self._out = make.linear({f"{name}.out_proj": Part(hidden)}, values.width, split="inputs")
-        self._add = Addition.after(make, layer, norms.after_attention, hidden, eps, layer_spec.residual_scale)
+        self._add = Addition.of_block(build, layer, norms.after_attention, layer_spec.residual_scale)
         self._index = index
         self._last = last
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         if step.states is None:
-            raise ValueError("a model with states needs a pool of them")
+            raise ValueError("the step has no states for a recurrent layer")
         if len(self._projections) == 1:
             qkv, z, b, a = self._projections[0].apply(x, norm=self._norm).split(self._widths, dim=1)
         else:
@@ -71,18 +63,21 @@ class GatedDeltaNet:
             qkv, z = large.split(self._widths[:2], dim=1)
             b, a = small.split(self._widths[2:], dim=1)
         read = self._delta(qkv, z, b, a, step.states.pool.layer(self._index), step.states.batch)
-        return self._add.behind(self._out, read, x, step if self._last else None)
+        return self._add.project_and_add(self._out, read, x, step if self._last else None)
 
 
 def interleaved_rows(spec: DeltaSpec, heads: Range) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
-    """Where q, k, v and z of these key heads are in a matrix that holds them by key head, and b and a in another."""
+    """Return the rows of q, k, v and z of these key heads, and those of b and a.
+
+    The checkpoint has one matrix for q, k, v and z and another for b and a, both ordered by key head.
+    """
     each = spec.value_heads // spec.key_heads
     values = each * spec.value_dim
     return _by_head((spec.key_dim, spec.key_dim, values, values), heads), _by_head((each, each), heads)
 
 
 def _by_head(widths: tuple[int, ...], heads: Range) -> tuple[Range, ...]:
-    """Rows of each width's part of all heads, one part behind the other."""
+    """Return the rows of each part: first that of all heads with the first width, then the next."""
     starts, size = [0, *accumulate(widths)], sum(widths)
     first = [(head * size + start, width) for start, width in zip(starts, widths) for head in range(*heads)]
     return tuple((at, at + width) for at, width in first)

@@ -1,28 +1,27 @@
-"""The feed-forward part of a layer with an MLP and a mixture of experts side by side."""
+"""The feed-forward part of a layer with both an MLP and a mixture of experts."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from aengine.model.blocks.ends import Addition
-from aengine.model.blocks.mlp import GatedProducts
+from aengine.model.blocks.build import BuildContext
+from aengine.model.blocks.mlp import GatedMLP
+from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
-from aengine.model.parameters import Parameters
 from aengine.model.spec import LayerSpec, MLPAndExpertsSpec
 
 
 class MLPAndExperts:
-    """Both take x, each behind a norm of its own; what they give is normed each, added up, normed again and added to x.
+    """An MLP and experts that both read x. Their results are normed, added up, normed again and added to x.
 
-    The router has a norm of its own as well, and each expert a factor of the checkpoint.
+    The MLP, the experts and the router each have a norm of their own. The checkpoint has a factor for each expert.
     """
 
-    def __init__(
-        self, make: Parameters, layer: str, hidden: int, layer_spec: LayerSpec, spec: MLPAndExpertsSpec, eps: float
-    ) -> None:
+    def __init__(self, build: BuildContext, layer: str, layer_spec: LayerSpec, spec: MLPAndExpertsSpec) -> None:
         """layer: its name in checkpoints."""
         norms, experts = layer_spec.norms, spec.experts
-        self._mlp = GatedProducts(make, layer, hidden, norms.before_ffn, spec.mlp, eps)
+        make, hidden, eps = build.make, build.hidden, build.eps
+        self._mlp = GatedMLP(build, layer, norms.before_ffn, spec.mlp)
         self._mlp_sum = make.sum(prepares=False)
         self._mlp_norm = make.norm(f"{layer}.post_feedforward_layernorm_1", hidden, eps)
         self._router_norm = make.scaled_norm(f"{layer}.router.scale", hidden, hidden**-0.5, eps)
@@ -43,4 +42,4 @@ class MLPAndExperts:
         if self._mlp_sum is not None and self._experts_sum is not None:
             first, second = self._mlp_sum(first), self._experts_sum(second)
         whole = self._experts_norm.add_to(second, self._mlp_norm(first))
-        return self._add.of(whole.__getitem__, x)
+        return self._add.add_result(whole.__getitem__, x)

@@ -1,0 +1,29 @@
+"""What the blocks of a decoder are built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aengine.attention.base import AttentionBackend
+from aengine.model.kv_scales import LoadedKVScales
+from aengine.model.parameters import Parameters
+from aengine.model.rope import PositionTables
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """What all blocks of one decoder share while they are built."""
+
+    make: Parameters
+    hidden: int
+    eps: float  # of RMS norms
+    tables: PositionTables
+    attention: AttentionBackend
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlace:
+    """Where a layer's keys and values are in the KV pool."""
+
+    index: int
+    scales: LoadedKVScales

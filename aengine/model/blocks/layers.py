@@ -1,0 +1,56 @@
+"""From the specification of a layer to its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aengine.model.blocks.attention import Attention
+from aengine.model.blocks.build import BuildContext, KVPlace
+from aengine.model.blocks.experts import MixtureOfExperts
+from aengine.model.blocks.mlp import MLP
+from aengine.model.blocks.step import Block
+from aengine.model.blocks.variants.delta_net import GatedDeltaNet
+from aengine.model.blocks.variants.latent_attention import LatentAttention
+from aengine.model.blocks.variants.layer_inputs import LayerInput, Scalar
+from aengine.model.blocks.variants.mlp_and_experts import MLPAndExperts
+from aengine.model.spec import DeltaSpec, LatentSpec, LayerSpec, MLPAndExpertsSpec, MLPSpec
+
+
+class LayerBuilder:
+    """Builds the layers of a decoder in order."""
+
+    def __init__(self, build: BuildContext, layers: Sequence[LayerSpec]) -> None:
+        self._build = build
+        self._layers = layers
+        self._kept: dict[int, KVPlace] = {}  # by layer, of those that keep keys and values of their own
+        self._recurrent = 0  # layers so far that keep a state
+
+    def build(self, i: int) -> list[Block]:
+        """Build the blocks of layer i."""
+        build, layer, name = self._build, self._layers[i], f"model.layers.{i}"
+        blocks = [self._attention(i, name, layer), self._ffn(name, layer)]
+        if layer.input_width:
+            blocks.append(LayerInput(build, name, layer, i))
+        if layer.scalar:
+            blocks.append(Scalar(build, name))
+        return blocks
+
+    def _attention(self, i: int, name: str, layer: LayerSpec) -> Block:
+        build, spec, last = self._build, layer.attention, i == len(self._layers) - 1
+        if isinstance(spec, DeltaSpec):
+            self._recurrent += 1
+            return GatedDeltaNet(build, name, layer, spec, self._recurrent - 1, last)
+        if spec.shares is None:
+            self._kept[i] = KVPlace(len(self._kept), build.make.kv_scales(f"{name}.self_attn"))
+        kept = self._kept[i if spec.shares is None else spec.shares]
+        if isinstance(spec, LatentSpec):
+            return LatentAttention(build, name, layer, spec, kept, last)
+        return Attention(build, name, layer, spec, kept, last)
+
+    def _ffn(self, name: str, layer: LayerSpec) -> Block:
+        build, spec = self._build, layer.ffn
+        if isinstance(spec, MLPSpec):
+            return MLP(build, name, layer, spec)
+        if isinstance(spec, MLPAndExpertsSpec):
+            return MLPAndExperts(build, name, layer, spec)
+        return MixtureOfExperts(build, name, layer, spec)
