@@ -12,10 +12,9 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from aengine.attention.base import AttentionBatch
+from aengine.attention.base import Attend, AttentionBatch, AttentionLayer
 from aengine.attention.torch_backend import TorchAttention
 from aengine.cache.kv import KVPool
-from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.blocks.attention import Attention
 from aengine.model.config import ModelConfig
@@ -55,19 +54,12 @@ class ShapeAttention:
     def __init__(self) -> None:
         self.windows: list[int | None] = []  # of the layers that asked
 
-    def forward(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None,
-        value_scale: float = 1.0,
-        scores: Scores = PLAIN,
-    ) -> Tensor:
-        self.windows.append(window)
-        return torch.empty_like(q, memory_format=torch.contiguous_format)
+    def bind(self, layer: AttentionLayer) -> Attend:
+        def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, /) -> Tensor:
+            self.windows.append(layer.window)
+            return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+        return attend
 
 
 def shapes_alone(decoder: Decoder, wanted: int | None = None, rehearsal: bool = False) -> Tensor:

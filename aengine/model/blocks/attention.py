@@ -63,10 +63,8 @@ class Attention:
         self._add = Addition.of_block(build, name, layer.norms.after_attention, layer.residual_scale)
         sinks = make.sinks(prefix, Part(spec.heads)) if spec.sinks else None
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        bind, attention = (
-            build.attention.bind,
-            AttentionLayer(spec.head_dim, scale, spec.window, Scores(spec.softcap, sinks)),
-        )
+        attention = AttentionLayer(spec.head_dim, scale, spec.window, Scores(spec.softcap, sinks))
+        bind = build.attention.bind
 
         def use_scales(scales: KVScales) -> None:
             self._scales = scales

@@ -55,7 +55,8 @@ class LatentAttention:
         self._index = kept.index
         self._last = last
         self._add = Addition.of_block(build, layer, norms.after_attention, layer_spec.residual_scale)
-        bind, attention = build.attention.bind, AttentionLayer(spec.latent, spec.scale, latent_rank=spec.rank)
+        attention = AttentionLayer(spec.latent, spec.scale, latent_rank=spec.rank)
+        bind = build.attention.bind
 
         def use_scales(scales: KVScales) -> None:
             # A latent is key and value at once, so it has one scale.
