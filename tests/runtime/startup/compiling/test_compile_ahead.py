@@ -109,7 +109,7 @@ def test_what_is_known_is_known_of_these_sources(monkeypatch: pytest.MonkeyPatch
     processes(JOB, keep=True)
     assert read == {"attention", "cache", "kernels", "model", "runtime", "sampling"}
     assert processes(JOB) == []
-    changed = ("norms.py",)
+    changed = ("launch.py",)
     assert processes(JOB)
 
 
