@@ -10,6 +10,7 @@ from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta
 from aengine.text.answer.formats.base import CallFormat, CallSyntax, Tools
 from aengine.text.answer.marker_search import MarkerSearch
 
+_BLANKS = " \t\r\n"
 _NAME_CHARACTER = re.compile(r"[\w.-]")
 _NAME_AT_END = re.compile(r"([\w.-]+)([ \t\r\n]{0,2})\Z")
 _LONGEST = 200  # characters of a name and the blanks behind it
@@ -112,6 +113,8 @@ class ToolCallParser:
         "_broken",
         "_edge",
         "_emits_call",
+        "_ends",
+        "_ends_expected",
         "_forced",
         "_form",
         "_has_content",
@@ -158,6 +161,8 @@ class ToolCallParser:
         self._marker = ""  # in front of the call that is being read
         self._started = False  # the reader's text is a call
         self._emits_call = False  # that call
+        self._ends: tuple[str, ...] = ()  # the texts that may still end the group, in their order
+        self._ends_expected = 0  # how many of them there were before the group's first call
         self._edge = ""  # the beginning of what ends or follows a call
         self._settled = False  # values without a closing tag end with the first tag
 
@@ -233,6 +238,9 @@ class ToolCallParser:
         if self._settled:
             self._reader.settle()
         self._marker = marker
+        if first:
+            self._ends = tuple(filter(None, (self._syntax.end, self._syntax.begins.get(marker))))
+            self._ends_expected = len(self._ends)
         self._leaves_no_doubt = True
         self._started = self._emits_call = False
 
@@ -265,23 +273,26 @@ class ToolCallParser:
 
     def _read_behind(self, text: str) -> str:
         """Skip the end of the group, or go on to its next call."""
-        end, further = self._syntax.end, self._syntax.further
+        ends, closed = self._ends, len(self._ends) < self._ends_expected
         text, self._edge = self._edge + text, ""
-        rest = text.lstrip(self._syntax.noise)
+        rest = text.lstrip(_BLANKS if closed else self._syntax.noise)
         self._blanks.append(text[: len(text) - len(rest)])
         if not rest:
             return ""
-        if end.startswith(rest) and rest != end:
-            self._edge = rest
-            return ""
-        if rest[0] in further and not (end and rest.startswith(end)):
+        for index, end in enumerate(ends):
+            if rest.startswith(end):
+                self._blanks.clear()
+                self._ends = ends[index + 1 :]
+                self._state = "behind call" if self._ends else "text"
+                return rest[len(end) :]
+            if end.startswith(rest):
+                self._edge = rest
+                return ""
+        if rest[0] in self._syntax.further and not closed:
             self._begin_call("", first=False)
-            return rest
-        self._state = "text"
-        if not end or not rest.startswith(end):
-            return rest
-        self._blanks.clear()
-        return rest[len(end) :]
+        else:
+            self._state = "text"
+        return rest
 
     def _emit_content(self, text: str, deltas: list[Delta]) -> None:
         """Append content, but hold back blanks at its end until something follows them."""

@@ -44,7 +44,7 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     begin: str = ""  # the marker before a group; empty: there is none
-    begins: tuple[str, ...] = ()  # others that some models write in its place
+    begins: Mapping[str, str] = {}  # others that some models write in its place, and what then comes after `end`
     unmarked: str = ""  # a marker within a call that a call without `begin` can be told by, and which it begins with
     after_name: str = ""  # another one, which the call's name stands before
     bare: str = ""  # a character with which an answer may begin a group, without the marker
@@ -60,7 +60,8 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def markers(self) -> tuple[str, ...]:
         """The markers, which a vocabulary may have as tokens of their own."""
-        return tuple(marker for marker in (self.begin, *self.begins, self.end, *self.inner) if len(marker) > 1)
+        written = (self.begin, *self.begins, self.end, *self.begins.values(), *self.inner)
+        return tuple(marker for marker in written if len(marker) > 1)
 
 
 class CallReader(Protocol):

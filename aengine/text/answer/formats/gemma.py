@@ -12,6 +12,7 @@ from aengine.text.answer.formats.gemma_rules import QUOTE, GemmaRules
 from aengine.text.answer.formats.partial_call import PartialCall
 from aengine.text.answer.formats.values.raw_text import WORDS
 from aengine.text.answer.formats.values.schemas import check_parameters
+from aengine.text.answer.formats.values.unclosed_strings import HeldBrackets
 from aengine.text.answer.lark import Tokens, literal, sequence
 from aengine.text.answer.marker_search import MarkerSearch
 
@@ -22,15 +23,18 @@ _WORD = re.compile(r"[^\s,:<>{}\[\]]*")
 Expects = Literal["key or end", "key", "colon", "value or end", "value", "comma", "nothing"]
 
 
-class GemmaObject:
+class GemmaObject(HeldBrackets):
     """Converts what follows an object's opening brace, given in any pieces. Time is linear."""
 
-    __slots__ = ("_closers", "_comma", "_expects", "_pieces", "_quoted", "_search", "_word", "broken", "tag")
+    __slots__ = ("_comma", "_expects", "_pieces", "_quoted", "_search", "_word", "broken", "tag")
+
+    _around = "}]"
 
     def __init__(self) -> None:
+        super().__init__()
         self.broken = False  # the next character cannot be part of the object
         self._pieces = ["{"]
-        self._closers = ["}"]  # of what is open, innermost last
+        self._closers.append("}")
         self._comma = False  # one has come, and nothing since
         self._expects: Expects = "key or end"
         self._quoted = False  # within a string
@@ -67,8 +71,9 @@ class GemmaObject:
     def close(self) -> None:
         """End whatever is open, so that it is JSON all the same."""
         if self._quoted:
-            self._pieces += [json.dumps(self._search.flush(), ensure_ascii=False)[1:-1], '"']
-            self._end_text()
+            self._pass(self._search.flush())
+            self._drop_closing_brackets()
+            self._end_string()
         elif self._word:
             self._end_word()
         if self._expects in ("colon", "value") and not self._comma:
@@ -129,15 +134,24 @@ class GemmaObject:
 
     def _read_string(self, text: str, at: int) -> int:
         before, rest = self._search.feed(text[at:])
-        self._pieces.append(json.dumps(before, ensure_ascii=False)[1:-1])
+        self._pass(before)
         if rest is None:
             return len(text)
+        if self._search.found == END:
+            self._drop_closing_brackets()
+            self.broken, self.tag = True, END
+        self._end_string()
+        return len(text) - len(rest)
+
+    def _end_string(self) -> None:
+        self._say("")
         self._pieces.append('"')
         self._quoted = False
         self._end_text()
-        if self._search.found == END:
-            self.broken, self.tag = True, END
-        return len(text) - len(rest)
+
+    def _say(self, text: str) -> None:
+        self._pieces.append(json.dumps(self._brackets + text, ensure_ascii=False)[1:-1])
+        self._brackets = ""
 
 
 def _value(word: str) -> str:

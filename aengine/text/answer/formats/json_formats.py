@@ -40,7 +40,7 @@ class JsonList:
     def __init__(self, *, ended: bool) -> None:
         self.syntax = CallSyntax(
             begin=_BEGIN,
-            begins=("functools[",) if ended else ("<tool_call>",),
+            begins={"functools[": ""} if ended else {"<tool_call>": "</tool_call>"},
             opening='"["',
             separator=", ",
             closing=f"]{_END}" if ended else "]",

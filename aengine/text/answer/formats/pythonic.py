@@ -42,7 +42,7 @@ class Pythonic:
         return re.search(r"\[\s*func_name1?\(", template) is not None
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
-        return PythonCallReader(tools, "[" if first else "")
+        return PythonCallReader(tools, (")]",), "[" if first else "")
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         """Grammar rules of the declared parameters, in the schema's order, or of any where none are declared."""
@@ -91,7 +91,7 @@ class PythonicLines(Pythonic):
         return "<function_calls>" in template and "</function_calls>" in template and "<invoke" not in template
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
-        return PythonCallReader(tools)
+        return PythonCallReader(tools, self.syntax.markers)
 
 
 def _value_rules(rule: str, schema: Schema, tool: CallableTool, where: str) -> list[str]:
@@ -114,13 +114,17 @@ def _value_rules(rule: str, schema: Schema, tool: CallableTool, where: str) -> l
 
 
 class PythonCallReader(PartialCall):
-    """Parses `name(key=value, ...)`, with `opening` before it. The call has begun with the first `=` or the end."""
+    """Parses `name(key=value, ...)`, with `opening` before it. The call has begun with the first `=` or the end.
 
-    __slots__ = ("_expects", "_keys", "_opening", "_tools", "_value", "_word")
+    tags: the texts that end a string whose closing quote is missing.
+    """
 
-    def __init__(self, tools: Tools, opening: str = "") -> None:
+    __slots__ = ("_expects", "_keys", "_opening", "_tags", "_tools", "_value", "_word")
+
+    def __init__(self, tools: Tools, tags: tuple[str, ...], opening: str = "") -> None:
         super().__init__()
         self._tools = tools
+        self._tags = tags
         self._opening = opening
         self._expects: Literal["opening", "name", "key", "value", "comma"] = "opening" if opening else "name"
         self._word: list[str] = []  # what has come of a name or key
@@ -156,7 +160,7 @@ class PythonCallReader(PartialCall):
             case "name" if character == "(" and word in self._tools:
                 self.name, self._expects = word, "key"
             case "key" if character == "=" and word:
-                self._expects, self._value = "value", LiteralReader()
+                self._expects, self._value = "value", LiteralReader(self._tags)
                 self._arguments.append(f"{', ' if self._keys else '{'}{json.dumps(word, ensure_ascii=False)}: ")
                 self._keys += 1
             case "key" | "comma" if character == ")" and not word:
@@ -174,8 +178,25 @@ class PythonCallReader(PartialCall):
         self._arguments.append(self._value.take())
         if self._value.done:
             self._expects = "comma"
-        self.broken = self._value.broken
+        if self._value.broken:
+            self.left = self._end_call(self._value.left)
         return end
+
+    def settle(self) -> str:
+        """As `CallReader`."""
+        left = self._value.settle()
+        return self._end_call(left) if left else ""
+
+    def _end_call(self, behind: str) -> str:
+        """End the call after a value that is broken; returns what follows the call. behind: what follows the value."""
+        if not behind.startswith(")"):
+            self.broken = True
+            return behind
+        self._value.close()
+        self._arguments.append(self._value.take())
+        self._expects = "comma"
+        self._take(")")
+        return behind[1:]
 
 
 def _end_of_word(text: str, at: int) -> int:

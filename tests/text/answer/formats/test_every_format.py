@@ -243,11 +243,24 @@ UNCLOSED_STRINGS: list[tuple[CallFormatName, str]] = [
         "<｜tool▁calls▁end｜>",
     ),
     ("deepseek_v31", f'<｜tool▁calls▁begin｜>{_CALL}f<｜tool▁sep｜>{{"text": "Oslo}}{_CALL_END}<｜tool▁calls▁end｜>'),
+    ("pythonic", '[f(text="Oslo)]'),
+    ("olmo", '<function_calls>f(text="Oslo)</function_calls>'),
 ]
-UNCLOSED += UNCLOSED_STRINGS
+UNCLOSED_STRINGS_ENDED_BY_A_TOKEN: list[tuple[CallFormatName, str]] = [
+    ("gemma4", '<|tool_call>call:f{text:<|"|>Oslo}<tool_call|>'),
+    ("gemma4", '<|tool_call>call:f{text:<|"|>Oslo}\n<tool_call|>'),
+]
+UNCLOSED += UNCLOSED_STRINGS + UNCLOSED_STRINGS_ENDED_BY_A_TOKEN
+UNCLOSED += [
+    ("olmo", "<function_calls>f(text='Oslo)\n</function_calls>"),
+    ("granite", '<tool_call>[{"name": "f", "arguments": {"text": "Oslo}}]</tool_call>'),
+]
 
 
-@pytest.mark.parametrize(("form", "text"), [each for each in UNCLOSED_STRINGS if each[0] != "llama3"])
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [each for each in UNCLOSED_STRINGS + UNCLOSED_STRINGS_ENDED_BY_A_TOKEN if each[0] != "llama3"],
+)
 def test_a_string_that_is_not_closed_swallows_nothing_behind_its_call(form: CallFormatName, text: str) -> None:
     further = call("f", '{"text": "a"}', form)
     first, second = ("f", '{"text": "Oslo"}'), ("f", '{"text": "a"}')
@@ -268,12 +281,16 @@ def test_text_behind_a_string_that_is_not_closed_is_content() -> None:
 
 @pytest.mark.parametrize("form", sorted({form for form, _ in UNCLOSED_STRINGS}))
 @given(
-    data=st.data(), value=st.lists(st.sampled_from([*MARKERS, "```", "}", "]", "}}\n", " ", "a", "\\"])).map("".join)
+    data=st.data(),
+    value=st.lists(st.sampled_from([*MARKERS, "```", "}", "]", ")", "}}\n", " ", "a", "\\"])).map("".join),
 )
 def test_a_closed_string_may_hold_any_tag(form: CallFormatName, data: st.DataObject, value: str) -> None:
-    text = calls([("f", json.dumps({"text": value, value: [value, 1]})), ("f", '{"text": "a"}')], form)
+    arguments: dict[str, Any] = {"text": value, "maybe": {value: [value, 1]}}
+    if form not in ("olmo", "pythonic"):  # a keyword cannot be any text
+        arguments[value] = value
+    text = calls([("f", json.dumps(arguments)), ("f", '{"text": "a"}')], form)
     found = [json.loads(written) for _, written in shape(answer(parser(form), *data.draw(cuts(text))))[2]]
-    assert found == [{"text": value, value: [value, 1]}, {"text": "a"}]
+    assert found == [arguments, {"text": "a"}]
 
 
 @pytest.mark.parametrize(("form", "text"), UNCLOSED)
@@ -309,6 +326,7 @@ def test_what_is_not_closed_ends_with_what_is_around_it(form: CallFormatName, te
             [("f", '{"text": "a"}'), ("g-2", "{}")],
         ),
         ("granite", '<tool_call>[{"name": "f", "arguments": {"text": "a"}}]', [("f", '{"text": "a"}')]),
+        ("pythonic", '[f(text=["a)]', [("f", '{"text": ["a"]}')]),
         ("mistral", "[TOOL_CALLS]g-2[ARGS]null", [("g-2", "{}")]),
         ("mistral", "[TOOL_CALLS]g-2[ARGS]null[TOOL_CALLS]g-2[ARGS][]", [("g-2", "{}")] * 2),
         ("mistral", '[TOOL_CALLS]f[ARGS]"{\\"text\\": \\"a\\"}"', [("f", '{"text": "a"}')]),
@@ -422,3 +440,20 @@ def test_the_knob_knows_every_format() -> None:
     assert set(get_args(CallFormatName)) == FORMATS.keys()
     for form in FORMATS:
         assert configure(ServerConfig, {}, tool_format=form).tool_format == form
+
+
+@pytest.mark.parametrize("behind", ["", "\n", " It is.", "</tool_call>", "\n</tool_call>\n"])
+def test_a_closing_tag_behind_a_list_of_granites_is_no_content(behind: str) -> None:
+    text = '<tool_call>[{"name": "f", "arguments": {"text": "a"}}]'
+    for end in ("</tool_call>", "\n</tool_call>"):
+        found = shape(answer(parser("granite"), text + end + behind))
+        assert found == shape(answer(parser("granite"), *text, *end, *behind))
+        assert found == ("", behind.lstrip(), [("f", '{"text": "a"}')])
+
+
+def test_a_closing_tag_that_granite_did_not_open_is_content() -> None:
+    text = '<|tool_call|>[{"name": "f", "arguments": {"text": "a"}}]'
+    assert shape(answer(parser("granite"), *text, *"</tool_call>"))[1] == "</tool_call>"
+    text = '<tool_call>[{"name": "f", "arguments": {"text": "a"}}]'
+    assert shape(answer(parser("granite"), *text, *"</tool_calls>"))[1] == "</tool_calls>"
+    assert shape(answer(parser("granite"), *text, *"I see </tool_call>"))[1] == "I see </tool_call>"

@@ -63,9 +63,10 @@ def test_mistakes(text: str, content: str, calls: list[tuple[str, str]]) -> None
 def test_strings_are_streamed() -> None:
     reading = parser()
     reading.feed(f"<|tool_call>call:f{{s:{Q}")
-    assert reading.feed("a <") == [CallDelta(0, "a ")]
-    assert reading.feed('b"') == [CallDelta(0, '<b\\"')]
-    assert reading.feed(Q) == [CallDelta(0, '"')]
+    assert reading.feed("a <") == [CallDelta(0, "a")]
+    assert reading.feed('b"') == [CallDelta(0, ' <b\\"')]
+    assert reading.feed("}") == []  # the object's, if the quote is missing
+    assert reading.feed(Q) == [CallDelta(0, '}"')]
 
 
 @pytest.mark.parametrize("special", [False, True])

@@ -7,70 +7,39 @@ import re
 from typing import Literal
 
 from aengine.text.answer.formats.values.python_literal import WORDS, number
+from aengine.text.answer.formats.values.unclosed_strings import BLANKS, UnclosedStrings
 from aengine.text.answer.marker_search import MarkerSearch
 
-_BLANKS = " \t\r\n"
 _WORD = re.compile(r"[\w.+-]*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _ODD = {quote: re.compile(rf'["{quote}\\\x00-\x1f\ud800-\udfff]') for quote in "\"'"}  # in a string
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _MAY_BE_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _CLOSERS = {"{": "}", "[": "]"}
-_QUOTE_OR_ESCAPE = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
-_AROUND = "}]"  # what a call's object and a list of calls end with
-_LONGEST = 64  # closing brackets and blanks that are held back
 _NOTHING = ("", "null", "None", "[]")  # what some models write if there are no arguments
 
 Expects = Literal["start", "key or end", "colon", "value", "value or end", "comma", "nothing"]
 
 
-class JsonArguments:
+class JsonArguments(UnclosedStrings):
     """Converts an object, given in any pieces. What is JSON passes as it is written. Time is linear.
 
     The object may be written as a text of JSON, and `null` or `[]` stand for an empty one. The reader mends what other
     languages write (quotes, words, bare keys), commas that are too many, characters that need an escape, and brackets
     that are not closed. It writes a key when the key's value begins.
-
-    A string may hold any text. If its quote is missing, the first tag in it ends it. Brackets before the tag that close
-    what is open are then not the string's. From a tag on the text waits until the next quote, which is the string's own
-    if JSON can go on after it.
     """
 
-    __slots__ = (
-        "_brackets",
-        "_closers",
-        "_closes",
-        "_escape",
-        "_expects",
-        "_held",
-        "_is_text",
-        "_key",
-        "_pieces",
-        "_quote",
-        "_search",
-        "_tags",
-        "_waiting",
-        "_word",
-        "broken",
-        "left",
-    )
+    __slots__ = ("_expects", "_held", "_is_text", "_key", "_pieces", "_word")
+
+    _around = "}]"
 
     def __init__(self, tags: tuple[str, ...] = ()) -> None:
         """tags: the markers of the call and around it."""
-        self._tags = tags
-        self.broken = False  # the next character cannot be part of the arguments
-        self.left = ""  # text that came and cannot be part of them either: a word, or a tag and what follows it
+        super().__init__(tags)
         self._expects: Expects = "start"
-        self._closers: list[str] = []  # of what is open, innermost last
         self._held: list[str] = []  # a comma, a key and its colon, until a value follows them
         self._key = False  # the string that is open is a key
         self._is_text = False  # the string that is open is the object as text
-        self._quote = ""  # of the string that is open
-        self._escape = ""  # the beginning of an escape within it
-        self._brackets = ""  # closing brackets and blanks in it, since anything else has come
-        self._search = MarkerSearch()  # for a tag in it
-        self._waiting: list[str] = []  # what has come of it from a tag on
-        self._closes = False  # what waits ends with a quote, and blanks perhaps
         self._word: list[str] = []  # of a number, a name or a bare key
         self._pieces: list[str] = []
 
@@ -119,14 +88,6 @@ class JsonArguments:
         if not self._quote:
             self._end_word()
 
-    def settle(self) -> str:
-        """End the text: decide about what waits. Returns the part of it that follows the arguments."""
-        if not self._waiting:
-            return ""
-        self._decide(closed=self._closes)
-        left, self.left = self.left, ""
-        return left
-
     def close(self) -> None:
         """End whatever is open, so that it is JSON all the same."""
         if self._quote and not self._key and not self._is_text:
@@ -147,7 +108,7 @@ class JsonArguments:
     def _take(self, character: str) -> bool:
         """Parse a character between words and strings. False: it does not belong here."""
         expects = self._expects
-        if character in _BLANKS:
+        if character in BLANKS:
             self._write(character)
         elif character in "}]" and character in reversed(self._closers):  # as far as it closes, in linear time
             self._end_group(character)
@@ -239,7 +200,7 @@ class JsonArguments:
             self._escape = "\\"
         elif found[0] == self._quote:
             self._end_string()
-        elif found[0] in _BLANKS:
+        elif found[0] in BLANKS:
             self._pass(found[0])
         else:
             self._say(json.dumps(found[0])[1:-1])
@@ -256,62 +217,14 @@ class JsonArguments:
         self._escape = ""
         return at + 1 if known else at
 
-    def _wait(self, text: str, at: int) -> int:
-        """Read on behind a tag, up to the first quote and what follows it."""
-        if self._closes:
-            if text[at] not in _BLANKS:
-                self._decide(closed=text[at] in (":" if self._key else ",}]"))
-                return at
-            self._waiting.append(text[at])
-            return at + 1
-        if self._escape:
-            self._escape = ""
-            self._waiting.append(text[at])
-            return at + 1
-        found = _QUOTE_OR_ESCAPE[self._quote].search(text, at)
-        end = len(text) if found is None else found.end()
-        self._waiting.append(text[at:end])
-        if found is not None:
-            self._closes = found[0] == self._quote
-            self._escape = "" if self._closes else "\\"
-        return end
-
-    def _decide(self, *, closed: bool) -> None:
-        """Read what waits as part of the string if that is closed; else end the string before the tag."""
-        text = "".join(self._waiting)
-        self._waiting.clear()
-        self._escape, self._closes = "", False
-        if closed:
-            self._search = MarkerSearch()
-            self.feed(text)
-            return
-        self._drop_closing_brackets()
-        self._end_string()
-        self.broken, self.left = True, text
+    def _may_follow(self) -> str:
+        return ":" if self._key else ",}]"
 
     def _say(self, text: str) -> None:
         if self._brackets:
             text = json.dumps(self._brackets)[1:-1] + text
             self._brackets = ""
         (self._held if self._key else self._pieces).append(text)
-
-    def _pass(self, text: str) -> None:
-        """Write text of a string; hold brackets and blanks at its end back."""
-        kept = text.rstrip(_AROUND + _BLANKS)
-        if kept:
-            self._say(kept)
-        self._brackets += text[len(kept) :]
-        if len(self._brackets) > _LONGEST:
-            self._say("")
-
-    def _drop_closing_brackets(self) -> None:
-        """Drop from the end of a string without a quote the brackets that close what is open, and blanks."""
-        closers = "".join(reversed(self._closers)) + _AROUND
-        written = "".join(self._brackets.split())
-        count = next(count for count in range(len(closers), -1, -1) if written.endswith(closers[:count]))
-        for _ in range(count):
-            self._brackets = self._brackets.rstrip()[:-1]
-        self._brackets = self._brackets.rstrip()
 
     def _end_string(self) -> None:
         self._say('"')

@@ -7,7 +7,9 @@ import math
 import re
 from typing import Literal
 
-_BLANKS = " \t\r\n"
+from aengine.text.answer.formats.values.unclosed_strings import BLANKS, UnclosedStrings
+from aengine.text.answer.marker_search import MarkerSearch
+
 _WORD = re.compile(r"[\w.+-]*")
 WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": ""}
@@ -18,22 +20,21 @@ _ESCAPE_END = {"'": re.compile(r"['\\]"), '"': re.compile(r'["\\]')}
 Expects = Literal["value", "value or end", "key or end", "colon", "comma", "nothing"]
 
 
-class LiteralReader:
+class LiteralReader(UnclosedStrings):
     """Converts one literal, given in any pieces: a string, a number, True, False, None, a list, a tuple, a dict, or
     JSON.
 
     Whatever is a key becomes a string. Time is linear.
     """
 
-    __slots__ = ("_closers", "_comma", "_escape", "_expects", "_pieces", "_quote", "_word", "broken")
+    __slots__ = ("_comma", "_expects", "_pieces", "_word")
 
-    def __init__(self) -> None:
-        self.broken = False  # the next character cannot be part of a literal
+    _around = ")]"
+
+    def __init__(self, tags: tuple[str, ...] = ()) -> None:
+        super().__init__(tags)
         self._expects: Expects = "value"
-        self._closers: list[str] = []  # of what is open, innermost last
         self._comma = False  # one has come, and nothing since
-        self._quote = ""  # of the string that is open
-        self._escape = ""  # the beginning of an escape within it
         self._word: list[str] = []  # the beginning of a number or name
         self._pieces: list[str] = []
 
@@ -54,7 +55,7 @@ class LiteralReader:
                 break
             if self._word:
                 self._end_word()
-            elif text[at] in _BLANKS or self._take(text[at]):
+            elif text[at] in BLANKS or self._take(text[at]):
                 at += 1
             else:
                 self.broken = True
@@ -69,9 +70,9 @@ class LiteralReader:
         """End whatever is open, so that it is JSON all the same."""
         self.end()
         if self._quote:
-            self._quote = ""
-            self._pieces.append('"')
-            self._end_value()
+            self._pass(self._search.flush())
+            self._drop_closing_brackets()
+            self._end_string()
         if self._expects in ("colon", "value"):
             self._pieces.append(": null" if self._expects == "colon" else "null")
         self._pieces += ["}" if closer == "}" else "]" for closer in reversed(self._closers)]
@@ -103,6 +104,7 @@ class LiteralReader:
         elif character in "'\"" and self._may_begin():
             self._begin('"')
             self._quote = character
+            self._search = MarkerSearch(*self._tags)
         elif character in "[({" and self._expects in ("value", "value or end"):
             self._begin("{" if character == "{" else "[")
             self._closers.append({"[": "]", "(": ")", "{": "}"}[character])
@@ -135,19 +137,24 @@ class LiteralReader:
         self._end_value()
 
     def _read_string(self, text: str, at: int) -> int:
+        if self._waiting:
+            return self._wait(text, at)
         if self._escape:
             return self._read_escape(text, at)
         found = _ESCAPE_END[self._quote].search(text, at)
         end = len(text) if found is None else found.start()
-        self._emit(text[at:end])
+        before, rest = self._search.feed(text[at:end])
+        self._pass(before)
+        if rest is not None:
+            self._waiting.append(self._search.found)
+            return end - len(rest)
         if found is None:
             return end
+        self._pass(self._search.flush())
         if found[0] == "\\":
             self._escape = "\\"
         else:
-            self._quote = ""
-            self._pieces.append('"')
-            self._end_value()
+            self._end_string()
         return found.end()
 
     def _read_escape(self, text: str, at: int) -> int:
@@ -171,12 +178,24 @@ class LiteralReader:
 
     def _end_escape(self, text: str, at: int) -> int:
         self._escape = ""
-        self._emit(text)
+        self._say(text)
         return at
 
-    def _emit(self, text: str) -> None:
+    def _end_string(self) -> None:
+        self._say("")
+        self._quote = ""
+        self._pieces.append('"')
+        self._end_value()
+
+    def _say(self, text: str) -> None:
+        if self._brackets:
+            self._pieces.append(json.dumps(self._brackets)[1:-1])
+            self._brackets = ""
         if text:
             self._pieces.append(json.dumps(text, ensure_ascii=_is_surrogate(text))[1:-1])
+
+    def _may_follow(self) -> str:
+        return ":" if self._expects == "key or end" else ",)]}"
 
 
 def _character(code: int) -> str:

@@ -1,0 +1,132 @@
+"""Finds the end of a string whose closing quote the model has left out."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from aengine.text.answer.marker_search import MarkerSearch
+
+BLANKS = " \t\r\n"
+_QUOTE_OR_ESCAPE = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
+_LONGEST = 64  # closing brackets and blanks that are held back
+
+
+class HeldBrackets(ABC):
+    """The base of readers that end a string without its quote before the brackets that close what is open."""
+
+    __slots__ = ("_brackets", "_closers")
+
+    _around: ClassVar[str]  # the brackets that close a call and a list of calls, in this order
+
+    def __init__(self) -> None:
+        self._closers: list[str] = []  # the brackets that close what is open, innermost last
+        self._brackets = ""  # closing brackets and blanks at the end of what has come of the string
+
+    @abstractmethod
+    def _say(self, text: str) -> None:
+        """Write brackets that were held back, then text of the string."""
+
+    def _pass(self, text: str) -> None:
+        """Write text of the string, but hold back the brackets and blanks at its end."""
+        kept = text.rstrip(self._around + BLANKS)
+        if kept:
+            self._say(kept)
+        self._brackets += text[len(kept) :]
+        if len(self._brackets) > _LONGEST:
+            self._say("")
+
+    def _drop_closing_brackets(self) -> None:
+        """Drop blanks and the brackets that close what is open from the end of a string without a quote."""
+        closers = "".join(reversed(self._closers)) + self._around
+        written = "".join(self._brackets.split())
+        count = next(count for count in range(len(closers), -1, -1) if written.endswith(closers[:count]))
+        for _ in range(count):
+            self._brackets = self._brackets.rstrip()[:-1]
+        self._brackets = self._brackets.rstrip()
+
+
+class UnclosedStrings(HeldBrackets):
+    """The base of readers of values with strings.
+
+    A string may hold any text. If its closing quote is missing, the first tag in the string ends it. So does the end
+    of the text. Brackets just before the end that close what is open do not belong to the string. From a tag on, the
+    text waits until the next quote. That quote closes the string if the value can go on after it.
+    """
+
+    __slots__ = (
+        "_closes",
+        "_escape",
+        "_quote",
+        "_search",
+        "_tags",
+        "_waiting",
+        "broken",
+        "left",
+    )
+
+    def __init__(self, tags: tuple[str, ...] = ()) -> None:
+        """tags: the markers of the call and around it."""
+        super().__init__()
+        self.broken = False  # the next character cannot be part of the value
+        self.left = ""  # text that was fed and follows the value: a word, or a tag and what comes after it
+        self._tags = tags
+        self._quote = ""  # the quote of the open string; empty outside strings
+        self._escape = ""  # the beginning of an escape in the string
+        self._search = MarkerSearch()  # finds a tag in the string
+        self._waiting: list[str] = []  # the string's text from a tag on
+        self._closes = False  # whether the waiting text ends with a quote, and perhaps blanks
+
+    @abstractmethod
+    def feed(self, text: str, at: int = 0) -> int:
+        """Parse text from `at` on; returns where the part of it ends that belongs to the value."""
+
+    @abstractmethod
+    def _end_string(self) -> None:
+        """Write the quote that closes the string."""
+
+    @abstractmethod
+    def _may_follow(self) -> str:
+        """Return the characters of which one comes after the string."""
+
+    def settle(self) -> str:
+        """End the text: decide about the waiting text. Returns the part of it that follows the value."""
+        if not self._waiting:
+            return ""
+        self._decide(closed=self._closes)
+        left, self.left = self.left, ""
+        return left
+
+    def _wait(self, text: str, at: int) -> int:
+        """Read on after a tag, up to the first quote and the character that follows it."""
+        if self._closes:
+            if text[at] not in BLANKS:
+                self._decide(closed=text[at] in self._may_follow())
+                return at
+            self._waiting.append(text[at])
+            return at + 1
+        if self._escape:
+            self._escape = ""
+            self._waiting.append(text[at])
+            return at + 1
+        found = _QUOTE_OR_ESCAPE[self._quote].search(text, at)
+        end = len(text) if found is None else found.end()
+        self._waiting.append(text[at:end])
+        if found is not None:
+            self._closes = found[0] == self._quote
+            self._escape = "" if self._closes else "\\"
+        return end
+
+    def _decide(self, *, closed: bool) -> None:
+        """Read the waiting text as part of the string if that is closed; else end the string before the tag."""
+        text = "".join(self._waiting)
+        self._waiting.clear()
+        self._escape, self._closes = "", False
+        if closed:
+            self._search = MarkerSearch()
+            self.feed(text)
+            return
+        self._drop_closing_brackets()
+        self._end_string()
+        self.broken, self.left = True, text
