@@ -152,9 +152,10 @@ class Generation(ABC):
         ready = self._serving()
         check_routing(priority, cache_salt, adapter)
         ready.adapter(adapter)
+        offered = None if tools is None else dict_list(tools, "tools")
         prompt = await self.encode_chat(
             messages,
-            tools=tools,
+            tools=offered,
             template_kwargs=template_kwargs,
             continue_final_message=continue_final_message,
             context=self.max_model_len,
@@ -164,7 +165,7 @@ class Generation(ABC):
         reading = AnswerReading(
             ServerConfig(),
             form,
-            rules_of(tools or ()),
+            rules_of(offered or ()),
             may_think=form.may_think((template_kwargs or {}).get("enable_thinking")),
             structured=params.structured,
         )

@@ -92,6 +92,12 @@ async def test_thoughts_and_calls_come_apart_from_the_text(engine: aengine.Engin
     assert [choice.text for choice in answer.choices] == [answer.text] * 2
 
 
+async def test_tools_may_be_an_iterator(engine: aengine.Engine) -> None:
+    chat = next(chat for chat in CHATS if "tools" in chat)
+    answer = await engine.chat(**{**chat, "tools": iter(chat["tools"])}, temperature=0)
+    assert [call.name for call in answer.tool_calls] == ["get_weather"]
+
+
 async def test_a_prompt_may_be_token_ids(engine: aengine.Engine) -> None:
     ids = engine.tokenizer.encode_now(PROMPT)
     assert (await engine.complete(ids, max_tokens=5, temperature=0)).text == (
