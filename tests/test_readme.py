@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from aengine.config import ServerConfig
-from aengine.http.bodies.messages import MessagesRequest
-from aengine.http.bodies.pooling import POOLED
-from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
-from aengine.http.bodies.responses_api.request import ResponsesRequest
+from aengine.http.anthropic.bodies import MessagesRequest
+from aengine.http.native.generate import GenerateRequest
+from aengine.http.openai.bodies import ChatRequest, CompletionRequest
+from aengine.http.pooling.bodies import POOLED
+from aengine.http.responses.bodies import ResponsesRequest
 from aengine.http.routes import operations
 from aengine.http.state import ServerState
 from tests.cli.running import run, served

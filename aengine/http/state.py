@@ -6,14 +6,12 @@ from typing import Literal, NamedTuple
 
 from aengine.config import ServerConfig
 from aengine.errors import EngineClosedError, EngineNotReadyError, ModelNotFoundError
-from aengine.http.bodies.unsupported import UnknownFields
-from aengine.http.door.body import BodyReader
-from aengine.http.door.public import public_message
-from aengine.http.door.turnstile import Turnstile
+from aengine.http.door.body import BodyReader, Turnstile
+from aengine.http.door.errors import public_message
 from aengine.http.engine_like import EngineLike
+from aengine.http.fields.unknown import UnknownFields
 from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.loop_delay import LoopDelay
-from aengine.http.responses.kept import KeptResponses
 
 Phase = Literal["loading", "ready", "failed", "stopping"]
 
@@ -37,7 +35,6 @@ class ServerState:
         self.bodies = BodyReader(config)
         self.turnstile = Turnstile()
         self.unknown_fields = UnknownFields()
-        self.kept_responses = KeptResponses(config.kept_responses, config.kept_response_bytes)
         self.in_flight: InFlight | None = None  # what is being answered, once the server has been started
 
     def ready(self, engine: EngineLike) -> None:

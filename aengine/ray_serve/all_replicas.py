@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from aengine.http.bodies.responses import Aborted, LoadList, ServerLoad, WorkerLoad
+from aengine.http.operators.admin import Aborted
+from aengine.http.operators.load import LoadList, ServerLoad, WorkerLoad
 from aengine.ray_serve.call import Head
 
 CHANGES = ("/sleep", "/wake_up", "/reload")  # of what lies on devices: they take as long as they take

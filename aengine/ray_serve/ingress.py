@@ -23,11 +23,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.config import ServerConfig
 from aengine.errors import AengineError, EngineFailedError, EngineNotReadyError
-from aengine.http.door.anthropic_errors import REQUEST_ID, speaks_anthropic
 from aengine.http.door.auth import ApiKeyMiddleware
 from aengine.http.door.body import BodyReader
 from aengine.http.door.door import request_id_of
-from aengine.http.door.errors import error_response
+from aengine.http.door.errors import REQUEST_ID, error_response, speaks_anthropic
 from aengine.ray_serve.all_replicas import CHANGES, TO_ALL, merged
 from aengine.ray_serve.call import FirstToken, Head
 from aengine.ray_serve.keepers import Keepers

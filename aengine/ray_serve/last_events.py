@@ -7,8 +7,7 @@ import re
 import msgspec
 from starlette.types import Scope
 
-from aengine.http.door.anthropic_errors import speaks_anthropic
-from aengine.http.door.errors import ErrorBody, error_body_for
+from aengine.http.door.errors import ErrorBody, error_body_for, speaks_anthropic
 from aengine.http.responses.events import failure_of
 from aengine.http.streams import sse
 from aengine.ray_serve.call import Head

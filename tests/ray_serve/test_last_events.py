@@ -9,9 +9,9 @@ import pytest
 
 from aengine.config import ServerConfig
 from aengine.errors import EngineFailedError
-from aengine.http.bodies.responses_api.request import ResponsesRequest
+from aengine.http.responses.answer import ResponseHead
+from aengine.http.responses.bodies import ResponsesRequest
 from aengine.http.responses.events import ResponseEventEncoder
-from aengine.http.responses.head import ResponseHead
 from aengine.http.responses.items import Output
 from aengine.http.responses.tools import read_tools
 from aengine.http.streams import sse

@@ -1,1 +1,1 @@
-"""Anthropic's formats: messages of content blocks to prompts, tools, and answers as blocks and events."""
+"""Anthropic's Messages API: requests, content blocks, events and endpoints."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from aengine.errors import EngineFailedError
-from aengine.http.bodies.message_answers import (
+from aengine.http.anthropic.bodies import (
     AnswerBlock,
     MessageBody,
     MessageUsage,

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from aengine.errors import EngineFailedError
 from aengine.http.anthropic.answer import SIGNATURE, AnswerPlan, begins_block
-from aengine.http.bodies.message_answers import MessageUsage, OutputTokensDetails
+from aengine.http.anthropic.bodies import MessageUsage, OutputTokensDetails
 from aengine.http.engine_like import StreamLike
 from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder

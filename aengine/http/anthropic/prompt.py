@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from aengine.errors import InvalidRequestError
-from aengine.http.bodies.left_out import left_out
-from aengine.http.bodies.messages import ContentBlock, CountTokensRequest, ResultPart
+from aengine.http.anthropic.bodies import ContentBlock, CountTokensRequest, ResultPart
+from aengine.http.openai.messages import left_out
 
 _BLOCKS = {
     "system": ("text",),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aengine.errors import InvalidRequestError
-from aengine.http.bodies.chat import Function, Tool
-from aengine.http.bodies.messages import CountTokensRequest, InputTool, InputToolChoice
+from aengine.http.anthropic.bodies import CountTokensRequest, InputTool, InputToolChoice
+from aengine.http.openai.messages import Function, Tool
 from aengine.http.openai.tools import ToolUse
 
 _AUTO = InputToolChoice(type="auto")

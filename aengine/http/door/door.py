@@ -13,9 +13,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.config import ServerConfig
-from aengine.http.door.anthropic_errors import ANTHROPIC_PATHS, REQUEST_ID
 from aengine.http.door.auth import ApiKeyMiddleware
-from aengine.http.door.errors import ID_HEADERS, HTTPError, error_response
+from aengine.http.door.errors import ANTHROPIC_PATHS, ID_HEADERS, REQUEST_ID, HTTPError, error_response
 from aengine.http.door.origin import OriginMiddleware
 from aengine.http.door.paths import ServedPaths
 

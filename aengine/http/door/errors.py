@@ -1,10 +1,10 @@
-"""Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}` and a status; on the paths of
-Anthropic's in its shape.
-"""
+"""Errors as JSON in the shape of OpenAI's API, or of Anthropic's on its paths; what clients may see of a message."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -25,15 +25,63 @@ from aengine.errors import (
     QueueFullError,
     RequestAbortedError,
 )
-from aengine.http.door.anthropic_errors import (
-    OVERLOADED,
-    MessagesErrorBody,
-    messages_error_body,
-    speaks_anthropic,
-)
-from aengine.http.door.public import public_message
 
+# Folders in front of a file name. A slash inside a word (a model id), after another one (a URL) or after a method of
+# HTTP (an endpoint) starts none.
+_FOLDERS = re.compile(r"(?<![\w./:-])(?<!GET )(?<!POST )(?:~|[A-Za-z]:)?[/\\](?=[^\s/\\])(?:[^/\\\s'\"`]+[/\\])*")
+OVERLOADED = 529  # no standard status, but the one that Anthropic's clients know for a server with too much to do
+REQUEST_ID = "aengine.request_id"  # in the ASGI scope: what the answer has as `X-Request-Id` and `request-id`
 ID_HEADERS = "aengine.id_headers"  # in the ASGI scope: the request's id, as headers of its answer
+ANTHROPIC_PATHS = re.compile(r"/*(?:v1/+){0,2}messages(?:/.*)?", re.DOTALL)  # aliases and all below
+MAX_MESSAGE = 2000  # characters
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    OVERLOADED: "overloaded_error",
+}
+# By field: codes on which a client acts. With this one its tool runner, which asks for a thread first, sends the whole
+# conversation instead, from then on.
+_CODES = {"thread": "thread_unsupported_request"}
+
+
+def public_message(error: BaseException) -> str:
+    """The message for clients: aengine's own words without folders; of other libraries' errors only the kind."""
+    if isinstance(error, (InvalidRequestError, ModelNotFoundError)):
+        return str(error)  # speaks of the client's own words
+    if isinstance(error, AengineError):
+        return _FOLDERS.sub("", str(error))
+    return f"internal error ({type(error).__name__}); the server's log has the details"
+
+
+class MessagesErrorCode(msgspec.Struct, frozen=True):
+    error_code: str
+
+
+class MessagesErrorDetail(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+    details: MessagesErrorCode | msgspec.UnsetType = msgspec.UNSET
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["error"] = "error"
+    error: MessagesErrorDetail
+    request_id: str | None = None
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether the request is for a path of Anthropic's, served or not."""
+    return ANTHROPIC_PATHS.fullmatch(scope.get("path", "")) is not None
+
+
+def messages_error_body(status: int, message: str, param: str | None, scope: Scope) -> MessagesErrorBody:
+    """The JSON body of an error that is answered with this status."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    details = MessagesErrorCode(_CODES[param]) if param in _CODES else msgspec.UNSET
+    return MessagesErrorBody(error=MessagesErrorDetail(kind, message, details), request_id=scope.get(REQUEST_ID))
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -54,9 +102,6 @@ class HTTPError(AengineError):
         super().__init__(message)
         self.status = status
         self.code = code
-
-
-MAX_MESSAGE = 2000  # characters
 
 
 def status_of(error: BaseException) -> int:

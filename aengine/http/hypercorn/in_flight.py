@@ -20,10 +20,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.errors import AengineError, EngineClosedError
-from aengine.http.door.anthropic_errors import REQUEST_ID
-from aengine.http.door.errors import HTTPError, error_response
-from aengine.http.hypercorn.accepted import chunked
-from aengine.http.hypercorn.connection import reset_connection
+from aengine.http.door.errors import REQUEST_ID, HTTPError, error_response
+from aengine.http.hypercorn.accepted import chunked, reset_connection
 
 _log = logging.getLogger(__name__)
 

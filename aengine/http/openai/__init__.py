@@ -1,1 +1,1 @@
-"""OpenAI's formats: chunks, logprobs, tools, and parsing of answers."""
+"""OpenAI's completions, chats and models: requests, encoders and endpoints."""

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aengine.http.bodies.requests import UsageShown
 from aengine.http.engine_like import StreamLike
+from aengine.http.openai.bodies import UsageShown
 from aengine.http.openai.logprobs import ChatLogprobs, CompletionForm, CompletionLogprobs, usage_body
 from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from aengine.errors import InvalidRequestError
-from aengine.http.bodies.chat import AllowedToolsChoice, ChosenTool, Tool, ToolChoice
-from aengine.http.bodies.requests import ChatRequest
+from aengine.http.openai.bodies import ChatRequest
+from aengine.http.openai.messages import AllowedToolsChoice, ChosenTool, Tool, ToolChoice
 from aengine.text.answer.formats.base import CallableTool
 from aengine.text.reading.tools import CallRules
 

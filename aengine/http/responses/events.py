@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aengine.http.door.errors import ErrorBody, ErrorDetail
-from aengine.http.responses.head import Ending, ResponseHead, ending_of, usage_body
+from aengine.http.responses.answer import Ending, ResponseHead, ending_of, usage_body
 from aengine.http.responses.items import CallItem, Event, Item, MessageItem, Output
 from aengine.http.responses.logprobs import MessageLogprobs, by_token
 from aengine.http.streams import sse

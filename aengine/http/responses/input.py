@@ -3,18 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from aengine.errors import InvalidRequestError
-from aengine.http.bodies.responses_api.items import InputItem, joined_text
-from aengine.http.responses.thoughts import unsealed
+from aengine.http.openai.messages import left_out
+from aengine.http.responses.bodies import InputItem, InputPart
 from aengine.http.responses.tools import full_name
 
+_OURS = "aengine-thought:"
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _SYSTEM = ("system", "developer")
 _SLICE = 1024  # items that are read between two turns of the loop; 3 ms
+
+
+def joined_text(
+    content: str | list[InputPart] | None, where: str, between: str = "", *, may_leave_out: bool = False
+) -> str:
+    """The text of an item's content. Raises `InvalidRequestError`, naming the part that is none, unless images may be
+    left out.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for index, part in enumerate(content):
+        path = f"{where}[{index}]"
+        if may_leave_out and (instead := left_out(part.type)) is not None:
+            texts.append(instead)
+            continue
+        if part.type not in (*_TEXTS, "refusal"):
+            raise InvalidRequestError(f"{path}.type: this model reads text only, not {part.type!r}", f"{path}.type")
+        name = "refusal" if part.type == "refusal" else "text"
+        text: str | None = getattr(part, name)
+        if text is None:
+            raise InvalidRequestError(f"{path}.{name}: a part of type {part.type!r} must have it", f"{path}.{name}")
+        texts.append(text)
+    return between.join(texts)
+
+
+def sealed(thought: str) -> str:
+    """The thought as `encrypted_content`."""
+    return _OURS + base64.b64encode(thought.encode()).decode()
+
+
+def unsealed(content: str, where: str) -> str | None:
+    """The thought in an `encrypted_content`; None for another server's. Raises `InvalidRequestError`."""
+    if not content.startswith(_OURS):
+        return None
+    try:
+        return base64.b64decode(content.removeprefix(_OURS), validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise InvalidRequestError(f"{where}: it has been changed since it was given", where) from None
 
 
 async def messages_of(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from aengine.http.responses.custom_input import CustomInput
-from aengine.http.responses.thoughts import sealed
+from aengine.http.responses.input import sealed
 from aengine.http.responses.tools import CalledTool
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
 

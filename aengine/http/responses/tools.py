@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from aengine.errors import InvalidRequestError
-from aengine.http.bodies.chat import (
+from aengine.http.openai.messages import (
     AllowedTools,
     AllowedToolsChoice,
     ChosenFunction,
@@ -18,15 +18,15 @@ from aengine.http.bodies.chat import (
     Tool,
     ToolChoice,
 )
-from aengine.http.bodies.responses_api.request import ResponsesRequest
-from aengine.http.bodies.responses_api.tools import (
+from aengine.http.openai.tools import ToolUse, choose_tools
+from aengine.http.responses.bodies import (
     MAX_TOOLS,
     NamedTool,
     ResponsesChoice,
+    ResponsesRequest,
     ResponsesTool,
     ResponsesToolChoice,
 )
-from aengine.http.openai.tools import ToolUse, choose_tools
 
 CUSTOM_ARGUMENT = "input"  # of the function that a custom tool is to the model
 _CALLABLE = ("function", "custom")

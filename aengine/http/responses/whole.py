@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from aengine.http.responses.head import ResponseHead, ending_of, usage_body
+from aengine.http.responses.answer import ResponseHead, ending_of, usage_body
 from aengine.http.responses.items import CallItem, Item, MessageItem, Output
 from aengine.http.responses.logprobs import MessageLogprobs, by_token
 from aengine.text.answer.deltas import ContentDelta, Delta

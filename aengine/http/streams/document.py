@@ -1,18 +1,61 @@
-"""The response that waits: one JSON document, sent when the last token is there."""
+"""Whole answers as JSON, encoded a slice at a time so that the loop turns in between."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from aengine.http.engine_like import StreamLike
 from aengine.http.hypercorn.in_flight import at_work
-from aengine.http.streams.fragments import collect
-from aengine.http.streams.slices import document
+from aengine.http.streams.fragments import SLICE, collect
 from aengine.http.streams.sse import body_message
 from aengine.types import Completion
+
+T = TypeVar("T")
+
+
+class EncodedList:
+    """A list as JSON, in pieces that follow one another; a document may hold it several times."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+
+async def encoded_list(items: Sequence[T], body_of: Callable[[T], object], slice_size: int = SLICE) -> EncodedList:
+    """A list of `body_of` each item, encoded as JSON a slice at a time."""
+    pieces = [b"["]
+    for start in range(0, len(items), slice_size):
+        encoded = msgspec.json.encode([body_of(item) for item in items[start : start + slice_size]])
+        pieces.append(encoded[1:-1] if not start else b"," + encoded[1:-1])
+        await asyncio.sleep(0)
+    pieces.append(b"]")
+    return EncodedList(pieces)
+
+
+def document(payload: object) -> list[bytes]:
+    """The payload as JSON, in pieces: encoded lists in it are not copied."""
+    hole = secrets.token_hex(16)  # nobody can have written it into a text
+    lists: list[EncodedList] = []
+
+    def leave_out(value: object) -> str:
+        if not isinstance(value, EncodedList):
+            raise TypeError(f"{type(value).__name__} in a document")
+        lists.append(value)
+        return hole
+
+    head, *rest = msgspec.json.encode(payload, enc_hook=leave_out).split(b'"%b"' % hole.encode())
+    pieces = [head]
+    for one, after in zip(lists, rest, strict=True):
+        pieces += [*one.pieces, after]
+    return pieces
 
 
 class DocumentResponse(Response):

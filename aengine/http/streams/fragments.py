@@ -1,13 +1,15 @@
-"""Combines fragments: merged where a reader is behind, or collected into a finished answer."""
+"""Combines fragments: merged when a reader is behind, or collected into a finished answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from aengine.errors import EngineFailedError
 from aengine.http.engine_like import StreamLike
 from aengine.types import Choice, Completion, FinishReason, Fragment, TokenLogprob, Usage, join_calls
+
+SLICE = 64  # items between two turns of the loop; 2 ms where each is a token with 20 candidates
 
 
 def merge(fragments: Sequence[Fragment]) -> list[Fragment]:
@@ -75,3 +77,15 @@ def _choice(pieces: list[Fragment]) -> Choice:
         whole.reasoning,
         join_calls(whole.tool_calls),
     )
+
+
+def sliced(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
+    """The fragments in runs of at most `SLICE`, and of as many tokens with logprobs unless one alone has more."""
+    start = size = 0
+    for place, fragment in enumerate(fragments):
+        own = 1 + len(fragment.logprobs or ()) + len(fragment.prompt_logprobs or ())
+        if place > start and (place - start == SLICE or size + own > 2 * SLICE):
+            yield fragments[start:place]
+            start, size = place, 0
+        size += own
+    yield fragments[start:]

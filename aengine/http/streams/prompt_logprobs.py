@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aengine.http.engine_like import StreamLike, TokenizerLike
-from aengine.http.streams.slices import EncodedList, encoded_list
+from aengine.http.streams.document import EncodedList, encoded_list
 from aengine.types import Fragment, PromptLogprob
 
 PromptLogprobsOf = Callable[[int], dict[str, Any]]  # by choice: what its prompt adds to an answer

@@ -24,8 +24,7 @@ from aengine.http.door.errors import HTTPError, error_body_for
 from aengine.http.engine_like import StreamLike
 from aengine.http.hypercorn.in_flight import ACTIVE_REQUEST, PIECES, ActiveRequest, at_work, cancel_error
 from aengine.http.hypercorn.receiving import client_disconnected
-from aengine.http.streams.fragments import merge
-from aengine.http.streams.slices import sliced
+from aengine.http.streams.fragments import merge, sliced
 from aengine.types import Fragment, Usage
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aengine.config import ServerConfig
 from aengine.http.anthropic.answer import AnswerPlan, content_blocks, message_body
 from aengine.http.anthropic.events import MessageEventEncoder
-from aengine.http.bodies.chat import Function, Tool
+from aengine.http.openai.messages import Function, Tool
 from aengine.http.openai.tools import ToolUse
 from aengine.http.streams import sse
 from aengine.text.answer.deltas import CallDelta, ContentDelta, ReasoningDelta

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from aengine.http.bodies.message_answers import MessageBody, TokenCount
-from aengine.http.door.anthropic_errors import MessagesErrorBody
+from aengine.http.anthropic.bodies import MessageBody, TokenCount
+from aengine.http.door.errors import MessagesErrorBody
 from tests.http.demo_server import demo_server
 
 BOUNDED = settings(

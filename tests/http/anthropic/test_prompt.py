@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.errors import InvalidRequestError
+from aengine.http.anthropic.bodies import CountTokensRequest
 from aengine.http.anthropic.prompt import chat_messages
-from aengine.http.bodies.messages import CountTokensRequest
 
 
 def text(text: str, **more: Any) -> dict[str, Any]:

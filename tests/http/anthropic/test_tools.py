@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from aengine.errors import InvalidRequestError
+from aengine.http.anthropic.bodies import CountTokensRequest
 from aengine.http.anthropic.tools import tool_use_of
-from aengine.http.bodies.messages import CountTokensRequest
 from aengine.http.openai.tools import ToolUse
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

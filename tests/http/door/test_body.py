@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from aengine.errors import InvalidRequestError
-from aengine.http.bodies.requests import ChatRequest
 from aengine.http.door.body import _whole_numbers, decode
 from aengine.http.door.malformed import find_unencodable
+from aengine.http.openai.bodies import ChatRequest
 from tests.http.serving import read_until, serving
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aengine.http.door.turnstile import Turnstile
+from aengine.http.door.body import Turnstile
 
 pytestmark = pytest.mark.anyio
 

@@ -12,9 +12,9 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from aengine.http.endpoints.generate import GenerateEventEncoder
 from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.hypercorn.receiving import Receiving
+from aengine.http.native.generate import GenerateEventEncoder
 from aengine.http.streams.sse import EventStreamResponse
 from aengine.types import Fragment
 from tests.http.fake_engine import FakeStream

@@ -14,7 +14,7 @@ from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
 from aengine.http.anthropic.answer import AnswerPlan
 from aengine.http.anthropic.events import MessageEventEncoder
-from aengine.http.bodies.requests import ChatRequest
+from aengine.http.openai.bodies import ChatRequest
 from aengine.http.openai.tools import tool_use
 from aengine.requests.sampling_params import SamplingParams
 from aengine.requests.structured import Structured

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from aengine.http.bodies.responses_api.items import InputItem
-from aengine.http.responses.input import messages_of
-from aengine.http.responses.thoughts import sealed
+from aengine.http.responses.bodies import InputItem
+from aengine.http.responses.input import messages_of, sealed
 
 
 def read(*items: dict[str, Any], instructions: str | None = None) -> list[dict[str, Any]]:

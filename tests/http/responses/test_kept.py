@@ -10,7 +10,7 @@ from openai.types.responses import Response
 from openai.types.responses.response_item_list import ResponseItemList
 
 from aengine.errors import EngineFailedError, InvalidRequestError
-from aengine.http.bodies.responses_api.items import InputItem
+from aengine.http.responses.bodies import InputItem
 from aengine.http.responses.kept import MAX_ITEMS, MAX_TURNS, KeptResponse, KeptResponses, encoded_input, items_of
 from tests.http.fake_engine import WORDS, FakeEngine
 from tests.http.responses.streams import check_order, parse

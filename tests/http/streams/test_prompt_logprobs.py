@@ -7,8 +7,9 @@ import asyncio
 import msgspec
 import pytest
 
+from aengine.http.streams.document import document
+from aengine.http.streams.fragments import SLICE
 from aengine.http.streams.prompt_logprobs import PromptLogprobsStream
-from aengine.http.streams.slices import SLICE, document
 from aengine.types import Fragment, PromptLogprob
 from tests.http.fake_engine import FakeStream, FakeTokenizer
 

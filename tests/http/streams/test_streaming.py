@@ -10,10 +10,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import EngineFailedError
-from aengine.http.endpoints.generate import GenerateEventEncoder
 from aengine.http.hypercorn.receiving import Receiving
+from aengine.http.native.generate import GenerateEventEncoder
 from aengine.http.streams.document import DocumentResponse
-from aengine.http.streams.slices import SLICE
+from aengine.http.streams.fragments import SLICE
 from aengine.http.streams.sse import EventStreamResponse
 from aengine.types import Completion, Fragment, Usage
 from tests.http.fake_engine import FakeEngine, FakeStream

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec import inspect
 
-from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
+from aengine.http.native.generate import GenerateRequest
+from aengine.http.openai.bodies import ChatRequest, CompletionRequest
 
 BODIES: dict[str, dict[str, Any]] = {
     "/generate": {"prompt": "hi", "max_tokens": 1, "stream": False},

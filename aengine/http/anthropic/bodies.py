@@ -1,0 +1,171 @@
+"""The bodies of Anthropic's Messages API: requests, and answers as the OpenAPI document describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from aengine.http.fields.sampling import Count, Probability, StopStrings, Temperature, TopK
+from aengine.http.fields.unknown import REFUSED_WITH_PROMPTS, RequestBody, Unsupported
+from aengine.http.openai.messages import WrittenName
+
+
+class ResultPart(msgspec.Struct, kw_only=True):
+    """A part of a tool's result, or of a system prompt. All types but `text` are refused, with a sentence."""
+
+    type: str
+    text: str | None = None
+
+
+class ContentBlock(msgspec.Struct, kw_only=True):
+    """A block of a message. The fields that it must have are those of its type: `text`, `thinking`,
+    `redacted_thinking`, `tool_use` or `tool_result`; all others are refused, with a sentence.
+    """
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: WrittenName | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[ResultPart] | None = None
+    is_error: bool | None = None
+
+
+class InputMessage(msgspec.Struct, kw_only=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[ContentBlock]
+
+
+# No line break at the end either, which Python's `$` alone would let pass.
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$(?!\n)")]
+
+
+class InputTool(msgspec.Struct, kw_only=True):
+    """A tool of the client's own. One that Anthropic defines (another `type` than `custom`) is refused."""
+
+    name: ToolName | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None  # a call that the model makes by itself has arguments of this schema as well
+    type: str | None = None
+
+
+class InputToolChoice(msgspec.Struct, kw_only=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None  # of type `tool`
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(msgspec.Struct, kw_only=True):
+    type: Literal["enabled", "adaptive", "disabled", "between_tools"]
+    budget_tokens: Count | None = None  # taken, not used
+    display: str | None = None  # "omitted": the thought stays away; anything else shows it
+
+
+class JsonOutputFormat(msgspec.Struct, kw_only=True):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None  # for the chat template, by its name
+    format: JsonOutputFormat | None = None
+
+
+_REFUSED: Mapping[str, Unsupported] = {
+    "thread": Unsupported("there are no conversations kept here; send all of their messages", (False,)),
+    "mcp_servers": Unsupported("this server calls no others; offer their tools as tools of your own", ([],)),
+    "container": Unsupported("nothing is executed here", ({},)),
+    "compaction": Unsupported("not supported; ask for a summary in a message"),
+}
+
+
+class CountTokensRequest(RequestBody, kw_only=True):
+    """`POST /v1/messages/count_tokens`: what a prompt is made of."""
+
+    refused: ClassVar[Mapping[str, Unsupported]] = _REFUSED
+
+    messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=100_000)]
+    system: str | list[ResultPart] | None = None
+    tools: Annotated[list[InputTool], Meta(max_length=1024)] | None = None
+    tool_choice: InputToolChoice | None = None  # None: auto
+    thinking: ThinkingConfig | None = None  # None: as the chat template has it
+    output_config: OutputConfig | None = None
+    output_format: JsonOutputFormat | None = None  # the older place of output_config.format
+    model: str | None = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """`POST /v1/messages`."""
+
+    refused: ClassVar[Mapping[str, Unsupported]] = {**REFUSED_WITH_PROMPTS, **_REFUSED}
+    refuses_other_fields: ClassVar[bool] = True
+
+    max_tokens: Count  # 0: the prompt is computed and cached, nothing is generated
+    stop_sequences: StopStrings | None = None
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    cache_salt: str | None = None  # our own: requests with different ones share no cached prefix
+
+
+CountTokensRequest.passed_over = frozenset(MessagesRequest.__struct_fields__)  # what an answer alone would take
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of the prompt, those from the prefix cache apart, and of the answer, thoughts included."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+
+
+class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/messages` that does not stream."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """`POST /v1/messages/count_tokens`."""
+
+    input_tokens: int

@@ -1,0 +1,163 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+from typing import Any
+
+import anyio.to_thread
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.errors import ContextLengthError, InvalidRequestError, renamed_param
+from aengine.http.anthropic.answer import AnswerPlan, message_body
+from aengine.http.anthropic.bodies import CountTokensRequest, MessageBody, MessagesRequest, TokenCount
+from aengine.http.anthropic.events import MessageEventEncoder
+from aengine.http.anthropic.prompt import chat_messages, has_late_system
+from aengine.http.anthropic.tools import tool_use_of
+from aengine.http.door.errors import OVERLOADED, MessagesErrorBody
+from aengine.http.endpoint import Endpoint, json_response
+from aengine.http.engine_like import EngineLike
+from aengine.http.openai.messages import tools_for_template
+from aengine.http.openai.tools import ToolUse
+from aengine.http.operation import ANSWERS, Operation
+from aengine.http.state import ServerState
+from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.structured import Structured
+from aengine.text.answer.parser import ChatPrompt
+from aengine.text.reading.answer_reading import AnswerReading
+
+_MANY = 2000  # blocks of messages, some 10 ms
+_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(CountTokensRequest)
+
+
+class Messages(Endpoint):
+    async def create(self, request: Request) -> Response:
+        """The assistant's next message."""
+        engine, body = await self._accept(request, _decoder)
+        model = self._state.choose_model(body.model)
+        plan = AnswerPlan(
+            id=f"msg_{uuid.uuid4().hex}",
+            model=model.name,
+            max_tokens=body.max_tokens,
+            shows_thoughts=body.thinking is None or body.thinking.display != "omitted",
+        )
+        params = _params(body, engine.default_params)
+        tools = tool_use_of(body)
+        thinks = _enable_thinking(body)
+        reading = AnswerReading(
+            self._state.config,
+            engine.answer_format,
+            tools.rules,
+            may_think=engine.answer_format.may_think(thinks),
+            structured=params.structured,
+        )
+        prompt = await _prompt(engine, body, tools, engine.max_model_len)
+        with renamed_param({"prompt": "messages", "stop": "stop_sequences"}):
+            stream = await engine.submit_within_context(
+                prompt.token_ids,
+                reading.engine_params(params, prompt.opens_thought),
+                request_id=plan.id,
+                cache_salt=self._salt(request, body.cache_salt),
+                adapter=model.adapter,
+            )
+        reader = reading.reader(prompt.opens_thought, engine.tokenizer.token_bytes)
+        if body.stream:
+            return self._stream(stream, MessageEventEncoder(plan, stream, reader))
+        return self._whole(stream, lambda completion: message_body(plan, completion, reader))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """The length of the prompt that the same request would make, however long."""
+        engine, body = await self._accept(request, _count_decoder)
+        self._state.choose_model(body.model)
+        prompt = await _prompt(engine, body, tool_use_of(body), None)
+        return json_response(TokenCount(len(prompt.token_ids)))
+
+
+async def _prompt(engine: EngineLike, body: CountTokensRequest, tools: ToolUse, context: int | None) -> ChatPrompt:
+    """Render and tokenize. Raises `InvalidRequestError`, `ContextLengthError` for `context` tokens or more."""
+    try:
+        return await _rendered(engine, await _chat(body, "system"), body, tools, context)
+    except ContextLengthError:
+        raise
+    except InvalidRequestError:  # of a template, maybe, that knows system messages at the beginning alone
+        if not has_late_system(body):
+            raise
+        return await _rendered(engine, await _chat(body, "user"), body, tools, context)
+
+
+async def _chat(body: CountTokensRequest, late_system: str) -> list[dict[str, Any]]:
+    """`chat_messages`, in a thread if there are so many blocks that they would hold the loop."""
+    blocks = sum(1 if isinstance(message.content, str) else len(message.content) for message in body.messages)
+    make = partial(chat_messages, body, late_system=late_system)
+    return make() if blocks < _MANY else await anyio.to_thread.run_sync(make)
+
+
+async def _rendered(
+    engine: EngineLike, messages: list[dict[str, Any]], body: CountTokensRequest, tools: ToolUse, context: int | None
+) -> ChatPrompt:
+    kwargs: dict[str, Any] = {}
+    if (thinks := _enable_thinking(body)) is not None:
+        kwargs["enable_thinking"] = thinks
+    if body.output_config is not None and body.output_config.effort is not None:
+        kwargs["reasoning_effort"] = body.output_config.effort
+    with renamed_param({"prompt": "messages", "continue_final_message": "messages"}):
+        return await engine.encode_chat(
+            messages,
+            tools=tools_for_template(tools.offered),
+            template_kwargs=kwargs or None,
+            continue_final_message=bool(messages) and messages[-1]["role"] == "assistant",
+            context=context,
+        )
+
+
+def _enable_thinking(body: CountTokensRequest) -> bool | None:
+    """What the request says of thinking; None where it leaves that to the model's template."""
+    return None if body.thinking is None else body.thinking.type in ("enabled", "adaptive")
+
+
+def _params(body: MessagesRequest, defaults: SamplingParams) -> SamplingParams:
+    """The request's sampling parameters over the checkpoint's."""
+    fields: dict[str, Any] = {}
+    for name in ("temperature", "top_p", "top_k"):
+        if (value := getattr(body, name)) is not None:
+            fields[name] = value
+    if body.stop_sequences:
+        fields["stop"] = tuple(body.stop_sequences)
+    for origin, form in (
+        ("output_config.format", None if body.output_config is None else body.output_config.format),
+        ("output_format", body.output_format),
+    ):
+        if form is not None:
+            fields["structured"] = Structured(json=form.schema, origin=origin)
+    return msgspec.structs.replace(defaults, **fields, max_tokens=body.max_tokens or 1)
+
+
+def operations(state: ServerState) -> list[Operation]:
+    messages = Messages(state)
+    return [
+        Operation(
+            "POST",
+            "/v1/messages",
+            messages.create,
+            "The same, as Anthropic has it.",
+            body=MessagesRequest,
+            answer=MessageBody,
+            streams=True,
+            refusals=(*ANSWERS, OVERLOADED),
+            error=MessagesErrorBody,
+        ),
+        Operation(
+            "POST",
+            "/v1/messages/count_tokens",
+            messages.count_tokens,
+            "The length of its prompt.",
+            body=CountTokensRequest,
+            answer=TokenCount,
+            refusals=ANSWERS,
+            error=MessagesErrorBody,
+        ),
+    ]

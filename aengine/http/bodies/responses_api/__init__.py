@@ -1,1 +1,0 @@
-"""The bodies of `/v1/responses`: requests, the items of a conversation, tools, answers."""

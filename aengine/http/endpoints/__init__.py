@@ -1,1 +1,0 @@
-"""The endpoints, a file each: from a request to a response."""

@@ -1,1 +1,0 @@
-"""What operators ask for: health, load, metrics, sleep, adapters, aborting."""

@@ -1,0 +1,135 @@
+"""Fields that the requests of several dialects share, and the sampling parameters that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from aengine.http.fields.structured import ResponseFormat, StructuredOutputs, single_form
+from aengine.http.fields.unknown import REFUSED_WITH_PROMPTS, RequestBody, Unsupported
+from aengine.requests.sampling_params import (
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    SamplingParams,
+)
+from aengine.requests.structured import Structured
+
+
+def _range(**schema: int | float) -> Meta:
+    """A range in the schema alone: the engine refuses what is outside in better words than the parser's."""
+    return Meta(extra_json_schema=schema)
+
+
+Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, Meta(le=2**63 - 1, extra_json_schema={"minimum": 0})]
+TokenId = Count
+Logprobs = Annotated[int, _range(minimum=0, maximum=MAX_LOGPROBS)]
+Penalty = Annotated[float, _range(minimum=-2, maximum=2)]
+StopString = Annotated[str, _range(minLength=1, maxLength=MAX_STOP_LENGTH)]
+UnstoppedEnd = Annotated[str, _range(maxLength=MAX_STOP_LENGTH)]
+StopStrings = Annotated[list[StopString], _range(maxItems=MAX_STOP_STRINGS)]
+Temperature = Annotated[float, _range(minimum=0, maximum=2)]
+TopK = Annotated[int, Meta(le=2**63 - 1, extra_json_schema={"minimum": -1})]
+Probability = Annotated[float, _range(exclusiveMinimum=0, maximum=1)]
+BadWord = Annotated[str, _range(minLength=1, maxLength=MAX_BAD_WORD_LENGTH)]
+Bias = Annotated[float, _range(minimum=-100, maximum=100)]
+
+
+class Drawing(RequestBody, kw_only=True):
+    """The fields that every generating endpoint takes under the same name and with the same meaning."""
+
+    refused: ClassVar[Mapping[str, Unsupported]] = REFUSED_WITH_PROMPTS
+    refuses_other_fields: ClassVar[bool] = True
+
+    min_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: Probability | None = None
+    min_p: Annotated[float, _range(minimum=0, maximum=1)] | None = None
+    repetition_penalty: Annotated[float, _range(exclusiveMinimum=0, maximum=10000)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[Int, Bias], _range(maxProperties=MAX_LOGIT_BIAS)] | None = None
+    seed: Int | None = None
+    stop: StopString | StopStrings | None = None
+    stop_in_thought: bool | None = None
+    unstopped: Annotated[list[UnstoppedEnd], _range(minItems=2, maxItems=2)] | None = None
+    stop_token_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
+    bad_words: Annotated[list[BadWord], _range(maxItems=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], _range(minItems=1)] | None = None
+    include_stop: bool | None = None
+    include_stop_str_in_output: bool | None = None  # another name of include_stop
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    shown_special_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
+    model: str | None = None
+    priority: Int | None = None
+    cache_salt: str | None = None
+    user: str | None = None  # taken, not used
+
+    def params(
+        self,
+        defaults: SamplingParams,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        structured: Structured | None = None,
+    ) -> SamplingParams:
+        """The request's sampling parameters over `defaults`.
+
+        `max_tokens` is the endpoint's own default, where the request has no field of that name; `logprobs` and
+        `structured` are the endpoint's readings.
+        """
+        fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}
+        for name in _SAMPLING_FIELDS:
+            value = getattr(self, name, None)
+            if value is not None:
+                fields[name] = tuple(value) if isinstance(value, list) else value
+        if isinstance(self.stop, str):
+            fields["stop"] = (self.stop,)
+        if self.include_stop_str_in_output:
+            fields["include_stop"] = True
+        forms = {}
+        for name in _FORM_FIELDS:
+            if (form := getattr(self, name, None)) is not None:
+                forms[name] = form
+        if forms:
+            structured = single_form(forms)
+        if structured is not None:
+            fields["structured"] = structured
+        params = msgspec.structs.replace(defaults, **fields)
+        return params.with_rule_temperature() if self.temperature is None else params
+
+
+class Sampling(Drawing, kw_only=True):
+    """The fields that the endpoints for completions, chats and `/generate` share beyond these."""
+
+    max_tokens: Count | None = None  # 0 only with echo
+    prompt_logprobs: Logprobs | None = None
+    n: Annotated[int, _range(minimum=1, maximum=MAX_N)] | None = None
+    # What the output must match.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+_SAMPLING_FIELDS = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]
+_FORM_FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)

@@ -1,0 +1,206 @@
+"""Known fields of others' APIs that no struct here has: refused by name, or ignored if that changes nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+
+from aengine.errors import InvalidRequestError
+from aengine.http.door.body import FIELDS, decode
+from aengine.http.fields.structured import StructuredOutputs
+
+_log = logging.getLogger("aengine")
+_MOST_NAMES = 256  # that are remembered as logged
+_LONGEST_NAME = 64  # characters that are logged
+
+
+class Unsupported(NamedTuple):
+    """The reason or the alternative for a refused field, and the values besides null that ask for nothing."""
+
+    remedy: str
+    harmless: tuple[Any, ...] = ()
+
+    def check(self, name: str, value: msgspec.Raw) -> None:
+        given = msgspec.json.decode(value)
+        if given is not None and given not in self.harmless:
+            raise InvalidRequestError(f"{name}: {self.remedy}", name)
+
+
+def off(remedy: str) -> Unsupported:
+    return Unsupported(remedy, (False,))
+
+
+NOT_BUILT = Unsupported("not supported")
+_TEXT_ONLY = "only text is read and written here"
+_NO_BEAMS = "there is no beam search; draw n answers and choose by logprobs"
+_NO_ADAPTERS = Unsupported("send the adapter's name as model")
+_NO_CODE = Unsupported("requests bring no code of their own; see logit_bias, allowed_token_ids and bad_words")
+_NO_WHITESPACE = "whitespace in JSON is the model's own choice here"
+_SPECIAL_TOKENS = "prompts get the tokenizer's special tokens, chats those of their template"
+_OTHER_DRAWS = "not supported; see top_p, top_k and min_p"
+
+REFUSED: Mapping[str, Unsupported] = {
+    # OpenAI
+    "functions": Unsupported("an older form of tools; send tools", ([],)),
+    "function_call": Unsupported("an older form of tool_choice; send tool_choice", ("none", "auto")),
+    "modalities": Unsupported(_TEXT_ONLY, (["text"], [])),
+    "audio": Unsupported(_TEXT_ONLY),
+    "web_search_options": Unsupported("the model searches nothing by itself; offer it tools"),
+    "moderation": NOT_BUILT,
+    "reasoning": Unsupported("send reasoning_effort", ({},)),
+    "thinking": Unsupported("send reasoning_effort, or chat_template_kwargs"),
+    "enable_thinking": Unsupported("send chat_template_kwargs with enable_thinking in it, or reasoning_effort"),
+    # vLLM
+    "use_beam_search": off(_NO_BEAMS),
+    "length_penalty": Unsupported(_NO_BEAMS, (1,)),
+    "early_stopping": off(_NO_BEAMS),
+    "truncation_side": Unsupported("the end of the prompt is kept, as with left", ("left",)),
+    "documents": Unsupported("put them into messages, or into chat_template_kwargs", ([],)),
+    "chat_template": Unsupported("templates are the checkpoint's own"),
+    "mm_processor_kwargs": Unsupported(_TEXT_ONLY, ({},)),
+    "media_io_kwargs": Unsupported(_TEXT_ONLY, ({},)),
+    "prompt_embeds": Unsupported("prompts are text or token ids"),
+    "logprob_token_ids": Unsupported("not supported; ask for logprobs"),
+    "return_prompt_text": off("not supported; /tokenize gives the prompt"),
+    "include_reasoning": Unsupported("the thought is always told; reasoning_effort none keeps it away", (True,)),
+    "thinking_token_budget": Unsupported("not supported; see max_tokens and reasoning_effort", (-1,)),
+    "repetition_detection": Unsupported("not supported; see repetition_penalty and frequency_penalty"),
+    "watermarking": off("not supported"),
+    "logits_processors": _NO_CODE,
+    "vllm_xargs": Unsupported("not supported", ({},)),
+    "kv_transfer_params": Unsupported("prompts are computed where they are continued", ({},)),
+    "ec_transfer_params": Unsupported("prompts are computed where they are continued", ({},)),
+    "guided_whitespace_pattern": Unsupported(_NO_WHITESPACE),
+    "structured_outputs.whitespace_pattern": Unsupported(_NO_WHITESPACE),
+    "structured_outputs.disable_any_whitespace": off(_NO_WHITESPACE),
+    "structured_outputs.disable_additional_properties": off("say so in the schema, with additionalProperties"),
+    "structured_outputs.structural_tag": Unsupported("not supported; a grammar can say the same"),
+    # SGLang
+    "regex": Unsupported("send structured_outputs with regex in it"),
+    "ebnf": Unsupported("send structured_outputs with grammar in it, in Lark's notation"),
+    "json_schema": Unsupported("send structured_outputs with json in it, or response_format"),
+    "lora_path": _NO_ADAPTERS,
+    "lora_request": _NO_ADAPTERS,
+    "stop_regex": Unsupported("send stop, or structured_outputs with regex in it"),
+    "no_stop_trim": off("send include_stop"),
+    "custom_logit_processor": _NO_CODE,
+    "custom_params": Unsupported(_NO_CODE.remedy, ({},)),
+    "session_params": Unsupported("there are no sessions; what was computed is found again by its tokens", ({},)),
+    "separate_reasoning": Unsupported("thoughts are told apart; the server's knob reasoning says otherwise", (True,)),
+    "stream_reasoning": Unsupported("thoughts are streamed as they come", (True,)),
+    "return_hidden_states": off("not supported"),
+    "return_prompt_token_ids": off("not supported; /tokenize gives them"),
+    "return_meta_info": off("not supported"),
+    "return_logprob": off("send logprobs"),
+    "top_logprobs_num": Unsupported("send logprobs", (0,)),
+    "token_ids_logprob": Unsupported("not supported; ask for logprobs"),
+    "images_config": Unsupported(_TEXT_ONLY, ({},)),
+    "image_data": Unsupported(_TEXT_ONLY, ([],)),
+    "input_embeds": Unsupported("prompts are text or token ids"),
+    "use_audio_in_video": off(_TEXT_ONLY),
+    "task": NOT_BUILT,
+    "sampling_params": Unsupported("its fields stand at the top here, beside the prompt", ({},)),
+    "max_new_tokens": Unsupported("it is called max_tokens here"),
+    "min_new_tokens": Unsupported("it is called min_tokens here", (0,)),
+    "sampling_seed": Unsupported("it is called seed here"),
+    # llama.cpp
+    "grammar": Unsupported("send structured_outputs with grammar in it, in Lark's notation", ("",)),
+    "n_predict": Unsupported("it is called max_tokens here", (-1,)),
+    "n_probs": Unsupported("send logprobs", (0,)),
+    "repeat_penalty": Unsupported("it is called repetition_penalty here", (1,)),
+    # Ways to draw that transformers and llama.cpp have
+    "typical_p": Unsupported(_OTHER_DRAWS, (1,)),
+    "tfs_z": Unsupported(_OTHER_DRAWS, (1,)),
+    "top_a": Unsupported(_OTHER_DRAWS, (0,)),
+    "epsilon_cutoff": Unsupported(_OTHER_DRAWS, (0,)),
+    "eta_cutoff": Unsupported(_OTHER_DRAWS, (0,)),
+    "mirostat": Unsupported(_OTHER_DRAWS, (0,)),
+    "xtc_probability": Unsupported(_OTHER_DRAWS, (0,)),
+    "dynatemp_range": Unsupported("not supported; see temperature", (0,)),
+    "dry_multiplier": Unsupported("not supported; see repetition_penalty and frequency_penalty", (0,)),
+}
+REFUSED_WITH_PROMPTS: Mapping[str, Unsupported] = {
+    **REFUSED,
+    "max_completion_tokens": Unsupported("it is called max_tokens here"),
+    "add_special_tokens": Unsupported(_SPECIAL_TOKENS, (True,)),
+}
+REFUSED_WITH_CHATS: Mapping[str, Unsupported] = {
+    **REFUSED,
+    "add_special_tokens": Unsupported(_SPECIAL_TOKENS, (False,)),
+}
+
+# What an answer does not depend on: accounts, routing, caches, and how chunks are cut.
+_OF_NO_CONSEQUENCE = (
+    # hints: how long an answer is, and what it may be like
+    "verbosity prediction "
+    "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
+    "request_id rid session_id extra_key custom_labels stream_interval spaces_between_special_tokens "
+    "guided_decoding_backend structured_outputs.backend structured_outputs.disable_fallback "
+    "return_token_offsets return_mm_kwargs routed_experts_prompt_start return_routed_experts routed_experts_start_len "
+    "return_cached_tokens_details logprob_start_len bootstrap_host bootstrap_port bootstrap_room routed_dp_rank "
+    "client_metadata disagg_prefill_dp_rank data_parallel_rank ngram_corpus_id max_dynamic_patch min_dynamic_patch "
+    # of Anthropic's; what a server may do with a context, and whom to ask where it refuses, is the server's own choice
+    "betas anthropic_beta anthropic_version cache_control context_management diagnostics inference_geo speed "
+    "user_profile_id workspace_id billing_policy fallbacks fallback_credit_token"
+)
+
+_WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # where they have no place
+_HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
+_NOTHING: tuple[Any, ...] = (False, "", [], {})
+_USUAL: Mapping[str, tuple[Any, ...]] = {"best_of": (1,), "truncation": ("auto", "disabled")}  # what is done anyway
+
+
+class RequestBody(msgspec.Struct, kw_only=True):
+    """The base of a request's body."""
+
+    refused: ClassVar[Mapping[str, Unsupported]] = {}  # fields that the body does not have and that are refused
+    passed_over: ClassVar[frozenset[str]] = frozenset()  # fields that it does not have and that are ignored in silence
+    refuses_other_fields: ClassVar[bool] = False  # those of other requests that generate
+
+
+class UnknownFields:
+    """Refuses unsupported fields that would change an answer, and logs each other unknown name once."""
+
+    def __init__(self) -> None:
+        self._elsewhere: frozenset[str] = frozenset()  # fields of any request that generates
+        self._logged: set[str] = set()
+
+    def add(self, generating: Iterable[type[RequestBody]]) -> None:
+        """Add the requests whose fields are refused at the other endpoints."""
+        self._elsewhere = self._elsewhere.union(*(body.__struct_fields__ for body in generating)) - _HARMLESS
+
+    def check(self, fields: Mapping[str, msgspec.Raw], body: type[RequestBody], path: str) -> None:
+        """Check the fields of a request that `body` has been decoded from. Raises `InvalidRequestError`, naming one."""
+        for name, value in _unknown(fields, body).items():
+            refused = body.refused.get(name)
+            if refused is None and body.refuses_other_fields and name in self._elsewhere:
+                refused = Unsupported(f"{path} has no such field", (*_NOTHING, *_USUAL.get(name, ())))
+            if refused is not None:
+                refused.check(name, value)
+            elif name not in _HARMLESS:
+                self._log(name, path)
+
+    def _log(self, name: str, path: str) -> None:
+        name = name[:_LONGEST_NAME]
+        if name in self._logged or len(self._logged) == _MOST_NAMES:
+            return
+        self._logged.add(name)
+        last = "; further names are not logged" if len(self._logged) == _MOST_NAMES else ""
+        _log.warning(
+            "requests to %s have a field %s, which is not known here and is ignored%s", path, ascii(name), last
+        )
+
+
+def _unknown(fields: Mapping[str, msgspec.Raw], body: type[RequestBody]) -> dict[str, msgspec.Raw]:
+    """The fields that the body does not have, and within `structured_outputs` by their path."""
+    known = {*body.__struct_fields__, *body.passed_over}
+    unknown = {name: value for name, value in fields.items() if name not in known}
+    form = fields.get("structured_outputs")
+    if form is not None and bytes(form).startswith(b"{"):
+        for name, value in decode(bytes(form), FIELDS).items():
+            if name not in StructuredOutputs.__struct_fields__:
+                unknown[f"structured_outputs.{name}"] = value
+    return unknown

@@ -1,0 +1,1 @@
+"""aengine's own endpoints: generating text with ids, and tokenizing."""

@@ -1,0 +1,238 @@
+"""`POST /generate`: aengine's own endpoint, text and token ids side by side."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.errors import InvalidRequestError, renamed_param
+from aengine.http.engine_like import EngineLike, StreamLike
+from aengine.http.fields.prompts import Prompt, cut
+from aengine.http.fields.sampling import Logprobs, Sampling, TokenId
+from aengine.http.fields.unknown import REFUSED_WITH_PROMPTS, Unsupported
+from aengine.http.openai.admission import ChatEndpoint
+from aengine.http.openai.bodies import PromptLogprobs, UsageBody
+from aengine.http.openai.logprobs import usage_body
+from aengine.http.openai.messages import (
+    ChatMessage,
+    ReasoningEffort,
+    Tools,
+    messages_for_template,
+    refuse_chat_fields,
+    template_options,
+    tools_for_template,
+)
+from aengine.http.openai.tools import choose_tools
+from aengine.http.operation import ANSWERS, Operation
+from aengine.http.state import ServerState
+from aengine.http.streams import sse
+from aengine.http.streams.document import document, encoded_list
+from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, no_prompt_logprobs, with_prompt_logprobs
+from aengine.http.streams.sse import EventEncoder
+from aengine.requests.sampling_params import (
+    SamplingParams,
+)
+from aengine.text.reading.answer_reading import AnswerReading
+from aengine.text.reading.read_stream import ReadStream
+from aengine.types import Choice, Completion, FinishReason, Fragment, TokenLogprob, Usage
+
+DEFAULT_MAX_TOKENS = 128
+
+_CALLS_ARE_TEXT = Unsupported("calls are part of the text here; /v1/chat/completions takes it", ("auto", True))
+
+
+class GenerateRequest(Sampling, kw_only=True):
+    """`POST /generate`. Exactly one of `prompt`, `input_ids` and `messages`."""
+
+    refused: ClassVar[Mapping[str, Unsupported]] = {
+        **REFUSED_WITH_PROMPTS,
+        "tool_choice": _CALLS_ARE_TEXT,
+        "parallel_tool_calls": _CALLS_ARE_TEXT,
+        "return_token_ids": Unsupported("they are always told here", (True, False)),
+    }
+
+    prompt: str | list[TokenId] | None = None
+    input_ids: list[TokenId] | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    tools: Tools | None = None  # for the chat template
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None  # for the chat template, as enable_thinking and by its name
+    add_generation_prompt: bool | None = None  # None: true, unless the last message is continued
+    continue_final_message: bool | None = None  # the answer goes on with the last message
+    fill_context: bool | None = None  # without max_tokens: on until the context is full
+    logprobs: Logprobs | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    stream: bool | None = None  # None: true
+
+
+class GeneratedChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_string: str | msgspec.UnsetType = msgspec.UNSET  # where one of `stop` ended it
+    logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Generated(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /generate` that does not stream."""
+
+    id: str
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_string: str | msgspec.UnsetType = msgspec.UNSET  # where one of `stop` ended it
+    logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
+    choices: list[GeneratedChoice] | msgspec.UnsetType = msgspec.UNSET  # where n > 1
+    prompt_logprobs: PromptLogprobs = msgspec.UNSET
+    usage: UsageBody
+
+
+_decoder = msgspec.json.Decoder(GenerateRequest)
+
+
+class Generate(ChatEndpoint):
+    async def create(self, request: Request) -> Response:
+        engine, body = await self._accept(request, _decoder)
+        model = self._state.choose_model(body.model)
+        max_tokens = None if body.fill_context else DEFAULT_MAX_TOKENS
+        params = body.params(engine.default_params, max_tokens=max_tokens, logprobs=body.logprobs)
+        streamed = body.stream is None or body.stream
+        copies = params.n if streamed else 1
+        budget = self._candidates(engine, params, copies=copies, streamed=streamed)
+        prompt, reading, opens_thought = await self._prompt(engine, body, params)
+        prompt = await cut(prompt, body.truncate_prompt_tokens, engine.tokenizer)
+        if reading is not None:
+            params = reading.engine_params(params, opens_thought)
+        request_id = f"gen-{uuid.uuid4().hex}"
+        # The endpoint's own default is cut to the context, what the request says is refused beyond it.
+        submit = engine.submit_within_context if body.max_tokens is None else engine.submit
+        name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"
+        with renamed_param({"prompt": name}):
+            prompt, params = await budget.add(prompt)
+            admitted: StreamLike = await submit(
+                prompt,
+                params,
+                request_id=request_id,
+                priority=body.priority or 0,
+                cache_salt=self._salt(request, body.cache_salt),
+                adapter=model.adapter,
+            )
+        if reading is not None:
+            readers = [reading.reader(opens_thought, engine.tokenizer.token_bytes) for _ in range(params.n)]
+            admitted = ReadStream(admitted, [reader.parser for reader in readers])
+        stream, prompt_logprobs_of = with_prompt_logprobs(admitted, engine.tokenizer, body.prompt_logprobs)
+        if streamed:
+            return self._stream(stream, GenerateEventEncoder(params.n, prompt_logprobs_of))
+        return self._whole(stream, lambda completion: completion_body(completion, prompt_logprobs_of))
+
+    async def _prompt(
+        self, engine: EngineLike, body: GenerateRequest, params: SamplingParams
+    ) -> tuple[Prompt, AnswerReading | None, bool]:
+        """The prompt as text or ids; a chat is rendered, and comes with how to read its answer, and whether that begins
+        within a thought. Raises `InvalidRequestError` unless exactly one is given.
+        """
+        if [body.prompt, body.input_ids, body.messages].count(None) != 2:
+            raise InvalidRequestError("exactly one of prompt, input_ids and messages must be given", "prompt")
+        if body.messages is None:
+            refuse_chat_fields(body)
+            return body.prompt if body.prompt is not None else body.input_ids or [], None, False
+        options, tools = template_options(body), body.tools or []
+        reading = self._reading(engine, choose_tools(tools, None, parallel=True), params, options)
+        chat = await engine.encode_chat(
+            messages_for_template(body.messages),
+            tools=tools_for_template(tools),
+            context=engine.max_model_len if body.truncate_prompt_tokens is None else None,
+            **options,
+        )
+        return chat.token_ids, reading, chat.opens_thought
+
+
+class GenerateEventEncoder(EventEncoder):
+    """Encodes `{"text", "token_ids", "finish_reason"}`, with `index` where n > 1; the last one with `usage`, and with
+    `stop_string` where one ended it.
+    """
+
+    def __init__(self, n: int, prompt_logprobs_of: PromptLogprobsOf = no_prompt_logprobs) -> None:
+        self._n = n
+        self._prompt_logprobs_of = prompt_logprobs_of
+        self._plain: dict[int, bytes] = {}  # templates by choice
+
+    def opening(self) -> bytes:
+        return b""
+
+    def event(self, fragment: Fragment) -> bytes:
+        plain = not fragment.reasoning and not fragment.tool_calls and fragment.finish_reason is None
+        if plain and fragment.logprobs is None and fragment.prompt_logprobs is None:
+            return self._template(fragment.index) % (sse.encode(fragment.text), sse.encode(fragment.token_ids))
+        payload = self._payload(fragment.index, fragment.text, fragment.token_ids, fragment.finish_reason)
+        payload |= _apart_from_text(fragment)
+        if fragment.logprobs is not None:
+            payload["logprobs"] = fragment.logprobs
+        if fragment.prompt_logprobs is not None:
+            payload |= self._prompt_logprobs_of(fragment.index)
+        if fragment.usage is not None:
+            payload["usage"] = usage_body(fragment.usage)
+        return b"data: %b\n\n" % b"".join(document(payload))
+
+    def _template(self, index: int) -> bytes:
+        if (template := self._plain.get(index)) is None:
+            template = sse.template(self._payload(index, sse.HOLE, sse.HOLE, None))
+            self._plain[index] = template
+        return template
+
+    def _payload(
+        self, index: int, text: str, token_ids: Sequence[int] | str, finish_reason: FinishReason | None
+    ) -> dict[str, Any]:
+        payload = {"text": text, "token_ids": token_ids, "finish_reason": finish_reason}
+        return {"index": index, **payload} if self._n > 1 else payload
+
+    def closing(self, usage: Usage | None) -> bytes:
+        return sse.DONE
+
+
+async def completion_body(completion: Completion, prompt_logprobs_of: PromptLogprobsOf) -> object:
+    """The body of an answer: the first choice at the top level, and all of them under `choices` where n > 1."""
+    first, *others = completion.choices
+    payload: dict[str, Any] = {"id": completion.id, **await _choice_body(first)}
+    if others:
+        payload["choices"] = [{"index": one.index, **await _choice_body(one)} for one in completion.choices]
+    payload |= prompt_logprobs_of(0)
+    payload["usage"] = usage_body(completion.usage)
+    return payload
+
+
+async def _choice_body(choice: Choice) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "finish_reason": choice.finish_reason,
+    }
+    body |= _apart_from_text(choice)
+    if choice.logprobs is not None:
+        body["logprobs"] = await encoded_list(choice.logprobs, lambda one: one)
+    return body
+
+
+def _apart_from_text(piece: Fragment | Choice) -> dict[str, Any]:
+    names = ("stop_string", "reasoning", "tool_calls")
+    return {name: value for name in names if (value := getattr(piece, name))}
+
+
+def operations(state: ServerState) -> list[Operation]:
+    generate = Generate(state).create
+    return [
+        Operation(
+            "POST", path, generate, summary, body=GenerateRequest, answer=Generated, streams=True, refusals=ANSWERS
+        )
+        for path, summary in (
+            ("/generate", "Continue a prompt; streams by default."),
+            ("/v1/generate", "The same as /generate."),
+        )
+    ]

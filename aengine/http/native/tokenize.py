@@ -1,0 +1,186 @@
+"""`/tokenize`, `/detokenize`, `/tokenizer_info`: text to ids, ids to text, the tokenizer's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar
+
+import anyio.to_thread
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.errors import InvalidRequestError
+from aengine.http.door.body import FIELDS, decode
+from aengine.http.door.errors import HTTPError
+from aengine.http.endpoint import json_response
+from aengine.http.engine_like import EngineLike
+from aengine.http.fields.sampling import TokenId
+from aengine.http.fields.unknown import REFUSED, RequestBody, Unsupported
+from aengine.http.openai.messages import (
+    ChatMessage,
+    ReasoningEffort,
+    Tools,
+    messages_for_template,
+    refuse_chat_fields,
+    template_options,
+    tools_for_template,
+)
+from aengine.http.operation import ANSWERS, NAMES, SERVES, Operation
+from aengine.http.state import ServerState
+from aengine.requests.sampling_params import (
+    check_token_ids,
+)
+from aengine.text.tokens.info import TokenizerInfo
+
+_INLINE_TOKENS = 2000  # worded within the loop; a thread costs more than that
+
+_OF_A_PROMPT = (  # what its tokens depend on
+    "functions",
+    "reasoning",
+    "thinking",
+    "enable_thinking",
+    "documents",
+    "chat_template",
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+)
+
+
+class TokenizeRequest(RequestBody, kw_only=True):
+    """`POST /tokenize`. Exactly one of `prompt` and `messages`."""
+
+    refused: ClassVar[Mapping[str, Unsupported]] = {
+        **{name: REFUSED[name] for name in _OF_A_PROMPT},
+        "truncate_prompt_tokens": Unsupported("all tokens are given here; take the last ones of them"),
+    }
+
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None  # for the chat template, as enable_thinking and by its name
+    add_generation_prompt: bool | None = None  # None: true, unless the last message is continued
+    continue_final_message: bool | None = None  # the answer goes on with the last message
+    add_special_tokens: bool | None = None  # None: true for a prompt, false for messages
+    return_token_strs: bool | None = None
+    model: str | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """`POST /detokenize`."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """`POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None  # as the vocabulary writes them
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    """`POST /detokenize`."""
+
+    prompt: str
+
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+
+
+class Tokens:
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def tokenize(self, request: Request) -> Response:
+        """The ids of a prompt, or of a chat as the chat template renders it."""
+        data = await self._state.bodies.read(request)
+        engine = self._state.require_engine()
+        body = decode(data, _tokenize_decoder)
+        fields = decode(data, FIELDS)
+        for name, refused in TokenizeRequest.refused.items():  # other fields are of the request that the prompt is for
+            if name in fields:
+                refused.check(name, fields[name])
+        self._state.choose_model(body.model)  # adapters read as their model does
+        ids = await _encode(engine, body)
+
+        def answer() -> Response:
+            strings = [engine.tokenizer.token(token_id) or "" for token_id in ids] if body.return_token_strs else None
+            return json_response(Tokenized(len(ids), engine.max_model_len, ids, strings))
+
+        return await _run(answer, len(ids))
+
+    async def info(self, request: Request) -> Response:
+        """The tokenizer's settings, where the server's knob gives them."""
+        if not self._state.config.tokenizer_info:
+            raise HTTPError(404, "not_found", "GET /tokenizer_info: the server's knob tokenizer_info is off")
+        return json_response(self._state.require_engine().tokenizer.info)
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of ids, special tokens written out."""
+        data = await self._state.bodies.read(request)
+        engine = self._state.require_engine()
+        body = decode(data, _detokenize_decoder)
+        self._state.choose_model(body.model)
+
+        def answer() -> Response:
+            check_token_ids(body.tokens, engine.vocab_size, "tokens")
+            return json_response(Detokenized(engine.tokenizer.decode(body.tokens, False)))
+
+        return await _run(answer, len(body.tokens))
+
+
+async def _encode(engine: EngineLike, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("exactly one of prompt and messages must be given", "prompt")
+    if body.messages is None:
+        refuse_chat_fields(body)
+        special = body.add_special_tokens is not False
+        return await engine.tokenizer.encode(body.prompt or "", add_special_tokens=special)
+    if body.add_special_tokens:
+        raise InvalidRequestError("a chat template writes its special tokens itself", "add_special_tokens")
+    return await engine.tokenizer.encode_chat(
+        messages_for_template(body.messages), tools_for_template(body.tools), **template_options(body)
+    )
+
+
+async def _run(answer: Callable[[], Response], tokens: int) -> Response:
+    return answer() if tokens <= _INLINE_TOKENS else await anyio.to_thread.run_sync(answer)
+
+
+def operations(state: ServerState) -> list[Operation]:
+    tokens = Tokens(state)
+    return [
+        Operation(
+            "POST",
+            "/tokenize",
+            tokens.tokenize,
+            "The token ids of a prompt or a chat.",
+            body=TokenizeRequest,
+            answer=Tokenized,
+            refusals=ANSWERS,
+        ),
+        Operation(
+            "POST",
+            "/detokenize",
+            tokens.detokenize,
+            "The text of token ids.",
+            body=DetokenizeRequest,
+            answer=Detokenized,
+            refusals=ANSWERS,
+        ),
+        Operation(
+            "GET",
+            "/tokenizer_info",
+            tokens.info,
+            "The tokenizer's settings.",
+            answer=TokenizerInfo,
+            refusals=(*NAMES, *SERVES),
+        ),
+    ]

@@ -1,0 +1,132 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.errors import InvalidRequestError
+from aengine.http.openai.admission import ChatEndpoint
+from aengine.http.openai.bodies import ChatBody, ChatRequest
+from aengine.http.openai.chunks import ChatChunkEncoder, call_body, delta_body, finish_reason
+from aengine.http.openai.logprobs import ChatLogprobs, usage_body
+from aengine.http.openai.messages import messages_for_template, template_options
+from aengine.http.openai.tools import NO_TOOLS, tool_use
+from aengine.http.operation import ANSWERS, Operation
+from aengine.http.state import ServerState
+from aengine.http.streams.prompt_logprobs import with_prompt_logprobs
+from aengine.text.answer.deltas import Answer, ReasoningDelta
+from aengine.text.reading.answer_reading import ChoiceReader
+from aengine.types import Choice, Completion, is_cut
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+class Chat(ChatEndpoint):
+    async def create(self, request: Request) -> Response:
+        engine, body = await self._accept(request, _decoder)
+        model = self._state.choose_model(body.model)
+        request_id = f"chatcmpl-{uuid.uuid4().hex}"
+        head = {
+            "id": request_id,
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        if body.max_completion_tokens is not None:
+            body.max_tokens = body.max_completion_tokens
+            names["max_tokens"] = "max_completion_tokens"
+        usage_shown = body.usage_shown()
+        if body.top_logprobs and not body.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+        params = body.params(
+            engine.default_params, max_tokens=None, logprobs=(body.top_logprobs or 0) if body.logprobs else None
+        )
+        chat = await self._submit_chat(
+            engine,
+            messages_for_template(body.messages),
+            tool_use(body) if body.tools or body.tool_choice else NO_TOOLS,
+            params,
+            template_options(body),
+            names=names,
+            request_id=request_id,
+            priority=body.priority,
+            cache_salt=self._salt(request, body.cache_salt),
+            adapter=model.adapter,
+            streamed=bool(body.stream),
+            last_tokens=body.truncate_prompt_tokens,
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        )
+        prompt_ids = chat.token_ids if body.return_token_ids else None
+        if body.stream:
+            encoder = ChatChunkEncoder(head, chat.stream, usage_shown, chat.readers, chat.logprobs, prompt_ids)
+            return self._stream(chat.stream, encoder)
+        stream, prompt_logprobs_of = with_prompt_logprobs(chat.stream, engine.tokenizer, body.prompt_logprobs)
+        return self._whole(
+            stream,
+            lambda completion: chat_body(
+                head | prompt_logprobs_of(0), completion, chat.readers, chat.logprobs, prompt_ids
+            ),
+        )
+
+
+async def chat_body(
+    head: dict[str, Any],
+    completion: Completion,
+    readers: Sequence[ChoiceReader],
+    logprobs: ChatLogprobs | None,
+    prompt_ids: Sequence[int] | None = None,
+) -> object:
+    """The whole body of an answer that is not streamed. prompt_ids: where token ids are asked for."""
+    choices = [await _choice_body(choice, readers[choice.index], logprobs) for choice in completion.choices]
+    if prompt_ids is not None:
+        head = {**head, "prompt_token_ids": prompt_ids}
+        for body, choice in zip(choices, completion.choices, strict=True):
+            body["token_ids"] = choice.token_ids
+    usage = usage_body(completion.usage, sum(reader.thought_tokens for reader in readers))
+    return {**head, "choices": choices, "usage": usage}
+
+
+async def _choice_body(choice: Choice, reader: ChoiceReader, logprobs: ChatLogprobs | None) -> dict[str, Any]:
+    parser = reader.parser
+    await reader.count_thought(choice.token_ids)
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text}
+    if not parser.plain:
+        message |= _message_body(parser.read(choice.text, cut=is_cut(choice)))
+    return {
+        "index": choice.index,
+        "message": message,
+        "logprobs": None if logprobs is None else await logprobs.encoded_body(choice.logprobs),
+        "finish_reason": finish_reason(choice.finish_reason, parser),
+    }
+
+
+def _message_body(answer: Answer) -> dict[str, Any]:
+    body: dict[str, Any] = {"content": answer.content or None}
+    if answer.reasoning:
+        body |= delta_body(ReasoningDelta(answer.reasoning))
+    if answer.calls:
+        body["tool_calls"] = [call_body(call) for call in answer.calls]
+    return body
+
+
+def operations(state: ServerState) -> list[Operation]:
+    return [
+        Operation(
+            "POST",
+            "/v1/chat/completions",
+            Chat(state).create,
+            "The assistant's next message.",
+            body=ChatRequest,
+            answer=ChatBody,
+            streams=True,
+            refusals=ANSWERS,
+        )
+    ]

@@ -1,0 +1,93 @@
+"""`echo`: a stream that puts the prompt in front of each choice, as if it had been drawn too."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from aengine.http.engine_like import StreamLike, TokenizerLike
+from aengine.http.streams.fragments import SLICE
+from aengine.types import Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usage
+
+
+class EchoingStream:
+    """Wraps a stream: the prompt's text and logprobs come in front of each choice's own.
+
+    `ids` are the prompt's where `logprobs` are wanted, with so many candidates. With `mute` nothing that was drawn
+    is shown (max_tokens 0: one token is drawn because the engine draws at least one).
+    """
+
+    def __init__(
+        self,
+        stream: StreamLike,
+        tokenizer: TokenizerLike,
+        text: str,
+        ids: Sequence[int],
+        logprobs: int | None,
+        mute: bool,
+    ) -> None:
+        self.id = stream.id
+        self.prompt_tokens = stream.prompt_tokens
+        self._stream = stream
+        self._tokenizer = tokenizer
+        self._text = text
+        self._ids = ids
+        self._logprobs = logprobs
+        self._mute = mute
+        self._begun: set[int] = set()  # choices
+        self._prompt_logprobs: Sequence[TokenLogprob] | None = None  # of the prompt; all choices share them
+
+    @property
+    def backlog(self) -> int:
+        return self._stream.backlog
+
+    async def take(self) -> list[Fragment]:
+        taken: list[Fragment] = []
+        for fragment in await self._stream.take():
+            if self._mute:
+                fragment = _muted(fragment)
+            if fragment.index not in self._begun:
+                self._begun.add(fragment.index)
+                taken += await self._echo(fragment)
+            taken.append(fragment)
+        return taken
+
+    def abort(self) -> None:
+        self._stream.abort()
+
+    async def _echo(self, fragment: Fragment) -> list[Fragment]:
+        """The prompt as fragments in front of a choice's first; its text is in the first of them."""
+        if self._logprobs is None or fragment.prompt_logprobs is None:
+            return [Fragment(self._text, index=fragment.index, prompt_logprobs=fragment.prompt_logprobs)]
+        if self._prompt_logprobs is None:
+            self._prompt_logprobs = await self._token_logprobs(fragment.prompt_logprobs, self._logprobs)
+        shared = self._prompt_logprobs
+        pieces = [tuple(shared[start : start + SLICE]) for start in range(0, len(shared), SLICE)]
+        begin = Fragment(self._text, (), pieces[0], index=fragment.index, prompt_logprobs=fragment.prompt_logprobs)
+        return [begin, *(Fragment("", (), piece, index=fragment.index) for piece in pieces[1:])]
+
+    async def _token_logprobs(self, scores: Sequence[PromptLogprob], count: int) -> list[TokenLogprob]:
+        text, first = self._tokenizer.token_text, self._ids[0]
+        logprobs = [TokenLogprob(first, text(first), math.nan)]  # it follows nothing
+        for place, score in enumerate(scores):
+            if place % SLICE == 0:
+                await asyncio.sleep(0)
+            candidates = zip(score.top_ids[:count], score.top[:count], strict=True)
+            top = tuple(TopLogprob(one, text(one), logprob) for one, logprob in candidates)
+            logprobs.append(TokenLogprob(score.token_id, text(score.token_id), score.logprob, top))
+        return logprobs
+
+
+def _muted(fragment: Fragment) -> Fragment:
+    usage = fragment.usage
+    return msgspec.structs.replace(
+        fragment,
+        text="",
+        token_ids=(),
+        logprobs=None,
+        finish_reason="length" if fragment.finish_reason == "stop" else fragment.finish_reason,
+        usage=None if usage is None else Usage(usage.prompt_tokens, 0, usage.cached_tokens),
+    )

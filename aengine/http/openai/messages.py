@@ -1,0 +1,222 @@
+"""The parts of a chat request: messages, tools, the choice of a tool, options of the chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol, TypedDict
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from aengine.errors import InvalidRequestError
+from aengine.http.fields.unknown import RequestBody
+
+_MEDIA = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "image"),
+    **dict.fromkeys(("file", "input_file", "document"), "file"),
+    **dict.fromkeys(("audio", "input_audio", "audio_url"), "audio"),
+    **dict.fromkeys(("video", "video_url"), "video"),
+}
+
+
+def left_out(kind: str) -> str | None:
+    """Return the text for a part of this type; None if it is neither an image nor a file."""
+    media = _MEDIA.get(kind)
+    return None if media is None else f"[{media} left out: this model reads text only]"
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A part of a message. All types but `text` and `refusal` are refused, with a sentence."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None  # what an assistant said instead of an answer
+
+
+# No line break at the end either, which Python's `$` alone would let pass.
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+
+# Others call tools with dots and colons in their names. None begins with a slash: `<{{ name }}>` closes nothing.
+WrittenName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-][a-zA-Z0-9_.:/-]{0,127}$(?!\n)")]
+
+
+class WrittenFunction(msgspec.Struct, kw_only=True):
+    name: WrittenName
+    arguments: str | dict[str, Any] = ""  # JSON text, as OpenAI has it, or the object itself
+
+
+class WrittenCall(msgspec.Struct, kw_only=True):
+    """A tool call in an assistant's message of the history."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: WrittenFunction
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same, as others call it
+    refusal: str | None = None  # stands for the content, where there is none
+    tool_calls: list[WrittenCall] | None = None
+    tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None  # refused
+    audio: dict[str, Any] | None = None  # refused
+
+    def for_template(self, where: str, newest: bool) -> dict[str, Any]:
+        """The message as the chat template gets it, text parts joined; only in the user's `newest` message are images
+        refused. Raises `InvalidRequestError`.
+        """
+        for name, remedy in _REFUSED_IN_MESSAGES.items():
+            if getattr(self, name) is not None:
+                raise InvalidRequestError(f"{where}.{name}: {remedy}", f"{where}.{name}")
+        content = self._joined(self.content, where, newest) if isinstance(self.content, list) else self.content
+        if content is None:
+            content = self.refusal
+        message: dict[str, Any] = {"role": self.role, "content": content}
+        for name in ("name", "reasoning_content", "reasoning", "tool_call_id"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = msgspec.to_builtins(self.tool_calls)
+        return message
+
+    @staticmethod
+    def _joined(parts: Sequence[ContentPart], where: str, newest: bool) -> str:
+        texts = []
+        for index, part in enumerate(parts):
+            path = f"{where}.content[{index}]"
+            if not newest and (instead := left_out(part.type)) is not None:
+                texts.append(instead)
+                continue
+            if part.type not in ("text", "refusal"):
+                raise InvalidRequestError(f"{path}.type: this model reads text only, not {part.type!r}", f"{path}.type")
+            text: str | None = getattr(part, part.type)
+            if text is None:
+                path = f"{path}.{part.type}"
+                raise InvalidRequestError(f"{path}: a part of type {part.type!r} must have it", path)
+            texts.append(text)
+        return "".join(texts)
+
+
+_REFUSED_IN_MESSAGES = {
+    "function_call": "an older form of tool_calls; send tool_calls",
+    "audio": "this model reads text only",
+}
+
+
+class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON schema; None: it has no parameters
+    strict: bool | None = None  # a call that the model makes by itself has arguments of this schema as well
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(msgspec.Struct, kw_only=True):
+    name: str
+
+
+class ChosenTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
+    """`tool_choice` that names the function to call."""
+
+    function: ChosenFunction
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenTool], Meta(min_length=1)]
+
+
+class AllowedToolsChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """`tool_choice` that names those of the offered tools that may be called."""
+
+    allowed_tools: AllowedTools
+
+
+ToolChoice = ChosenTool | AllowedToolsChoice
+
+
+def messages_for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """The messages as the chat template gets them. Raises `InvalidRequestError`, naming the part that is no text."""
+    newest = len(messages) - 1
+    while newest >= 0 and messages[newest].role != "user":
+        newest -= 1
+    rendered = []
+    for index, message in enumerate(messages):
+        rendered.append(message.for_template(f"messages[{index}]", index == newest))
+    return rendered
+
+
+def tools_for_template(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
+    """The tools as the chat template gets them; None where there are none."""
+    if not tools:
+        return None
+    # What is strict about them is for the grammar to see to.
+    return [{"type": tool.type, "function": msgspec.to_builtins(replace(tool.function, strict=None))} for tool in tools]
+
+
+Tools = Annotated[list[Tool], Meta(max_length=128)]
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class TemplateOptions(TypedDict):
+    """Keyword arguments of `encode_chat`."""
+
+    template_kwargs: dict[str, Any] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+
+
+class OfATemplate(Protocol):
+    """A request with options for its chat template."""
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+    @property
+    def reasoning_effort(self) -> ReasoningEffort | None: ...
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+
+
+def template_options(body: OfATemplate) -> TemplateOptions:
+    """The request's options for its chat template, as arguments of `encode_chat`. Raises `InvalidRequestError` where
+    that contradicts itself.
+
+    `chat_template_kwargs` win over what follows from `reasoning_effort`.
+    """
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequestError(
+            "add_generation_prompt and continue_final_message exclude each other: either the last message goes on or "
+            "another one begins",
+            "add_generation_prompt",
+        )
+    kwargs, effort = body.chat_template_kwargs, body.reasoning_effort
+    if effort is not None:
+        thinks = effort not in ("none", "minimal")
+        kwargs = {"enable_thinking": thinks, "reasoning_effort": effort, **(kwargs or {})}
+    return TemplateOptions(
+        template_kwargs=kwargs,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=body.continue_final_message is True,
+    )
+
+
+_OF_CHATS = ("tools", "chat_template_kwargs", "reasoning_effort", "add_generation_prompt", "continue_final_message")
+
+
+def refuse_chat_fields(body: RequestBody) -> None:
+    """Raise `InvalidRequestError` if a request with a prompt has fields that only a chat template reads."""
+    for name in _OF_CHATS:
+        if getattr(body, name) not in (None, False, [], {}):
+            raise InvalidRequestError(f"{name} goes with messages; a prompt passes no chat template", name)

@@ -1,0 +1,1 @@
+"""Endpoints for operators: health, load, metrics, sleep, adapters, aborting, documents, the page."""

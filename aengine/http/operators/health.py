@@ -1,0 +1,121 @@
+"""`/health` (does the engine make progress?), `/ready` (would a request be taken up?) and `/version`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+import aengine
+from aengine.http.door.errors import public_message
+from aengine.http.endpoint import json_response
+from aengine.http.operation import Operation
+from aengine.http.state import ServerState
+
+STALL_SECONDS = 60.0  # without a finished step while there is work
+
+
+class Version(msgspec.Struct, frozen=True):
+    """`GET /version`."""
+
+    version: str
+
+
+HealthWord = Literal["ok", "loading", "ready", "failed", "stopping", "stalled"]
+
+
+class HealthStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`GET /health`."""
+
+    status: HealthWord
+    reason: str = ""
+
+
+class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`GET /ready`."""
+
+    ready: bool
+    model: str | None = None
+    reason: str = ""
+
+
+class Health:
+    """The answers come from the event loop itself, so an answer at all says that it is alive."""
+
+    def __init__(self, state: ServerState, clock: Callable[[], float] = time.monotonic) -> None:
+        self._state = state
+        self._clock = clock
+        self._seen = (0, False)  # steps, and whether there was work
+        self._since = clock()
+
+    async def health(self, request: Request) -> Response:
+        """200 while the engine works; else 503 and why: it loads, stops, has failed, or makes no progress."""
+        status, reason = self._status()
+        return _uncached(HealthStatus(status, reason), 200 if status == "ok" else 503)
+
+    def _status(self) -> tuple[HealthWord, str]:
+        state = self._state
+        if state.phase != "ready" or state.engine is None:
+            return state.phase, state.reason
+        if state.engine.failure is not None:
+            return "failed", public_message(state.engine.failure)
+        stats, now = state.engine.stats(), self._clock()
+        seen = (stats.steps, stats.running + stats.waiting > 0)
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        if seen[1] and now - self._since > STALL_SECONDS:
+            return "stalled", f"no step has finished for {now - self._since:.0f} s although there is work"
+        return "ok", ""
+
+    async def ready(self, request: Request) -> Response:
+        """200 exactly when a request would be taken up."""
+        state = self._state
+        if state.engine is None or state.phase != "ready":
+            return _uncached(Readiness(False, reason=state.reason), 503)
+        if state.engine.failure is not None:
+            return _uncached(Readiness(False, reason=public_message(state.engine.failure)), 503)
+        if state.engine.refusal:
+            return _uncached(Readiness(False, reason=state.engine.refusal), 503)
+        return _uncached(Readiness(True, state.model_name), 200)
+
+    async def version(self, request: Request) -> Response:
+        return _uncached(Version(aengine.__version__), 200)
+
+
+def _uncached(payload: object, status: int) -> Response:
+    return json_response(payload, status, {"Cache-Control": "no-store"})
+
+
+def operations(state: ServerState) -> list[Operation]:
+    health = Health(state)
+    return [
+        Operation(
+            "GET",
+            "/health",
+            health.health,
+            "Whether requests are served, and why not.",
+            answer=HealthStatus,
+            also={503: HealthStatus},
+        ),
+        Operation(
+            "GET",
+            "/ping",
+            health.health,
+            "The same as /health, as in vLLM.",
+            answer=HealthStatus,
+            also={503: HealthStatus},
+        ),
+        Operation(
+            "GET",
+            "/ready",
+            health.ready,
+            "Whether a request would be taken up.",
+            answer=Readiness,
+            also={503: Readiness},
+        ),
+        Operation("GET", "/version", health.version, "Which aengine this is.", answer=Version),
+    ]

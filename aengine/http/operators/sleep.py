@@ -1,0 +1,135 @@
+"""`POST /sleep`, `POST /wake_up` and `GET /is_sleeping`, as vLLM has them, and `POST /reload`."""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+import anyio.to_thread
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.errors import CheckpointError, InvalidRequestError
+from aengine.http.door.body import decode
+from aengine.http.door.errors import HTTPError, public_message
+from aengine.http.endpoint import json_response
+from aengine.http.engine_like import EngineLike
+from aengine.http.operation import ANSWERS, NAMES, SERVES, Operation
+from aengine.http.operators.folders import folder_below
+from aengine.http.state import ServerState
+from aengine.types import SleepMode
+
+
+class SleepState(msgspec.Struct, frozen=True):
+    """`GET /is_sleeping`, `POST /sleep` and `POST /wake_up`."""
+
+    is_sleeping: bool
+
+
+class ReloadRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /reload`."""
+
+    folder: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None  # None: the model's own
+
+
+class Reloaded(msgspec.Struct, frozen=True):
+    """`POST /reload`."""
+
+    reloaded: bool = True
+
+
+_decoder = msgspec.json.Decoder(ReloadRequest)
+
+
+class Sleep:
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def sleep(self, request: Request) -> Response:
+        """Give the device's memory back; answers when that has happened."""
+        engine = self._engine(request)
+        level = request.query_params.get("level", "1")
+        mode = request.query_params.get("mode", "wait")
+        await engine.sleep(int(level) if level in ("0", "1", "2") else -1, mode=cast(SleepMode, mode))
+        return json_response(SleepState(engine.is_sleeping))
+
+    async def wake_up(self, request: Request) -> Response:
+        """Take the device's memory again; answers when requests are served."""
+        engine = self._engine(request)
+        if request.query_params.getlist("tags"):
+            raise InvalidRequestError("tags: weights and pages are woken together; leave it out", "tags")
+        await engine.wake_up()
+        return json_response(SleepState(engine.is_sleeping))
+
+    async def is_sleeping(self, request: Request) -> Response:
+        return json_response(SleepState(self._state.require_engine().is_sleeping))
+
+    async def reload(self, request: Request) -> Response:
+        """Read other weights over those that are loaded; answers when requests are served with them."""
+        data = await self._state.bodies.read(request)
+        engine = self._state.require_engine()
+        folders = self._state.config.reload_folders
+        if not folders:
+            raise HTTPError(404, "not_found", "POST /reload: the server's knob reload_folders is empty")
+        body = decode(data or b"{}", _decoder)
+        folder = None
+        if body.folder is not None:
+            folder = await anyio.to_thread.run_sync(folder_below, folders, body.folder)
+            if folder is None:
+                raise HTTPError(
+                    404, "folder_not_found", "folder: no such folder below those of the server's knob reload_folders"
+                )
+        try:
+            await engine.reload(folder)
+        except CheckpointError as error:
+            raise HTTPError(400, "weights_refused", public_message(error)) from error
+        return json_response(Reloaded())
+
+    def _engine(self, request: Request) -> EngineLike:
+        engine = self._state.require_engine()
+        if not engine.sleep_mode:
+            raise HTTPError(
+                404, "not_found", f"{request.method} {request.scope['path']}: the engine's knob sleep_mode is off"
+            )
+        return engine
+
+
+def operations(state: ServerState) -> list[Operation]:
+    sleeping = Sleep(state)
+    return [
+        Operation(
+            "POST",
+            "/sleep",
+            sleeping.sleep,
+            "Give the device's memory back.",
+            answer=SleepState,
+            refusals=(400, *NAMES, *SERVES),
+            query={"level": "integer", "mode": "string"},
+        ),
+        Operation(
+            "POST",
+            "/wake_up",
+            sleeping.wake_up,
+            "Take it again, and serve.",
+            answer=SleepState,
+            refusals=(400, *NAMES, *SERVES),
+        ),
+        Operation(
+            "GET",
+            "/is_sleeping",
+            sleeping.is_sleeping,
+            "Whether the engine sleeps.",
+            answer=SleepState,
+            refusals=SERVES,
+        ),
+        Operation(
+            "POST",
+            "/reload",
+            sleeping.reload,
+            "Read other weights over those that are loaded.",
+            body=ReloadRequest,
+            answer=Reloaded,
+            refusals=ANSWERS,
+        ),
+    ]

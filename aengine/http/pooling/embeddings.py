@@ -1,0 +1,163 @@
+"""`POST /v1/embeddings` and `POST /classify`: a vector, or a class, of each text."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+import time
+import uuid
+from array import array
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.engine.requests.arguments import prompt_list
+from aengine.errors import InvalidRequestError, renamed_param
+from aengine.http.endpoint import Endpoint, json_response
+from aengine.http.engine_like import EngineLike
+from aengine.http.hypercorn.in_flight import at_work
+from aengine.http.openai.bodies import PromptTokensDetails
+from aengine.http.operation import ANSWERS, Operation
+from aengine.http.pooling.bodies import (
+    ClassifiedData,
+    ClassifyBody,
+    ClassifyRequest,
+    EmbeddingBody,
+    EmbeddingData,
+    EmbeddingRequest,
+    PooledUsage,
+)
+from aengine.http.state import ServerState
+from aengine.http.streams.document import document, encoded_list
+from aengine.types import Usage
+
+_SLICE_FLOATS = 2**14  # encoded between two turns of the loop; 2 ms
+_NAMES = {"prompt": "input"}
+
+
+@dataclass(frozen=True, slots=True)
+class PooledWork:
+    """The prompts of one request."""
+
+    engine: EngineLike
+    id: str
+
+    def abort(self) -> bool:
+        """End them; False: they are still being tokenized, or done."""
+        return self.engine.abort(self.id)
+
+
+def abortable(request: Request, engine: EngineLike, request_id: str) -> AbstractContextManager[None]:
+    """Meanwhile the engine works on `request_id` for a request, which may be aborted by that id or by its own."""
+    return at_work(request.scope, PooledWork(engine, request_id))
+
+
+_embedding_decoder = msgspec.json.Decoder(EmbeddingRequest)
+_classify_decoder = msgspec.json.Decoder(ClassifyRequest)
+
+
+class Embeddings(Endpoint):
+    async def create(self, request: Request) -> Response:
+        engine, body = await self._accept(request, _embedding_decoder)
+        model = self._state.choose_model(body.model)
+        request_id = f"embd-{uuid.uuid4().hex}"
+        with renamed_param(_NAMES), abortable(request, engine, request_id):
+            found = await engine.embed(
+                await _prompts(engine, body),
+                dimensions=body.dimensions,
+                normalize=body.normalize,
+                request_id=request_id,
+                priority=body.priority or 0,
+                cache_salt=self._salt(request, body.cache_salt),
+                adapter=model.adapter,
+            )
+        in_base64 = body.encoding_format == "base64"
+
+        def data(numbered: tuple[int, array[float]]) -> EmbeddingData:
+            index, vector = numbered
+            return EmbeddingData(index=index, embedding=base64_of(vector) if in_base64 else vector.tolist())
+
+        each = max(1, _SLICE_FLOATS // len(found.vectors[0]))
+        encoded = await encoded_list(list(enumerate(found.vectors)), data, each)
+        answer = {"object": "list", "data": encoded, "model": model.name, "usage": usage_of(found.usage)}
+        return Response(b"".join(document(answer)), media_type="application/json")
+
+    async def classify(self, request: Request) -> Response:
+        engine, body = await self._accept(request, _classify_decoder)
+        model = self._state.choose_model(body.model)
+        request_id = f"classify-{uuid.uuid4().hex}"
+        with renamed_param(_NAMES), abortable(request, engine, request_id):
+            found = await engine.classify(
+                await _prompts(engine, body),
+                request_id=request_id,
+                priority=body.priority or 0,
+                cache_salt=self._salt(request, body.cache_salt),
+                adapter=model.adapter,
+            )
+        data = [
+            ClassifiedData(index, one.label, list(one.probabilities), len(one.probabilities))
+            for index, one in enumerate(found.results)
+        ]
+        created = int(time.time())
+        return json_response(
+            ClassifyBody(id=request_id, created=created, model=model.name, data=data, usage=usage_of(found.usage))
+        )
+
+
+async def _prompts(engine: EngineLike, body: ClassifyRequest) -> Any:
+    """The texts as they are, or as ids where they are to be cut or to be read without special tokens."""
+    last, special = body.truncate_prompt_tokens, body.add_special_tokens is not False
+    if last == 0:
+        raise InvalidRequestError("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens")
+    if last is None and special:
+        return body.input
+    keep = engine.max_model_len if last == -1 else last or 0  # 0: all of them
+    context = engine.max_model_len if last is None else None  # what is cut may be longer
+    prompts = []
+    for prompt in prompt_list(body.input):
+        await asyncio.sleep(0)  # a short text is tokenized at once, and there may be thousands
+        if isinstance(prompt, str):
+            prompt = await engine.tokenizer.encode(prompt, special, context, left=0)
+        prompts.append(prompt[-keep:])
+    return prompts
+
+
+def base64_of(vector: array[float]) -> str:
+    """The numbers as float32, little-endian."""
+    if sys.byteorder == "big":
+        vector = array("f", vector)
+        vector.byteswap()
+    return base64.b64encode(vector.tobytes()).decode()
+
+
+def usage_of(usage: Usage) -> PooledUsage:
+    return PooledUsage(usage.prompt_tokens, usage.total_tokens, PromptTokensDetails(usage.cached_tokens))
+
+
+def operations(state: ServerState) -> list[Operation]:
+    embeddings = Embeddings(state)
+    return [
+        Operation(
+            "POST",
+            "/v1/embeddings",
+            embeddings.create,
+            "A vector of each text.",
+            body=EmbeddingRequest,
+            answer=EmbeddingBody,
+            refusals=ANSWERS,
+        ),
+        Operation(
+            "POST",
+            "/classify",
+            embeddings.classify,
+            "The class of each text.",
+            body=ClassifyRequest,
+            answer=ClassifyBody,
+            refusals=ANSWERS,
+        ),
+    ]
