@@ -16,9 +16,8 @@ import anyio.to_thread
 
 from aengine.errors import EngineClosedError, EngineFailedError, InvalidRequestError, ModelNotFoundError
 from aengine.model.loading.hub import resolve_adapter
-from aengine.scheduling.adapters import Load, LoadedAdapter
-from aengine.scheduling.sequence import Sequence
-from aengine.scheduling.waiting.adapter_queue import AdapterQueue
+from aengine.scheduling.addons.adapter_queue import AdapterQueue, Load
+from aengine.scheduling.sequence import LoadedAdapter, Sequence
 from aengine.types import AdapterInfo
 
 if TYPE_CHECKING:  # torch, which `load` imports
@@ -89,7 +88,7 @@ class Adapters:
                 rank=entry.weights.rank,
                 bytes=entry.weights.bytes,
                 created=entry.created,
-                on_device=entry.adapter.there,
+                on_device=entry.adapter.ready,
                 running=entry.adapter.rows,
                 waiting=self.queue.waiting_for(entry.adapter),
             )

@@ -318,4 +318,4 @@ class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
     def stats(self) -> Stats:
         """A snapshot; cheap."""
         last_step = None if self._loop is None else self._loop.last_step
-        return snapshot(self._ready().scheduler, self._ended_requests, last_step)
+        return snapshot(self._ready(), self._ended_requests, last_step)

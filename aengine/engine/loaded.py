@@ -27,8 +27,11 @@ from aengine.model.loading.hub import resolve_adapter, resolve_model
 from aengine.requests.sampling_params import SamplingParams, check_token_ids
 from aengine.runtime.driver import open_contexts
 from aengine.runtime.preload import link_torch
-from aengine.scheduling.adapters import LoadedAdapter
+from aengine.scheduling.addons.snapshots import SequenceSnapshots
+from aengine.scheduling.addons.windows import SequenceWindows
+from aengine.scheduling.holding import Holding
 from aengine.scheduling.scheduler import Scheduler
+from aengine.scheduling.sequence import LoadedAdapter
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.step_plan import Pool
 from aengine.text.grammar.grammars import Grammars, Matcher, check_library
@@ -42,6 +45,7 @@ if TYPE_CHECKING:  # torch, which `load` imports
     from aengine.model.loading.generation import GenerationDefaults
     from aengine.model.loading.pooling import PoolingConfig
     from aengine.runtime.startup.ready import Runtime
+    from aengine.runtime.startup.sizing.pool import PoolSize
     from aengine.runtime.startup.start import Start
 
 log = logging.getLogger("aengine")
@@ -90,9 +94,8 @@ class Loaded:
             prefix_cache=config.prefix_cache,
             on_begin=begin,
             make_sibling=make_sibling,
-            adapters=None if adapters is None else adapters.queue,
-            snapshots=None if runtime.pool.states is None else runtime.pool.states.snapshots,
-            windows=runtime.pool.windows,
+            waiting=None if adapters is None else adapters.queue,
+            holdings=_holdings(config, runtime.pool),
         )
         self.carriers = None  # nothing lies below the pool
         if runtime.copies is not None:
@@ -225,6 +228,16 @@ def _salt(salt: str | None, adapter: LoadedAdapter | None, near: bool) -> Namesp
         return salt
     number = 0 if adapter is None else adapter.generation
     return (number if near else -number, salt)
+
+
+def _holdings(config: EngineConfig, pool: PoolSize) -> list[Holding]:
+    """Return the kinds of memory that the model's layers keep in addition to pages."""
+    holdings: list[Holding] = []
+    if pool.windows is not None:
+        holdings.append(SequenceWindows(pool.windows, config.page_size))
+    if pool.states is not None:
+        holdings.append(SequenceSnapshots(pool.states.snapshots, config.max_num_seqs, config.page_size))
+    return holdings
 
 
 def _maximum(context: int) -> str:

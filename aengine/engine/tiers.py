@@ -20,8 +20,8 @@ from aengine.cache.tiers.host import HostPages
 from aengine.cache.tiers.tiers import Arrival, Load, Store, Tiers, Write
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
-from aengine.scheduling.holdings.loading import Loading
-from aengine.scheduling.holdings.memory import SequenceMemory
+from aengine.scheduling.addons.loading import Loading
+from aengine.scheduling.memory import SequenceMemory
 from aengine.step_plan import StepPlan
 
 if TYPE_CHECKING:  # torch, which `load` imports

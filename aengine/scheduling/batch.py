@@ -1,19 +1,34 @@
-"""The rows of the batch and the sequences on them: those that run, and those that leave once no step in flight names
-them.
-"""
+"""The rows of the batch, and how sequences move between the queue, a row and their end."""
 
 from __future__ import annotations
 
-from aengine.scheduling.holdings.memory import SequenceMemory
+from dataclasses import dataclass
+
+from aengine.scheduling.memory import SequenceMemory
+from aengine.scheduling.queue import Queue
 from aengine.scheduling.sequence import Phase, Sequence
-from aengine.step_plan import NewRow
+
+
+@dataclass(slots=True)
+class Counters:
+    """The scheduler's totals since start."""
+
+    steps: int = 0
+    ended: int = 0  # sequences
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cached_host_tokens: int = 0  # of these, those that came from host memory
+    cached_disk_tokens: int = 0  # and from a disk
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
 
 
 class Batch:
     """The rows of the batch, and the sequences that hold them.
 
-    `running` holds the sequences that run, by rank, and nobody else. A sequence that leaves keeps its row and its pages
-    until its last step lands; `promised` counts the pages that will come back then.
+    `running` holds the RUNNING sequences, by rank. A sequence that leaves keeps its row and its pages until its last
+    step lands; `promised` counts the pages that become available then.
     """
 
     def __init__(self, max_rows: int, memory: SequenceMemory) -> None:
@@ -29,37 +44,21 @@ class Batch:
         """The number of rows that are taken."""
         return self.max_rows - len(self.free_rows)
 
-    def enter(self, sequence: Sequence, leader: Sequence | None = None) -> NewRow:
-        """Put a sequence, which has its pages, on a free row; as a copy of its leader's if it forks from one."""
+    def enter(self, sequence: Sequence) -> None:
+        """Put a sequence on a free row."""
         sequence.phase = Phase.RUNNING
         sequence.row = self.free_rows.pop()
         self.structured += sequence.grammar is not None
-        adapter = sequence.adapter
+        if sequence.adapter is not None:
+            sequence.adapter.take_row()
         place = len(self.running)  # newcomers nearly always rank last
         key = (*sequence.rank, sequence.index)
         while place and (*self.running[place - 1].rank, self.running[place - 1].index) > key:
             place -= 1
         self.running.insert(place, sequence)
-        return NewRow(
-            row=sequence.row,
-            params=sequence.params,
-            seed=sequence.seed,
-            stop_ids=sequence.stop_ids,
-            prompt_len=sequence.prompt_len,
-            tokens=sequence.ids(0, sequence.length) if leader is None else sequence.prompt,
-            length=sequence.launched,
-            pages=list(sequence.pages) if leader is None else [],
-            banned=sequence.banned,
-            copy_of=None if leader is None else leader.row,
-            adapter=0 if adapter is None else adapter.take_row(),
-            near=sequence.near,
-            window_pages=[0] * sequence.window_first + sequence.window_pages,
-        )
 
     def leave(self, sequence: Sequence, phase: Phase) -> bool:
-        """Take a sequence out of the running ones, into `phase`. Whether it is gone at once, and not only when its last
-        step lands.
-        """
+        """Move a running sequence into `phase`. Returns whether it has left its row, or must wait for its last step."""
         self.running.remove(sequence)
         sequence.phase = phase
         if not sequence.in_flight:
@@ -70,7 +69,7 @@ class Batch:
         return False
 
     def land(self, sequence: Sequence) -> bool:
-        """Count down the steps in flight that name the sequence. Whether that was the last thing that kept it."""
+        """Count down the steps in flight that name the sequence. Returns whether it has left its row now."""
         sequence.in_flight -= 1
         if sequence.in_flight or sequence.phase is Phase.RUNNING or sequence.row < 0:
             return False
@@ -88,3 +87,54 @@ class Batch:
         sequence.row = -1
         sequence.launched = sequence.computed = 0
         sequence.decoding = False
+
+
+class Transitions:
+    """Moves sequences from one phase to the next: out of the batch, back to the queue, to their end.
+
+    The choices of a request wait as a number, `unforked`, on the sequence that they will fork from.
+    """
+
+    def __init__(self, waiting: Queue, batch: Batch) -> None:
+        self.waiting = waiting
+        self.batch = batch
+        self.counters = Counters()
+        self.unforked = 0
+
+    def land(self, sequence: Sequence) -> None:
+        """Note that a step that named the sequence is over."""
+        if self.batch.land(sequence):
+            self._requeue(sequence)
+
+    def leave(self, sequence: Sequence, phase: Phase) -> None:
+        """Take a RUNNING sequence out of the batch, at once or when its last step in flight lands."""
+        if self.batch.leave(sequence, phase):
+            self._requeue(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """Return a preempted sequence, which has given everything back, to its place in the queue."""
+        if sequence.phase is Phase.PREEMPTED:
+            sequence.phase = Phase.WAITING
+            sequence.sought = False
+            self.waiting.push(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Send a running sequence back to the queue. Its memory is free when its last step in flight lands."""
+        self.counters.preemptions += 1
+        self.leave(sequence, Phase.PREEMPTED)
+
+    def end(self, sequence: Sequence) -> None:
+        """End a sequence in any phase, and the choices that have yet to fork from it. Idempotent."""
+        match sequence.phase:
+            case Phase.FINISHED:
+                return
+            case Phase.WAITING:
+                self.waiting.remove(sequence)
+                sequence.phase = Phase.FINISHED
+            case Phase.PREEMPTED:
+                sequence.phase = Phase.FINISHED
+            case Phase.RUNNING:
+                self.leave(sequence, Phase.FINISHED)
+        self.counters.ended += 1
+        self.unforked -= sequence.siblings
+        sequence.siblings = 0

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 from aengine.scheduling.batch import Batch
 from aengine.scheduling.flight import Flight
-from aengine.scheduling.holdings.memory import SequenceMemory
+from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.sequence import AdmittedPages, Phase, Sequence
 
 
@@ -75,45 +75,6 @@ def check_pages(memory: SequenceMemory, holders: Collection[Sequence], loading: 
     _require(held == owned, f"{held} pages are held, {owned} by somebody")
 
 
-def check_snapshots(memory: SequenceMemory, holders: Collection[Sequence]) -> None:
-    """Check that every snapshot is free, some sequence's or the tree's."""
-    if memory.snapshots is None:
-        return
-    owned = [slot for sequence in holders for _, slot in sequence.snapshots]
-    for sequence in holders:
-        for tokens, _ in sequence.snapshots:
-            _require(tokens <= sequence.launched, "a snapshot was taken beyond what was launched")
-    memory.snapshots.slots.check_integrity(memory.snapshots.first_slot, owned, cached_pages(memory))
-
-
-def cached_pages(memory: SequenceMemory) -> set[int]:
-    """The tree's pages. Walks all of it."""
-    cached: set[int] = set()
-    nodes = [memory.tree.root]
-    while nodes:
-        node = nodes.pop()
-        cached.update(node.pages)
-        nodes += node.children.values()
-    return cached
-
-
-def check_windows(memory: SequenceMemory, holders: Collection[Sequence]) -> None:
-    """Check that every page of windows is free, some sequences' or the tree's, and that nobody lacks any."""
-    if memory.windows is None:
-        return
-    pages, size = memory.windows.pages, memory.page_size
-    used: Counter[int] = Counter()
-    for sequence in holders:
-        used.update(sequence.window_pages)
-        end = sequence.window_first + len(sequence.window_pages)
-        _require(
-            sequence.window_first <= pages.seen_from(sequence.computed), "a page that is still seen was given back"
-        )
-        _require(sequence.launched <= end * size, "tokens were launched without a page of windows")
-        _require(len(set(sequence.window_pages)) == len(sequence.window_pages), "a page stands twice in one table")
-    pages.check_integrity(used, cached_pages(memory))
-
-
 def check_unforked(unforked: int, alive: Collection[Sequence]) -> None:
     """Check that the choices that wait as a number are those of sequences that have yet to fork."""
     waiting = sum(sequence.siblings for sequence in alive)
@@ -127,9 +88,6 @@ def check_idle(memory: SequenceMemory) -> None:
     free, cached = memory.allocator.free, memory.tree.cached_pages
     _require(free + cached == memory.usable_pages, f"{free} free + {cached} cached pages of {memory.usable_pages}")
     _require(memory.tree.evictable_pages == cached, "a cached page is still locked at idle")
-    if memory.windows is not None:
-        pages = memory.windows.pages
-        _require(pages.available == pages.usable, "a page of windows is still in use at idle")
 
 
 def _require(condition: bool, message: str) -> None:

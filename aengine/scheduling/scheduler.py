@@ -10,32 +10,18 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from aengine.cache.snapshots import SnapshotRoom, slot_of
 from aengine.cache.tiers.tiers import Tiers
-from aengine.cache.windows import WindowRoom
 from aengine.errors import ContextLengthError, QueueFullError
-from aengine.scheduling.batch import Batch
-from aengine.scheduling.commit import commit_chunks, commit_draws
-from aengine.scheduling.flight import Flight
-from aengine.scheduling.holdings.loading import Loading
-from aengine.scheduling.holdings.memory import SequenceMemory
-from aengine.scheduling.holdings.snapshots import SequenceSnapshots
-from aengine.scheduling.holdings.windows import SequenceWindows
-from aengine.scheduling.integrity import (
-    check_batch,
-    check_flights,
-    check_idle,
-    check_pages,
-    check_snapshots,
-    check_unforked,
-    check_windows,
-)
-from aengine.scheduling.phases import Phases
+from aengine.scheduling.addons.loading import Loading
+from aengine.scheduling.batch import Batch, Transitions
+from aengine.scheduling.flight import Flight, commit_chunks, commit_draws
+from aengine.scheduling.holding import Holding
+from aengine.scheduling.integrity import check_batch, check_flights, check_idle, check_pages, check_unforked
+from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.planning.decodes import Decodes
 from aengine.scheduling.planning.prefills import Prefills
+from aengine.scheduling.queue import Queue, WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update, sibling_of
-from aengine.scheduling.waiting.adapter_queue import AdapterQueue
-from aengine.scheduling.waiting.queue import WaitingQueue
 from aengine.step_plan import MixedLimit, StepPlan, StepResult
 
 
@@ -65,27 +51,19 @@ class Scheduler:
         mixed_limit: MixedLimit | None = None,
         on_begin: Callable[[Sequence], None] | None = None,  # called with each request that enters for the first time
         make_sibling: Callable[[Sequence, int], Sequence] = sibling_of,
-        adapters: AdapterQueue | None = None,  # where sequences may have some
-        snapshots: SnapshotRoom | None = None,  # of a model that keeps states
-        windows: WindowRoom | None = None,  # of one some of whose layers keep no more than a window of each sequence
+        waiting: Queue | None = None,  # None: by rank alone
+        holdings: Seq[Holding] = (),
     ) -> None:
         if max_rows < 1 or max_step_tokens < max_rows:
             raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
-        self.memory = SequenceMemory(
-            num_pages,
-            page_size,
-            prefix_cache,
-            None if snapshots is None else SequenceSnapshots(snapshots, slot_of(max_rows), page_size),
-            None if windows is None else SequenceWindows(windows, page_size),
-        )
-        self.adapters = adapters
+        self.memory = SequenceMemory(num_pages, page_size, prefix_cache, holdings)
         self._max_queue = max_queue
-        self._waiting = WaitingQueue() if adapters is None else adapters
+        self._waiting = WaitingQueue() if waiting is None else waiting
         self._batch = Batch(max_rows, self.memory)
-        self._phases = Phases(self._waiting, self._batch)
-        self.counters = self._phases.counters
-        self._decodes = Decodes(self.memory, self._phases)
-        self._prefills = Prefills(self.memory, self._phases, max_step_tokens, mixed_limit, on_begin, make_sibling)
+        self._transitions = Transitions(self._waiting, self._batch)
+        self.counters = self._transitions.counters
+        self._decodes = Decodes(self.memory, self._transitions)
+        self._prefills = Prefills(self.memory, self._transitions, max_step_tokens, mixed_limit, on_begin, make_sibling)
         self._flights: deque[Flight] = deque()
         self._next_step = 0
 
@@ -109,7 +87,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """The number of sequences in the queue, and of choices that are still to fork from one."""
-        return len(self._waiting) + self._phases.unforked
+        return len(self._waiting) + self._transitions.unforked
 
     @property
     def idle(self) -> bool:
@@ -136,7 +114,7 @@ class Scheduler:
                 "max_tokens",
             )
         self._check_room(1 + sequence.siblings)
-        self._phases.unforked += sequence.siblings
+        self._transitions.unforked += sequence.siblings
         self._waiting.push(sequence)
 
     def add_pooled(self, sequences: Seq[Sequence]) -> None:
@@ -182,8 +160,8 @@ class Scheduler:
         for sequence in flight.decode:
             if sequence.phase is not Phase.FINISHED:
                 sequence.computed += 1
-        updates = commit_chunks(flight, result, self._phases.end)
-        updates += commit_draws(flight, result, self.counters, self._phases.end)
+        updates = commit_chunks(flight, result, self._transitions.end)
+        updates += commit_draws(flight, result, self.counters, self._transitions.end)
         for sequence, _, forks in flight.prefill:  # after the draws, which tell whose numbers are not finite
             for holder in (sequence, *forks):
                 if holder.phase is Phase.RUNNING:
@@ -191,7 +169,7 @@ class Scheduler:
         if flight.prefill:
             self._decodes.share_more()
         for sequence in flight.carried():
-            self._phases.land(sequence)
+            self._transitions.land(sequence)
         return updates
 
     def structured(self, plan: StepPlan) -> list[Sequence]:
@@ -202,11 +180,11 @@ class Scheduler:
     def finish(self, sequence: Sequence, n_tokens: int) -> None:
         """End a sequence after its first `n_tokens` output tokens (a stop string matched there)."""
         del sequence.output[n_tokens:]
-        self._phases.end(sequence)
+        self._transitions.end(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """End a sequence in whatever phase it is, and the choices that have yet to fork from it; once is enough."""
-        self._phases.end(sequence)
+        self._transitions.end(sequence)
 
     def fail(self, plan: StepPlan) -> list[Sequence]:
         """Give up a step and its successors in flight, none of which may still be running on the device.
@@ -227,10 +205,10 @@ class Scheduler:
                     sequence.cacheable = False
                     if sequence.phase is not Phase.FINISHED:
                         failed.append(sequence)
-                        self._phases.end(sequence)
+                        self._transitions.end(sequence)
                 elif sequence.phase is Phase.RUNNING:
-                    self._phases.leave(sequence, Phase.PREEMPTED)
-                self._phases.land(sequence)
+                    self._transitions.leave(sequence, Phase.PREEMPTED)
+                self._transitions.land(sequence)
         self._flights = kept
         return failed
 
@@ -248,11 +226,9 @@ class Scheduler:
         check_batch(self._batch, leaving)
         check_flights(running, leaving, self._flights)
         check_pages(self.memory, {*running, *leaving}, [] if self.loading is None else self.loading.pages)
-        check_snapshots(self.memory, {*running, *leaving})
-        check_windows(self.memory, {*running, *leaving})
-        check_unforked(self._phases.unforked, {*self._waiting, *running, *leaving})
-        if self.adapters is not None:
-            self.adapters.check_integrity([*running, *leaving])
+        self.memory.check_holdings({*running, *leaving})
+        check_unforked(self._transitions.unforked, {*self._waiting, *running, *leaving})
+        self._waiting.check_integrity([*running, *leaving])
         if self.loading is not None:
             self.loading.check_integrity()
         if self.idle:

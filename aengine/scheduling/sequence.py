@@ -9,7 +9,6 @@ from typing import Protocol
 
 from aengine.cache.radix import Namespace, Node, packed
 from aengine.requests.sampling_params import SamplingParams
-from aengine.scheduling.adapters import LoadedAdapter
 from aengine.step_plan import Pool, RowLogprobs
 from aengine.types import FinishReason, PromptLogprob
 
@@ -37,8 +36,33 @@ class Grammar(Protocol):
 
 
 @dataclass(slots=True, eq=False)
+class LoadedAdapter:
+    """One loading of an adapter, and its place on the device.
+
+    A generation number is never used again, not even for the same files, so that no cached prefix outlives a loading.
+    """
+
+    generation: int
+    name: str = ""
+    place: int = 0  # on the device; 0: none
+    ready: bool = False  # the weights are in the place, so rows may enter
+    rows: int = 0  # of its sequences; a step in flight may name the place for each
+    until_shut: int | None = None  # rows that may still leave before no row enters any more; None: it is open
+
+    def take_row(self) -> None:
+        """Count a sequence that enters."""
+        self.rows += 1
+
+    def free_row(self) -> None:
+        """Count a sequence that has left: no step in flight names the place for its row."""
+        self.rows -= 1
+        if self.until_shut:
+            self.until_shut -= 1
+
+
+@dataclass(slots=True, eq=False)
 class AdmittedPages:
-    """The pages that a sequence was admitted with; the choices that fork from it hold them together with it."""
+    """The pages that a sequence was admitted with. Choices that fork from it share them."""
 
     node: Node  # locked: covers the pages that are the tree's
     private: set[int]  # the others
@@ -92,16 +116,7 @@ class Sequence:
     pending: int = 0  # draws, or what is pooled in their place, that are on the device
     in_flight: int = 0  # launched steps that name it and are not committed
     decoding: bool = False  # its last chunk is launched: from here on the row feeds what it drew
-    # Snapshots of its state that are not the tree's: the tokens behind which each was taken, and its slot. Those of
-    # steps in flight are beyond `computed`.
-    snapshots: list[tuple[int, int]] = field(default_factory=list)
-    resumes_from: int = 0  # the slot of the snapshot that it was admitted with; 0: none
-    # Pages of layers with a window, where they have pages of their own: those that stand at place `window_first` and
-    # behind. Before `window_shown` its row's table names none, and what is computed before `window_filed` was filed.
-    window_pages: list[int] = field(default_factory=list)
-    window_first: int = 0
-    window_shown: int = 0
-    window_filed: int = 0
+    outdated: bool = False  # a holding freed pages that the row's tables on the device still name
     shared_until: int = 0  # tokens that others have begun with as well, as far as the tree knew at admission
     promised: int = 0  # pages that come back once it has left, while it is leaving
     cacheable: bool = True  # False: its step failed, so nothing of it may enter the tree

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from aengine.cache.pages import PageAllocator
 from aengine.cache.radix import RadixTree
+from aengine.scheduling.addons.windows import SequenceWindows
 from aengine.scheduling.scheduler import Scheduler
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan, StepResult
 from tests.scheduling.fake_states import FakeStates
@@ -146,13 +147,13 @@ class FakeDevice:
         scheduler.memory.allocator = self.allocator
         scheduler.memory.tree = RadixTree(self.allocator, page_size)
         self.states: FakeStates | None = None
-        if scheduler.memory.snapshots is not None:
-            scheduler.memory.tree.watchers.append(scheduler.memory.snapshots.slots)
-            self.states = FakeStates()
+        scheduler.memory.tree.watchers += [holding.watcher for holding in scheduler.memory.holdings]
         self.windows: FakeWindows | None = None
-        if scheduler.memory.windows is not None:
-            scheduler.memory.tree.watchers.append(scheduler.memory.windows.pages)
-            self.windows = FakeWindows(scheduler.memory.windows.pages, page_size)
+        for holding in scheduler.memory.holdings:
+            if isinstance(holding, SequenceWindows):
+                self.windows = FakeWindows(holding.pages, page_size)
+            else:
+                self.states = FakeStates()
 
     # ---- the scheduler's side -----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from aengine.cache.tiers.disk import DiskPages
 from aengine.cache.tiers.host import HostPages
 from aengine.cache.tiers.speeds import Speeds
 from aengine.cache.tiers.tiers import Arrival, Load, Store, Tiers, Write
-from aengine.scheduling.holdings.loading import Loading
+from aengine.scheduling.addons.loading import Loading
 from aengine.scheduling.scheduler import Scheduler
 from tests.scheduling.fake_device import POISON, FakeDevice, check
 

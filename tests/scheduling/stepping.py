@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from aengine.cache.radix import packed
 from aengine.cache.snapshots import SnapshotRoom
 from aengine.cache.windows import WindowRoom
 from aengine.requests.sampling_params import SamplingParams
-from aengine.scheduling.adapters import Load, LoadedAdapter
+from aengine.scheduling.addons.adapter_queue import AdapterQueue, Load
+from aengine.scheduling.addons.snapshots import SequenceSnapshots
+from aengine.scheduling.addons.windows import SequenceWindows
 from aengine.scheduling.scheduler import Scheduler
-from aengine.scheduling.sequence import Sequence, Update, sibling_of
-from aengine.scheduling.waiting.adapter_queue import AdapterQueue
+from aengine.scheduling.sequence import LoadedAdapter, Sequence, Update, sibling_of
 from aengine.step_plan import Pool, StepPlan
 from aengine.types import FinishReason
 from tests.scheduling.fake_device import POISON, FakeDevice, check, naive_output
@@ -87,6 +88,11 @@ class Stepper:
         windows: WindowRoom | None = None,
     ) -> None:
         self.adapters = AdapterQueue(places, most_loads) if places else None
+        self.snapshots: SequenceSnapshots | None = None
+        if snapshots is not None:
+            room = snapshots if prefix_cache else replace(snapshots, count=0)
+            self.snapshots = SequenceSnapshots(room, max_rows, page_size)
+        self.windows = None if windows is None else SequenceWindows(windows, page_size)
         self.scheduler = Scheduler(
             num_pages=num_pages,
             page_size=page_size,
@@ -95,9 +101,8 @@ class Stepper:
             max_queue=max_queue,
             prefix_cache=prefix_cache,
             make_sibling=self._sibling,
-            adapters=self.adapters,
-            snapshots=snapshots,
-            windows=windows,
+            waiting=self.adapters,
+            holdings=[holding for holding in (self.windows, self.snapshots) if holding is not None],
         )
         self.device = FakeDevice(self.scheduler, num_pages, page_size, vocab)
         self.tiers = (

@@ -10,9 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from aengine.scheduling.adapters import LoadedAdapter
-from aengine.scheduling.sequence import Sequence
-from aengine.scheduling.waiting.adapter_queue import AdapterQueue
+from aengine.scheduling.addons.adapter_queue import AdapterQueue
+from aengine.scheduling.sequence import LoadedAdapter, Sequence
 from tests.scheduling.stepping import Stepper
 
 VOCAB = 6

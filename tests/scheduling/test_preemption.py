@@ -6,8 +6,9 @@ import pytest
 
 from aengine.cache.radix import packed
 from aengine.requests.sampling_params import SamplingParams
-from aengine.scheduling.holdings.memory import SequenceMemory
+from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.sequence import Sequence
+from aengine.step_plan import StepPlan
 from tests.scheduling.stepping import Stepper, prompt_of
 
 
@@ -62,7 +63,9 @@ def test_what_another_choice_still_reads_is_cached_and_stays_locked() -> None:
     leader, sibling = sequence_of(prompt_of(10)), sequence_of(prompt_of(10))
     assert memory.admit(leader, headroom=0)
     leader.launched = 10
-    assert memory.fork(leader, sibling) == (leader.pages[2], sibling.pages[2])
+    plan = StepPlan(step=0, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[])
+    memory.fork(leader, sibling, plan)
+    assert plan.page_copies == [(leader.pages[2], sibling.pages[2])]
     leader.computed = 10
     shared = sibling.pages[:2]
     memory.release(leader)

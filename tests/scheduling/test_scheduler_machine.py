@@ -215,10 +215,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         memory = self.stepper.scheduler.memory
         memory.tree.clear()
         assert memory.allocator.free == memory.usable_pages
-        if memory.snapshots is not None:
-            assert memory.snapshots.slots.free == memory.snapshots.slots.room.count
-        if memory.windows is not None:
-            assert memory.windows.pages.allocator.free == memory.windows.pages.usable
+        if (snapshots := self.stepper.snapshots) is not None:
+            assert snapshots.slots.free == snapshots.slots.room.count
+        if (windows := self.stepper.windows) is not None:
+            assert windows.pages.allocator.free == windows.pages.usable
 
     @property
     def open(self) -> list[Sequence]:

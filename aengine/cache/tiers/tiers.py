@@ -347,7 +347,22 @@ class Tiers:
         doomed, self._doomed = self._doomed, []
         return doomed
 
-    # ---- checks ---------------------------------------------------------------------------------------------
+    # ---- figures and checks ---------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, int]:
+        """Return the fields of `Stats` about the tiers."""
+        counters = self.counters
+        return {
+            "host_pages_total": self.host.slots,
+            "host_pages": len(self.host),
+            "host_page_bytes": self.page_bytes,
+            "host_stores": counters.stored_pages,
+            "host_loads": counters.loaded_pages,
+            "host_misses": counters.lost_pages,
+            "disk_bytes": 0 if self.disk is None else self.disk.bytes,
+            "disk_stores": counters.written_pages,
+            "disk_loads": counters.read_pages,
+        }
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` unless slots, pins and keys add up."""

@@ -1,36 +1,36 @@
-"""Plans the sequences of a step that decode: a page where one is full, and what several of them read together."""
+"""Plans the sequences of a step that decode: a new page when one is full, and which rows read shared pages once."""
 
 from __future__ import annotations
 
+from aengine.scheduling.batch import Transitions
 from aengine.scheduling.flight import Flight
-from aengine.scheduling.holdings.memory import SequenceMemory
-from aengine.scheduling.phases import Phases
+from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.planning.sharing import shared_runs
 from aengine.scheduling.sequence import Sequence
 from aengine.step_plan import SharedRun, StepPlan
 
 
 class Decodes:
-    """Pages go to the smallest rank first; where they run out, the running one of the largest rank is preempted."""
+    """Pages go to the smallest rank first. When they run out, the running sequence of the largest rank is preempted."""
 
-    def __init__(self, memory: SequenceMemory, phases: Phases) -> None:
+    def __init__(self, memory: SequenceMemory, transitions: Transitions) -> None:
         self._memory = memory
-        self._phases = phases
-        self._shared_rows: list[int] | None = None  # the decode rows that `_shared` was worked out for
+        self._transitions = transitions
+        self._shared_rows: list[int] | None = None  # the decode rows for which `_shared` was computed
         self._shared: list[SharedRun] = []
 
     def share_more(self) -> None:
-        """Work out anew what is shared: prompts were published, whose prefixes those who decode already may have."""
+        """Compute the shared runs again: prompts were published, and decoding sequences may have their prefixes."""
         self._shared_rows = None
 
     def plan(self, plan: StepPlan, flight: Flight) -> None:
-        """Add a token of each sequence that decodes and has a page for it; what does not fit stays for a later step."""
+        """Add a token of each decoding sequence that has a page for it. The others wait for a later step."""
         stalled = 0  # sequences that wait for promised pages
-        memory, batch = self._memory, self._phases.batch
-        page_size, windows, snapshots = memory.page_size, memory.windows, memory.snapshots
-        running = batch.running
+        memory = self._memory
+        page_size, holdings = memory.page_size, memory.holdings
+        running = self._transitions.batch.running
         index = 0
-        while index < len(running):  # preemption may shorten the list behind `index`
+        while index < len(running):  # preemption may shorten the list after `index`
             sequence = running[index]
             index += 1
             launched = sequence.launched
@@ -38,19 +38,18 @@ class Decodes:
             if not sequence.decoding or drawn >= sequence.max_output:
                 continue  # still in prefill, or its last draw is in flight
             if sequence.grammar is not None and sequence.grammar.late:
-                continue  # what it may draw is being worked out: nobody waits for that
+                continue  # the grammar mask is not ready; skip the row in this step
             if launched == len(sequence.pages) * page_size:
                 if not self._find_page(sequence, stalled):
                     stalled += 1
                     continue
-                plan.new_pages.append((sequence.row, len(sequence.pages), memory.grow(sequence)))
-                if windows is not None:
-                    plan.new_window_pages += windows.grow(sequence, launched + 1)
-            elif windows is not None and sequence.window_shown < sequence.window_first:
-                plan.new_window_pages += windows.grow(sequence, launched)
-            sequence.launched = launched + 1
-            if snapshots is not None and memory.prefix_cache:
-                plan.state_copies += snapshots.after_decode(sequence)
+                memory.grow(sequence, launched + 1, plan)
+            elif sequence.outdated:
+                memory.grow(sequence, launched + 1, plan)
+            sequence.launched = launched = launched + 1
+            if holdings and not launched % page_size:
+                for holding in holdings:
+                    holding.save(sequence, plan, None)
             sequence.pending += 1
             sequence.in_flight += 1
             plan.decode.append(sequence.row)
@@ -61,15 +60,16 @@ class Decodes:
         plan.shared = self._shared
 
     def _find_page(self, sequence: Sequence, stalled: int) -> bool:
-        """Make one page free for a decoding sequence, if need be by preempting the one of the largest rank. False: not
-        in this step.
+        """Free one page for a decoding sequence, by preempting the one of the largest rank if necessary.
+
+        Returns False if there is none for it in this step.
         """
-        batch = self._phases.batch
+        batch = self._transitions.batch
         while not self._memory.reserve(1):
             if stalled < batch.promised:
-                return False  # a page is on its way
+                return False  # a page becomes free when a step lands
             victim = batch.running[-1]
-            self._phases.preempt(victim)
+            self._transitions.preempt(victim)
             if victim is sequence:
                 return False
         return True

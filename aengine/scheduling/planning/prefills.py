@@ -1,20 +1,19 @@
-"""Plans the prompts of a step: who is admitted, the next chunk of each, and the choices that fork behind the last."""
+"""Plans the prompts of a step: who is admitted, the next chunk of each, and the choices that fork after the last."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from aengine.cache.snapshots import slot_of
+from aengine.scheduling.addons.loading import Loading
+from aengine.scheduling.batch import Transitions
 from aengine.scheduling.flight import Flight
-from aengine.scheduling.holdings.loading import Loading
-from aengine.scheduling.holdings.memory import SequenceMemory
-from aengine.scheduling.phases import Phases
-from aengine.scheduling.planning.budget import PrefillBudget
+from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.sequence import Sequence
-from aengine.step_plan import MixedLimit, PrefillChunk, StepPlan
+from aengine.step_plan import MixedLimit, NewRow, PrefillChunk, StepPlan
 
-# A burst must not delay the steps of those who run. Once so many sequences have entered in a step, those that forked
-# included, or so many tokens were looked up in the cache for them, no further request enters.
+# A burst must not delay the steps of running sequences. No further request enters a step once so many sequences have
+# entered, forks included, or once so many tokens were looked up in the cache for them.
 MAX_ADMISSIONS = 64
 MAX_LOOKED_UP = 131_072
 
@@ -25,24 +24,24 @@ class Prefills:
     def __init__(
         self,
         memory: SequenceMemory,
-        phases: Phases,
+        transitions: Transitions,
         max_step_tokens: int,
         mixed_limit: MixedLimit | None,
         on_begin: Callable[[Sequence], None] | None,
         make_sibling: Callable[[Sequence, int], Sequence],
     ) -> None:
-        self.loading: Loading | None = None  # where there are tiers below the pool
+        self.loading: Loading | None = None  # set if there are tiers below the pool
         self._memory = memory
-        self._phases = phases
+        self._transitions = transitions
         self._max_step_tokens = max_step_tokens
         self._mixed_limit = mixed_limit
         self._on_begin = on_begin
         self._make_sibling = make_sibling
 
     def plan(self, plan: StepPlan, flight: Flight) -> None:
-        """Add chunks of prompts, after the decodes: the one that has begun first, then of those who are admitted."""
+        """Add chunks of prompts after the decodes: first of the prompt that has begun, then of admitted sequences."""
         budget = PrefillBudget(self._max_step_tokens, len(plan.decode), self._mixed_limit)
-        batch, waiting = self._phases.batch, self._phases.waiting
+        batch, waiting = self._transitions.batch, self._transitions.waiting
         for sequence in batch.running:
             if not budget.left:
                 return
@@ -56,19 +55,17 @@ class Prefills:
                 looked_up += head.length
                 continue
             if not self._memory.admit(head, headroom=len(batch.running)):
-                return  # first come, first served: nobody overtakes the head, but for those whose adapter is not there
+                return  # first come, first served: the queue's head is not overtaken
             waiting.pop()
             looked_up += head.length
-            self._begin(head)
-            plan.new_rows.append(batch.enter(head))
-            if head.resumes_from and head.launched:
-                plan.state_loads.append((head.resumes_from, slot_of(head.row)))
+            self._count(head)
+            self._enter(head, plan)
             self._plan_chunk(head, budget, plan, flight)
 
-    def _begin(self, sequence: Sequence) -> None:
+    def _count(self, sequence: Sequence) -> None:
         """Count a request's prompt when it enters for the first time."""
         if sequence.cached is None:
-            counters = self._phases.counters
+            counters = self._transitions.counters
             sequence.cached = min(sequence.launched, sequence.prompt_len)
             counters.prompt_tokens += sequence.prompt_len
             counters.cached_tokens += sequence.cached
@@ -78,11 +75,34 @@ class Prefills:
             if self._on_begin is not None:
                 self._on_begin(sequence)
 
+    def _enter(self, sequence: Sequence, plan: StepPlan, leader: Sequence | None = None) -> None:
+        """Give a sequence a row, and describe the row to the device: as a copy of its leader's if it forks from one."""
+        self._transitions.batch.enter(sequence)
+        if leader is not None:
+            self._memory.fork(leader, sequence, plan)
+        row = NewRow(
+            row=sequence.row,
+            params=sequence.params,
+            seed=sequence.seed,
+            stop_ids=sequence.stop_ids,
+            prompt_len=sequence.prompt_len,
+            tokens=sequence.ids(0, sequence.length) if leader is None else sequence.prompt,
+            length=sequence.launched,
+            pages=list(sequence.pages) if leader is None else [],
+            banned=sequence.banned,
+            copy_of=None if leader is None else leader.row,
+            adapter=0 if sequence.adapter is None else sequence.adapter.place,
+            near=sequence.near,
+        )
+        self._memory.enter(sequence, row, plan)
+        plan.new_rows.append(row)
+
     def _plan_chunk(self, sequence: Sequence, budget: PrefillBudget, plan: StepPlan, flight: Flight) -> None:
         """Add the next chunk of a prefill."""
         memory, start = self._memory, sequence.launched
-        known = ready = sequence.length
-        if memory.windows is not None and (ready := min(known, self._window_room(sequence))) <= start:
+        known = sequence.length
+        ready = min(known, self._find_room(sequence))
+        if ready <= start:
             budget.close()
             return
         end = start + budget.take(start, ready - start)
@@ -94,10 +114,9 @@ class Prefills:
         if sequence.scoring:
             chunk.score_ids = sequence.prompt[start + 1 : end + 1].tolist()
             chunk.top = sequence.params.prompt_logprobs or 0
-        if memory.snapshots is not None and memory.prefix_cache:
-            chunk.saves = memory.snapshots.in_chunk(sequence, start, end)
-        if memory.windows is not None:
-            plan.new_window_pages += memory.windows.grow(sequence, end)
+        memory.grow(sequence, end, plan)
+        for holding in memory.holdings:
+            holding.save(sequence, plan, chunk)
         sequence.launched = end
         sequence.in_flight += 1
         forks: list[Sequence] = []
@@ -109,49 +128,39 @@ class Prefills:
         plan.prefill.append(chunk)
         flight.prefill.append((sequence, chunk, forks))
 
-    def _window_room(self, sequence: Sequence) -> int:
-        """How many tokens of a prompt there are pages of windows for, if need be by preempting.
+    def _find_room(self, sequence: Sequence) -> int:
+        """Return up to which token there is memory for the next chunk, after preempting if necessary.
 
-        None for more than are launched: not in this step.
+        At most `launched` means that the chunk waits for a later step.
         """
-        windows, batch = self._memory.windows, self._phases.batch
-        if windows is None:
-            return sequence.length
+        batch = self._transitions.batch
         while True:
-            room = windows.room(sequence, headroom=len(batch.running))
-            # What comes back from its own last chunk, or from those who leave, is on its way.
+            room = self._memory.room(sequence, headroom=len(batch.running))
+            # Its own last chunk, or sequences that leave, will give memory back.
             if room > sequence.launched or sequence.in_flight or batch.promised:
                 return room
             victim = batch.running[-1]
-            self._phases.preempt(victim)
+            self._transitions.preempt(victim)
             if victim is sequence:
                 return 0
 
     def _plan_forks(self, leader: Sequence, plan: StepPlan) -> list[Sequence]:
         """Fork the siblings of a leader, which draw from the leader's logits.
 
-        Where rows or pages run out, the next sibling queues up, and the others will fork from that one.
+        When rows or pages run out, the next sibling is queued, and the others will fork from that one.
         """
-        memory, batch = self._memory, self._phases.batch
+        batch = self._transitions.batch
         unforked, leader.siblings = leader.siblings, 0
         forks: list[Sequence] = []
         while unforked:
             sibling = self._make_sibling(leader, leader.index + 1 + len(forks))
             unforked -= 1
-            self._phases.unforked -= 1
-            if not batch.free_rows or not memory.reserve(1):
+            self._transitions.unforked -= 1
+            if not batch.free_rows or not self._memory.reserve(1):
                 sibling.siblings = unforked
-                self._phases.waiting.push(sibling)
+                self._transitions.waiting.push(sibling)
                 break
-            copy = memory.fork(leader, sibling)
-            if memory.windows is not None and (window_copy := memory.windows.fork(leader, sibling)) is not None:
-                plan.window_copies.append(window_copy)
-            plan.new_rows.append(batch.enter(sibling, leader))
-            if memory.snapshots is not None:
-                plan.state_copies.append((slot_of(leader.row), slot_of(sibling.row)))
-            if copy is not None:
-                plan.page_copies.append(copy)
-                plan.new_pages.append((sibling.row, len(sibling.pages) - 1, copy[1]))
+            self._enter(sibling, plan, leader)
             sibling.pending += 1
             sibling.decoding = True
             sibling.in_flight += 1
@@ -160,7 +169,7 @@ class Prefills:
 
 
 def _plan_pool(sequence: Sequence, chunk: PrefillChunk) -> None:
-    """Pool a chunk: the last one in place of a draw, and of a mean every one."""
+    """Pool a chunk instead of drawing: the last chunk, or every chunk if all tokens count."""
     if chunk.samples:
         chunk.samples = False
         sequence.pending += 1
@@ -168,3 +177,54 @@ def _plan_pool(sequence: Sequence, chunk: PrefillChunk) -> None:
     elif sequence.pool is None or not sequence.pool.of_all_tokens:
         return
     chunk.pool = sequence.pool
+
+
+class PrefillBudget:
+    """The prompt tokens that a step may still carry; `take` uses them up.
+
+    If the step also decodes, a second bound limits how long the running streams wait for it.
+    """
+
+    def __init__(self, tokens: int, decodes: int, limit: MixedLimit | None) -> None:
+        """tokens: the most that the step may carry, the decodes included."""
+        self._tokens = tokens - decodes
+        self._limit = limit if decodes else None
+        self._time = math.inf
+        if self._limit is not None:
+            self._time = max(self._limit.tokens - decodes, self._limit.multiple)
+        self._carried = decodes
+
+    @property
+    def left(self) -> bool:
+        """Whether another chunk may begin."""
+        return self._tokens > 0 and self._time >= 1
+
+    def take(self, start: int, count: int) -> int:
+        """Return how many of `count` tokens from position `start` on the step carries: at least one if any is left."""
+        most = min(count, self._tokens)
+        taken = most
+        if self._limit is not None:
+            cost = 1 + start / self._limit.context
+            timely = int(self._time / cost)
+            taken = max(1, min(most, timely))
+            if timely and taken < count:
+                taken = self._whole(taken, min(most, self._limit.tokens - self._carried), cost)
+            self._time -= taken * cost
+        if taken < count:
+            self._tokens = 0  # a prompt that has begun is read to its end before the next one begins
+        self._carried += taken
+        self._tokens = max(0, self._tokens - taken)
+        return taken
+
+    def close(self) -> None:
+        """Carry nothing more."""
+        self._tokens = 0
+
+    def _whole(self, taken: int, most: int, cost: float) -> int:
+        """Round the count so that the step is a whole multiple: up only if that costs at most half a multiple."""
+        multiple = 1 if self._limit is None else self._limit.multiple
+        over = (self._carried + taken) % multiple
+        missing = multiple - over
+        if 2 * missing * cost <= multiple and taken + missing <= most:
+            return taken + missing
+        return taken - over if over < taken else taken

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from aengine.scheduling.adapters import LoadedAdapter
-from aengine.scheduling.sequence import Phase, Sequence
-from aengine.scheduling.waiting.adapter_queue import AdapterQueue
+from aengine.scheduling.addons.adapter_queue import AdapterQueue
+from aengine.scheduling.sequence import LoadedAdapter, Phase, Sequence
 from tests.scheduling.stepping import Stepper, prompt_of
 from tests.scheduling.test_scheduling_cost import calls
 
@@ -52,7 +51,7 @@ def test_adapters_come_in_the_order_of_the_queue_ahead_of_rows() -> None:
     came: list[LoadedAdapter] = []
     while len(came) < 3:
         stepper.step()
-        came += [adapter for adapter in adapters if adapter.there and adapter not in came]
+        came += [adapter for adapter in adapters if adapter.ready and adapter not in came]
     assert came == adapters
     assert running.phase is Phase.RUNNING
     run(stepper)
@@ -76,7 +75,7 @@ def test_who_needs_an_adapter_keeps_it_until_no_step_names_it() -> None:
     first, second = stepper.adapter(), stepper.adapter()
     ask(stepper, first, max_tokens=3)
     ask(stepper, second)
-    while not second.there:
+    while not second.ready:
         stepper.step()  # the device checks that nothing in flight names what is overwritten
     assert not first.place
     run(stepper)
@@ -198,7 +197,7 @@ def test_those_that_nobody_waits_for_come_only_where_there_is_room() -> None:
         queue_of(stepper).bring_ahead(adapter)
     for _ in range(4):
         stepper.bring()
-    assert [adapter.there for adapter in adapters] == [True, True, False]
+    assert [adapter.ready for adapter in adapters] == [True, True, False]
 
 
 def test_an_unloaded_one_gives_its_place_back_when_the_last_one_is_done() -> None:

@@ -33,11 +33,12 @@ def test_a_long_prompt_is_read_in_as_many_pieces_as_there_are_pages_for() -> Non
 
 def test_an_output_holds_no_more_than_its_window() -> None:
     subject = stepper(100, max_step_tokens=8)
-    sequence = subject.add(prompt_of(4), 300)
+    subject.add(prompt_of(4), 300)
     held = 0
+    assert subject.windows is not None
     while not subject.scheduler.idle:
         subject.step()
-        held = max(held, len(sequence.window_pages))
+        held = max(held, subject.windows.figures()["window_pages_used"])
     assert held <= LEAST - 1
     subject.check_outputs()
 
@@ -56,9 +57,13 @@ def test_a_hit_takes_the_last_window_and_leaves_what_is_before() -> None:
     subject.add(prompt_of(120), 1)
     subject.run()
     again = subject.add(prompt_of(120), 1)
-    subject.step()
+    plan = subject.step()
     assert again.cached == 116
-    assert again.window_first == (116 + 1 - WINDOW) // SIZE
+    assert plan is not None
+    (row,) = plan.new_rows
+    unseen = (116 + 1 - WINDOW) // SIZE
+    assert list(row.window_pages[:unseen]) == [0] * unseen
+    assert all(row.window_pages[unseen:])
     subject.run()
     subject.check_outputs()
 

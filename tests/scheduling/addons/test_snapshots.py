@@ -37,7 +37,7 @@ def test_a_hit_ends_where_the_deepest_snapshot_is(lookahead: int) -> None:
 def test_an_output_leaves_its_newest_snapshot_alone() -> None:
     steps = stepper(prompt_grain=800)
     sequence = run(steps, prompt_of(10), 40)
-    snapshots = steps.scheduler.memory.snapshots
+    snapshots = steps.snapshots
     assert snapshots is not None
     assert snapshots.slots.filed == 2  # behind 8 tokens of the prompt, and behind 48 in all: the 50th was never fed
     assert run(steps, [*prompt_of(10), *sequence.output, 7, 7], 1).cached == 48
@@ -58,7 +58,7 @@ def test_the_least_recently_used_snapshot_gives_way() -> None:
     run(steps, prompt_of(9, first=3))
     assert [run(steps, prompt_of(10, first=first)).cached for first in (1, 3)] == [8, 8]
     assert run(steps, prompt_of(10, first=2)).cached == 0
-    snapshots = steps.scheduler.memory.snapshots
+    snapshots = steps.snapshots
     assert snapshots is not None
     assert snapshots.slots.evictions >= 1
 
@@ -79,7 +79,7 @@ def test_a_flush_drops_them_and_whoever_runs_leaves_none() -> None:
     steps.flush()
     steps.run()
     steps.scheduler.check_integrity()
-    snapshots = steps.scheduler.memory.snapshots
+    snapshots = steps.snapshots
     assert snapshots is not None
     assert snapshots.slots.filed == 0
     assert snapshots.slots.free == 50

@@ -8,8 +8,8 @@ import pytest
 
 from aengine.cache.radix import packed
 from aengine.requests.sampling_params import SamplingParams
+from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Sequence
-from aengine.scheduling.waiting.queue import WaitingQueue
 
 
 class Counted(Sequence):

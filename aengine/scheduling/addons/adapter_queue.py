@@ -8,12 +8,20 @@ import heapq
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
-from aengine.scheduling.adapters import Load, LoadedAdapter
-from aengine.scheduling.sequence import Sequence
-from aengine.scheduling.waiting.queue import WaitingQueue
+from aengine.scheduling.queue import WaitingQueue
+from aengine.scheduling.sequence import LoadedAdapter, Sequence
 
 _Key = tuple[float, int, int]  # smallest first
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """An adapter on its way to a place. No row uses the place until the weights have arrived."""
+
+    adapter: LoadedAdapter
+    place: int
 
 
 class AdapterQueue:
@@ -77,7 +85,7 @@ class AdapterQueue:
         first = self._first_absent()
         for adapter in self._resident:
             head = self._head_of(adapter)
-            if head is None or not adapter.there or (best is not None and _key(best) < _key(head)):
+            if head is None or not adapter.ready or (best is not None and _key(best) < _key(head)):
                 continue
             if adapter.until_shut == 0 and first is not None and _key(first) < _key(head):
                 continue
@@ -94,17 +102,17 @@ class AdapterQueue:
         self.remove(sequence)
         return sequence
 
-    def set_aside(self, sequence: Sequence) -> None:
+    def park(self, sequence: Sequence) -> None:
         """Let others overtake a sequence, which still counts as waiting, until it is put back."""
         queue = self._plain if sequence.adapter is None else self._queues[sequence.adapter]
-        queue.set_aside(sequence)
+        queue.park(sequence)
 
-    def put_back(self, sequence: Sequence) -> None:
-        """Undo `set_aside`; nothing happens if the sequence was removed meanwhile."""
+    def unpark(self, sequence: Sequence) -> None:
+        """Undo `park`; nothing happens if the sequence was removed meanwhile."""
         adapter = sequence.adapter
         queue = self._plain if adapter is None else self._queues.get(adapter)
         if queue is not None:
-            queue.put_back(sequence)
+            queue.unpark(sequence)
             if adapter is not None and not adapter.place and queue.head() is sequence:
                 self._await(adapter, sequence)
 
@@ -149,7 +157,7 @@ class AdapterQueue:
     def arrived(self, load: Load) -> None:
         """The weights lie in the place: every step planned from now on may name it."""
         self._coming.discard(load.adapter)
-        load.adapter.there = True
+        load.adapter.ready = True
 
     def failed(self, load: Load) -> list[Sequence]:
         """The weights could not be brought in: the place is empty again. Returns those who wait for the adapter, and
@@ -179,7 +187,7 @@ class AdapterQueue:
         last: LoadedAdapter | None = None
         last_key = key
         for adapter in self._resident:
-            if adapter.rows or not adapter.there:
+            if adapter.rows or not adapter.ready:
                 continue
             head = self._head_of(adapter)
             if head is None:
@@ -211,7 +219,7 @@ class AdapterQueue:
 
     def _vacate(self, adapter: LoadedAdapter) -> None:
         self._empty.append(adapter.place)
-        adapter.place, adapter.there = 0, False
+        adapter.place, adapter.ready = 0, False
         del self._resident[adapter]
         if adapter.until_shut is not None:
             adapter.until_shut = None
@@ -256,7 +264,11 @@ class AdapterQueue:
         queue = self._queues.get(adapter)
         return None if queue is None else queue.head()
 
-    # ---- checks ---------------------------------------------------------------------------------------------
+    # ---- figures and checks ---------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, int]:
+        """Return the fields of `Stats` about adapters."""
+        return {"adapter_places": self.places, "adapter_loads": self.loads, "adapter_evictions": self.evictions}
 
     def check_integrity(self, holders: Collection[Sequence]) -> None:
         """Raise `AssertionError` unless places, rows and queues add up; `holders` are the sequences that have rows."""
@@ -267,10 +279,10 @@ class AdapterQueue:
         _require(rows.keys() <= self._resident.keys(), "a row has an adapter that is not on the device")
         for adapter in {*self._resident, *self._queues, *rows}:
             _require(bool(adapter.place) == (adapter in self._resident), "an adapter is wrong about its place")
-            _require(adapter.there == (bool(adapter.place) and adapter not in self._coming), "an adapter is half there")
+            _require(adapter.ready == (bool(adapter.place) and adapter not in self._coming), "an adapter is half there")
             _require(adapter.rows == rows[adapter], f"{rows[adapter]} rows have an adapter, not {adapter.rows}")
             _require((adapter.until_shut is not None) == (adapter in self._claimed), "a claim is unknown")
-            _require(adapter.there or not adapter.rows, "a row has an adapter that is still on its way")
+            _require(adapter.ready or not adapter.rows, "a row has an adapter that is still on its way")
         for adapter, queue in self._queues.items():
             _require(len(queue) > 0, "an adapter that nobody waits for has a queue")
             entries = [key for key, _, absent in self._absent if absent is adapter]

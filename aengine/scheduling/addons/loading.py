@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from aengine.cache.tiers.tiers import Arrival, Load, Tiers
-from aengine.scheduling.holdings.memory import SequenceMemory
+from aengine.scheduling.memory import SequenceMemory
+from aengine.scheduling.queue import Queue
 from aengine.scheduling.sequence import Sequence
-
-
-class _Queue(Protocol):
-    def set_aside(self, sequence: Sequence) -> None: ...
-
-    def put_back(self, sequence: Sequence) -> None: ...
 
 
 class Loading:
@@ -21,7 +14,7 @@ class Loading:
     A load belongs to nobody: it goes on, and its pages become cache, whatever happens to those who wait for it.
     """
 
-    def __init__(self, memory: SequenceMemory, tiers: Tiers, queue: _Queue) -> None:
+    def __init__(self, memory: SequenceMemory, tiers: Tiers, queue: Queue) -> None:
         self.tiers = tiers
         self._memory = memory
         self._queue = queue
@@ -61,7 +54,7 @@ class Loading:
             if needed + headroom > available:
                 sequence.sought = False
             else:
-                memory.reserve(len(found.keys))
+                memory.reserve_pages(len(found.keys))
                 pages = memory.allocator.take(len(found.keys))
                 load = self.tiers.begin_load(found, node, ids, sequence.salt, pages)
                 for page in pages if load is None else pages[len(load.keys) :]:
@@ -72,7 +65,7 @@ class Loading:
             del load.pages[len(load.keys) :]
             self._waiting[load] = []
         self._waiting[load].append(sequence)
-        self._queue.set_aside(sequence)
+        self._queue.park(sequence)
         return True
 
     def end(self, load: Load, arrival: Arrival) -> None:
@@ -95,7 +88,7 @@ class Loading:
         for sequence in self._waiting.pop(load):
             sequence.from_disk += read * size
             sequence.from_host += (arrived - read) * size
-            self._queue.put_back(sequence)
+            self._queue.unpark(sequence)
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` unless loads add up here and below."""

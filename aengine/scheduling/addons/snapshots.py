@@ -1,0 +1,142 @@
+"""Snapshots of recurrent states that sequences take, and continue from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from aengine.cache.radix import Node
+from aengine.cache.snapshots import SnapshotRoom, Snapshots, slot_of
+from aengine.scheduling.holding import Holding
+from aengine.scheduling.sequence import Sequence
+from aengine.step_plan import NewRow, PrefillChunk, StepPlan
+
+_Saved = tuple[int, int]  # the tokens after which a snapshot was taken, and its slot
+
+
+@dataclass(slots=True, eq=False)
+class _States:
+    """The snapshots of one sequence that are not in the tree. Those of steps in flight are beyond `computed`."""
+
+    source: int = 0  # slot of the snapshot that the sequence continues from; 0: none
+    saved: list[_Saved] = field(default_factory=list)
+
+
+class SequenceSnapshots(Holding):
+    """Takes snapshots at the end of prompts, where several prompts diverge, and every so many tokens.
+
+    A sequence holds its snapshots until its pages are in the tree, which then has them. Of an output only the newest
+    snapshot is kept. If sequences hold all slots, no snapshot is taken.
+    """
+
+    def __init__(self, room: SnapshotRoom, max_rows: int, page_size: int) -> None:
+        self.reusable = room.count > 0
+        self._first_slot = slot_of(max_rows)
+        self.slots = self.watcher = Snapshots(room, self._first_slot, page_size)
+        self._grain = room.grain
+        self._prompt_grain = room.prompt_grain
+        self._page_size = page_size
+        self._states: dict[Sequence, _States] = {}
+
+    # ---- admission ----------------------------------------------------------------------------------------
+
+    def usable(self, cached: Seq[int]) -> int:
+        return self.slots.deepest(cached)[0]
+
+    def resume(self, sequence: Sequence, cached: Seq[int]) -> None:
+        self._states[sequence] = _States(source=self.slots.deepest(cached)[1])
+
+    def enter(self, sequence: Sequence, row: NewRow, plan: StepPlan) -> None:
+        """Copy the snapshot into the row's own slot. A sibling has its leader's state instead (`fork`)."""
+        source = self._states[sequence].source
+        if source:
+            plan.state_loads.append((source, slot_of(sequence.row)))
+
+    # ---- running ------------------------------------------------------------------------------------------
+
+    def save(self, sequence: Sequence, plan: StepPlan, chunk: PrefillChunk | None) -> None:
+        if not self.reusable:
+            return
+        if chunk is not None:
+            chunk.saves = self._in_chunk(sequence, chunk.start, chunk.start + len(chunk.token_ids))
+        elif not sequence.launched % self._grain:
+            self._drop_older(sequence)
+            if (slot := self.slots.take()) is not None:
+                self._states[sequence].saved.append((sequence.launched, slot))
+                plan.state_copies.append((slot_of(sequence.row), slot))
+
+    def _in_chunk(self, sequence: Sequence, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the snapshots to take in a chunk, as `PrefillChunk.saves` has them."""
+        grain, every = self._grain, self._prompt_grain
+        borders = set(range(start // every * every, end + 1, every))
+        # The last token of a prompt is computed in any case, so that no hit can be beyond it.
+        borders.add((sequence.length - 1) // grain * grain)
+        borders.add(sequence.shared_until // grain * grain)
+        saves = []
+        for tokens in sorted(borders):
+            if start < tokens <= end and (slot := self.slots.take()) is not None:
+                saves.append((tokens - start, slot))
+                self._states[sequence].saved.append((tokens, slot))
+        return saves
+
+    def fork(self, leader: Sequence, sibling: Sequence, plan: StepPlan) -> None:
+        self._states[sibling] = _States()
+        plan.state_copies.append((slot_of(leader.row), slot_of(sibling.row)))
+
+    # ---- the tree -----------------------------------------------------------------------------------------
+
+    def publish(self, sequence: Sequence, node: Node | None) -> None:
+        if node is not None:
+            self._file(sequence, node)
+
+    def release(self, sequence: Sequence, node: Node | None) -> None:
+        if node is not None:
+            self._drop_older(sequence)
+            self._file(sequence, node)
+        for _, slot in self._states.pop(sequence).saved:
+            self.slots.release(slot)
+
+    def _drop_older(self, sequence: Sequence) -> None:
+        """Free all computed snapshots of the output but the newest."""
+        states = self._states[sequence]
+        newest = max((tokens for tokens, _ in states.saved if tokens <= sequence.computed), default=0)
+        kept = []
+        for tokens, slot in states.saved:
+            if sequence.prompt_len < tokens < newest:
+                self.slots.release(slot)
+            else:
+                kept.append((tokens, slot))
+        states.saved = kept
+
+    def _file(self, sequence: Sequence, node: Node) -> None:
+        states, kept = self._states[sequence], []
+        for tokens, slot in states.saved:
+            depth = tokens // self._page_size
+            if tokens <= sequence.computed and depth <= node.depth:
+                self.slots.file(node, depth, slot)
+            else:
+                kept.append((tokens, slot))
+        states.saved = kept
+
+    # ---- figures and checks -------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, int]:
+        slots = self.slots
+        return {
+            "state_snapshots": slots.room.count,
+            "state_snapshots_used": slots.room.count - slots.free,
+            "state_snapshot_evictions": slots.evictions,
+        }
+
+    def check_integrity(self, holders: Collection[Sequence], cached: set[int]) -> None:
+        _require(self._states.keys() == set(holders), "a sequence without a row has snapshots, or one with a row none")
+        owned = [slot for states in self._states.values() for _, slot in states.saved]
+        for sequence, states in self._states.items():
+            _require(all(tokens <= sequence.launched for tokens, _ in states.saved), "one is beyond what was launched")
+        self.slots.check_integrity(self._first_slot, owned, cached)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(f"snapshots: {message}")

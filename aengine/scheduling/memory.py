@@ -1,0 +1,275 @@
+"""Allocates memory to sequences: pages from the free list or the radix tree, and what else a model's layers keep."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from aengine.cache.pages import PageAllocator
+from aengine.cache.radix import Node, RadixTree
+from aengine.scheduling.holding import UNBOUNDED, Holding
+from aengine.scheduling.sequence import AdmittedPages, Sequence
+from aengine.step_plan import NewRow, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The last sequence that did not fit. It still does not while the tree is the same and no more is available."""
+
+    sequence: Sequence
+    needed: int  # pages that are not locked already
+    wanted: list[int]  # the same of each holding
+    changes: int  # of the tree
+
+
+class SequenceMemory:
+    """Moves pages between the allocator, the radix tree and sequences, and calls each `Holding` along the way.
+
+    A page of a sequence belongs to the tree or is private. Pages of the tree are held by a lock on the node that covers
+    them. Private pages belong to the choices that were admitted together or, if they were added later, to one sequence.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, prefix_cache: bool, holdings: Seq[Holding] = ()) -> None:
+        self.page_size = page_size
+        self.holdings = holdings
+        self.prefix_cache = prefix_cache and all(holding.reusable for holding in holdings)
+        self.allocator = PageAllocator(num_pages)
+        self.tree = RadixTree(self.allocator, page_size)
+        self.tree.watchers += [holding.watcher for holding in holdings]
+        self.usable_pages = num_pages - 1  # page 0 is reserved
+        self._refused: _Refusal | None = None
+
+    def pages_for(self, tokens: int) -> int:
+        """Return the number of pages that `tokens` tokens fill, the last one perhaps partly."""
+        return -(-tokens // self.page_size)
+
+    @property
+    def available(self) -> int:
+        """The number of pages that are free or can be made free by evicting."""
+        return self.allocator.free + self.tree.evictable_pages
+
+    def reserve(self, pages: int) -> bool:
+        """Free so many pages, evicting cached ones if necessary, and check that each holding has one available.
+
+        Returns whether it worked.
+        """
+        for holding in self.holdings:
+            if not holding.available:
+                return False
+        return self.reserve_pages(pages)
+
+    def reserve_pages(self, pages: int) -> bool:
+        """Free so many pages, evicting cached ones if necessary. Returns whether it worked."""
+        short = pages - self.allocator.free
+        if short > 0:
+            short -= self.tree.evict(short)
+        return short <= 0
+
+    # ---- admission ----------------------------------------------------------------------------------------
+
+    def admit(self, sequence: Sequence, headroom: int) -> bool:
+        """Allocate all pages of a sequence's known tokens: cached ones from the tree, fresh ones for the rest.
+
+        At least the last token is left to compute. `headroom` pages must stay available. Returns False, and takes
+        nothing, if the sequence does not fit. Asking again in every step is cheap: a sequence that did not fit is
+        looked up again only after something has changed.
+        """
+        if self.refuses(sequence, headroom):
+            return False
+        available, tree = self.available, self.tree
+        known = sequence.length
+        cached: list[int] = []
+        node = tree.root
+        if self.prefix_cache and not sequence.unread:
+            cached, node = tree.match(sequence.ids(0, known - 1), sequence.salt)
+            sequence.shared_until = len(cached) * self.page_size
+            if self.holdings and (depth := self._usable(cached)) < len(cached):
+                # The tokens after that are computed again, into pages of the sequence's own.
+                cached, node = tree.match(sequence.ids(0, depth * self.page_size), sequence.salt)
+            tree.lock(node)  # before anything is evicted
+        missing = self.pages_for(known) - len(cached)
+        needed = missing + available - self.available  # cached pages without other users are no longer evictable
+        # Asked before evicting, so that a sequence that has to wait does not empty the cache in vain.
+        short, wanted = needed + headroom > available, []
+        for holding in self.holdings:
+            before = holding.available
+            holding.resume(sequence, cached)
+            pages = holding.wanted(sequence, missing) + before - holding.available
+            short |= pages + headroom > before
+            wanted.append(pages)
+        if short or not self.reserve(missing):
+            for holding in self.holdings:
+                holding.release(sequence, None)
+            tree.unlock(node)
+            self._refused = _Refusal(sequence, needed, wanted, tree.changes)
+            return False
+        self._refused = None
+        fresh = self.allocator.take(missing)
+        sequence.pages = cached + fresh
+        sequence.admitted = AdmittedPages(node, set(fresh), len(sequence.pages), tree.epoch)
+        sequence.launched = sequence.computed = len(cached) * self.page_size
+        return True
+
+    def _usable(self, cached: Seq[int]) -> int:
+        """Return how many of a cached prefix's pages the sequence can continue from, as all holdings agree."""
+        depth = len(cached)
+        while True:
+            tried = depth
+            for holding in self.holdings:
+                depth = holding.usable(cached[:depth])
+            if depth == tried or len(self.holdings) == 1:
+                return depth
+
+    def refuses(self, sequence: Sequence, headroom: int) -> bool:
+        """Return whether it is known without a lookup that the sequence cannot be admitted."""
+        available, refused = self.available, self._refused
+        if available <= headroom:
+            return True  # at least one fresh page is needed
+        if refused is None or refused.sequence is not sequence or refused.changes != self.tree.changes:
+            return False
+        return refused.needed + headroom > available or any(
+            pages + headroom > holding.available for pages, holding in zip(refused.wanted, self.holdings, strict=True)
+        )
+
+    def enter(self, sequence: Sequence, row: NewRow, plan: StepPlan) -> None:
+        """Describe to the device what a sequence on a new row begins with, besides its pages."""
+        for holding in self.holdings:
+            holding.enter(sequence, row, plan)
+
+    # ---- running ------------------------------------------------------------------------------------------
+
+    def room(self, sequence: Sequence, headroom: int) -> int:
+        """Return up to which token position there is memory now; `headroom` pages of each holding stay for others."""
+        return min((holding.room(sequence, headroom) for holding in self.holdings), default=UNBOUNDED)
+
+    def grow(self, sequence: Sequence, tokens: int, plan: StepPlan) -> None:
+        """Take memory for the sequence's first `tokens` tokens. `reserve` must have freed a page if one begins."""
+        if tokens > len(sequence.pages) * self.page_size:
+            self._append_page(sequence, plan)
+        for holding in self.holdings:
+            holding.grow(sequence, tokens, plan)
+
+    def _append_page(self, sequence: Sequence, plan: StepPlan) -> int:
+        (page,) = self.allocator.take(1)
+        plan.new_pages.append((sequence.row, len(sequence.pages), page))
+        sequence.pages.append(page)
+        sequence.grown.add(page)
+        return page
+
+    def fork(self, leader: Sequence, sibling: Sequence, plan: StepPlan) -> None:
+        """Share the leader's full prompt pages with a sibling and give it a page of its own for the rest.
+
+        Costs the same for any number of pages, except for copying the list. Both have rows, and `reserve(1)` must have
+        succeeded. A partly filled page is copied on the device.
+        """
+        full, partial = divmod(leader.launched, self.page_size)
+        admitted = _admitted(leader)
+        if admitted.pages > full:  # the first fork: the leader continues in this page alone
+            admitted.private.discard(leader.pages[full])
+            leader.grown.add(leader.pages[full])
+            admitted.pages = full
+        admitted.holders += 1
+        sibling.admitted = admitted
+        sibling.pages = leader.pages[:full]
+        sibling.launched, sibling.computed = leader.launched, leader.computed
+        if partial:
+            plan.page_copies.append((leader.pages[full], self._append_page(sibling, plan)))
+        for holding in self.holdings:
+            holding.fork(leader, sibling, plan)
+
+    # ---- the tree -----------------------------------------------------------------------------------------
+
+    def publish(self, sequence: Sequence) -> None:
+        """Insert the full pages that a sequence was admitted with into the tree, as far as they are computed.
+
+        Once one of the choices that hold them has done so, it costs the others nothing.
+        """
+        admitted = _admitted(sequence)
+        node = self._insert(sequence, min(sequence.computed // self.page_size, admitted.pages))
+        if node is not None:
+            self.tree.lock(node)
+            self.tree.unlock(admitted.node)
+            admitted.node = node
+        if self.holdings:
+            node = admitted.node if self._accepts(sequence) else None
+            for holding in self.holdings:
+                holding.publish(sequence, node)
+
+    def returnable(self, sequence: Sequence) -> int:
+        """Return how many pages become available when the sequence leaves: those that no other sequence holds."""
+        pages = len(sequence.grown)
+        admitted = _admitted(sequence)
+        if admitted.holders == 1:
+            pages += len(admitted.private)
+            node: Node | None = admitted.node
+            while node is not None and node.locks == 1:
+                pages += len(node.pages)
+                node = node.parent
+        return pages
+
+    def release(self, sequence: Sequence) -> None:
+        """Give everything back: computed pages stay in the tree as cache, the rest becomes free."""
+        admitted = _admitted(sequence)
+        # The newest token's KV was never written, and `computed` does not count it. `computed` exceeds the known tokens
+        # only if a stop string cut them.
+        sequence.computed = min(sequence.computed, sequence.length)
+        if admitted.holders > 1:
+            self.publish(sequence)  # pages that others continue from stay locked
+        node = self._insert(sequence, sequence.computed // self.page_size) or admitted.node
+        for holding in self.holdings:
+            holding.release(sequence, node if self._accepts(sequence) else None)
+        for page in sequence.grown:
+            self.allocator.release(page)
+        admitted.holders -= 1
+        if not admitted.holders:
+            for page in admitted.private:
+                self.allocator.release(page)
+            self.tree.unlock(admitted.node)
+        sequence.grown = set()
+        sequence.pages = []
+        sequence.admitted = None
+
+    def _insert(self, sequence: Sequence, full: int) -> Node | None:
+        """Insert the first `full` pages, all computed, into the tree. Returns the node where they end, if it takes any.
+
+        Pages of a sequence that failed do not enter, nor those begun before the cache was cleared.
+        """
+        admitted = _admitted(sequence)
+        covered = admitted.node.depth
+        if full <= covered or not self._accepts(sequence):
+            return None
+        pages = sequence.pages[covered:full]
+        ids = sequence.ids(covered * self.page_size, full * self.page_size)
+        node, taken = self.tree.insert(ids, pages, sequence.salt, admitted.node)
+        # If the tree already holds another page for the same tokens, the sequence keeps its own until it ends.
+        gone = {page for page, is_gone in zip(pages, taken, strict=True) if is_gone}
+        admitted.private -= gone
+        sequence.grown -= gone
+        return node
+
+    def _accepts(self, sequence: Sequence) -> bool:
+        """Return whether anything of the sequence may enter the tree."""
+        admitted = _admitted(sequence)
+        return self.prefix_cache and sequence.cacheable and admitted.finite and admitted.epoch == self.tree.epoch
+
+    # ---- checks -------------------------------------------------------------------------------------------
+
+    def check_holdings(self, holders: Collection[Sequence]) -> None:
+        """Raise `AssertionError` if memory of any holding is lost or held twice. holders: the sequences on rows."""
+        if not self.holdings:
+            return
+        cached: set[int] = set()
+        nodes = [self.tree.root]
+        while nodes:
+            node = nodes.pop()
+            cached.update(node.pages)
+            nodes += node.children.values()
+        for holding in self.holdings:
+            holding.check_integrity(holders, cached)
+
+
+def _admitted(sequence: Sequence) -> AdmittedPages:
+    if sequence.admitted is None:
+        raise ValueError("a sequence without pages has none to share or to give back")
+    return sequence.admitted

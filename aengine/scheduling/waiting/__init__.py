@@ -1,1 +1,0 @@
-"""Who enters next: the waiting queue, and the one where sequences have adapters."""
