@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from aengine.cache.pages import PageAllocator
 from aengine.cache.radix import Node, RadixTree
-from aengine.scheduling.holding import UNBOUNDED, Holding
+from aengine.scheduling.holding import Holding
 from aengine.scheduling.sequence import AdmittedPages, Sequence
-from aengine.step_plan import NewRow, StepPlan
+from aengine.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class SequenceMemory:
             pages = holding.wanted(sequence, missing) + before - holding.available
             short |= pages + headroom > before
             wanted.append(pages)
-        if short or not self.reserve(missing):
+        if short or not self.reserve_pages(missing):
             for holding in self.holdings:
                 holding.release(sequence, None)
             tree.unlock(node)
@@ -132,16 +132,11 @@ class SequenceMemory:
             pages + headroom > holding.available for pages, holding in zip(refused.wanted, self.holdings, strict=True)
         )
 
-    def enter(self, sequence: Sequence, row: NewRow, plan: StepPlan) -> None:
-        """Describe to the device what a sequence on a new row begins with, besides its pages."""
-        for holding in self.holdings:
-            holding.enter(sequence, row, plan)
-
     # ---- running ------------------------------------------------------------------------------------------
 
     def room(self, sequence: Sequence, headroom: int) -> int:
-        """Return up to which token position there is memory now; `headroom` pages of each holding stay for others."""
-        return min((holding.room(sequence, headroom) for holding in self.holdings), default=UNBOUNDED)
+        """Return up to which token position each holding has memory now; `headroom` pages of each stay for others."""
+        return min(holding.room(sequence, headroom) for holding in self.holdings)
 
     def grow(self, sequence: Sequence, tokens: int, plan: StepPlan) -> None:
         """Take memory for the sequence's first `tokens` tokens. `reserve` must have freed a page if one begins."""

@@ -94,15 +94,15 @@ class Prefills:
             adapter=0 if sequence.adapter is None else sequence.adapter.place,
             near=sequence.near,
         )
-        self._memory.enter(sequence, row, plan)
+        for holding in self._memory.holdings:
+            holding.enter(sequence, row, plan)
         plan.new_rows.append(row)
 
     def _plan_chunk(self, sequence: Sequence, budget: PrefillBudget, plan: StepPlan, flight: Flight) -> None:
         """Add the next chunk of a prefill."""
         memory, start = self._memory, sequence.launched
-        known = sequence.length
-        ready = min(known, self._find_room(sequence))
-        if ready <= start:
+        known = ready = sequence.length
+        if memory.holdings and (ready := min(known, self._find_room(sequence))) <= start:
             budget.close()
             return
         end = start + budget.take(start, ready - start)
@@ -114,8 +114,8 @@ class Prefills:
         if sequence.scoring:
             chunk.score_ids = sequence.prompt[start + 1 : end + 1].tolist()
             chunk.top = sequence.params.prompt_logprobs or 0
-        memory.grow(sequence, end, plan)
-        for holding in memory.holdings:
+        for holding in memory.holdings:  # pages were all taken at admission
+            holding.grow(sequence, end, plan)
             holding.save(sequence, plan, chunk)
         sequence.launched = end
         sequence.in_flight += 1
