@@ -19,7 +19,7 @@ from aengine.kernels.experts.torch_experts import TorchExperts
 from aengine.kernels.kv_scales import FP8, NO_SCALES, KVScales, as_bytes, encode
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.torch_linear import TorchLinear
-from aengine.kernels.linear.weights import QuantizedWeight, dequantize
+from aengine.kernels.linear.weights import QuantizedWeight
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.lora.experts import ExpertAdapters, TorchAdaptedExperts
 from aengine.kernels.lora.torch_adapted import TorchAdapted
@@ -52,7 +52,7 @@ class TorchKernels:
         return TorchLinear(weight, bias)
 
     def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> TorchLinear:
-        return TorchLinear(dequantize(weight).to(dtype), bias)
+        return TorchLinear(weight.dequantize().to(dtype), bias)
 
     def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> TorchAdapted:
         return TorchAdapted(linear, weights, tokens)
@@ -65,7 +65,7 @@ class TorchKernels:
     def quantized_experts(
         self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
     ) -> TorchExperts:
-        return TorchExperts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype), rule)
+        return TorchExperts(gate_up.dequantize().to(dtype), down.dequantize().to(dtype), rule)
 
     def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TorchExperts:
         return TorchExperts(gate_up, down, rule)

@@ -28,10 +28,9 @@ from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
 from aengine.kernels.linear.fp8.linear import Fp8Linear
 from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.linear import Int4Linear
-from aengine.kernels.linear.int4.packed_codes import supported_group
 from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
-from aengine.kernels.linear.weights import Fp8Weight, QuantizedWeight, dequantize
+from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.lora.experts import ExpertAdapters
 from aengine.kernels.lora.order import TokenOrder
@@ -63,13 +62,13 @@ class TritonKernels:
         return TritonLinear(weight, bias, self._small_linear)
 
     def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> RegisteredLinear:
-        """Where there is no kernel for its shape or on this device, of the dequantised weight."""
-        if not isinstance(weight, Fp8Weight):
-            if supported_group(weight.group, weight.shape[-1]) and dtype != torch.float32:
+        """Use the dequantised weight if there is no kernel for its shape, its dtype or this device."""
+        match weight:
+            case Fp8Weight() if Fp8Linear.fits(weight) and launch_for(weight.weight.device).fp8:
+                return Fp8Linear(weight, bias, self._fp8_few_rows, self._fp8_products)
+            case Int4Weight() | Mxfp4Weight() if Int4Linear.fits(weight, dtype):
                 return Int4Linear(weight, bias, self._int4_product, dtype, self._unpacked_copies)
-        elif Fp8Linear.fits(weight) and launch_for(weight.weight.device).fp8:
-            return Fp8Linear(weight, bias, self._fp8_few_rows, self._fp8_products)
-        return self.dense(dequantize(weight).to(dtype), bias)
+        return self.dense(weight.dequantize().to(dtype), bias)
 
     def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> TritonAdapted:
         order = self._orders.get(tokens)
@@ -87,23 +86,15 @@ class TritonKernels:
     def quantized_experts(
         self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
     ) -> RegisteredExperts:
-        """Where there is no kernel for their shape, their rule or on this device, of the dequantised matrices."""
-        if (
-            rule.plain
-            and isinstance(gate_up, Fp8Weight)
-            and isinstance(down, Fp8Weight)
-            and Fp8Experts.fits(gate_up, down)
-            and launch_for(down.weight.device).fp8
-        ):
-            return Fp8Experts(gate_up, down, rule)
-        if (
-            not isinstance(gate_up, Fp8Weight)
-            and not isinstance(down, Fp8Weight)
-            and PackedExperts.fits(gate_up, down)
-            and dtype != torch.float32
-        ):
-            return PackedExperts(gate_up, down, rule)
-        return self.experts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype), rule)
+        """Use the dequantised matrices if there is no kernel for their shape, rule or dtype, or this device."""
+        match gate_up, down:
+            case (Fp8Weight() as first, Fp8Weight() as second) if rule.plain and Fp8Experts.fits(first, second):
+                if launch_for(second.weight.device).fp8:
+                    return Fp8Experts(first, second, rule)
+            case (Int4Weight() | Mxfp4Weight() as first, Int4Weight() | Mxfp4Weight() as second):
+                if PackedExperts.fits(first, second) and dtype != torch.float32:
+                    return PackedExperts(first, second, rule)
+        return self.experts(gate_up.dequantize().to(dtype), down.dequantize().to(dtype), rule)
 
     def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TritonExperts:
         return TritonExperts(gate_up, down, rule)

@@ -26,12 +26,12 @@ from aengine.model.families.wrappers import (
 )
 from aengine.model.fields import Fields, read_json_object, shown
 from aengine.model.lora.room import LoraRoom
+from aengine.model.quant.base import QuantConfig
 from aengine.model.quant.config import METHODS, QUANTIZATION_KEYS, read_quantization
 from aengine.model.quant.formats.awq import Awq
 from aengine.model.quant.formats.fp8 import Fp8
 from aengine.model.quant.formats.gptq import Gptq
 from aengine.model.quant.formats.pack_quantized import PackQuantized
-from aengine.model.quant.scheme import QuantConfig
 from aengine.model.rope import MAX_POSITIONS
 from aengine.model.spec import AttentionSpec, DeltaSpec, EndsSpec, ExpertsSpec, LatentSpec, LayerSpec
 
@@ -267,7 +267,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             eos_token_ids=fields.ids("eos_token_id", vocab),
             bos_token_id=bos[0] if bos else None,
             quantization=quantization,
-            float_linears=() if quantized is None else tuple(filter(quantized.means, sorted(float_linears(folder)))),
+            float_linears=tuple(filter(quantized.quantizes, sorted(float_linears(folder)))) if quantized else (),
             aside=(
                 *aside_of(family),
                 *_draft_layers(fields, len(layers)),

@@ -155,9 +155,9 @@ class DenseExperts:
         down = tuple(part for _, _, part in self._parts)
         self.entries = {
             self._fused[0]: Entry(
-                (spec.count, 2 * inner, hidden), optional=True, instead_of=gate_up, cut=cut_fused(1, gates, ups)
+                (spec.count, 2 * inner, hidden), optional=True, replaces=gate_up, cut=cut_fused(1, gates, ups)
             ),
-            self._fused[1]: Entry((spec.count, hidden, inner), optional=True, instead_of=down, cut=cut_fused(2, gates)),
+            self._fused[1]: Entry((spec.count, hidden, inner), optional=True, replaces=down, cut=cut_fused(2, gates)),
             **dict.fromkeys(gate_up, Entry((inner, hidden), cut=cut(0, gates))),
             **dict.fromkeys(down, Entry((hidden, inner), cut=cut(1, gates))),
         }
@@ -191,6 +191,54 @@ class DenseExperts:
             if self._to_fp8
             else self._storage.kernels.experts(gate_up, down, self._rule)
         )
+
+
+class TurnedExperts:
+    """Experts of floats as gpt-oss stores them: inputs before outputs, columns of gate and up by turns.
+
+    gate_up [experts, hidden, 2 * inner] and down [experts, inner, hidden] are brought into the usual form.
+    """
+
+    def __init__(
+        self,
+        experts: ExpertsSlot,
+        name: str,
+        spec: ExpertsSpec,
+        storage: Storage,
+        share: ExpertsShare,
+        rule: ExpertRule,
+    ) -> None:
+        """name: of them all in the checkpoint; share: what a rank has of them."""
+        hidden, inner = experts.hidden, spec.inner
+        gate_up, down = None, None
+        if share.columns is not None:
+            start, stop = share.columns
+            gate_up, down = Cut(2, ((2 * start, 2 * stop),)), Cut(1, ((start, stop),))
+        elif share.count != spec.count:
+            gate_up = down = Cut(0, (share.experts,))
+        self._names = f"{name}.gate_up_proj", f"{name}.down_proj"
+        self.entries = {
+            self._names[0]: Entry((spec.count, hidden, 2 * inner), cut=gate_up),
+            self._names[1]: Entry((spec.count, inner, hidden), cut=down),
+        }
+        self._experts = experts
+        self._storage = storage
+        self._rule = rule
+        self._places: dict[str, Tensor] = {}
+
+    def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
+        self._places = {name: self._storage.empty(*entry.kept) for name, entry in self.entries.items()}
+        return self._places
+
+    def close(self) -> None:
+        gate_up, down = (self._places.pop(name) for name in self._names)
+        gate_up = gate_first(gate_up.transpose(1, 2)).contiguous()
+        self._experts.load(self._storage.kernels.experts(gate_up, down.transpose(1, 2).contiguous(), self._rule))
+
+
+def gate_first(rows: Tensor) -> Tensor:
+    """Rows of gate and up by turns, [experts, 2 * inner, ...] -> all rows of gate, then those of up."""
+    return torch.cat((rows[:, 0::2], rows[:, 1::2]), dim=1)
 
 
 def in_fp8(weight: Tensor) -> Fp8Weight:

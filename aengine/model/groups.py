@@ -6,9 +6,24 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors spells them
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +45,11 @@ class Entry:
 
     shape: tuple[int, ...]  # in the checkpoint
     dtypes: tuple[str, ...] = FLOATS
-    spellings: tuple[tuple[int, ...], ...] = ()  # other shapes, of as many elements, that files give it
+    other_shapes: tuple[tuple[int, ...], ...] = ()  # of as many elements, which files have as well
     optional: bool = False
-    instead_of: tuple[str, ...] = ()  # where it is there, it stands for these
+    replaces: tuple[str, ...] = ()  # if it is there, these must not be
     cut: Cut | None = None  # None: all of it is read
+    random_value: int | None = None  # fills it where weights are random. None: chosen by its dtype and name.
 
     @property
     def kept(self) -> tuple[int, ...]:

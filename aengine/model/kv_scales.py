@@ -10,7 +10,8 @@ from torch import Tensor
 from aengine.errors import WeightsError
 from aengine.kernels.kv_scales import FP8, NO_SCALES, KVScales
 from aengine.model.groups import Entry
-from aengine.model.quant.base import SCALES, check_finite
+from aengine.model.quant.base import SCALES
+from aengine.model.quant.checks import check_finite
 
 
 class LoadedKVScales:
@@ -23,7 +24,7 @@ class LoadedKVScales:
         self._names = {part: (f"{name}.{part}_scale", f"{name}.{part}_proj.{part}_scale") for part in "kv"}
         self._both = f"{name}.kv_scale"
         names = (*self._names["k"], *self._names["v"], self._both)
-        self.entries = dict.fromkeys(names, Entry((), SCALES, spellings=((1,),), optional=True))
+        self.entries = dict.fromkeys(names, Entry((), SCALES, other_shapes=((1,),), optional=True))
         self._device = device
         self._kept = kept
         self._read = False

@@ -14,17 +14,15 @@ from aengine.kernels.collective.base import Collective
 from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.fp8.quantize import GROUP
-from aengine.model.dense import Dense, DenseExperts, Storage, Stored
+from aengine.model.dense import Dense, DenseExperts, Storage, Stored, TurnedExperts, gate_first
 from aengine.model.groups import Cut, Entry, Group, Plain
 from aengine.model.kv_scales import LoadedKVScales
 from aengine.model.linear import ExpertsSlot, LinearSlot
 from aengine.model.lora.memory import AdapterMemory
 from aengine.model.lora.room import LoraRoom
-from aengine.model.quant.base import LinearFormat
-from aengine.model.quant.formats.mxfp4 import gate_first
+from aengine.model.quant.base import LinearFormat, QuantConfig
 from aengine.model.quant.groups import DequantizedMatrix, QuantizedExperts, QuantizedLinear, columns_divide
-from aengine.model.quant.reading import row_multiple
-from aengine.model.quant.scheme import QuantConfig
+from aengine.model.quant.read_plan import row_multiple
 from aengine.model.ranks.shard import ExpertsShare, Part, Range, Shard, Split, width
 from aengine.model.ranks.sharded import (
     Embedding,
@@ -35,7 +33,6 @@ from aengine.model.ranks.sharded import (
     SummedNorm,
 )
 from aengine.model.spec import ExpertsSpec
-from aengine.model.turned_experts import TurnedExperts
 
 HEAD = "lm_head"  # what checkpoints call the output matrix, and adapters as well where it is the embedding
 
@@ -71,7 +68,7 @@ class Parameters:
         self.adapters = None if lora is None else AdapterMemory(lora, kernels, dtype, device, aside)
         self._last_sum: Sum | None = None  # behind which no norm has come yet
         # Inputs in FP8 are normed in the pass that rounds them.
-        self._rounds_inputs = to_fp8 or (quantization is not None and quantization.bits == 8)
+        self._rounds_inputs = to_fp8 or (quantization is not None and quantization.rounds_inputs)
         self.shard = Shard() if ranks is None else Shard(ranks.index, ranks.count)
         self._to_fp8 = to_fp8
         self.kernels = kernels

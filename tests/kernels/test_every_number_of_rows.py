@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.fp8.quantize import quantize_fp8
-from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight, dequantize
+from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.conftest import relative_error
@@ -53,7 +53,7 @@ def linear_of(form: str, n: int, k: int, device: torch.device) -> tuple[Linear, 
         weight = (torch.randn(n, k, device=device) / k**0.5).bfloat16()
         return kernels.dense(weight, None), weight.float()
     codes = quantized(form, n, k, device=device)
-    return kernels.quantized(codes, None, torch.bfloat16), dequantize(codes)
+    return kernels.quantized(codes, None, torch.bfloat16), codes.dequantize()
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -112,7 +112,7 @@ def test_experts_give_their_sum(
     else:
         weights = [quantized(form, *shape, device=device) for shape in shapes]
         all_of_them = kernels.quantized_experts(*weights, torch.bfloat16)
-        exact = [dequantize(weight) for weight in weights]
+        exact = [weight.dequantize() for weight in weights]
     reference = TorchKernels().experts(*exact)
     wrong: list[tuple[int, float]] = []
     for tokens in TOKENS:

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from aengine.attention.torch_backend import TorchAttention
 from aengine.errors import ConfigError
-from aengine.kernels.linear.weights import dequantize
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.dense import in_fp8
@@ -49,7 +48,7 @@ def rounded(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     for name in list(weights):
         if name.endswith(ALONE) and (len(weights[name]) >= 128 or ".experts." in name):
-            weights[name] = dequantize(in_fp8(weights[name]))
+            weights[name] = in_fp8(weights[name]).dequantize()
     for parts in PARTS:
         for first in [name for name in weights if name.endswith(f"{parts[0]}.weight")]:
             names = [first.replace(parts[0], part) for part in parts]
@@ -57,7 +56,7 @@ def rounded(folder: Path) -> None:
                 continue
             whole = torch.cat([weights[name] for name in names])
             if len(whole) >= 128 or ".experts." in first:
-                pieces = dequantize(in_fp8(whole)).split([len(weights[name]) for name in names])
+                pieces = in_fp8(whole).dequantize().split([len(weights[name]) for name in names])
                 weights.update({name: piece.contiguous() for name, piece in zip(names, pieces)})
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 

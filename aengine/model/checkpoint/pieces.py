@@ -11,19 +11,7 @@ import torch
 from torch import Tensor
 
 from aengine.model.checkpoint.safetensors import TensorEntry
-from aengine.model.groups import Cut
-
-# As safetensors spells them: floats, and what quantised weights are packed into.
-DTYPES = {
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "U8": torch.uint8,
-    "I32": torch.int32,
-    "I64": torch.int64,
-}
+from aengine.model.groups import DTYPES, Cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,10 +81,10 @@ class Checkpoint:
             log.info("%s: left aside %d tensors of parts that are not used: %s", folder, len(left), _listed(left))
         there = set(self._sources)
         for name, entry in entries.items():
-            if entry.instead_of and name in there:
-                if twice := there.intersection(entry.instead_of):
+            if entry.replaces and name in there:
+                if twice := there.intersection(entry.replaces):
                     raise WeightsError(f"{self._sources[name].path}: {name} is also there as {_listed(sorted(twice))}")
-                there.update(entry.instead_of)
+                there.update(entry.replaces)
         if missing := [name for name, entry in entries.items() if name not in there and not entry.optional]:
             raise WeightsError(f"{folder}: the weights lack {_listed(missing)}")
         if unexpected:
@@ -205,7 +205,7 @@ def find_stored(folder: Path, name: str) -> tuple[Path, TensorEntry] | None:
 
 
 def _check(source: _Source, entry: Entry) -> None:
-    if source.entry.shape not in (entry.shape, *entry.spellings):
+    if source.entry.shape not in (entry.shape, *entry.other_shapes):
         raise WeightsError(
             f"{source.path}: {source.name} has shape {list(source.entry.shape)}, config.json makes it "
             f"{list(entry.shape)}"

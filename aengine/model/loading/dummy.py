@@ -17,17 +17,17 @@ def fill_random(decoder: Decoder, seed: int) -> None:
     for group in decoder.groups:
         entries = group.entries
         # Experts are quicker filled all in one.
-        whole = {name for name, entry in entries.items() if entry.instead_of}
-        covered = {name for entry in entries.values() for name in entry.instead_of}
+        whole = {name for name, entry in entries.items() if entry.replaces}
+        covered = {name for entry in entries.values() for name in entry.replaces}
         names = [name for name in (whole | set(needed(entries))) if name not in covered]
         places = group.open(names)
         for name in sorted(names):
             place = places[name]
-            if place.dtype == torch.float8_e4m3fn:
+            if (value := entries[name].random_value) is not None:
+                place.fill_(value)
+            elif place.dtype == torch.float8_e4m3fn:
                 for part in place.view(-1).split(2**24):  # there is no generator of such numbers
                     part.copy_(torch.empty_like(part, dtype=torch.float32).normal_(0.0, 4.0, generator=generator))
-            elif place.dtype == torch.uint8 and "scale" in name:
-                place.fill_(120)  # an exponent: 2 ** -7, together with numbers of about 3
             elif not place.is_floating_point():
                 place.random_(generator=generator)
             elif "scale" in name:

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from aengine.errors import AdapterError, WeightsError
-from aengine.model.checkpoint.pieces import DTYPES
 from aengine.model.checkpoint.safetensors import TensorEntry
 from aengine.model.checkpoint.weights import find_stored
 from aengine.model.families.wrappers import LANGUAGE_MODEL
-from aengine.model.groups import FLOATS
+from aengine.model.groups import DTYPES, FLOATS
 
 _OUTER = ("", *LANGUAGE_MODEL)  # what stands before the names where the base is the language model of one that sees
 # The first that the base has.

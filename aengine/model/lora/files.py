@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from aengine.errors import AdapterError, WeightsError
-from aengine.model.checkpoint.pieces import DTYPES
 from aengine.model.checkpoint.safetensors import TensorEntry, read_header
-from aengine.model.groups import FLOATS
+from aengine.model.groups import DTYPES, FLOATS
 from aengine.model.lora.settings import MERGE
 
 WEIGHTS = "adapter_model.safetensors"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from aengine.errors import UnsupportedModelError
 from aengine.model.fields import Fields, shown
+from aengine.model.quant.base import QuantConfig
 from aengine.model.quant.formats.awq import read_awq
 from aengine.model.quant.formats.compressed_tensors import read_compressed_tensors
 from aengine.model.quant.formats.fp8 import read_fp8
 from aengine.model.quant.formats.gptq import read_gptq
 from aengine.model.quant.formats.mxfp4 import read_mxfp4
-from aengine.model.quant.scheme import QuantConfig
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 METHODS = {

@@ -11,15 +11,12 @@ from torch import Tensor
 
 from aengine.errors import UnsupportedModelError, WeightsError
 from aengine.kernels.experts.rule import SILU, ExpertRule
-from aengine.kernels.linear.weights import Mxfp4Weight, QuantizedWeight, dequantize
+from aengine.kernels.linear.weights import QuantizedWeight
 from aengine.model.dense import Storage, Stored
 from aengine.model.groups import Entry
 from aengine.model.linear import ExpertsSlot, LinearSlot
 from aengine.model.quant.base import LinearFormat, StoredTensor
-from aengine.model.quant.formats.mxfp4 import Mxfp4, gate_first
-from aengine.model.quant.fuse import fuse
-from aengine.model.quant.reading import Reading, undivided
-from aengine.model.quant.rows import add_rows
+from aengine.model.quant.read_plan import ReadPlan, why_indivisible
 from aengine.model.ranks.shard import ExpertsShare, Range, Split
 from aengine.model.spec import ExpertsSpec
 
@@ -34,11 +31,11 @@ class QuantizedLinear:
         `ConfigError` where a rank's columns cannot be read alone.
         """
         self._stored = {name: form.stored(name, part.outputs, part.inputs) for name, part in parts.items()}
-        self._readings = {
-            name: Reading(self._stored[name], (part.outputs, part.inputs), part.split, part.ranges)
+        self._plans = {
+            name: ReadPlan(self._stored[name], (part.outputs, part.inputs), part.split, part.ranges)
             for name, part in parts.items()
         }
-        self.entries = {one.name: self._readings[name].entry(one) for name, one in self._tensors()}
+        self.entries = {one.name: self._plans[name].entry(one) for name, one in self._tensors()}
         # Where the model has none, AutoGPTQ's files have one of zeros. Of ranks that share inputs the first reads it.
         self._biases = {f"{name}.bias": part for name, part in parts.items() if not (part.columns and part.columns[0])}
         self.entries |= {name: replace(part.bias, optional=not bias) for name, part in self._biases.items()}
@@ -58,7 +55,7 @@ class QuantizedLinear:
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
         device = self._storage.device
         self._places = {
-            one.name: self._readings[name].place(one, device) for name, one in self._tensors() if one.name in present
+            one.name: self._plans[name].allocate(one, device) for name, one in self._tensors() if one.name in present
         }
         if not self._bias:
             there = {name: part for name, part in self._biases.items() if name in present}
@@ -82,8 +79,9 @@ class QuantizedLinear:
         weights = []
         for name, part in self._parts.items():
             tensors = {one.key: self._places.pop(one.name) for one in self._stored[name] if one.name in self._places}
-            weights.append(self._readings[name].finish(self._form.unpack([name], part.outputs, part.inputs, tensors)))
-        self._load(add_rows(fuse(weights, list(self._parts)), self._linear.outputs - self._height), bias)
+            weights.append(self._plans[name].pick(self._form.unpack([name], part.outputs, part.inputs, tensors)))
+        whole, more = weights[0].cat(weights[1:], list(self._parts)), self._linear.outputs - self._height
+        self._load(whole.pad(more) if more else whole, bias)
 
     def _load(self, whole: QuantizedWeight, bias: Tensor | None) -> None:
         self._linear.load(self._storage.kernels.quantized(whole, bias, self._storage.dtype))
@@ -102,7 +100,7 @@ class DequantizedMatrix(QuantizedLinear):
         self._matrix = matrix
 
     def _load(self, whole: QuantizedWeight, bias: Tensor | None) -> None:
-        self._matrix.copy_(dequantize(whole))
+        self._matrix.copy_(whole.dequantize())
 
 
 class QuantizedExperts:
@@ -130,7 +128,7 @@ class QuantizedExperts:
                 (down, spec.down, (hidden, inner), of_down),
             )
         )
-        self._by_turns = isinstance(gate_up, Mxfp4)  # rows of gate and up
+        self._by_turns = gate_up.gate_up_by_turns
         both = [(2 * start, 2 * stop) for start, stop in gates]
         if not self._by_turns:
             both = [*gates, *((inner + start, inner + stop) for start, stop in gates)]
@@ -146,8 +144,8 @@ class QuantizedExperts:
         for fused, singles in zip(self._fused, ((self._gate, self._up), (self._down,))):
             for one in fused.stored:
                 covered = tuple(single.name for stack in singles for single in stack.of_key(one.key))
-                self.entries[one.name] = fused.reading.entry(one, covered, optional=self._gate.known)
-            self.entries |= {one.name: stack.reading.entry(one) for stack in singles for one in stack.stored}
+                self.entries[one.name] = fused.plan.entry(one, covered, optional=self._gate.known)
+            self.entries |= {one.name: stack.plan.entry(one) for stack in singles for one in stack.stored}
         self._experts = experts
         self._storage = storage
 
@@ -158,9 +156,9 @@ class QuantizedExperts:
     def close(self) -> None:
         gate_up = read = self._fused[0].unpack()
         if gate_up is None:
-            gate_up = fuse([self._gate.take(), self._up.take()], [self._gate.name, self._up.name])
-        elif self._by_turns and isinstance(gate_up, Mxfp4Weight):
-            gate_up = Mxfp4Weight(gate_first(gate_up.pairs), gate_first(gate_up.scale))
+            gate_up = self._gate.take().cat([self._up.take()], [self._gate.name, self._up.name])
+        elif self._by_turns:
+            gate_up = gate_up.even_rows_first()
         down = self._fused[1].unpack() or self._down.take()
         self._experts.load(self._storage.kernels.quantized_experts(gate_up, down, self._storage.dtype, self._rule))
         # Only now: out of memory that is free torch would cut what stays, and the next layer's would not fit there.
@@ -171,7 +169,7 @@ def columns_divide(form: LinearFormat, name: str, outputs: int, inputs: int, wid
     """Whether ranks with so many of an expert's inputs each can read theirs alone."""
     for experts in (None, 1):  # formats that know experts one by one alone, or fused alone
         with suppress(UnsupportedModelError):
-            return not undivided(form.stored(name, outputs, inputs, experts), inputs, [(0, width)])
+            return not why_indivisible(form.stored(name, outputs, inputs, experts), inputs, [(0, width)])
     return True  # whoever is to read them says why the format does not have them
 
 
@@ -183,7 +181,7 @@ class _Stack:
         ranges: Sequence[Range], fused: int | None = None, own: Range | None = None,
     ) -> None:  # fmt: skip
         """names: of each expert's matrix, or the one name of all `fused` experts together, of which `own` are wanted,
-        None: all; sizes: outputs and inputs; split, ranges: as `Reading` takes them.
+        None: all; sizes: outputs and inputs; split, ranges: as `ReadPlan` takes them.
         """
         self.name = names[0]
         self._form = form
@@ -193,7 +191,7 @@ class _Stack:
         self._each: list[tuple[StoredTensor, ...]] = []
         with suppress(UnsupportedModelError):  # formats that know experts one by one alone, or fused alone
             self._each = [form.stored(name, *sizes, fused) for name in names]
-        self.reading = Reading(self._each[0] if self._each else (), sizes, split, ranges, own)
+        self.plan = ReadPlan(self._each[0] if self._each else (), sizes, split, ranges, own)
         self._tensors: dict[str, Tensor] = {}
 
     @property
@@ -218,10 +216,10 @@ class _Stack:
                 if one.name not in present:
                     continue
                 if self._fused is not None:
-                    self._tensors[one.key] = place = self.reading.place(one, device)
+                    self._tensors[one.key] = place = self.plan.allocate(one, device)
                 else:
                     if one.key not in self._tensors:
-                        self._tensors[one.key] = self.reading.place(one, device, len(self._each))
+                        self._tensors[one.key] = self.plan.allocate(one, device, len(self._each))
                     place = self._tensors[one.key][number]
                 yield one.name, place
 
@@ -230,7 +228,7 @@ class _Stack:
         if not self._tensors:
             return None
         tensors, self._tensors = self._tensors, {}
-        return self.reading.finish(self._form.unpack(self._names, *self._sizes, tensors))
+        return self.plan.pick(self._form.unpack(self._names, *self._sizes, tensors))
 
     def take(self) -> QuantizedWeight:
         weight = self.unpack()

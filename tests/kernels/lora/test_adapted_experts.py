@@ -22,7 +22,7 @@ from aengine.kernels.experts.packed.experts import PackedExperts
 from aengine.kernels.experts.packed.rows import PackedConfig, PackedCut
 from aengine.kernels.experts.rule import SILU, ExpertRule, GateClamp
 from aengine.kernels.experts.triton_experts import TritonExperts
-from aengine.kernels.linear.weights import Fp8Weight, dequantize
+from aengine.kernels.linear.weights import Fp8Weight
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.lora.experts import ExpertAdapters
 from aengine.kernels.lora.triton_experts import TritonAdaptedExperts
@@ -96,11 +96,11 @@ class Case:
             self.alone = TritonExperts(self.gate_up, self.down, rule)
         elif form.startswith("fp8"):
             one, other = (fp8_weight(*shape, form.removeprefix("fp8-"), device) for shape in shapes)
-            self.formats, self.gate_up, self.down = (one, other), dequantize(one), dequantize(other)
+            self.formats, self.gate_up, self.down = (one, other), one.dequantize(), other.dequantize()
             self.alone = Fp8Experts(one, other, rule)
         else:
             packed, another = (packed_weight(*shape, form, device) for shape in shapes)
-            self.gate_up, self.down = dequantize(packed), dequantize(another)
+            self.gate_up, self.down = packed.dequantize(), another.dequantize()
             self.alone = PackedExperts(packed, another, rule)
         adapted = TritonKernels().adapted_experts(self.alone, ExpertAdapters(self.first, self.second), self.tokens)
         assert isinstance(adapted, TritonAdaptedExperts)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from aengine.errors import CheckpointError, UnsupportedModelError
 from aengine.model.fields import Fields
+from aengine.model.quant.base import QuantConfig
 from aengine.model.quant.config import METHODS, read_quantization
 from aengine.model.quant.formats.awq import Awq
 from aengine.model.quant.formats.fp8 import Fp8
 from aengine.model.quant.formats.gptq import Gptq
 from aengine.model.quant.formats.mxfp4 import Mxfp4
 from aengine.model.quant.formats.pack_quantized import PackQuantized
-from aengine.model.quant.scheme import QuantConfig
 
 from .schemes import SCHEMES
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError, WeightsError
-from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, QuantizedWeight, dequantize
+from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, QuantizedWeight
 from aengine.model.fields import Fields
 from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.config import read_quantization
-from aengine.model.quant.fuse import fuse
 
 from .encoders import Encoded, gptq, pack_quantized
 from .schemes import SCHEMES
@@ -58,7 +57,8 @@ def load(linear: LinearFormat, n: int, k: int, encoded: Sequence[Encoded], prefi
             if tensor is None:
                 assert stored.optional, stored.name
                 continue
-            stored.check(SAFETENSORS[tensor.dtype], tensor.shape)
+            assert SAFETENSORS[tensor.dtype] in stored.dtypes
+            assert tuple(tensor.shape) in (stored.shape, *stored.other_shapes)
             places.setdefault(stored.key, []).append(tensor.reshape(stored.shape))
         assert not files, "the format reads all that there is"
     alone = len(prefixes) == 1
@@ -72,7 +72,7 @@ def test_a_matrix_that_was_encoded_comes_back_as_what_its_numbers_mean(scheme: s
     n, k = 8 * n, 32 * k
     encoded = encode(scheme, n, k, seed)
     weight = load(format_of(scheme), n, k, [encoded], [PREFIX])
-    torch.testing.assert_close(dequantize(weight), encoded.meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if name.startswith(("gptq", "awq", "ct-int4"))])
@@ -80,7 +80,7 @@ def test_a_matrix_that_was_encoded_comes_back_as_what_its_numbers_mean(scheme: s
 def test_the_last_group_of_a_row_may_be_shorter(scheme: str, k: int) -> None:
     encoded = encode(scheme, 16, k)
     weight = load(format_of(scheme), 16, k, [encoded], [PREFIX])
-    torch.testing.assert_close(dequantize(weight), encoded.meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("scheme", ["fp8-blocks", "ct-fp8-block", "fp8-blocks-part-unchanged"])
@@ -88,7 +88,7 @@ def test_the_last_group_of_a_row_may_be_shorter(scheme: str, k: int) -> None:
 def test_blocks_may_be_cut_off_at_both_edges(scheme: str, n: int, k: int) -> None:
     encoded = encode(scheme, n, k)
     weight = load(format_of(scheme), n, k, [encoded], [PREFIX])
-    torch.testing.assert_close(dequantize(weight), encoded.meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=0, atol=0)
 
 
 @given(n=st.integers(1, 20), k=st.integers(1, 20), symmetric=st.booleans())
@@ -102,7 +102,7 @@ def test_pack_quantized_pads_words_at_both_edges(n: int, k: int, symmetric: bool
     linear = quant.format_of(PREFIX)
     assert linear is not None
     weight = load(linear, n, k, [encoded], [PREFIX])
-    torch.testing.assert_close(dequantize(weight), encoded.meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -111,7 +111,7 @@ def test_experts_stored_one_by_one_unpack_together(scheme: str) -> None:
     prefixes = [f"model.layers.0.mlp.experts.{e}.up_proj" for e in range(3)]
     weight = load(format_of(scheme, prefixes[0]), 16, 64, encoded, prefixes)
     meant = torch.stack([one.meant for one in encoded])
-    torch.testing.assert_close(dequantize(weight), meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), meant, rtol=0, atol=0)
 
 
 @pytest.mark.gpu
@@ -124,9 +124,9 @@ def test_a_gpu_unpacks_the_same(scheme: str) -> None:
     shapes = {one.key: one.shape for one in linear.stored(PREFIX, 16, 64)}
     tensors = {key: tensor.reshape(shapes[key]).cuda() for key, tensor in stored.items() if tensor is not None}
     weight = linear.unpack([PREFIX], 16, 64, tensors)
-    torch.testing.assert_close(dequantize(weight).cpu(), encoded.meant, rtol=0, atol=0)
-    fused = fuse([weight, weight], ["gate_proj", "up_proj"])
-    torch.testing.assert_close(dequantize(fused).cpu(), torch.cat([encoded.meant] * 2), rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize().cpu(), encoded.meant, rtol=0, atol=0)
+    fused = weight.cat([weight], ["gate_proj", "up_proj"])
+    torch.testing.assert_close(fused.dequantize().cpu(), torch.cat([encoded.meant] * 2), rtol=0, atol=0)
 
 
 def test_canonical_dtypes_and_shapes() -> None:
@@ -164,7 +164,7 @@ def test_a_zero_of_nothing_survives_the_borrow_of_gptq_v1() -> None:
     assert isinstance(weight, Int4Weight)
     assert weight.zero is not None
     assert not weight.zero.any()
-    torch.testing.assert_close(dequantize(weight), encoded.meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -201,15 +201,6 @@ def test_the_expert_with_the_bad_scale_is_named() -> None:
     prefixes = [f"model.layers.0.mlp.experts.{e}.up_proj" for e in range(3)]
     with pytest.raises(WeightsError, match=r"experts\.2\.up_proj\.weight_scale_inv holds nan"):
         load(format_of("fp8-blocks", prefixes[0]), 16, 64, encoded, prefixes)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_headers_of_another_shape_or_dtype_are_refused_by_name(scheme: str) -> None:
-    for stored in format_of(scheme).stored(PREFIX, 16, 64):
-        with pytest.raises(WeightsError, match=f"{stored.name} has shape \\[3, 5\\], config.json makes it"):
-            stored.check(stored.dtypes[0], (3, 5))
-        with pytest.raises(WeightsError, match=f"{stored.name} is BOOL, its format has {stored.dtypes[0]}"):
-            stored.check("BOOL", stored.shape)
 
 
 @pytest.mark.parametrize("scheme", ["gptq-desc-act", "ct-int4-actorder"])
@@ -265,7 +256,7 @@ def test_fp8_experts_fused_in_three_axes() -> None:
     }
     weight = linear.unpack([prefix], 160, 64, tensors)
     meant = torch.stack([one.meant for one in encoded])
-    torch.testing.assert_close(dequantize(weight), meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), meant, rtol=0, atol=0)
     tensors["scale"][1, 0, 0] = float("nan")
     with pytest.raises(WeightsError, match=f"{prefix}_scale_inv holds nan"):
         linear.unpack([prefix], 160, 64, tensors)

@@ -13,7 +13,8 @@ from aengine.attention.torch_backend import TorchAttention
 from aengine.errors import WeightsError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
-from aengine.model.loading.load import load_model
+from aengine.model.decoder import Decoder
+from aengine.model.loading.load import checkpoint_of, load_model
 
 from ..harness import Harness
 from .checkpoints import write_quantized
@@ -44,6 +45,18 @@ def test_logits_are_those_of_the_dequantised_twin(scheme: str, case: str, tmp_pa
     write_quantized(scheme, case, tmp_path / "quantised", tmp_path / "twin")
     for ours, expected in zip(logits(tmp_path / "quantised"), logits(tmp_path / "twin"), strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("scheme", slow_but_some())
+def test_tensors_of_another_shape_or_dtype_are_refused_by_name(scheme: str, tmp_path: Path) -> None:
+    write_quantized(scheme, "qwen3", tmp_path, tmp_path / "twin")
+    config, file = ModelConfig.from_folder(tmp_path), tmp_path / "model.safetensors"
+    decoder, tensors = Decoder(config, TorchKernels(), TorchAttention()), load_file(file)
+    for name in [name for name in tensors if ".layers.1.mlp.up_proj." in name]:
+        for wrong, why in ((torch.zeros(3, 5, 7), "has shape"), (torch.zeros(tensors[name].shape).bool(), "is BOOL")):
+            save_file(tensors | {name: wrong.to(tensors[name].dtype) if why == "has shape" else wrong}, file)
+            with pytest.raises(WeightsError, match=f"{name} {why}"):
+                checkpoint_of(tmp_path, decoder)
 
 
 @pytest.mark.parametrize("scheme", ["gptq", "gptq-desc-act"])

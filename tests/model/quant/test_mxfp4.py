@@ -7,9 +7,8 @@ import torch
 from transformers.integrations.mxfp4 import _convert_moe_packed_tensors
 
 from aengine.errors import UnsupportedModelError, WeightsError
-from aengine.kernels.linear.weights import dequantize
-from aengine.model.quant.formats.mxfp4 import Mxfp4, gate_first
-from aengine.model.quant.fuse import fuse
+from aengine.model.dense import gate_first
+from aengine.model.quant.formats.mxfp4 import Mxfp4
 
 from .encoders import Encoded, mxfp4
 
@@ -25,13 +24,13 @@ def encoded() -> Encoded:
 def places(encoded: Encoded) -> dict[str, torch.Tensor]:
     stored = Mxfp4().stored(PREFIX, ROWS, COLUMNS, experts=EXPERTS)
     for one in stored:
-        one.check("U8", encoded.tensors[one.name.removeprefix(PREFIX)].shape)
+        assert (one.dtypes, one.shape) == (("U8",), encoded.tensors[one.name.removeprefix(PREFIX)].shape)
     return {one.key: encoded.tensors[one.name.removeprefix(PREFIX)] for one in stored}
 
 
 def test_experts_come_back_as_what_their_numbers_mean(encoded: Encoded) -> None:
     weight = Mxfp4().unpack([PREFIX], ROWS, COLUMNS, places(encoded))
-    torch.testing.assert_close(dequantize(weight), encoded.meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=0, atol=0)
 
 
 def test_transformers_reads_the_same() -> None:
@@ -40,14 +39,14 @@ def test_transformers_reads_the_same() -> None:
     scales = torch.randint(100, 150, (EXPERTS, ROWS, COLUMNS // 32), dtype=torch.uint8, generator=generator)
     weight = Mxfp4().unpack([PREFIX], ROWS, COLUMNS, {"blocks": blocks, "scales": scales})
     theirs = _convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [experts, columns, rows]
-    torch.testing.assert_close(dequantize(weight), theirs.mT, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), theirs.mT, rtol=0, atol=0)
 
 
 def test_rows_by_turns_become_halves(encoded: Encoded) -> None:
     weight = Mxfp4().unpack([PREFIX], ROWS, COLUMNS, places(encoded))
-    halves = fuse([type(weight)(gate_first(weight.pairs), gate_first(weight.scale))], ["gate_up"])
+    halves = weight.even_rows_first()
     meant = torch.stack([encoded.meant[:, 2 * i + half] for half in (0, 1) for i in range(ROWS // 2)], 1)
-    torch.testing.assert_close(dequantize(halves), meant, rtol=0, atol=0)
+    torch.testing.assert_close(halves.dequantize(), meant, rtol=0, atol=0)
     bias = torch.arange(2 * ROWS).view(2, ROWS)
     assert gate_first(bias).tolist() == [[0, 2, 4, 1, 3, 5], [6, 8, 10, 7, 9, 11]]
 
@@ -59,12 +58,7 @@ def test_a_scale_that_overflows_is_named(encoded: Encoded, bad: int) -> None:
         Mxfp4().unpack([PREFIX], ROWS, COLUMNS, places(encoded))
 
 
-def test_headers_and_shapes() -> None:
-    blocks, _ = Mxfp4().stored(PREFIX, ROWS, COLUMNS, experts=EXPERTS)
-    with pytest.raises(WeightsError, match=r"_blocks has shape \[2, 6, 48\], config.json makes it \[2, 6, 3, 16\]"):
-        blocks.check("U8", (EXPERTS, ROWS, COLUMNS // 2))
-    with pytest.raises(WeightsError, match=r"_blocks is BF16, its format has U8"):
-        blocks.check("BF16", (EXPERTS, ROWS, COLUMNS // 32, 16))
+def test_shapes_that_it_does_not_have_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="40 inputs are no multiple of 32"):
         Mxfp4().stored(PREFIX, ROWS, 40, experts=EXPERTS)
     with pytest.raises(UnsupportedModelError, match="experts fused in one tensor only"):

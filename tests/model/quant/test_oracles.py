@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, dequantize
+from aengine.kernels.linear.weights import Fp8Weight, Int4Weight
 from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.formats.awq import Awq
 from aengine.model.quant.formats.fp8 import Fp8
@@ -78,7 +78,7 @@ def test_words_that_the_writers_packages_packed(linear: LinearFormat, tensors: d
     assert torch.equal(weight.codes.long(), CODES)
     assert torch.equal(weight.zero.long(), ZEROS)
     meant = (CODES - ZEROS.repeat_interleave(GROUP, 1)) * SCALES.repeat_interleave(GROUP, 1)
-    assert torch.equal(dequantize(weight), meant)
+    assert torch.equal(weight.dequantize(), meant)
 
 
 @pytest.mark.parametrize(("n", "k"), [(256, 384), (128, 128), (512, 128)])
@@ -89,4 +89,4 @@ def test_transformers_reads_blocks_of_fp8_the_same(n: int, k: int) -> None:
     weight = Fp8((128, 128), "group", "weight_scale_inv").unpack([PREFIX], n, k, {"weight": codes, "scale": scale})
     assert isinstance(weight, Fp8Weight)
     read = Fp8Dequantize(None).convert({"weight": codes, "weight_scale_inv": scale})["weight"]
-    torch.testing.assert_close(dequantize(weight), read, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), read, rtol=0, atol=0)

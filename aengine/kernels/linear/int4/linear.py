@@ -17,7 +17,7 @@ from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.gated_rows import gated_config, gated_rows
 from aengine.kernels.linear.int4.config import COPY_ROWS, DENSE_ROWS
 from aengine.kernels.linear.int4.launch import Int4Product
-from aengine.kernels.linear.int4.packed_codes import pack_codes
+from aengine.kernels.linear.int4.packed_codes import pack_codes, supported_group
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 
 
@@ -48,6 +48,11 @@ class Int4Linear:
                 product.write_out(self._weight, self._copy, overlap=False)
         else:
             product.reserve(self.outputs * self.inputs, dtype, weight.scale.device)
+
+    @staticmethod
+    def fits(weight: Int4Weight | Mxfp4Weight, dtype: torch.dtype) -> bool:
+        """Return whether the kernels can read it, for x in `dtype`."""
+        return dtype != torch.float32 and supported_group(weight.group, weight.shape[-1])
 
     @property
     def parameters(self) -> Mapping[str, object]:

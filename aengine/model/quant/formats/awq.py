@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,32 +12,21 @@ from torch import Tensor
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.linear.weights import Int4Weight
 from aengine.model.fields import Fields, shown
-from aengine.model.quant.base import (
-    SCALES,
-    Along,
-    StoredTensor,
-    check_finite,
-    even_groups,
-    grouped,
-    not_fused,
-    unsupported,
-)
-from aengine.model.quant.formats.gptq import read_bits, read_group_size, without_middle
+from aengine.model.quant.base import SCALES, LinearFormat, QuantConfig, StoredTensor, TensorAxis
+from aengine.model.quant.checks import check_finite, not_fused, unsupported
+from aengine.model.quant.formats.int4 import even_groups, grouped, read_bits, read_group_size, without_middle
 from aengine.model.quant.names import Names, hugging_face_names
-from aengine.model.quant.scheme import QuantConfig
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where a word holds each of its eight outputs
 
 
 @dataclass(frozen=True, slots=True)
-class Awq:
+class Awq(LinearFormat):
     """`qweight` [k, n/8], `qzeros` [k/group, n/8], `scales` [k/group, n]."""
 
-    group_size: int  # -1: the whole row
+    bits: ClassVar[int] = 5
 
-    @property
-    def bits(self) -> int:
-        return 5
+    group_size: int  # -1: the whole row
 
     @property
     def name(self) -> str:
@@ -48,13 +38,13 @@ class Awq:
         if outputs % 8:
             raise UnsupportedModelError(f"{prefix}: {outputs} outputs are no multiple of 8, as AWQ needs them")
         groups, size = grouped(prefix, inputs, self.group_size)
-        words, along = Along(1, 8), Along.scales(0, size, inputs)
+        words, along = TensorAxis(1, 8), TensorAxis.of_scales(0, size, inputs)
         return (
             StoredTensor(
-                "qweight", f"{prefix}.qweight", (inputs, outputs // 8), ("I32",), outputs=words, inputs=Along(0)
+                "qweight", f"{prefix}.qweight", (inputs, outputs // 8), ("I32",), outputs=words, inputs=TensorAxis(0)
             ),
             StoredTensor("qzeros", f"{prefix}.qzeros", (groups, outputs // 8), ("I32",), outputs=words, inputs=along),
-            StoredTensor("scales", f"{prefix}.scales", (groups, outputs), SCALES, outputs=Along(1), inputs=along),
+            StoredTensor("scales", f"{prefix}.scales", (groups, outputs), SCALES, outputs=TensorAxis(1), inputs=along),
         )
 
     def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Int4Weight:

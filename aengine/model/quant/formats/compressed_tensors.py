@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from aengine.kernels.linear.weights import Activations
 from aengine.model.fields import Fields, shown
-from aengine.model.quant.base import LinearFormat, unsupported
+from aengine.model.quant.base import LinearFormat, QuantConfig
+from aengine.model.quant.checks import unsupported
 from aengine.model.quant.formats.fp8 import GROUP, Fp8, read_block
-from aengine.model.quant.formats.gptq import read_group_size
+from aengine.model.quant.formats.int4 import read_group_size
 from aengine.model.quant.formats.pack_quantized import PackQuantized
 from aengine.model.quant.names import Names, compressed_tensors_names
-from aengine.model.quant.scheme import QuantConfig
 
 _FP8_FORMATS = ("float-quantized", "naive-quantized")
 _INT4_FORMATS = ("pack-quantized",)

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from aengine.kernels.linear.weights import Activations, Fp8Weight
 from aengine.model.fields import Fields, shown
-from aengine.model.quant.base import SCALES, Along, StoredTensor, check_finite, not_fused, unsupported
+from aengine.model.quant.base import SCALES, LinearFormat, QuantConfig, StoredTensor, TensorAxis
+from aengine.model.quant.checks import check_finite, not_fused, unsupported
 from aengine.model.quant.names import Names, hugging_face_names
-from aengine.model.quant.scheme import QuantConfig
 
 GROUP = 128  # columns of a token that share a scale where activations are "group"
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8:
+class Fp8(LinearFormat):
     """`weight` [n, k] e4m3 times a scale for each block; 0 in `block` means the whole length of that axis."""
+
+    bits: ClassVar[int] = 8
+    rounds_inputs: ClassVar[bool] = True
 
     block: tuple[int, int]  # (128, 128), (1, 0) for each output, (0, 0) for the whole
     activations: Activations
     scale: str = "weight_scale"  # names of tensors
     input_scale: str = "input_scale"
-
-    @property
-    def bits(self) -> int:
-        return 8
 
     @property
     def name(self) -> str:
@@ -43,16 +43,18 @@ class Fp8:
         flat = ((outputs,),) if self.block == (1, 0) else ((), (1,)) if self.block == (0, 0) else ()
         weight, scale = self._name(prefix, "weight", experts), self._name(prefix, self.scale, experts)
         rows, columns = len(lead), len(lead) + 1  # axes
-        spellings = tuple((*lead, *shape) for shape in flat)
-        along = (
-            Along.scales(rows, self.block[0] or outputs, outputs),
-            Along.scales(columns, self.block[1] or inputs, inputs),
+        other_shapes = tuple((*lead, *shape) for shape in flat)
+        axes = TensorAxis(rows), TensorAxis(columns)
+        scale_axes = (
+            TensorAxis.of_scales(rows, self.block[0] or outputs, outputs),
+            TensorAxis.of_scales(columns, self.block[1] or inputs, inputs),
         )
+        shape = (*lead, outputs, inputs)
         tensors = [
+            StoredTensor("weight", weight, shape, ("F8_E4M3",), outputs=axes[0], inputs=axes[1]),
             StoredTensor(
-                "weight", weight, (*lead, outputs, inputs), ("F8_E4M3",), outputs=Along(rows), inputs=Along(columns)
+                "scale", scale, (*lead, *grid), SCALES, other_shapes, outputs=scale_axes[0], inputs=scale_axes[1]
             ),
-            StoredTensor("scale", scale, (*lead, *grid), SCALES, spellings, outputs=along[0], inputs=along[1]),
         ]
         if self.activations == "static":
             name = self._name(prefix, self.input_scale, experts)

@@ -5,42 +5,38 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
-from aengine.kernels.linear.weights import INT4_MIDDLE, Int4Weight
+from aengine.kernels.linear.weights import Int4Weight
 from aengine.model.fields import Fields, shown
-from aengine.model.quant.base import (
-    INTEGERS,
-    SCALES,
-    Along,
-    StoredTensor,
-    check_finite,
+from aengine.model.quant.base import INTEGERS, SCALES, LinearFormat, QuantConfig, StoredTensor, TensorAxis
+from aengine.model.quant.checks import check_finite, not_fused, unsupported
+from aengine.model.quant.formats.int4 import (
     even_groups,
     grouped,
     nibbles,
-    not_fused,
-    unsupported,
+    read_bits,
+    read_group_size,
+    sort_columns,
+    without_middle,
 )
-from aengine.model.quant.formats.int4_order import sort_columns
 from aengine.model.quant.names import Names, hugging_face_names, pattern
-from aengine.model.quant.scheme import QuantConfig
 
 _ONES = 0x11111111  # one in each of a word's eight numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq:
+class Gptq(LinearFormat):
     """`qweight` [k/8, n], `qzeros` [k/group, n/8], `scales` [k/group, n], `g_idx` [k]."""
+
+    bits: ClassVar[int] = 5
 
     group_size: int  # -1: the whole row
     version: int = 1  # 1: the stored zero is one less than the zero
     ordered: bool = False  # whether `g_idx` has to be there
-
-    @property
-    def bits(self) -> int:
-        return 5
 
     @property
     def name(self) -> str:
@@ -52,15 +48,15 @@ class Gptq:
         if inputs % 8 or outputs % 8:
             raise UnsupportedModelError(f"{prefix}: [{outputs}, {inputs}] is no multiple of 8, as GPTQ needs it")
         groups, size = grouped(prefix, inputs, self.group_size)
-        rows, along, zeros = Along(1), Along.scales(0, size, inputs), (groups, outputs // 8)
+        rows, along, zeros = TensorAxis(1), TensorAxis.of_scales(0, size, inputs), (groups, outputs // 8)
         order = StoredTensor(
-            "g_idx", f"{prefix}.g_idx", (inputs,), INTEGERS, optional=not self.ordered, scatters=self.ordered
+            "g_idx", f"{prefix}.g_idx", (inputs,), INTEGERS, optional=not self.ordered, scatters_columns=self.ordered
         )
         return (
             StoredTensor(
-                "qweight", f"{prefix}.qweight", (inputs // 8, outputs), ("I32",), outputs=rows, inputs=Along(0, 8)
+                "qweight", f"{prefix}.qweight", (inputs // 8, outputs), ("I32",), outputs=rows, inputs=TensorAxis(0, 8)
             ),
-            StoredTensor("qzeros", f"{prefix}.qzeros", zeros, ("I32",), outputs=Along(1, 8), inputs=along),
+            StoredTensor("qzeros", f"{prefix}.qzeros", zeros, ("I32",), outputs=TensorAxis(1, 8), inputs=along),
             StoredTensor("scales", f"{prefix}.scales", (groups, outputs), SCALES, outputs=rows, inputs=along),
             order,
         )
@@ -78,11 +74,6 @@ class Gptq:
             for one in (nibbles(words), tensors["scales"])
         )
         return Int4Weight(codes, scale, without_middle(zero), order)
-
-
-def without_middle(zero: Tensor) -> Tensor | None:
-    """None where all zeros are 8, as in every symmetric checkpoint. Waits for the device."""
-    return None if not zero.is_meta and bool((zero == INT4_MIDDLE).all()) else zero
 
 
 def read_gptq(fields: Fields) -> QuantConfig:
@@ -103,20 +94,6 @@ def read_gptq(fields: Fields) -> QuantConfig:
     patterns = (*unchanged.patterns, *_excluded(fields))
     unchanged = Names(runs=unchanged.runs, endings=unchanged.endings, patterns=patterns)
     return QuantConfig(fields.source, "gptq", ((_included(fields), linear),), unchanged)
-
-
-def read_bits(fields: Fields, method: str) -> None:
-    bits = fields.integer("bits", 1, 64, 4)
-    if bits != 4:
-        raise unsupported(fields, f"{method} with bits {bits}", "4")
-
-
-def read_group_size(fields: Fields, default: int | None = 128) -> int:
-    """A number of columns, or -1 for all of them."""
-    size = fields.integer("group_size", -1, 2**20, default)
-    if size != -1 and (size < 8 or size % 8):
-        raise unsupported(fields, f"group_size {size}", "multiples of 8, and -1")
-    return size
 
 
 def _included(fields: Fields) -> Names:

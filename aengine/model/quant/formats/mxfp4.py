@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.linear.weights import MXFP4_GROUP, Mxfp4Weight
 from aengine.model.fields import Fields
-from aengine.model.quant.base import Along, StoredTensor, check_range
+from aengine.model.quant.base import LinearFormat, QuantConfig, StoredTensor, TensorAxis
+from aengine.model.quant.checks import check_range
 from aengine.model.quant.names import Names, hugging_face_names
-from aengine.model.quant.scheme import QuantConfig
 
+_RANDOM_SCALE = 120  # 2 ** -7; random codes are of about 3
 _LARGEST_SCALE = 252  # 6 * 2 ** (253 - 127) is more than a float32 holds; 255 is NaN
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4:
+class Mxfp4(LinearFormat):
     """`*_blocks` [experts, n, k/32, 16] uint8, the lower half of a byte first, and `*_scales` [experts, n, k/32]."""
 
-    @property
-    def bits(self) -> int:
-        return 5
+    bits: ClassVar[int] = 5
+    gate_up_by_turns: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -37,22 +37,19 @@ class Mxfp4:
             raise UnsupportedModelError(
                 f"{prefix}: {inputs} inputs are no multiple of {MXFP4_GROUP}, as MXFP4 needs them"
             )
-        scales, rows, groups = (experts, outputs, inputs // MXFP4_GROUP), Along(1), Along(2, MXFP4_GROUP)
+        scales, rows, groups = (experts, outputs, inputs // MXFP4_GROUP), TensorAxis(1), TensorAxis(2, MXFP4_GROUP)
         blocks = (*scales, MXFP4_GROUP // 2)
         return (
             StoredTensor("blocks", f"{prefix}_blocks", blocks, ("U8",), outputs=rows, inputs=groups),
-            StoredTensor("scales", f"{prefix}_scales", scales, ("U8",), outputs=rows, inputs=groups),
+            StoredTensor(
+                "scales", f"{prefix}_scales", scales, ("U8",), outputs=rows, inputs=groups, random_value=_RANDOM_SCALE
+            ),
         )
 
     def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Mxfp4Weight:
-        """As stored: rows that alternate between gate and up still do; see `gate_first`."""
+        """The rows are as stored: rows of gate and up still alternate."""
         check_range(tensors["scales"], [f"{prefix}_scales" for prefix in prefixes], 0, _LARGEST_SCALE)
         return Mxfp4Weight(tensors["blocks"].flatten(-2), tensors["scales"])
-
-
-def gate_first(rows: Tensor) -> Tensor:
-    """Rows of gate and up by turns, brought into two halves: [experts, 2 * inner, ...] -> the same, gate above up."""
-    return torch.cat((rows[:, 0::2], rows[:, 1::2]), dim=1)
 
 
 def read_mxfp4(fields: Fields) -> QuantConfig:

@@ -4,37 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from aengine.errors import WeightsError
 from aengine.kernels.linear.weights import Int4Weight
-from aengine.model.quant.base import (
-    INTEGERS,
-    SCALES,
-    Along,
-    StoredTensor,
-    check_finite,
-    even_groups,
-    grouped,
-    nibbles,
-    not_fused,
-)
-from aengine.model.quant.formats.gptq import without_middle
-from aengine.model.quant.formats.int4_order import sort_columns
+from aengine.model.quant.base import INTEGERS, SCALES, LinearFormat, StoredTensor, TensorAxis
+from aengine.model.quant.checks import check_finite, not_fused
+from aengine.model.quant.formats.int4 import even_groups, grouped, nibbles, sort_columns, without_middle
 
 
 @dataclass(frozen=True, slots=True)
-class PackQuantized:
+class PackQuantized(LinearFormat):
     """`weight_packed` [n, ceil(k/8)], `weight_scale` [n, k/group], `weight_zero_point` [ceil(n/8), k/group]."""
+
+    bits: ClassVar[int] = 5
 
     group_size: int  # -1: the whole row
     symmetric: bool
     ordered: bool = False  # whether `weight_g_idx` tells columns of a group apart
-
-    @property
-    def bits(self) -> int:
-        return 5
 
     @property
     def name(self) -> str:
@@ -44,16 +33,18 @@ class PackQuantized:
         if experts is not None:
             raise not_fused("pack-quantized", prefix)
         groups, size = grouped(prefix, inputs, self.group_size)
-        rows, along, words = Along(0), Along.scales(1, size, inputs), (outputs, -(-inputs // 8))
+        rows, along, words = TensorAxis(0), TensorAxis.of_scales(1, size, inputs), (outputs, -(-inputs // 8))
         tensors = [
-            StoredTensor("packed", f"{prefix}.weight_packed", words, ("I32",), outputs=rows, inputs=Along(1, 8)),
+            StoredTensor("packed", f"{prefix}.weight_packed", words, ("I32",), outputs=rows, inputs=TensorAxis(1, 8)),
             StoredTensor("scale", f"{prefix}.weight_scale", (outputs, groups), SCALES, outputs=rows, inputs=along),
             StoredTensor("shape", f"{prefix}.weight_shape", (2,), INTEGERS, optional=True),
-            StoredTensor("g_idx", f"{prefix}.weight_g_idx", (inputs,), INTEGERS, optional=True, scatters=self.ordered),
+            StoredTensor(
+                "g_idx", f"{prefix}.weight_g_idx", (inputs,), INTEGERS, optional=True, scatters_columns=self.ordered
+            ),
         ]
         if not self.symmetric:
             zeros = f"{prefix}.weight_zero_point", (-(-outputs // 8), groups)
-            tensors.append(StoredTensor("zero", *zeros, ("I32",), outputs=Along(0, 8), inputs=along))
+            tensors.append(StoredTensor("zero", *zeros, ("I32",), outputs=TensorAxis(0, 8), inputs=along))
         return tuple(tensors)
 
     def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Int4Weight:

@@ -18,7 +18,7 @@ from aengine.kernels.experts.many_rows import ManyCut
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 from aengine.kernels.linear.fp8.quantize import E4M3, quantize_fp8
-from aengine.kernels.linear.weights import Activations, Fp8Weight, dequantize
+from aengine.kernels.linear.weights import Activations, Fp8Weight
 from tests.kernels.experts.test_triton_experts import GELU, SPREADS, reference, spread
 
 pytestmark = [
@@ -76,7 +76,7 @@ def rounded_reference(
     rule: ExpertRule = SILU,
 ) -> Tensor:  # fmt: skip
     total, h = residual.double(), rounded(h, gate_up)
-    first, second = dequantize(gate_up).double(), dequantize(down).double()
+    first, second = gate_up.dequantize().double(), down.dequantize().double()
     for expert in range(len(second)):
         token, j = (ids == expert).nonzero(as_tuple=True)
         gate, up = F.linear(h[token], first[expert]).chunk(2, dim=-1)
@@ -110,7 +110,7 @@ def test_every_cut_gives_the_weighted_sum(
         apart = 2e-2 if tokens == 5 else 1.5e-2
         assert error < (0.3 if device.type == "cpu" else 5e-2 if tokens == 1 else 6e-3 if grouped else apart)
     else:
-        expected = reference(h, dequantize(gate_up), dequantize(down), ids, weights, residual)
+        expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual)
         assert relative_error(outs[0], expected) < tolerance(dtype)
     assert torch.equal(*outs)
 
@@ -125,7 +125,7 @@ def test_gelu_instead_of_silu_tiny(cut: str, device: torch.device) -> None:
         expected = rounded_reference(h, gate_up, down, ids, weights, residual, GELU)
         assert relative_error(out, expected) < (0.3 if device.type == "cpu" else 6e-3)  # see above
     else:
-        expected = reference(h, dequantize(gate_up), dequantize(down), ids, weights, residual, GELU)
+        expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual, GELU)
         assert relative_error(out, expected) < tolerance(h.dtype)
 
 
@@ -140,7 +140,7 @@ def test_many_rows_are_cut_off_where_static_scales_end_tiny(first: str, second: 
     out = Fp8Experts(gate_up, down).add_to(h, ids, weights, residual.clone(), config=CUTS["many"])
     expected = rounded_reference(h, gate_up, down, ids, weights, residual)
     assert relative_error(out, expected) < (0.5 if device.type == "cpu" else 1.5e-2)  # see above
-    assert relative_error(reference(h, dequantize(gate_up), dequantize(down), ids, weights, residual), expected) > 1
+    assert relative_error(reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual), expected) > 1
 
 
 @pytest.mark.parametrize("tokens", [pytest.param(1, id="tiny-1"), pytest.param(5, id="tiny-5"), 8, 64, 256, 1000, 4097])
@@ -153,7 +153,7 @@ def test_the_chosen_cut_gives_the_weighted_sum(tokens: int, device: torch.device
     h, residual = (torch.randn(tokens, hidden, device=device).to(dtype) for _ in range(2))
     weights = torch.rand(tokens, top_k, device=device)
     out = Fp8Experts(gate_up, down).add_to(h, ids, weights, residual.clone())
-    expected = reference(h, dequantize(gate_up), dequantize(down), ids, weights, residual)
+    expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual)
     assert relative_error(out, expected) < (0.12 if tokens <= 5 else 5e-2)  # small ones have few terms to average over
 
 

@@ -18,7 +18,7 @@ from aengine.kernels.experts.packed.single_rows import (
     fits_single_rows,
 )
 from aengine.kernels.experts.rule import SILU
-from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight, dequantize
+from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 from tests.kernels.experts.test_triton_experts import GELU, SPREADS, reference, rule_of, spread
 
 pytestmark = [
@@ -70,7 +70,7 @@ def test_the_weighted_sum(
     weights = torch.rand(tokens, top_k, device=device)
     layer = PackedExperts(gate_up, down)
     outs = [layer.add_to(h, ids, weights, residual.clone()) for _ in range(2)]
-    expected = reference(h, dequantize(gate_up), dequantize(down), ids, weights, residual)
+    expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual)
     # Of five tokens, sums that nearly cancel may show more of what is rounded.
     assert relative_error(outs[0], expected) < tolerance(dtype) * (1.5 if tokens < 33 else 1)
     assert torch.equal(*outs)
@@ -111,7 +111,7 @@ def test_every_cut_gives_the_weighted_sum(
     how = SILU if rule == "plain" else rule_of(rule, shape, dtype, device)
     layer = PackedExperts(gate_up, down, how)
     outs = [layer.add_to(h, ids, weights, residual.clone(), config=CUTS[cut]) for _ in range(2)]
-    expected = reference(h, dequantize(gate_up), dequantize(down), ids, weights, residual, how)
+    expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual, how)
     assert relative_error(outs[0], expected) < tolerance(dtype)
     assert torch.equal(*outs)
     nothing = layer.add_to(h, ids, weights, None, config=CUTS[cut])
@@ -125,7 +125,7 @@ def test_gelu_instead_of_silu_tiny(cut: str, dtype: torch.dtype, device: torch.d
     h, residual = (torch.randn(5, 256, device=device).div(16).to(dtype) for _ in range(2))
     ids, weights = spread("even", 5, 4, 3).to(device), torch.rand(5, 3, device=device)
     out = PackedExperts(gate_up, down, GELU).add_to(h, ids, weights, residual.clone(), config=CUTS[cut])
-    expected = reference(h, dequantize(gate_up), dequantize(down), ids, weights, residual, GELU)
+    expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual, GELU)
     assert relative_error(out, expected) < tolerance(dtype)
 
 
@@ -141,7 +141,7 @@ def test_tall_tiles_of_few_rows_give_the_same_sum(kind: str, dtype: torch.dtype,
     weights = torch.rand(401, 1, device=device)
     layer = PackedExperts(gate_up, down)
     outs = [layer.add_to(h, ids, weights, torch.zeros_like(h), config=config) for _ in range(2)]
-    expected = reference(h, dequantize(gate_up), dequantize(down), ids, weights, torch.zeros_like(h))
+    expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, torch.zeros_like(h))
     assert relative_error(outs[0], expected) < tolerance(dtype)
     assert torch.equal(*outs)
 

@@ -5,7 +5,7 @@ import torch
 
 from aengine.kernels.linear.fp8 import quantize as fp8_weight
 from aengine.kernels.linear.fp8.quantize import quantize_fp8
-from aengine.kernels.linear.weights import Fp8Weight, dequantize
+from aengine.kernels.linear.weights import Fp8Weight
 from tests.kernels.linear.fp8.reference import BLOCKS, exact_weight, random_weight
 from tests.one_in import one_in
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(("n", "k"), [(256, 256), (200, 330), (3, 7), (1, 129)])
 def test_the_numbers_are_values_times_their_blocks_scales(n: int, k: int, block: tuple[int, int]) -> None:
     weight = random_weight(n, k, block, CPU)
-    plain = dequantize(weight)
+    plain = weight.dequantize()
     assert plain.dtype == torch.float32
     torch.testing.assert_close(plain.double(), exact_weight(weight), rtol=1e-7, atol=0)
 
@@ -38,7 +38,7 @@ def test_quantised_numbers_are_near_and_the_largest_of_a_block_is_448(
             largest = weight[part].abs().max()
             assert values[part].float().abs().max() == 448
             # Half a step of three bits of mantissa, or of the smallest step there is.
-            error = (dequantize(made)[part] - weight[part]).abs()
+            error = (made.dequantize()[part] - weight[part]).abs()
             assert (error <= (weight[part].abs() / 15).clamp_min(largest / 448 * 2**-10) * 1.001).all()
 
 

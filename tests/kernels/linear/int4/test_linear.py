@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.weights import Int4Weight, dequantize
+from aengine.kernels.linear.weights import Int4Weight
 from tests.kernels.conftest import relative_error, tolerance
 
 int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")
@@ -49,7 +49,7 @@ def test_every_call_of_the_protocol(
     x, bias, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((5, k), (n,), (5, n)))
     linear = int4_linear.Int4Linear(weight, bias, int4_launch.Int4Product(), dtype, copy=path == "of-a-copy")
     assert (linear.inputs, linear.outputs) == (k, n)
-    expected = x.double() @ dequantize(weight).double().t()
+    expected = x.double() @ weight.dequantize().double().t()
     assert relative_error(linear.apply(x), expected + bias.double()) < tolerance(dtype)
     assert relative_error(linear.apply(x, norm=Halved()), expected / 2 + bias.double()) < tolerance(dtype)
     total = expected + bias.double() + residual.double()
@@ -68,7 +68,7 @@ def test_few_rows_leave_a_copy_alone_and_no_scratch_is_kept_beside_it_tiny(
     linear = int4_linear.Int4Linear(weight, None, product, dtype, copy=True)
     assert product._dense.numel() == 0
     assert linear._copy is not None
-    assert relative_error(linear._copy, dequantize(weight).double()) < tolerance(dtype)
+    assert relative_error(linear._copy, weight.dequantize().double()) < tolerance(dtype)
     linear._copy.fill_(torch.nan)
     x = torch.randn(5, 256, device=device).to(dtype)
     assert linear.apply(x[:4]).isfinite().all()
@@ -78,7 +78,7 @@ def test_few_rows_leave_a_copy_alone_and_no_scratch_is_kept_beside_it_tiny(
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_copy_is_made_on_the_gpu_that_it_is_for() -> None:
     weights = Int4Weight(torch.randint(0, 16, (2048, 4096), dtype=torch.uint8), torch.rand(2048, 32).half() + 0.1)
-    expected = dequantize(weights).bfloat16()
+    expected = weights.dequantize().bfloat16()
     for gpu in (0, 1):
         there = Int4Weight(weights.codes.to(f"cuda:{gpu}"), weights.scale.to(f"cuda:{gpu}"))
         linear = int4_linear.Int4Linear(there, None, int4_launch.Int4Product(), torch.bfloat16, copy=True)
@@ -96,7 +96,7 @@ def test_columns_of_x_may_come_several_times(dtype: torch.dtype, device: torch.d
     )
     x = torch.randn(5, 160, device=device).to(dtype)
     linear = int4_linear.Int4Linear(weight, None, int4_launch.Int4Product(), dtype)
-    assert relative_error(linear.apply(x), x.double() @ dequantize(weight).double().t()) < tolerance(dtype)
+    assert relative_error(linear.apply(x), x.double() @ weight.dequantize().double().t()) < tolerance(dtype)
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["in-order", "sorted-by-group"])
@@ -122,6 +122,6 @@ def test_gate_and_up_of_many_rows_are_activated_in_the_dense_product_tiny(
     if dtype == torch.float32:
         assert out is None
         return
-    gate, up = (x.double() / 2 @ dequantize(weight).double().t()).chunk(2, dim=-1)
+    gate, up = (x.double() / 2 @ weight.dequantize().double().t()).chunk(2, dim=-1)
     assert out is not None
     assert relative_error(out, torch.nn.functional.silu(gate) * up) < 2 * tolerance(dtype)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear.weights import Int4Weight, dequantize
+from aengine.kernels.linear.weights import Int4Weight
 from tests.kernels.conftest import relative_error, tolerance
 
 int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")
@@ -64,7 +64,7 @@ def check(config: Any, n: int, k: int, group: int, dtype: torch.dtype, device: t
     weight = random_weight(n, k, group, device)
     packed, product = packed_codes.pack_codes(weight), int4_launch.Int4Product()
     x, bias, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((1, k), (n,), (1, n)))
-    expected = x.double() @ dequantize(weight).double().t() + bias.double()
+    expected = x.double() @ weight.dequantize().double().t() + bias.double()
     assert relative_error(product.row(x, packed, bias, None, config), expected) < tolerance(dtype)
     again = product.row(x, packed, bias, residual.clone(), config)
     total = expected + residual.double()

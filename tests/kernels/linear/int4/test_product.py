@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight, dequantize
+from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 from tests.kernels.conftest import relative_error, tolerance
 
 int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")
@@ -64,7 +64,7 @@ def test_every_cut_gives_the_product(
     weight = random_weight(form, n, k, device)
     packed = packed_codes.pack_codes(weight)
     x, bias, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((m, k), (n,), (m, n)))
-    expected = x.double() @ dequantize(weight).double().t() + bias.double() + residual.double()
+    expected = x.double() @ weight.dequantize().double().t() + bias.double() + residual.double()
     product = int4_launch.Int4Product()
     again = product(x, packed, bias, residual=residual.clone(), config=CUTS[cut])
     out = product(x, packed, bias, residual=residual, config=CUTS[cut])
@@ -80,7 +80,7 @@ def test_every_cut_gives_the_product(
 def test_a_weight_is_written_out_dense(n: int, k: int, form: str, dtype: torch.dtype, device: torch.device) -> None:
     weight = random_weight(form, n, k, device)
     dense = int4_launch.Int4Product().dequantised(packed_codes.pack_codes(weight), dtype)
-    assert relative_error(dense, dequantize(weight).double()) < tolerance(dtype)
+    assert relative_error(dense, weight.dequantize().double()) < tolerance(dtype)
 
 
 def meets_each_shape_and_each_number_of_rows(m: int, n: int, k: int, **_: object) -> bool:
@@ -113,7 +113,7 @@ def test_the_chosen_cut_gives_the_product(
     weight = random_weight(form, n, k, device)
     x = torch.randn(m, k, device=device).to(dtype)
     out = int4_launch.Int4Product()(x, packed_codes.pack_codes(weight))
-    assert relative_error(out, x.double() @ dequantize(weight).double().t()) < tolerance(dtype)
+    assert relative_error(out, x.double() @ weight.dequantize().double().t()) < tolerance(dtype)
 
 
 def test_dtypes_may_take_turns_in_the_memory_of_dense_weights_tiny(device: torch.device) -> None:
@@ -122,7 +122,7 @@ def test_dtypes_may_take_turns_in_the_memory_of_dense_weights_tiny(device: torch
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         dense = product.dequantised(packed, dtype)
         assert dense.dtype == dtype
-        assert relative_error(dense, dequantize(weight).double()) < tolerance(dtype)
+        assert relative_error(dense, weight.dequantize().double()) < tolerance(dtype)
 
 
 def test_no_rows_are_no_work_tiny(device: torch.device) -> None:

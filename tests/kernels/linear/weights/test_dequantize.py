@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, dequantize
+from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -16,7 +16,7 @@ def test_fp8(block: tuple[int, int], experts: tuple[int, ...]) -> None:
     n, k = 130, 200
     weight = torch.randn(*experts, n, k, generator=GENERATOR).to(torch.float8_e4m3fn)
     scale = torch.rand(*experts, -(-n // block[0]), -(-k // block[1]), generator=GENERATOR)
-    out = dequantize(Fp8Weight(weight, scale, block, "group"))
+    out = Fp8Weight(weight, scale, block, "group").dequantize()
     rows, columns = torch.arange(n) // block[0], torch.arange(k) // block[1]
     torch.testing.assert_close(out, weight.float() * scale[..., rows, :][..., columns], rtol=0, atol=0)
 
@@ -32,7 +32,7 @@ def test_int4(ordered: bool, zeros: bool, experts: int) -> None:
     zero = torch.randint(0, 16, scale.shape, dtype=torch.uint8, generator=GENERATOR) if zeros else None
     orders = torch.stack([torch.randperm(k, generator=GENERATOR) for _ in range(experts or 1)])
     order = (orders if experts else orders[0]) if ordered else None
-    out = dequantize(Int4Weight(codes, scale, zero, order)).view(-1, n, k)
+    out = Int4Weight(codes, scale, zero, order).dequantize().view(-1, n, k)
     for e in range(experts or 1):
         at = (e,) if experts else ()
         for i in range(n):
@@ -47,7 +47,7 @@ def test_mxfp4_has_sixteen_values_and_powers_of_two_down_to_the_subnormal_one() 
     scale = torch.tensor([[127], [128], [0], [252]], dtype=torch.uint8)
     magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     values = torch.tensor([*magnitudes, *(-value for value in magnitudes)] * 2, dtype=torch.float64)
-    out = dequantize(Mxfp4Weight.of(codes, scale))
+    out = Mxfp4Weight.of(codes, scale).dequantize()
     for row, exponent in zip(out, (0, 1, -127, 125)):
         assert torch.equal(row.double(), values * 2.0**exponent)
     assert out.isfinite().all()

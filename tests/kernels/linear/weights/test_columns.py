@@ -1,4 +1,4 @@
-"""Columns of an int4 matrix in an order of its own are those columns, whatever groups they come from."""
+"""Columns of an int4 matrix whose groups are scattered stand for the same numbers when they are picked."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aengine.kernels.linear.weights import Int4Weight, dequantize
-from aengine.model.quant.columns import CHUNK, pick_columns
+from aengine.kernels.linear.weights import Int4Weight
+from aengine.kernels.linear.weights.int4 import CHUNK
 
 
 def random_weight(groups: int, group: int, zeros: bool, seed: int) -> Int4Weight:
@@ -27,13 +27,13 @@ def random_weight(groups: int, group: int, zeros: bool, seed: int) -> Int4Weight
     zeros=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_they_mean_what_they_meant(groups: int, group: int, ranks: int, zeros: bool, seed: int) -> None:
+def test_picked_columns_stand_for_the_same_numbers(groups: int, group: int, ranks: int, zeros: bool, seed: int) -> None:
     weight = random_weight(groups, group, zeros, seed)
     width = groups * group // ranks
     for rank in range(ranks):
         columns = rank * width, (rank + 1) * width
-        picked = pick_columns(weight, columns)
-        assert torch.equal(dequantize(picked), dequantize(weight)[:, slice(*columns)])
+        picked = weight.columns(*columns)
+        assert torch.equal(picked.dequantize(), weight.dequantize()[:, slice(*columns)])
         assert picked.group == min(CHUNK, group)
 
 
@@ -41,6 +41,6 @@ def test_they_mean_what_they_meant(groups: int, group: int, ranks: int, zeros: b
 def test_layers_have_few_shapes(ranks: int) -> None:
     """Each is a kernel to be compiled."""
     width = 96 * 128 // ranks
-    picked = [pick_columns(random_weight(96, 128, False, layer), (0, width)).codes.shape for layer in range(36)]
+    picked = [random_weight(96, 128, False, layer).columns(0, width).codes.shape for layer in range(36)]
     assert len(set(picked)) <= 2
     assert max(k for _, k in picked) < 2 * width
