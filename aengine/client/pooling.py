@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import re
 import sys
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import httpx2
 import msgspec
 
+from aengine.client.connection import CONNECT_SECONDS, JSON, Connection, checked
 from aengine.client.wire import CachedTokens, request_json
 from aengine.engine.requests.arguments import check_routing, prompt_list, text_list
 from aengine.errors import InvalidRequestError, ServerError
@@ -19,6 +20,7 @@ from aengine.types import Classes, Classified, Embeddings, Ranked, Ranking, Scor
 
 Prompt = str | Sequence[int]
 T = TypeVar("T", bound=msgspec.Struct)
+_IN_ONE_PIECE = 10  # times the timeout: no sign of life comes before the answer
 _ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -68,15 +70,11 @@ class _RankBody(msgspec.Struct):
     usage: _Usage
 
 
-class PooledAnswers(ABC):
-    """Arguments, results and errors are those of `Engine`'s methods of the same names. Cancelling one ends it on the
-    server.
-    """
+class PooledAnswers(Connection):
+    """Arguments, results and errors are those of `Engine`'s methods of the same names.
 
-    @abstractmethod
-    async def _post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
-        """The answer to a POST. Raises what the server says instead."""
-        ...
+    Cancelling a call ends it on the server.
+    """
 
     async def embed(
         self,
@@ -143,9 +141,15 @@ class PooledAnswers(ABC):
 
     async def _ask(self, path: str, fields: dict[str, Any], routing: dict[str, Any], answer: type[T]) -> T:
         body, headers = _routed(fields, **routing)
-        data = await self._post(path, request_json(body), headers)
+        response = await self._send(
+            "POST",
+            path,
+            content=request_json(body),
+            headers=headers | JSON,
+            timeout=httpx2.Timeout(self._timeout * _IN_ONE_PIECE, connect=CONNECT_SECONDS, pool=None),
+        )
         try:
-            return msgspec.json.decode(data, type=answer)
+            return msgspec.json.decode(checked(response).content, type=answer)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ServerError(f"the server sent an answer that cannot be read: {error}") from None
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from aengine import Client, ServerError
-from aengine.client import client as client_module
+from aengine.client import connection
 
 pytestmark = pytest.mark.anyio
 
@@ -45,13 +45,13 @@ async def test_wherever_it_is_cut(size: int) -> None:
 
 @pytest.mark.parametrize("endless", [b"x" * 10, b"data: xxxx\n"])
 async def test_an_event_without_end_is_refused(endless: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MAX_EVENT_BYTES", 100)
+    monkeypatch.setattr(connection, "MAX_EVENT_BYTES", 100)
     async with speaking(endless * 20) as client:
         with pytest.raises(ServerError, match=r"cannot be read.*100 byte"):
             await client.complete("x")
 
 
 async def test_comments_may_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MAX_EVENT_BYTES", 100)
+    monkeypatch.setattr(connection, "MAX_EVENT_BYTES", 100)
     async with speaking(b": ping\n\n" * 100, STREAM) as client:
         assert (await client.complete("x")).text == "é👋bc"
