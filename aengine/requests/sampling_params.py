@@ -1,9 +1,16 @@
-"""How a request's tokens are drawn and when it stops: the parameters, and the ranges that they are checked against."""
+"""How a request's tokens are drawn and when it stops.
+
+`SamplingParams` is the only place that says what a parameter means and which values it may have. The command line and
+the client derive theirs from it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from types import UnionType
+from typing import Annotated, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
@@ -20,39 +27,106 @@ MAX_BAD_WORD_LENGTH = 128  # characters
 _INT64 = 2**63
 
 
+class Parameter(NamedTuple):
+    """What one sampling parameter means, and the range of its values."""
+
+    help: str
+    low: float = -math.inf
+    high: float = math.inf
+    above: float = -math.inf  # like `low`, but the bound itself is not allowed
+    is_internal: bool = False  # for aengine's own use; callers are not told of it
+
+    @property
+    def range(self) -> str:
+        """The range in words; empty if every value is allowed."""
+        if self.above != -math.inf:
+            return f"above {self.above} and at most {self.high}"
+        if self.high != math.inf:
+            return f"between {self.low} and {self.high}"
+        return "" if self.low == -math.inf else f"at least {self.low}"
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to draw tokens and when to stop. Ranges are checked by `validate`, not at construction.
 
     The order of the steps is logit_bias, repetition/presence/frequency penalty, masks, temperature,
-    top_k, top_p, min_p, draw. `temperature=0` is argmax.
+    top_k, top_p, min_p, draw.
     """
 
-    max_tokens: int | None = None  # None: until the context is full
-    min_tokens: int = 0  # EOS and stop ids are masked before that many tokens
-    temperature: float = 1.0  # [0, 2]
-    top_k: int = 0  # 0 or -1: off
-    top_p: float = 1.0  # (0, 1]
-    min_p: float = 0.0  # [0, 1]
-    repetition_penalty: float = 1.0  # > 0; over prompt and output, as Hugging Face defines it
-    presence_penalty: float = 0.0  # [-2, 2]; over output, as OpenAI defines it
-    frequency_penalty: float = 0.0  # [-2, 2]; over output, as OpenAI defines it
-    logit_bias: Mapping[int, float] = {}  # token id -> added to the logit, [-100, 100]
-    seed: int | None = None  # None: drawn afresh for each request
-    stop: tuple[str, ...] = ()
-    stop_in_thought: bool = False  # a stop string ends a chat's answer within the thought before it, too
-    # If the output begins with the first text, no stop string counts before the end of the second.
-    unstopped: tuple[str, str] | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[str, ...] = ()  # their tokens never follow one another, with a space in front or without
-    allowed_token_ids: tuple[int, ...] | None = None  # no other is drawn; not even EOS, unless it is among them
-    include_stop: bool = False  # keep the matched stop string / stop token's text in the text
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    shown_special_ids: tuple[int, ...] = ()  # special tokens that are written in the text all the same
-    logprobs: int | None = None  # None: none; 0: the sampled token's; k: and the k likeliest
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens
-    n: int = 1
-    structured: Structured | None = None  # what the output must match
+    max_tokens: Annotated[
+        int | None, Parameter("most tokens of an output; default: until the context is full", low=1)
+    ] = None
+    min_tokens: Annotated[int, Parameter("tokens before which neither the end nor a stop id is drawn", low=0)] = 0
+    temperature: Annotated[
+        float,
+        Parameter(
+            "how varied the draws are; 0: always the likeliest token; default: what the checkpoint recommends",
+            low=0,
+            high=2,
+        ),
+    ] = 1.0
+    top_k: Annotated[int, Parameter("draw among this many of the likeliest tokens; 0 or -1: among all", low=-1)] = 0
+    top_p: Annotated[
+        float, Parameter("draw among the likeliest tokens that together have this probability", above=0, high=1)
+    ] = 1.0
+    min_p: Annotated[
+        float, Parameter("draw among tokens with at least this share of the likeliest one's probability", 0, 1)
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Parameter(
+            "above 1: against tokens of the prompt and the output, as Hugging Face defines it", above=0, high=10_000
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Parameter("above 0: against tokens of the output, as OpenAI defines it", low=-2, high=2)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Parameter("above 0: against tokens by their count in the output, as OpenAI defines it", low=-2, high=2)
+    ] = 0.0
+    logit_bias: Annotated[
+        Mapping[int, float], Parameter('what is added to the logits of token ids, from -100 to 100: {"42": -5}')
+    ] = {}
+    seed: Annotated[
+        int | None,
+        Parameter(
+            "the same seed gives the same draws; default: another one for each request", low=-_INT64, high=_INT64 - 1
+        ),
+    ] = None
+    stop: Annotated[tuple[str, ...], Parameter('text that ends an output, or a list: ["\\n", "END"]')] = ()
+    stop_in_thought: Annotated[
+        bool, Parameter("whether stop strings also end a chat's answer within the thought before it")
+    ] = False
+    unstopped: Annotated[
+        tuple[str, str] | None,
+        Parameter(
+            "if the output begins with the first text, no stop string counts before the end of the second",
+            is_internal=True,
+        ),
+    ] = None
+    stop_token_ids: Annotated[tuple[int, ...], Parameter("token ids that end an output: [7, 8]")] = ()
+    bad_words: Annotated[
+        tuple[str, ...], Parameter('texts whose tokens never follow one another, with or without a space before: ["x"]')
+    ] = ()
+    allowed_token_ids: Annotated[
+        tuple[int, ...] | None,
+        Parameter("the only token ids that are drawn: [7, 8]; without the end's id only max_tokens ends the output"),
+    ] = None
+    include_stop: Annotated[bool, Parameter("keep the stop string, or the stop token's text, in the text")] = False
+    ignore_eos: Annotated[bool, Parameter("continue after the model's own end")] = False
+    skip_special_tokens: Annotated[bool, Parameter("leave special tokens out of the text")] = True
+    shown_special_ids: Annotated[
+        tuple[int, ...], Parameter("special tokens that stay in the text all the same", is_internal=True)
+    ] = ()
+    logprobs: Annotated[
+        int | None, Parameter("log-probabilities of the tokens, and of this many likeliest ones", 0, MAX_LOGPROBS)
+    ] = None
+    prompt_logprobs: Annotated[int | None, Parameter("like logprobs, for the prompt's tokens", 0, MAX_LOGPROBS)] = None
+    n: Annotated[int, Parameter("outputs for each prompt", 1, MAX_N)] = 1
+    structured: Annotated[
+        Structured | None,
+        Parameter('what the output must match: {"regex": "yes|no"}, or json, json_object, choice, grammar'),
+    ] = None
 
     @property
     def penalized(self) -> bool:
@@ -61,42 +135,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidRequestError`, naming the field, unless every value is in its range."""
-        for name in _FLOATS:
+        for name, kinds, low, high, above in _NUMBERS:
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-                raise InvalidRequestError(f"{name} must be a finite number, got {value!r}", name)
-        for name in _INTS:
-            value = getattr(self, name)
-            if value is None and name in ("max_tokens", "seed", "logprobs", "prompt_logprobs"):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise InvalidRequestError(f"{name} must be an integer, got {value!r}", name)
-        _within("temperature", self.temperature, 0, 2)
-        _within("min_p", self.min_p, 0, 1)
-        _within("presence_penalty", self.presence_penalty, -2, 2)
-        _within("frequency_penalty", self.frequency_penalty, -2, 2)
-        if not 0 < self.top_p <= 1:
-            raise InvalidRequestError(f"top_p must be in (0, 1], got {self.top_p}", "top_p")
-        if self.top_k < -1:
-            raise InvalidRequestError(f"top_k must be -1 or 0 (off) or at least 1, got {self.top_k}", "top_k")
-        if not 0 < self.repetition_penalty <= 1e4:
-            raise InvalidRequestError(
-                f"repetition_penalty must be above 0 and at most 10000, got {self.repetition_penalty}",
-                "repetition_penalty",
-            )
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InvalidRequestError(f"max_tokens must be at least 1, got {self.max_tokens}", "max_tokens")
-        if self.min_tokens < 0 or (self.max_tokens is not None and self.min_tokens > self.max_tokens):
+            kind = type(value)
+            if kind not in kinds or (value is not None and not (low <= value <= high and value > above)):
+                _check_number(name, value, float in kinds)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens must be between 0 and max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"
             )
-        if self.seed is not None and not -_INT64 <= self.seed < _INT64:
-            raise InvalidRequestError(f"seed must fit into 64 signed bits, got {self.seed}", "seed")
-        if self.logprobs is not None:
-            _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if self.prompt_logprobs is not None:
-            _within("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
-        _within("n", self.n, 1, MAX_N)
         self._validate_stop(vocab_size)
         self._validate_bias(vocab_size)
         self._validate_bad_words()
@@ -164,13 +211,42 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequestError(f"{name} cannot be combined with structured output", name)
 
 
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-_INTS = ("max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs", "n")
+def _check_number(name: str, value: object, is_float: bool) -> None:
+    """Raise `InvalidRequestError` unless the value is a number in its range. Subclasses of int and float are fine."""
+    wanted = (int, float) if is_float else (int,)
+    if not isinstance(value, wanted) or isinstance(value, bool) or not math.isfinite(value):
+        kind = "a finite number" if is_float else "an integer"
+        raise InvalidRequestError(f"{name} must be {kind}, got {value!r}", name)
+    parameter = PARAMETERS[name]
+    if not (parameter.low <= value <= parameter.high and value > parameter.above):
+        raise InvalidRequestError(f"{name} must be {parameter.range}, got {value}", name)
 
 
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise InvalidRequestError(f"{name} must be between {low} and {high}, got {value}", name)
+_Number = tuple[str, frozenset[type], float, float, float]  # name, types, lowest, highest, and the excluded bound
+
+
+def _parameters() -> tuple[dict[str, Parameter], list[_Number]]:
+    """Return every parameter by name, and the ranges of those that are numbers."""
+    parameters: dict[str, Parameter] = {}
+    numbers: list[_Number] = []
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items():
+        kind, parameter = get_args(hint)
+        kinds = set(get_args(kind) if isinstance(kind, UnionType) else (kind,))
+        parameters[name] = parameter
+        if kinds & {int, float}:
+            numbers.append((name, frozenset(kinds | {int}), parameter.low, parameter.high, parameter.above))
+    return parameters, numbers
+
+
+PARAMETERS, _NUMBERS = _parameters()
+NAMES = tuple(name for name, parameter in PARAMETERS.items() if not parameter.is_internal)
+
+
+def unknown_parameter(name: str) -> InvalidRequestError:
+    """Return the error for a parameter that does not exist; it says which one was probably meant."""
+    close = get_close_matches(name, NAMES, 1)
+    meant = f" (did you mean {close[0]}?)" if close else ""
+    return InvalidRequestError(f"unknown parameter {name!r}{meant}; known are {', '.join(NAMES)}", name)
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:

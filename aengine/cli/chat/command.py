@@ -30,7 +30,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
-    add_sampling(parser, without=("n", "logprobs"))
+    add_sampling(parser, without=("n", "logprobs", "prompt_logprobs"))
     add_model_or_server(parser)
     parser.set_defaults(run=run)
 

@@ -15,8 +15,9 @@ import msgspec
 
 from aengine.cli.errors import UsageError
 from aengine.cli.model import Model
-from aengine.cli.sampling import NAMES, parse_parameter
+from aengine.cli.sampling import parse_parameter
 from aengine.errors import AengineError
+from aengine.requests.sampling_params import NAMES
 from aengine.types import Fragment, Usage
 
 PROMPT = "> "
@@ -33,7 +34,9 @@ HELP = """\
 """
 # What a model writes must not move the cursor or speak to the terminal: control characters show as a mark.
 _HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-_SHELL_NAMES = tuple(name for name in NAMES if name not in ("n", "logprobs"))  # there is one answer, and it is text
+_SHELL_NAMES = tuple(
+    name for name in NAMES if name not in ("n", "logprobs", "prompt_logprobs")
+)  # there is one answer, and it is text
 
 
 class SavedChat(msgspec.Struct, forbid_unknown_fields=True):

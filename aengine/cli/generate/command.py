@@ -49,7 +49,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="N",
         help="prompts that run or wait at once (default: the engine's max_num_seqs; with --url: 64)",
     )
-    add_sampling(parser)
+    add_sampling(parser, without=("prompt_logprobs",))  # results have no place for them
     add_model_or_server(parser)
     parser.set_defaults(run=run)
 

@@ -16,7 +16,7 @@ from aengine.errors import (
     QueueFullError,
     ServerError,
 )
-from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.sampling_params import NAMES
 from aengine.types import Choice, Completion
 
 
@@ -76,7 +76,7 @@ def _fields(text: bytes, plain: bool) -> dict[str, Any]:
     return value
 
 
-_COMMON_FIELDS = (*SamplingParams.__struct_fields__, "priority", "cache_salt", "adapter", "id")
+_COMMON_FIELDS = (*NAMES, "priority", "cache_salt", "adapter", "id")
 _PROMPT_FIELDS = ("prompt", *_COMMON_FIELDS)
 _CHAT_FIELDS = ("messages", "tools", "template_kwargs", "continue_final_message", *_COMMON_FIELDS)
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from aengine.errors import InvalidRequestError
-from aengine.requests.sampling_params import SamplingParams
+from aengine.requests.sampling_params import PARAMETERS, SamplingParams, unknown_parameter
 from aengine.requests.structured import Structured
 
 MAX_INPUTS = 2048  # of one request for embeddings or scores
@@ -21,10 +21,9 @@ def resolved_params(
     if params is not None and sampling:
         raise InvalidRequestError(f"give either params= or single fields, not both: {', '.join(sampling)}")
     if params is None:
-        known = SamplingParams.__struct_fields__
         for name in sampling:
-            if name not in known:
-                raise InvalidRequestError(f"unknown parameter {name!r}; known are {', '.join(known)}", name)
+            if name not in PARAMETERS:
+                raise unknown_parameter(name)
         params = msgspec.structs.replace(defaults, **sampling)
     elif not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"params must be SamplingParams, got {type(params).__name__}", "params")
