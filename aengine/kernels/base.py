@@ -15,8 +15,7 @@ from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.weights import QuantizedWeight
-from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
-from aengine.kernels.lora.experts import ExpertAdapters
+from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.registered import RegisteredExperts, RegisteredLinear
 
 

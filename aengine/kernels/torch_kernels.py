@@ -20,9 +20,8 @@ from aengine.kernels.kv_scales import FP8, NO_SCALES, KVScales, as_bytes, encode
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.torch_linear import TorchLinear
 from aengine.kernels.linear.weights import QuantizedWeight
-from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
-from aengine.kernels.lora.experts import ExpertAdapters, TorchAdaptedExperts
-from aengine.kernels.lora.torch_adapted import TorchAdapted
+from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
+from aengine.kernels.lora.torch_adapted import TorchAdapted, TorchAdaptedExperts
 
 
 @dataclass(slots=True)

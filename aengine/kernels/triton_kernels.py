@@ -31,11 +31,9 @@ from aengine.kernels.linear.int4.linear import Int4Linear
 from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight
-from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
-from aengine.kernels.lora.experts import ExpertAdapters
+from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.lora.order import TokenOrder
-from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted
-from aengine.kernels.lora.triton_experts import TritonAdaptedExperts
+from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted, TritonAdaptedExperts
 from aengine.kernels.parts import Parts
 from aengine.kernels.registered import RegisteredExperts, RegisteredLinear
 

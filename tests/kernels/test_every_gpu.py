@@ -59,8 +59,7 @@ from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.config import StreamedRowConfig, int4_config, one_row_config
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
 from aengine.kernels.linear.weights import Activations, Fp8Weight, Int4Weight
-from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
-from aengine.kernels.lora.experts import ExpertAdapters
+from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.offline import OfflineDriver
 from aengine.kernels.parts import Parts
 from aengine.kernels.triton_kernels import TritonKernels

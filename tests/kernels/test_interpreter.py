@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 
 ROOT = Path(__file__).resolve().parents[2]
 # Side by side with the rest: rooms of tests, and the packages whose kernels they launch.
-ROOMS = {"experts": (["experts"], ["experts"]), "products": (["linear", "lora"], ["linear", "lora", "columns"])}
+ROOMS = {"experts": (["experts"], ["experts"]), "products": (["linear", "lora"], ["linear", "lora"])}
 BESIDE = ("tests/sampling/test_fused.py", "tests/sampling/test_shared_tokens.py", "tests/attention/test_flash4.py")
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from aengine.kernels.launch import Launch, power_of_two
-
-DECODE_BORDERS = (1, 2, 8, 16, 64, 128)  # rows: beyond each, other cuts
+from aengine.kernels.launch import Launch, find_borders, power_of_two
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +166,27 @@ def chunk_config(queries: int, width: int, values: int, element_size: int, launc
     """queries: rows of a tile; width, values: see `shared_memory`."""
     config = LatentConfig(block=64, stages=2, warps=8) if element_size <= 2 else LatentConfig(16, 2, 4)
     return _fitting(config, queries, width, values, element_size, launch, lambda config: config.stages)[0]
+
+
+def decode_borders(launch: Launch, most: int) -> list[int]:
+    """Return the numbers of rows below `most` after which single queries of some model use another config."""
+    shapes = list(itertools.product((1, 4, 8, 16), (64, 128, 256)))  # query heads of a KV head, dim
+    kinds = [(False, 2, None), (False, 1, None), (True, 2, None), (True, 1, None), (False, 2, 64)]
+
+    def configs(rows: int) -> list[object]:
+        of_heads = [decode_config(rows, *shape, 2, launch, *kind) for shape in shapes for kind in kinds]
+        of_latents = [latent_decode_config(rows, 32, 1024, 2, launch, codes) for codes in (False, True)]
+        return [*of_heads, *of_latents, merge_spans(rows, 512)]
+
+    return find_borders(configs, most)
+
+
+def merge_spans(rows: int, rank: int) -> tuple[int, int]:
+    """Return how many heads, and columns of each, a program adds up when the parts of latent attention are merged.
+
+    A few rows are split into many parts; of many rows most are whole. rank: as it is padded.
+    """
+    return (1, min(128, rank)) if rows <= 16 else (4, rank)
 
 
 def tile_heads(heads: int, element_size: int) -> int:

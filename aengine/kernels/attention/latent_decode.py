@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.codes import LEAST, PAIRS_ASM, both_in_float16, code_pairs, divisor
-from aengine.kernels.attention.config import LatentConfig, latent_decode_config, tile_heads
+from aengine.kernels.attention.config import LatentConfig, latent_decode_config, merge_spans, tile_heads
 from aengine.kernels.attention.softmax import merge_parts, page_ids, softmax_down, store_part, take_share
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for, power_of_two
@@ -290,8 +290,7 @@ class LatentDecode:
             ASM=PAIRS_ASM if codes and launch.fp8 and size == 2 else "", OVERLAP=launch.overlap,
             num_warps=config.warps, launch_pdl=launch.overlap,
         )  # fmt: skip
-        # Few rows are split into many parts; of many rows each is in a few, and most are in none.
-        heads_each, columns = (1, min(128, rank_pad)) if rows <= 16 else (4, rank_pad)
+        heads_each, columns = merge_spans(rows, rank_pad)
         grid = (rows, tiles * -(-group // heads_each), rank_pad // columns)
         _merge_kernel[grid](
             parts, weights, out, seq_lens, value_scale, rows, heads, workers,

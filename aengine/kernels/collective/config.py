@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aengine.kernels.collective.mailboxes import LANE, LANES, PROGRAMS
-from aengine.kernels.launch import power_of_two
+from aengine.kernels.launch import find_borders, power_of_two
 
 FUSED_BYTES = 3 << 20
 FUSED_LANES = 1024  # of a row
 AT_ONCE_ROWS = 128  # with a norm, a processor each
-PUSHED_BORDERS = 32768, 65536  # lanes up to which programs take few, or some
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,16 @@ def sum_config(lanes: int, count: int) -> Pushed | Pulled:
     return _pushed(lanes) if lanes <= _most_pushed(count) else Pulled(8192, 32, 24)
 
 
-def sum_borders(row: int, count: int) -> set[int]:
-    """Up to how many rows of so many lanes sums are cut alike, with a norm and without, and beside products."""
-    fused = FUSED_BYTES // (row * LANE * (count - 1))
-    lanes = (*PUSHED_BORDERS, _most_pushed(count))
-    return {rows for rows in (AT_ONCE_ROWS, fused, *(most // row for most in lanes), OVERLAPPED_ROWS - 1) if rows}
+def sum_borders(row: int, count: int, most: int) -> list[int]:
+    """Return the numbers of rows below `most` after which sums, with a norm or without, use another config.
+
+    row: lanes of each; count: ranks.
+    """
+
+    def configs(rows: int) -> tuple[object, ...]:
+        return sum_config(rows * row, count), norm_config(rows, row, count), len(sum_pieces(rows))
+
+    return find_borders(configs, most)
 
 
 def sum_pieces(rows: int) -> list[slice]:
@@ -75,8 +79,7 @@ def gather_config(lanes: int, count: int) -> Pushed | Pulled:
 
 
 def _pushed(lanes: int) -> Pushed:
-    few, some = PUSHED_BORDERS
-    return Pushed(128, 4) if lanes <= few else Pushed(256, 8) if lanes <= some else Pushed(512, 16)
+    return Pushed(128, 4) if lanes <= 32768 else Pushed(256, 8) if lanes <= 65536 else Pushed(512, 16)
 
 
 def _most_pushed(count: int) -> int:

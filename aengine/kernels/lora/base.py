@@ -1,4 +1,4 @@
-"""What a low-rank adapter adds to a linear, y += B (A x), where every token of a step may have another adapter."""
+"""What a low-rank adapter adds to a linear: y += B (A x). Every token of a step may have another adapter."""
 
 from __future__ import annotations
 
@@ -7,35 +7,42 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-NO_ADAPTER = 0  # the place of tokens that have none; adapters lie in the places from 1 on
+NO_ADAPTER = 0  # the place of tokens without an adapter; adapters have places from 1 on
 
 
 @dataclass(slots=True, eq=False)
 class AdapterWeights:
-    """The adapters of one linear, which may be several fused ones, each part with factors of its own.
+    """The adapters of one linear. A fused linear has several parts, each with factors of its own.
 
-    Their memory is fixed, so that captured steps read whatever adapter lies in a place when they are replayed. What an
-    adapter leaves out, or has of a smaller rank, is zero. Both are contiguous, and may have more
-    than 2^31 elements.
+    The memory is allocated once, so a captured step reads the adapter that is in a place when the step is replayed.
+    Factors that an adapter does not have, and the rest of a smaller rank, are zero. Place NO_ADAPTER stays zero. Both
+    tensors are contiguous and may have more than 2^31 elements.
     """
 
-    # [place] is what a token of that place reads; there is one of NO_ADAPTER too, which stays zero.
-    a: Tensor  # [places, parts * rank, inputs]: the parts' first factors, one below the other
-    b: Tensor  # [places, outputs, rank]: the second factors, times the adapter's scale; a row is of its part's rank
+    a: Tensor  # [places, parts * rank, inputs]: the first factors, part after part
+    b: Tensor  # [places, outputs, rank]: the second factors, times the adapter's scale
     outputs: tuple[int, ...]  # of each part
 
     @property
     def rank(self) -> int:
-        """The largest that an adapter may have."""
+        """The largest rank that an adapter may have."""
         return self.b.shape[-1]
 
 
-class TokenAdapters:
-    """Which adapter each token of the running pass has. One object for all linears of a rank.
+@dataclass(slots=True, eq=False)
+class ExpertAdapters:
+    """The adapters of a layer's experts: `AdapterWeights` for each expert."""
 
-    `places` is None where no token has an adapter: then linears compute, and launch, what they do without adapters.
-    Where it is set, kernels follow with what they need of a pass. So it is set within what a graph captures, and before
-    the embedding lookup, behind which kernels may read it early (`kernels/launch.py`).
+    gate_up: list[AdapterWeights]  # with two parts
+    down: list[AdapterWeights]
+
+
+class TokenAdapters:
+    """Which adapter each token of the running pass has. All linears of one rank share one object.
+
+    `places` is None if no token has an adapter: then linears launch exactly what they launch without adapters. If it is
+    set, followers launch kernels that prepare the pass. So set it inside what a graph captures, before the embedding
+    lookup: later kernels may read its tensors early (`kernels/launch.py`).
     """
 
     def __init__(self) -> None:
@@ -44,7 +51,7 @@ class TokenAdapters:
 
     @property
     def places(self) -> Tensor | None:
-        """[tokens] int32, in the order of the rows of what linears are called with."""
+        """[tokens] int32, in the order of the rows that linears get."""
         return self._places
 
     @places.setter
@@ -55,5 +62,5 @@ class TokenAdapters:
                 follower(places)
 
     def follow(self, follower: Callable[[Tensor], None]) -> None:
-        """Call it with the places of every pass that has some, before the pass begins."""
+        """Call `follower` with the places of each pass that has adapters, before the pass begins."""
         self._followers.append(follower)

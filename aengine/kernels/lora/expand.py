@@ -1,6 +1,6 @@
-"""y += B inner of each token's own adapter, for any mix of adapters: what follows a product that cannot add it itself.
+"""y += B inner of each token's adapter, for any mix of adapters, after a product that cannot add it itself.
 
-A program owns a tile of tokens of one adapter and some columns of y. Tokens without an adapter are not touched.
+A program owns a tile of tokens of one adapter and some columns of y. It does not touch tokens without an adapter.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -36,7 +36,7 @@ def _expand_kernel(
     HEIGHT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    WHOLE: tl.constexpr,  # the columns of each program are of one part, and all there
+    WHOLE: tl.constexpr,  # the columns of each program all exist and belong to one part
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -78,7 +78,7 @@ def _expand_kernel(
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
-    """How one shape is cut up."""
+    """How the kernel divides one shape."""
 
     block_n: int
     warps: int
@@ -87,9 +87,13 @@ class ExpandConfig:
 def expand(
     inner: Tensor, b: Tensor, parts: Tensor, outputs: Sequence[int], y: Tensor, order: TokenOrder, config: ExpandConfig
 ) -> Tensor:
-    """inner as of `shrink`, b [places, n, rank], y [tokens, n], which is added to and returned.
+    """Add B inner to y [tokens, n] in place, and return y.
 
-    parts int8 [n]: the part of each column; outputs: how many each part has.
+    Args:
+        inner: From `shrink`.
+        b: [places, n, rank].
+        parts: int8 [n], the part of each column.
+        outputs: The number of columns of each part.
     """
     r, (_, n, rank) = inner.shape[1], b.shape
     overlap = launch_for(y.device).overlap

@@ -1,6 +1,6 @@
-"""The tokens of a pass sorted by adapter, in tiles of one adapter each: once a pass, for all linears.
+"""Sorts the tokens of a pass by adapter, into tiles of one adapter each: once a pass, for all linears.
 
-Of few tokens, one program compares every token with every other.
+For few tokens, one program compares every token with every other. More are sorted like (token, expert) pairs.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -15,9 +15,9 @@ from aengine.kernels.launch import power_of_two
 from aengine.kernels.lora.base import NO_ADAPTER, TokenAdapters
 from aengine.kernels.variants import keep_variants
 
-AT_ONCE = 64  # tokens that one program sorts
-LOW_UP_TO = 256  # tokens, for which tiles are low: many adapters have a few tokens each
-LOW, HIGH = 16, 64  # tokens of a tile at most
+AT_ONCE = 64  # tokens that one program sorts at most
+LOW_UP_TO = 256  # tokens up to which tiles are low: many adapters have a few tokens each
+LOW, HIGH = 16, 64  # tokens a tile holds at most
 
 
 @keep_variants
@@ -37,7 +37,7 @@ def _order_kernel(
     place = tl.load(places_ptr + token, mask=token < tokens, other=0)
     one, other = place[:, None], place[None, :]
     same = one == other
-    within = tl.sum((same & (token[None, :] < token[:, None])).to(tl.int32), axis=1)  # its own adapter's tokens
+    within = tl.sum((same & (token[None, :] < token[:, None])).to(tl.int32), axis=1)  # its adapter's
     size = tl.sum(same.to(tl.int32), axis=1)
     position = tl.sum(((other > 0) & (other < one)).to(tl.int32), axis=1) + within
     used = place > 0
@@ -53,30 +53,30 @@ def _order_kernel(
 
 
 def height_of(tokens: int) -> int:
-    """Tokens of a tile at most."""
+    """Return how many tokens a tile holds at most."""
     return LOW if tokens <= LOW_UP_TO else HIGH
 
 
 def most_tiles_of(tokens: int, places: int) -> int:
-    """How many tiles there are at most, however the tokens are spread over the places, one of which is no adapter's."""
+    """Return how many tiles there are at most, for any choice of adapters. places: counts that of no adapter."""
     return most_tiles(tokens, places if tokens > AT_ONCE else places - 1, height_of(tokens))
 
 
 class TokenOrder:
-    """Made whenever the tokens' places are set. All int32, and on the device.
+    """The order of a pass, made whenever the tokens' places are set. All tensors are int32 on the device.
 
-    What lies behind the last sorted token and the last tile is undefined.
+    Entries after the last sorted token and the last tile are undefined.
     """
 
-    places: Tensor  # [tokens], as they were set
-    order: Tensor  # [tokens]: those with an adapter, sorted
-    tiles: Tensor  # [3, capacity]: the place of each tile's adapter, its first sorted token, the one behind its last
+    places: Tensor  # [tokens]: the place of each token's adapter
+    order: Tensor  # [tokens]: the tokens with an adapter, sorted by adapter
+    tiles: Tensor  # [3, capacity], of each tile: its adapter's place; its range in `order`, from and up to
     count: Tensor  # [1]: the number of tiles
-    own: Tensor  # [tokens], at most AT_ONCE: the tile of each token; -1 without an adapter
+    own: Tensor  # [tokens]: the tile of each token, -1 without an adapter; only for passes of at most AT_ONCE
     height: int  # tokens of a tile at most
 
     def __init__(self, places: int, tokens: TokenAdapters) -> None:
-        """places: how many there are, with the one of no adapter."""
+        """places: how many there are, counting that of no adapter."""
         self._places = places
         tokens.follow(self._sort)
         if tokens.places is not None:
@@ -84,7 +84,7 @@ class TokenOrder:
 
     @property
     def capacity(self) -> int:
-        """Tiles at most."""
+        """How many tiles there are at most."""
         return self.tiles.shape[1]
 
     def _sort(self, places: Tensor) -> None:
@@ -93,12 +93,12 @@ class TokenOrder:
         self.height = height_of(tokens)
         if tokens > AT_ONCE:
             plan = make_plan(places.masked_fill(places == NO_ADAPTER, -1).unsqueeze(-1), self._places, self.height)
-            self.order, self.tiles, self.count, self.own = plan.order, plan.tiles, plan.count, plan.places
+            self.order, self.tiles, self.count = plan.order, plan.tiles, plan.count
             return
         capacity = most_tiles_of(tokens, self._places)
         self.order, self.own = places.new_empty(2, -(-tokens // 4) * 4)[:, :tokens]  # aligned, both of them
         self.tiles, self.count = places.new_empty(3, capacity), places.new_empty(1)
-        if tokens:  # an ordinary launch: what it writes is read early by kernels behind it
+        if tokens:  # an ordinary launch, because later kernels read its results before their wait
             _order_kernel[(1,)](
                 places, self.order, self.tiles, self.count, self.own, tokens, capacity,
                 HEIGHT=self.height, BLOCK=max(16, power_of_two(tokens)), num_warps=4,

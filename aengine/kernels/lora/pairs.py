@@ -1,7 +1,8 @@
-"""The first factors of the adapters of experts, A x of every (token, expert) pair, with plain multiply-adds.
+"""What adapters add to experts, for every (token, expert) pair, with plain multiply-adds.
 
-A program reads some rows of A for a single pair: right for any mix of adapters and experts, and as slow as all these
-bytes.
+`shrink_pairs` computes A x, `gate_pairs` adds B A x to gate and up and activates them, `sum_pairs` adds B A x to down
+and sums each token's experts. A program reads factors for a single pair, so any mix of adapters and experts works. The
+time grows with the pairs, because pairs with the same factors do not share the reads.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -16,17 +17,20 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from aengine.kernels.experts.activation import activated
 from aengine.kernels.experts.apart import Apart
+from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.lora.base import AdapterWeights
 from aengine.kernels.variants import keep_variants
 
 BLOCK_R = 8
+BLOCK_N = 64
 
 
 @triton.jit
 def pair_of(row, order_ptr, ids_ptr, places_ptr, ends_ptr, E: tl.constexpr, TOP_K: tl.constexpr, SORTED: tl.constexpr):
-    """Of a row its token, expert and the place of its adapter, 0 for none; where the expert is none, -1 and 0."""
+    """Return a row's token, expert, and place of its adapter (0: none). A row of no expert has expert -1, place 0."""
     pair = row
     if SORTED:
         pair = tl.load(order_ptr + row, mask=row < tl.load(ends_ptr + E - 1), other=-1)
@@ -41,7 +45,7 @@ def pair_of(row, order_ptr, ids_ptr, places_ptr, ends_ptr, E: tl.constexpr, TOP_
 @triton.jit
 def _shrink_kernel(
     x_ptr,  # OF_TOKENS: [tokens, K], otherwise [rows, K]
-    table_ptr,  # [E] int64: where each expert's A lies, [places, R, K] of x's type
+    table_ptr,  # [E] int64: the address of each expert's A, [places, R, K] of x's type
     inner_ptr,  # [rows, R] float32
     order_ptr,  # [rows], SORTED only
     ids_ptr,  # [pairs]
@@ -83,9 +87,9 @@ def _shrink_kernel(
 
 @triton.jit
 def low_rank(b_rows, inner, n, N: tl.constexpr, RANK: tl.constexpr):
-    """B inner of some rows of B: b_rows points to them [BLOCK], inner to RANK numbers -> float32 [BLOCK].
+    """Return rows n of B times inner, float32 [BLOCK]; 0 for rows from N on.
 
-    n: which rows they are; beyond N: 0.
+    b_rows: pointers to the rows [BLOCK]; inner: pointer to RANK numbers.
     """
     BLOCK_R: tl.constexpr = 16 if RANK >= 16 else triton.next_power_of_2(RANK)
     acc = tl.zeros([n.shape[0], BLOCK_R], tl.float32)
@@ -99,16 +103,16 @@ def low_rank(b_rows, inner, n, N: tl.constexpr, RANK: tl.constexpr):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairFactors:
-    """The factors of one linear in every expert, whose parts are of the same width."""
+    """The factors of one linear in every expert. All its parts have the same width."""
 
-    a: Tensor  # [experts] int64: where each A lies
-    b: Tensor  # the same of B
+    a: Tensor  # [experts] int64: the address of each A
+    b: Tensor  # [experts] int64: the address of each B
     r: int  # parts * rank
     rank: int
 
     @classmethod
-    def of(cls, weights: Sequence[AdapterWeights]) -> PairFactors:
-        """weights: of each expert, which have to stay where they are."""
+    def from_weights(cls, weights: Sequence[AdapterWeights]) -> PairFactors:
+        """weights: of each expert. Their tensors must outlive the result."""
         first = weights[0]
         a, b = (
             torch.tensor([factor.data_ptr() for factor in factors], dtype=torch.int64, device=first.a.device)
@@ -120,9 +124,9 @@ class PairFactors:
 def shrink_pairs(
     x: Tensor, factors: PairFactors, apart: Apart, ids: Tensor, places: Tensor, *, of_tokens: bool
 ) -> Tensor:
-    """A x of every pair, float32 [pairs, r], in the order of `apart`'s rows; undefined where there is no adapter.
+    """Return A x of every pair, float32 [pairs, r], in the order of `apart`'s rows; undefined without an adapter.
 
-    x [tokens, k] where it is of tokens, else [pairs, k]; ids int32 [tokens, top_k], places int32 [tokens]; contiguous.
+    x: [tokens, k] with of_tokens, else [pairs, k]. ids: int32 [tokens, top_k]. places: int32 [tokens]. All contiguous.
     """
     pairs, top_k, k = ids.numel(), ids.shape[1], x.shape[1]
     inner = x.new_empty(pairs, factors.r, dtype=torch.float32)
@@ -134,3 +138,141 @@ def shrink_pairs(
         BLOCK_R=BLOCK_R, BLOCK_K=block_k, OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
     return inner
+
+
+@keep_variants
+@triton.jit
+def _gated_kernel(
+    y_ptr,  # [rows, 2 * N]: gate, then up
+    table_ptr,  # [E] int64: the address of each expert's B, [places, 2 * N, RANK] of y's type
+    inner_ptr,  # [rows, 2 * RANK] float32
+    out_ptr,  # [rows, N]
+    order_ptr,  # [rows], SORTED only
+    ids_ptr,  # [pairs]
+    places_ptr,  # [tokens]
+    ends_ptr,  # [E], SORTED only
+    N: tl.constexpr,
+    RANK: tl.constexpr,
+    E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SORTED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    GELU: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    row = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    _, expert, place = pair_of(row, order_ptr, ids_ptr, places_ptr, ends_ptr, E, TOP_K, SORTED)
+    if expert >= 0:
+        y_at = y_ptr + row.to(tl.int64) * (2 * N) + n
+        gate = tl.load(y_at, mask=n < N, other=0.0).to(tl.float32)
+        up = tl.load(y_at + N, mask=n < N, other=0.0).to(tl.float32)
+        if place > 0:
+            b_ptr = tl.load(table_ptr + expert).to(tl.pointer_type(y_ptr.dtype.element_ty))
+            b_rows = b_ptr + place * (2 * N * RANK) + n * RANK
+            inner = inner_ptr + row.to(tl.int64) * (2 * RANK)
+            gate += low_rank(b_rows, inner, n, N, RANK)
+            up += low_rank(b_rows + N * RANK, inner + RANK, n, N, RANK)
+        result = activated(gate, up, ALPHA, LIMIT, GELU)
+        tl.store(out_ptr + row.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
+
+
+def gate_pairs(
+    y: Tensor, inner: Tensor, factors: PairFactors, rule: ExpertRule, apart: Apart, ids: Tensor, places: Tensor
+) -> Tensor:
+    """Add B inner to gate and up of every pair, and return what `rule` makes of both: [pairs, n].
+
+    A program owns some columns of gate, and the same columns of up, of one pair.
+
+    Args:
+        y: [pairs, 2 * n], gate first, in the order of `apart`'s rows.
+        inner: [pairs, 2 * rank], from `shrink_pairs`.
+        ids: int32 [tokens, top_k].
+        places: int32 [tokens].
+    """
+    pairs, n, top_k = len(y), y.shape[1] // 2, ids.shape[1]
+    out = y.new_empty(pairs, n)
+    overlap = launch_for(y.device).overlap
+    alpha, limit = (0.0, 0.0) if rule.clamp is None else (rule.clamp.alpha, rule.clamp.limit)
+    _gated_kernel[(pairs, -(-n // BLOCK_N))](
+        y, factors.b, inner, out, apart.plan.order, ids, places, apart.plan.ends,
+        N=n, RANK=factors.rank, E=len(apart.plan.ends), TOP_K=top_k, SORTED=apart.sorted, BLOCK_N=BLOCK_N,
+        ALPHA=alpha, LIMIT=limit, GELU=rule.gelu, OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
+    )  # fmt: skip
+    return out
+
+
+@keep_variants
+@triton.jit
+def _sum_kernel(
+    rows_ptr,  # [rows, N]
+    table_ptr,  # [E] int64: the address of each expert's B, [places, N, RANK] of the rows' type
+    inner_ptr,  # [rows, RANK] float32
+    ids_ptr,  # [pairs]
+    weights_ptr,  # [pairs]
+    places_ptr,  # [tokens]
+    row_of_ptr,  # [pairs], SORTED only; else row and pair have the same number
+    residual_ptr,  # [tokens, N], ADD only; may be out_ptr
+    out_ptr,  # [tokens, N]
+    N: tl.constexpr,
+    RANK: tl.constexpr,
+    E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SORTED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ADD: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    t = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    place = tl.load(places_ptr + t).to(tl.int64)
+    at = t.to(tl.int64) * N + n
+    total = tl.zeros([BLOCK_N], tl.float32)
+    if ADD:
+        total = tl.load(residual_ptr + at, mask=n < N, other=0.0).to(tl.float32)
+    for j in tl.static_range(TOP_K):
+        pair = t * TOP_K + j
+        expert = tl.load(ids_ptr + pair)
+        if (expert >= 0) & (expert < E):
+            row = tl.load(row_of_ptr + pair) if SORTED else pair
+            value = tl.load(rows_ptr + row.to(tl.int64) * N + n, mask=n < N, other=0.0).to(tl.float32)
+            if place > 0:
+                b_ptr = tl.load(table_ptr + expert).to(tl.pointer_type(rows_ptr.dtype.element_ty))
+                b_rows = b_ptr + place * (N * RANK) + n * RANK
+                value += low_rank(b_rows, inner_ptr + row.to(tl.int64) * RANK, n, N, RANK)
+            total += tl.load(weights_ptr + pair) * value
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=n < N)
+
+
+def sum_pairs(
+    rows: Tensor, inner: Tensor, factors: PairFactors, apart: Apart, ids: Tensor, weights: Tensor, places: Tensor,
+    residual: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Sum each token's rows plus B inner, weighted, onto the residual: [tokens, n].
+
+    A program owns some columns of one token. All tensors are contiguous.
+
+    Args:
+        rows: [pairs, n].
+        inner: [pairs, rank], from `shrink_pairs`.
+        ids, weights: int32 and float32 [tokens, top_k].
+        places: int32 [tokens].
+        residual: [tokens, n], whose memory takes the result. None: zeros.
+    """
+    (tokens, top_k), n = ids.shape, rows.shape[1]
+    out = rows.new_empty(tokens, n) if residual is None else residual
+    overlap = launch_for(rows.device).overlap
+    _sum_kernel[(tokens, -(-n // BLOCK_N))](
+        rows, factors.b, inner, ids, weights, places, apart.plan.places, out, out,
+        N=n, RANK=factors.rank, E=len(apart.plan.ends), TOP_K=top_k, SORTED=apart.sorted, BLOCK_N=BLOCK_N,
+        ADD=residual is not None, OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
+    )  # fmt: skip
+    return out

@@ -1,4 +1,4 @@
-"""The reference: plain torch on any device. Every other adapted linear is tested against this one."""
+"""The reference for adapters, in plain torch on any device. Other implementations are tested against it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.experts.torch_experts import TorchExperts
 from aengine.kernels.linear.base import Linear, Norm
-from aengine.kernels.lora.base import NO_ADAPTER, AdapterWeights, TokenAdapters
+from aengine.kernels.lora.base import NO_ADAPTER, AdapterWeights, ExpertAdapters, TokenAdapters
 
 
 class TorchAdapted:
-    """A linear with what each token's adapter adds. Without adapters it calls the linear and nothing else.
+    """A linear plus what each token's adapter adds. Without adapters it only calls the linear.
 
-    On a CPU it looks which adapters the tokens have and reads those alone. Elsewhere it must not ask the device: it
-    multiplies with all of them, and leaves to each token what its own gives.
+    On a CPU it reads only the adapters that tokens have. On another device that would need a host sync, so it
+    multiplies with all adapters and masks the results of other tokens' adapters.
     """
 
     def __init__(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> None:
@@ -44,7 +45,10 @@ class TorchAdapted:
 
 
 def add_present(out: Tensor, x: Tensor, weights: AdapterWeights, places: Tensor) -> Tensor:
-    """out [tokens, outputs], which is used up, and what the adapters in `places` make of x [tokens, inputs]."""
+    """Return out [tokens, outputs] plus what each token's adapter makes of x [tokens, inputs]. May reuse out's memory.
+
+    places: [tokens] int32, on a device that may be read from.
+    """
     present = [place for place in places.unique().tolist() if place != NO_ADAPTER]
     if len(present) == 1 and bool((places == present[0]).all()):
         return out.add_(_product(x, weights, present[0]))
@@ -55,14 +59,14 @@ def add_present(out: Tensor, x: Tensor, weights: AdapterWeights, places: Tensor)
 
 
 def _product(x: Tensor, weights: AdapterWeights, place: int) -> Tensor:
-    """What one adapter adds: x [n, inputs] -> [n, outputs]."""
-    inner = F.linear(x, weights.a[place]).split(weights.rank, dim=-1)  # of each part, [n, rank]
+    """Return what one adapter adds for x [n, inputs]: [n, outputs]."""
+    inner = F.linear(x, weights.a[place]).split(weights.rank, dim=-1)  # for each part, [n, rank]
     parts = weights.b[place].split(weights.outputs)
     return torch.cat([F.linear(*part) for part in zip(inner, parts, strict=True)], dim=-1)
 
 
 def add_all(out: Tensor, x: Tensor, weights: AdapterWeights, places: Tensor) -> Tensor:
-    """The same as `add_present`, without a question to the device."""
+    """Like `add_present`, without a host sync."""
     count, rank = len(weights.a), weights.rank
     inner = F.linear(x, weights.a.flatten(0, 1)).view(len(x), count, -1)  # [tokens, places, parts * rank]
     own = places.unsqueeze(-1) == torch.arange(count, device=places.device)  # [tokens, places]
@@ -74,3 +78,37 @@ def add_all(out: Tensor, x: Tensor, weights: AdapterWeights, places: Tensor) -> 
         out[:, at : at + width] += first @ second
         at += width
     return out
+
+
+class TorchAdaptedExperts:
+    """Experts plus what each token's adapter adds. Without adapters it only calls the experts. Needs a host sync."""
+
+    def __init__(self, experts: TorchExperts, weights: ExpertAdapters, tokens: TokenAdapters) -> None:
+        self.experts = experts.experts
+        self.hidden = experts.hidden
+        self._experts = experts
+        self._weights = weights
+        self._tokens = tokens
+
+    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
+        places = self._tokens.places
+        if places is None:
+            return self._experts.add_to(h, ids, weights, residual)
+        return _Adapted(self._experts, self._weights, places).add_to(h, ids, weights, residual)
+
+
+class _Adapted(TorchExperts):
+    """The experts of one pass with the adapters of its tokens."""
+
+    def __init__(self, experts: TorchExperts, weights: ExpertAdapters, places: Tensor) -> None:
+        super().__init__(experts.gate_up_weight, experts.down_weight, experts.rule)
+        self._weights = weights
+        self._places = places
+
+    def gate_up(self, expert: int, x: Tensor, tokens: Tensor) -> Tensor:
+        out = super().gate_up(expert, x, tokens)
+        return add_present(out, x, self._weights.gate_up[expert], self._places[tokens])
+
+    def down(self, expert: int, x: Tensor, tokens: Tensor) -> Tensor:
+        out = super().down(expert, x, tokens)
+        return add_present(out, x, self._weights.down[expert], self._places[tokens])

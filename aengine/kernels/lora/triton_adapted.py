@@ -1,4 +1,4 @@
-"""Linears with what each token's own adapter adds, on a CUDA device."""
+"""Linears and experts plus what each token's adapter adds, on a CUDA device."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.elementwise import silu_mul
+from aengine.kernels.experts.apart import ApartExperts
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.low_rank import LowRank
 from aengine.kernels.linear.triton_linear import TritonLinear
-from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
+from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.lora.config import expand_config, shrink_config, shrink_few_config, shrink_row_config
 from aengine.kernels.lora.expand import expand
-from aengine.kernels.lora.expand_gated import expand_gated, expands_gated
-from aengine.kernels.lora.order import LOW_UP_TO, TokenOrder
-from aengine.kernels.lora.shrink import shrink
-from aengine.kernels.lora.shrink_few import shrink_few
-from aengine.kernels.lora.shrink_row import shrink_row
+from aengine.kernels.lora.order import TokenOrder
+from aengine.kernels.lora.pairs import PairFactors, gate_pairs, shrink_pairs, sum_pairs
+from aengine.kernels.lora.shrink import shrink, shrink_few, shrink_row
 from aengine.kernels.parts import Parts
 
 
 class TritonAdapted:
-    """A linear of any format: adapters come in two kernels beside it, and where there are none, in no kernel.
+    """A linear of any format, followed by two kernels for adapters. Without adapters it only calls the linear.
 
-    Everything is enqueued on the current stream; one stream at a time.
+    All work is enqueued on the current stream. Only one stream may use it at a time.
     """
 
     def __init__(
         self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters, order: TokenOrder, scratch: Parts
     ) -> None:
-        """order, which is of these tokens, and scratch: shared by all linears of a model."""
+        """order: of these tokens. All linears of a model share order and scratch."""
         self.inputs = linear.inputs
         self.outputs = linear.outputs
         self._linear = linear
@@ -55,28 +54,21 @@ class TritonAdapted:
     def apply_activated(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
         if self._tokens.places is None:
             return self._linear.apply_activated(x, norm)
-        if len(x) <= LOW_UP_TO or not expands_gated(self._weights):
-            return None
-        x = x if norm is None else norm(x)
-        return expand_gated(self._inner(x), self._weights, self._linear.apply(x), self._order)
+        return None
 
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
-        """y [tokens, outputs], which is used up, and what the adapters make of x [tokens, inputs]."""
+        """Add what the adapters make of x [tokens, inputs] to y [tokens, outputs] in place, and return y."""
         if not len(x):
             return y
-        order, b = self._order, self._weights.b
-        cut = expand_config(order.height, b.element_size())
-        return expand(self._inner(x), b, self._parts, self._weights.outputs, y, order, cut)
-
-    def _inner(self, x: Tensor) -> Tensor:
-        """A x [tokens, parts * rank] of x [tokens, inputs]."""
-        order, a = self._order, self._weights.a
+        order, a, b = self._order, self._weights.a, self._weights.b
         config = shrink_config(order.capacity, order.height, *a.shape[1:], a.element_size(), launch_for(x.device))
-        return shrink(x.contiguous(), a, order, config, self._scratch)
+        inner = shrink(x.contiguous(), a, order, config, self._scratch)
+        cut = expand_config(order.height, b.element_size())
+        return expand(inner, b, self._parts, self._weights.outputs, y, order, cut)
 
 
 class DenseAdapted(TritonAdapted):
-    """A dense linear, whose own kernel for few rows adds what the adapters add: one small kernel stands before it."""
+    """A dense linear, whose own kernel for few rows adds what adapters add. One small kernel precedes it."""
 
     def __init__(
         self, linear: TritonLinear, weights: AdapterWeights, tokens: TokenAdapters, order: TokenOrder, scratch: Parts
@@ -107,13 +99,13 @@ class DenseAdapted(TritonAdapted):
         return self._tokens.places is not None and self._dense.adds(rows, weights.outputs, weights.rank)
 
     def _low_rank(self, x: Tensor) -> LowRank:
-        """A x of several rows, and what else the product needs. Launch nothing between this and the product."""
+        """Return A x of several rows, for the product. Launch nothing between this and the product."""
         order, a = self._order, self._weights.a
         config = shrink_few_config(a.shape[2], a.element_size())
         return self._given(shrink_few(x, a, self._weights.rank, order, config, self._scratch))
 
     def _row(self, x: Tensor, norm: Norm | None = None, silu: bool = False) -> tuple[Tensor, Tensor]:
-        """A x of one row, and x for the product: before the norm, or SiLU(gate) * up."""
+        """Return A x of one row, and the x for the product: x itself, or with `silu` SiLU(gate) * up."""
         a = self._weights.a
         config = shrink_row_config(*a.shape[1:])
         return shrink_row(x.contiguous(), a, self._order.places, config, norm, silu)
@@ -121,3 +113,32 @@ class DenseAdapted(TritonAdapted):
     def _given(self, inner: Tensor) -> LowRank:
         order = self._order
         return LowRank(inner, self._weights.b, self._parts, order.places, order.tiles, order.count)
+
+
+class TritonAdaptedExperts:
+    """Experts of any format plus what adapters add. Without adapters it only calls the experts.
+
+    With adapters the products write gate and up to memory. The activation then adds what adapters add to these, and the
+    sum over a token's experts adds what they add to down. All work is enqueued on the current stream, one at a time.
+    """
+
+    def __init__(self, experts: ApartExperts, weights: ExpertAdapters, tokens: TokenAdapters) -> None:
+        self.experts, self.hidden = experts.experts, experts.hidden
+        self._experts = experts
+        self._weights = weights  # kept alive: the factors hold addresses of its tensors
+        self._gate_up, self._down = PairFactors.from_weights(weights.gate_up), PairFactors.from_weights(weights.down)
+        self._tokens = tokens
+
+    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
+        places = self._tokens.places
+        if places is None or not len(h):
+            return self._experts.add_to(h, ids, weights, residual)
+        h, ids, weights, places = h.contiguous(), ids.contiguous(), weights.contiguous(), places.contiguous()
+        residual = None if residual is None else residual.contiguous()
+        apart = self._experts.apart(h, ids)
+        both = apart.gate_up()
+        first = shrink_pairs(h, self._gate_up, apart, ids, places, of_tokens=True)
+        inner = gate_pairs(both, first, self._gate_up, self._experts.rule, apart, ids, places)
+        rows = apart.down(inner)
+        second = shrink_pairs(inner, self._down, apart, ids, places, of_tokens=False)
+        return sum_pairs(rows, second, self._down, apart, ids, weights, places, residual)

@@ -11,8 +11,7 @@ from torch import Tensor
 from aengine.kernels.base import Kernels
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear
-from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
-from aengine.kernels.lora.experts import ExpertAdapters
+from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.model.dense import Stored
 from aengine.model.lora.adapter import Adapter, Factors
 from aengine.model.lora.room import LoraRoom, kind_of

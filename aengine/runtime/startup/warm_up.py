@@ -13,7 +13,7 @@ import torch
 
 from aengine.attention.flash4 import LEAST_GATHERING
 from aengine.config import EngineConfig
-from aengine.kernels.attention.config import DECODE_BORDERS
+from aengine.kernels.attention.config import decode_borders
 from aengine.kernels.collective.config import sum_borders
 from aengine.kernels.collective.mailboxes import LANE
 from aengine.kernels.experts.config import experts_borders
@@ -80,7 +80,7 @@ def uncaptured_steps(
     if config.kv_cache_gib is not None:  # else sizing has run the largest
         steps.append(widest)
     if not sizes.decode:
-        steps += decode_steps(config, max_step_tokens) + long_chunks(config, max_step_tokens, max_model_len)
+        steps += decode_steps(config, launch, max_step_tokens) + long_chunks(config, max_step_tokens, max_model_len)
     launched = {*sizes.decode, *sizes.prefill, widest.num_tokens, *(step.num_tokens for step in steps)}
     borders = {
         border
@@ -101,9 +101,9 @@ def uncaptured_steps(
             for whole in {first, min(2, model.ranks) * first}:  # or in halves
                 borders |= {whole - 1, whole}
     if model.lora is not None:
-        borders |= set(adapter_borders(model.lora.places + 1))
+        borders |= set(adapter_borders(model.lora.places + 1, launch, max_step_tokens))
     if model.ranks > 1:
-        borders |= sum_borders(model.hidden_size * dtype.itemsize // LANE, model.ranks)
+        borders |= set(sum_borders(model.hidden_size * dtype.itemsize // LANE, model.ranks, max_step_tokens))
     return steps + border_steps(config, max_step_tokens, max_model_len, borders, launched)
 
 
@@ -161,7 +161,7 @@ def long_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) 
     ]
 
 
-def decode_steps(config: EngineConfig, max_step_tokens: int) -> list[StepPlan]:
+def decode_steps(config: EngineConfig, launch: Launch, max_step_tokens: int) -> list[StepPlan]:
     """Decodes of as many rows as each kind of kernel takes, drawn with and without filters, each behind its prompts.
 
     What graphs would have compiled, where there are none.
@@ -169,7 +169,7 @@ def decode_steps(config: EngineConfig, max_step_tokens: int) -> list[StepPlan]:
     most = min(config.max_num_seqs, max_step_tokens)
     beyond = [2**power + 1 for power in range(6, most.bit_length())]  # kernels of many rows know their power of two
     steps = []
-    for rows in sorted({min(size, most) for size in (*DECODE_BORDERS, *ROW_BORDERS, *beyond)}):
+    for rows in sorted({min(size, most) for size in (*decode_borders(launch, most), *ROW_BORDERS, *beyond, most)}):
         for params in (SamplingParams(), SamplingParams(top_p=0.9)):
             prompts = _in_page_0(_largest_step(rows, 1, 1, rows, params))
             decode = StepPlan(step=0, new_rows=[], new_pages=[], decode=list(range(rows)), prefill=[], page_copies=[])

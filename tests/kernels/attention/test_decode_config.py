@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from aengine.kernels.attention.config import DECODE_BORDERS, decode_config
+from aengine.kernels.attention.config import decode_borders, decode_config
 from aengine.kernels.launch import Launch
 
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
@@ -33,7 +33,7 @@ def test_many_rows_of_codes_have_twice_the_programs_of_one_warp_each() -> None:
 def test_cuts_change_behind_a_border_only(dim: int, group: int, kept: int, shared: bool, window: int | None) -> None:
     cuts = [decode_config(rows, group, dim, 2, H200, shared, kept, window) for rows in range(1, 514)]
     changes = {rows for rows, (cut, following) in enumerate(pairwise(cuts), start=1) if cut != following}
-    assert changes <= {*DECODE_BORDERS}
+    assert changes <= {*decode_borders(H200, 513)}
 
 
 def test_heads_that_fill_a_product_have_programs_of_one_warp() -> None:

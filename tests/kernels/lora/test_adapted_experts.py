@@ -23,9 +23,8 @@ from aengine.kernels.experts.packed.rows import PackedConfig, PackedCut
 from aengine.kernels.experts.rule import SILU, ExpertRule, GateClamp
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.linear.weights import Fp8Weight
-from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
-from aengine.kernels.lora.experts import ExpertAdapters
-from aengine.kernels.lora.triton_experts import TritonAdaptedExperts
+from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
+from aengine.kernels.lora.triton_adapted import TritonAdaptedExperts
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.experts.fp8.test_fp8_experts import fp8_weight, rounded
 from tests.kernels.experts.packed.test_packed_experts import packed_weight

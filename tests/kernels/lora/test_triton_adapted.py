@@ -14,7 +14,7 @@ from tests.kernels.conftest import relative_error, tolerance
 
 pytest.importorskip("triton")
 
-from aengine.kernels.elementwise import TritonNorm, silu_mul
+from aengine.kernels.elementwise import TritonNorm
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.weights import Fp8Weight
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
@@ -149,31 +149,6 @@ def test_a_linear_of_another_format_is_followed_by_two_kernels_tiny(
     assert relative_error(out, expected) < tolerance(dtype)
 
 
-@pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("rank", [16, 32, 64])
-@pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("gate", [pytest.param(128, id="tiny"), pytest.param(12288, id="wide")])
-def test_gate_and_up_of_many_tokens_are_activated_where_adapters_add_theirs(
-    gate: int, mix: str, rank: int, normed: bool, dtype: torch.dtype, device: torch.device
-) -> None:
-    case, places = Case(96, (gate, gate), rank, dtype, device), MIXES[mix](300)
-    assert case.linear.apply_activated(case.random(300, 96)) is None  # without adapters
-    case.set(places, device)
-    x = case.random(300, 96, scale=2)  # behind the places, which kernels read early
-    out = case.linear.apply_activated(x, case.norm if normed else None)
-    if dtype == torch.float32:
-        assert out is None
-        return
-    before = x.double()
-    if normed:
-        before *= torch.rsqrt(before.square().mean(-1, keepdim=True) + 1e-5) * case.norm.weight.double()
-    first, second = case.product(before, places).chunk(2, dim=-1)
-    assert out is not None
-    assert relative_error(out, F.silu(first) * second) < 2 * tolerance(dtype)  # two roundings on the way
-    if mix == "none":
-        assert torch.equal(out, silu_mul(case.linear.apply(x, norm=case.norm if normed else None)))
-
-
 def test_without_adapters_the_linear_itself_is_asked_tiny(device: torch.device) -> None:
     class Activates:
         inputs, outputs = 96, 128
@@ -189,18 +164,8 @@ def test_without_adapters_the_linear_itself_is_asked_tiny(device: torch.device) 
         out = adapted.apply_activated(x, norm)
         assert out is not None
         assert torch.equal(out, x + added)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "outputs", "rank"),
-    [(256, (128, 128), 16), (300, (128, 64), 16), (300, (96, 96), 16), (300, (128,) * 2, 24)],
-)
-def test_few_tokens_and_other_shapes_are_activated_by_the_product_behind_tiny(
-    tokens: int, outputs: tuple[int, ...], rank: int, device: torch.device
-) -> None:
-    case = Case(96, outputs, rank, torch.bfloat16, device)
-    case.set([1] * tokens, device)
-    assert case.linear.apply_activated(case.random(tokens, 96)) is None
+    case.set([1] * 300, device)
+    assert adapted.apply_activated(x) is None
 
 
 def test_a_single_row_of_a_long_matrix_has_kernels_of_its_own_tiny(device: torch.device) -> None:
