@@ -438,6 +438,8 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
     torch.manual_seed(sum(case.encode()))
     settings = {**_SHAPE, **changes, **sizes}
     model = model_type(config_type(**settings)).eval()
+    if getattr(model.config, "attn_logit_softcapping", None):  # some versions choose an attention that does not cap
+        model.set_attn_implementation("eager")
     for module in model.modules():  # some versions of transformers compute with 7.0, whatever the configuration says
         if "swiglu_limit" in changes and hasattr(module, "limit"):
             module.limit = changes["swiglu_limit"]

@@ -37,7 +37,7 @@ CAPTURED_KINDS = (Kind.SIMPLE, Kind.FILTERED)  # of draws; the others decide som
 LEAST_SHARERS = 4  # smaller batches have too little to gain
 # Batch sizes to capture. By neighbouring sizes on an H200 (8B bf16, 30B-A3B, gpt-oss-20b; bench/KERNELS.md), padding a
 # batch to the next of these makes a step about 4 % longer at most: such steps mostly read weights.
-SMALL_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 26, 32, 40, 48, 56, 64)
+SMALL_SIZES = (1, 2, 3, 4, 8, 16, 20, 32, 40, 48, 64)
 LEAST_USED = 0.87  # of the rows of larger sizes, whose products take time for each row
 BORDER = 128  # rows; products of more have slower kernels, by up to a fifth of the step
 

@@ -27,21 +27,26 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
 NOTHING = StepPlan(step=0, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[])
-MOST_PADDING = 128  # tokens; beyond, the padding costs more than the launches
+MOST_PADDING = 128  # tokens; more padding costs more than the launches
+SPARSE = 2048  # tokens
 
 
 def prefill_sizes(close: int, mixed: int, most: int) -> list[int]:
-    """Numbers of tokens to capture, ascending: near each other up to `close`, that of full steps of prompts beside
-    decodes, which carry `mixed`, and `most` itself.
+    """Return the numbers of tokens to capture, ascending.
 
-    The device takes longer for steps beyond `close` than the host for their launches. But full ones come one after the
-    other, and the host stands still where the launch queue has no room for two of them.
+    They are close to each other up to `close`. Two larger sizes follow: `mixed`, which full steps of prompts and decodes
+    carry, and `most`. Between those, a step takes the device longer than its launches take the host. But full steps
+    come one after the other, and the host blocks when the launch queue has no room for two of them.
+
+    From SPARSE on, only every second step size is captured, because each takes start-up some 25 ms. A step that would
+    be padded by more than MOST_PADDING is launched kernel by kernel.
     """
     sizes = {
         *range(16, 64, 16),
         *range(64, 256, 32),
         *range(256, 512, 64),
-        *range(512, close + MOST_PADDING, MOST_PADDING),
+        *range(512, min(close + MOST_PADDING, SPARSE), MOST_PADDING),
+        *range(SPARSE, close + 2 * MOST_PADDING, 2 * MOST_PADDING),
         -(-mixed // MOST_PADDING) * MOST_PADDING,
     }
     return [size for size in sorted(sizes) if size < most] + [most]
