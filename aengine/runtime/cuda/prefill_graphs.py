@@ -34,9 +34,9 @@ SPARSE = 2048  # tokens
 def prefill_sizes(close: int, mixed: int, most: int) -> list[int]:
     """Return the numbers of tokens to capture, ascending.
 
-    They are close to each other up to `close`. Two larger sizes follow: `mixed`, which full steps of prompts and decodes
-    carry, and `most`. Between those, a step takes the device longer than its launches take the host. But full steps
-    come one after the other, and the host blocks when the launch queue has no room for two of them.
+    They are close to each other up to `close`. Two larger sizes follow: `mixed`, which full steps of prompts and
+    decodes carry, and `most`. Between those, a step takes the device longer than its launches take the host. But full
+    steps come one after the other, and the host blocks when the launch queue has no room for two of them.
 
     From SPARSE on, only every second step size is captured, because each takes start-up some 25 ms. A step that would
     be padded by more than MOST_PADDING is launched kernel by kernel.

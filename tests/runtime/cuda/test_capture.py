@@ -141,21 +141,21 @@ def test_decodes_that_share_runs_are_padded_to_the_next_size_that_has_them() -> 
         else:
             assert replays.step(rows, shared=True) == (min(size for size in found if size >= rows), True)
     # The same rows without shared runs go back to their own size.
-    assert replays.step(9, shared=True) == (12, True)
-    assert replays.step(9) == (12, False)
-    assert replays.step(7, shared=True) == (12, True)
+    assert replays.step(9, shared=True) == (16, True)
+    assert replays.step(9) == (16, False)
+    assert replays.step(7, shared=True) == (16, True)
     assert replays.step(7) == (8, False)
-    assert replays.step(7, shared=True) == (12, True)
+    assert replays.step(7, shared=True) == (16, True)
 
 
 def test_models_with_windows_in_all_layers_share_no_runs() -> None:
-    assert Replays(window=100).step(9, shared=True) == (12, False)
+    assert Replays(window=100).step(9, shared=True) == (16, False)
 
 
 def test_a_rehearsal_runs_over_the_padding_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     replays = Replays()
     graphs, seen = replays.graphs, []
-    assert replays.step(9, shared=True) == (12, True)
+    assert replays.step(9, shared=True) == (16, True)
     assert graphs._shared._cells.any()
 
     def forward(size: int, kind: ForwardKind, rehearsal: bool) -> tuple[None, None]:
