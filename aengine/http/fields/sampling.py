@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -14,10 +15,9 @@ from aengine.requests.sampling_params import (
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
-    MAX_N,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
+    PARAMETERS,
     SamplingParams,
 )
 from aengine.requests.structured import Structured
@@ -28,17 +28,23 @@ def _range(**schema: int | float) -> Meta:
     return Meta(extra_json_schema=schema)
 
 
+def _range_of(name: str) -> Meta:
+    """The range of a sampling parameter, in the schema alone."""
+    parameter = PARAMETERS[name]
+    bounds = {"minimum": parameter.low, "exclusiveMinimum": parameter.above, "maximum": parameter.high}
+    return _range(**{keyword: bound for keyword, bound in bounds.items() if math.isfinite(bound)})
+
+
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Meta(le=2**63 - 1, extra_json_schema={"minimum": 0})]
 TokenId = Count
-Logprobs = Annotated[int, _range(minimum=0, maximum=MAX_LOGPROBS)]
-Penalty = Annotated[float, _range(minimum=-2, maximum=2)]
+Logprobs = Annotated[int, _range_of("logprobs")]
 StopString = Annotated[str, _range(minLength=1, maxLength=MAX_STOP_LENGTH)]
 UnstoppedEnd = Annotated[str, _range(maxLength=MAX_STOP_LENGTH)]
 StopStrings = Annotated[list[StopString], _range(maxItems=MAX_STOP_STRINGS)]
-Temperature = Annotated[float, _range(minimum=0, maximum=2)]
+Temperature = Annotated[float, _range_of("temperature")]
 TopK = Annotated[int, Meta(le=2**63 - 1, extra_json_schema={"minimum": -1})]
-Probability = Annotated[float, _range(exclusiveMinimum=0, maximum=1)]
+Probability = Annotated[float, _range_of("top_p")]
 BadWord = Annotated[str, _range(minLength=1, maxLength=MAX_BAD_WORD_LENGTH)]
 Bias = Annotated[float, _range(minimum=-100, maximum=100)]
 
@@ -53,10 +59,10 @@ class Drawing(RequestBody, kw_only=True):
     temperature: Temperature | None = None
     top_k: TopK | None = None
     top_p: Probability | None = None
-    min_p: Annotated[float, _range(minimum=0, maximum=1)] | None = None
-    repetition_penalty: Annotated[float, _range(exclusiveMinimum=0, maximum=10000)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
+    min_p: Annotated[float, _range_of("min_p")] | None = None
+    repetition_penalty: Annotated[float, _range_of("repetition_penalty")] | None = None
+    presence_penalty: Annotated[float, _range_of("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, _range_of("frequency_penalty")] | None = None
     logit_bias: Annotated[dict[Int, Bias], _range(maxProperties=MAX_LOGIT_BIAS)] | None = None
     seed: Int | None = None
     stop: StopString | StopStrings | None = None
@@ -114,7 +120,7 @@ class Sampling(Drawing, kw_only=True):
 
     max_tokens: Count | None = None  # 0 only with echo
     prompt_logprobs: Logprobs | None = None
-    n: Annotated[int, _range(minimum=1, maximum=MAX_N)] | None = None
+    n: Annotated[int, _range_of("n")] | None = None
     # What the output must match.
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
