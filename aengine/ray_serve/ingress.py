@@ -10,28 +10,24 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from typing import Any
 
 import anyio
 import msgspec
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aengine.config import ServerConfig
 from aengine.errors import AengineError, EngineFailedError, EngineNotReadyError
 from aengine.http.door.auth import ApiKeyMiddleware
 from aengine.http.door.body import BodyReader
-from aengine.http.door.door import request_id_of
-from aengine.http.door.errors import REQUEST_ID, error_response, speaks_anthropic
 from aengine.ray_serve.all_replicas import CHANGES, TO_ALL, merged
+from aengine.ray_serve.answer import Answer, identified
 from aengine.ray_serve.call import FirstToken, Head
 from aengine.ray_serve.keepers import Keepers
-from aengine.ray_serve.last_events import LastEvents
-from aengine.ray_serve.lines import Line, Lines
+from aengine.ray_serve.line import Line, Lines
 from aengine.ray_serve.replica import Accepted
 from aengine.ray_serve.routing.prompt import Prompt, prompt_of
 
@@ -40,7 +36,6 @@ _log = logging.getLogger("aengine")
 _LOST = "the replica that carried this request was lost"
 _ATTEMPTS = 3
 _ALL_SECONDS = 10.0  # for every replica to answer
-_REQUEST_ID = b"x-request-id"  # which Ray's proxy adds as well, the same one
 _SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
 
 
@@ -81,7 +76,7 @@ class Forwarder:
                 await receive()
             await send({"type": "lifespan.shutdown.complete"})
         elif scope["type"] == "http":
-            send = _identified(scope, send)
+            send = identified(scope, send)
             # What a browser asks beforehand carries no key; an engine answers it.
             asked = {name for name, _ in scope["headers"]} if scope["method"] == "OPTIONS" else set()
             preflight = b"access-control-request-method" in asked
@@ -93,7 +88,7 @@ class Forwarder:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        answer = _Answer(send)
+        answer = Answer(send)
         try:
             body = bytes(await self._bodies.read(Request(scope, receive))) if scope["method"] == "POST" else b""
             asked = {name: scope[name] for name in _SCOPE if name in scope}
@@ -107,7 +102,7 @@ class Forwarder:
         except AengineError as error:
             await answer.fail(error, scope, receive)
 
-    async def _to_one(self, scope: dict[str, Any], body: bytes, answer: _Answer, receive: Receive) -> None:
+    async def _to_one(self, scope: dict[str, Any], body: bytes, answer: Answer, receive: Receive) -> None:
         """Pass a request to one engine; to another, as long as nothing was answered and its engine is lost."""
         prompt = await asyncio.to_thread(prompt_of, body) if len(body) > 2**18 else prompt_of(body)
         if self._keepers is not None and (keeper := self._keepers.of(scope, body)) is not None:
@@ -164,7 +159,7 @@ class Forwarder:
             self._lines.leave(line, number)
             call.cancel()
 
-    async def _to_all(self, scope: dict[str, Any], body: bytes, answer: _Answer) -> None:
+    async def _to_all(self, scope: dict[str, Any], body: bytes, answer: Answer) -> None:
         """Ask every engine, and put their answers together."""
         scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"accept"]  # metrics as text
         try:
@@ -178,61 +173,6 @@ class Forwarder:
             raise EngineNotReadyError("no replica takes requests at the moment")
         await answer.send(merged(scope["path"].rstrip("/"), heads))
         await answer.end()
-
-
-class _Answer:
-    """What is sent of an answer."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._last_events: LastEvents | None = None  # of a stream
-        self.started = False
-
-    async def send(self, piece: Head | bytes) -> None:
-        if isinstance(piece, Head):
-            self.started = True
-            self._last_events = LastEvents(piece) if piece.is_stream else None
-            headers = [(name, value) for name, value in piece.headers if name != _REQUEST_ID]
-            await self._send({"type": "http.response.start", "status": piece.status, "headers": headers})
-            piece = piece.body
-        elif self._last_events is not None:
-            self._last_events.passed(piece)
-        if piece:
-            await self._send(_body(piece))
-
-    async def end(self) -> None:
-        await self._send(_body(b"", more=False))
-
-    async def fail(self, error: AengineError, scope: Scope, receive: Receive) -> None:
-        """Answer with an error: by a response, or by the last events of a stream."""
-        if not self.started:
-            await error_response(error)(scope, receive, self._send)
-        elif self._last_events is not None:
-            with suppress(OSError):
-                await self._send(_body(self._last_events.of(error, scope), more=False))
-        else:
-            raise error  # half a document: Ray cuts the connection
-
-
-def _identified(scope: Scope, send: Send) -> Send:
-    """Give a request the id that its engine will know it by, and the refusals of Anthropic's clients their header."""
-    scope[REQUEST_ID] = request_id = request_id_of(Headers(scope=scope))
-    own = (_REQUEST_ID, request_id.encode())
-    scope["headers"] = [own, *((name, value) for name, value in scope["headers"] if name != _REQUEST_ID)]
-    if not speaks_anthropic(scope):
-        return send
-
-    async def send_with_id(message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] != 200:
-            others = [header for header in message["headers"] if header[0] != b"request-id"]
-            message["headers"] = [*others, (b"request-id", own[1])]
-        await send(message)
-
-    return send_with_id
-
-
-def _body(content: bytes, more: bool = True) -> Message:
-    return {"type": "http.response.body", "body": content, "more_body": more}
 
 
 def _pair(address: Any) -> tuple[str, int] | None:

@@ -16,12 +16,11 @@ from aengine.app import Application
 from aengine.config import EngineConfig, ServerConfig
 from aengine.errors import EngineFailedError
 from aengine.ray_serve.call import Call, Head
-from aengine.ray_serve.keyed_engine import Asked, KeyedEngine
+from aengine.ray_serve.keyed_engine import Asked, KeyedEngine, measure_speed
 from aengine.ray_serve.line import LineOut
 from aengine.ray_serve.routing.cached_keys import Changes
 from aengine.ray_serve.routing.load import Report, Speed
 from aengine.ray_serve.routing.prompt import Prompt
-from aengine.ray_serve.speed import measure_speed
 
 
 class Accepted(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from math import isclose
 import pytest
 
 import aengine
-from aengine.ray_serve.speed import coarse, measure_speed
+from aengine.ray_serve.keyed_engine import coarse, measure_speed
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,8 @@ from aengine.http.responses.events import ResponseEventEncoder
 from aengine.http.responses.items import Output
 from aengine.http.responses.tools import read_tools
 from aengine.http.streams import sse
+from aengine.ray_serve.answer import LastEvents
 from aengine.ray_serve.call import Head
-from aengine.ray_serve.last_events import LastEvents
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.reading.answer_reading import AnswerReading

@@ -1,0 +1,107 @@
+"""What the ingress sends of an answer, and how it ends a stream whose replica is lost."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
+
+from aengine.errors import AengineError
+from aengine.http.door.door import request_id_of
+from aengine.http.door.errors import REQUEST_ID, ErrorBody, error_body_for, error_response, speaks_anthropic
+from aengine.http.responses.events import failure_of
+from aengine.http.streams import sse
+from aengine.ray_serve.call import Head
+
+_REQUEST_ID = b"x-request-id"  # which Ray's proxy adds as well, the same one
+_CREATED = re.compile(rb"event: response\.created\ndata: (?P<event>.*)\n")
+_NUMBER = re.compile(rb'^data: \{"type":"[^"]*","sequence_number":(\d+)', re.MULTILINE)
+
+
+class LastEvents:
+    """Keeps of a stream what its last events build on: of a response its head, and the number of its newest event."""
+
+    def __init__(self, head: Head) -> None:
+        created = _CREATED.match(head.body)
+        self._created = None if created is None else created["event"]
+        self._newest = head.body
+
+    def passed(self, piece: bytes) -> None:
+        """Note a piece of the stream: some whole events."""
+        if self._created is not None and _NUMBER.search(piece):  # pings have none
+            self._newest = piece
+
+    def of(self, error: Exception, scope: Scope) -> bytes:
+        """The events that say that the stream failed. Those of a response repeat none of its items."""
+        _, body = error_body_for(scope, error)
+        if speaks_anthropic(scope):
+            return b"event: error\n" + sse.event(body)
+        if self._created is None or not isinstance(body, ErrorBody):
+            return sse.event(body)
+        told, ending = failure_of(body.error)
+        response = msgspec.json.decode(self._created)["response"]
+        failed = {**response, "status": ending.status, "error": ending.error}
+        number = int(_NUMBER.findall(self._newest)[-1])
+        return _numbered(number + 1, told) + _numbered(number + 2, {"type": "response.failed", "response": failed})
+
+
+def _numbered(number: int, event: dict[str, object]) -> bytes:
+    return sse.typed_event({"type": event["type"], "sequence_number": number, **event})
+
+
+class Answer:
+    """What is sent of an answer."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._last_events: LastEvents | None = None  # of a stream
+        self.started = False
+
+    async def send(self, piece: Head | bytes) -> None:
+        if isinstance(piece, Head):
+            self.started = True
+            self._last_events = LastEvents(piece) if piece.is_stream else None
+            headers = [(name, value) for name, value in piece.headers if name != _REQUEST_ID]
+            await self._send({"type": "http.response.start", "status": piece.status, "headers": headers})
+            piece = piece.body
+        elif self._last_events is not None:
+            self._last_events.passed(piece)
+        if piece:
+            await self._send(_body(piece))
+
+    async def end(self) -> None:
+        await self._send(_body(b"", more=False))
+
+    async def fail(self, error: AengineError, scope: Scope, receive: Receive) -> None:
+        """Answer with an error: by a response, or by the last events of a stream."""
+        if not self.started:
+            await error_response(error)(scope, receive, self._send)
+        elif self._last_events is not None:
+            with suppress(OSError):
+                await self._send(_body(self._last_events.of(error, scope), more=False))
+        else:
+            raise error  # half a document: Ray cuts the connection
+
+
+def identified(scope: Scope, send: Send) -> Send:
+    """Give a request the id that its engine will know it by, and the refusals of Anthropic's clients their header."""
+    scope[REQUEST_ID] = request_id = request_id_of(Headers(scope=scope))
+    own = (_REQUEST_ID, request_id.encode())
+    scope["headers"] = [own, *((name, value) for name, value in scope["headers"] if name != _REQUEST_ID)]
+    if not speaks_anthropic(scope):
+        return send
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] != 200:
+            others = [header for header in message["headers"] if header[0] != b"request-id"]
+            message["headers"] = [*others, (b"request-id", own[1])]
+        await send(message)
+
+    return send_with_id
+
+
+def _body(content: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": content, "more_body": more}
