@@ -166,7 +166,7 @@ def test_a_rehearsal_runs_over_the_padding_row_alone(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(graphs, "_forward", forward)
     monkeypatch.setattr(graphs, "_draw", lambda *_: None)
-    graphs.rehearse(12)
-    assert seen == [(12, ForwardKind(), True), (12, ForwardKind(shared=True), True)]
-    assert replays.step(9, shared=True) == (12, True)  # which sends its rows and runs again
+    graphs.rehearse(16)
+    assert seen == [(16, ForwardKind(), True), (16, ForwardKind(shared=True), True)]
+    assert replays.step(9, shared=True) == (16, True)  # which sends its rows and runs again
     assert graphs._shared._cells.any()
