@@ -1,4 +1,4 @@
-"""Parses calls of tools within the text that a model writes, as it comes."""
+"""Parses calls of tools in the text that a model writes, while it comes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from aengine.text.answer.marker_search import MarkerSearch
 _BLANKS = " \t\r\n"
 _NAME_CHARACTER = re.compile(r"[\w.-]")
 _NAME_AT_END = re.compile(r"([\w.-]+)([ \t\r\n]{0,2})\Z")
-_LONGEST = 200  # characters of a name and the blanks behind it
+_LONGEST = 200  # characters of a name and the blanks after it
 
 
 class CallSearch:
-    """Lets the text before a call through; holds back only an end that may begin one.
+    """Finds the beginning of a call. Passes the text before it on, and holds back only an end that may begin a call.
 
-    A call begins with a marker. With `lenient` one that the model wrote with another marker is found as well, or
-    without any, by a marker within it, unless that is quoted in Markdown; the name before such a marker must be one
-    of `names`.
+    A call begins with a marker. If `lenient`, a call is also found by another marker in its place, or by a marker
+    within it if the model left out the first one. A marker quoted in Markdown begins no call. A name before the inner
+    marker must be one of `names`.
     """
 
     __slots__ = ("_after_name", "_last", "_names", "_search", "_unmarked", "_word", "marker")
@@ -32,9 +32,9 @@ class CallSearch:
         others = syntax.begins if lenient else ()
         self._search = MarkerSearch(syntax.begin, *others, self._unmarked, self._after_name)
         self._names = names
-        self._word = ""  # held back: a name that a marker may follow, or the beginning of one
-        self._last = ""  # the character before it
-        self.marker = ""  # before the call that was found; empty: the model left it out
+        self._word = ""  # text that is held back: a name that a marker may follow, or the beginning of a name
+        self._last = ""  # the character before `_word`
+        self.marker = ""  # the marker before the call that was found; empty if the model left it out
 
     @property
     def holds(self) -> bool:
@@ -42,8 +42,9 @@ class CallSearch:
         return bool(self._word or self._search.held)
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The text before a call, as far as that is certain, and the call's text behind `marker`; None while no call
-        is found.
+        """Return the certain part of the text before a call, and the call's text after `marker`.
+
+        The call's text is None while no call is found.
         """
         passed = ""
         while True:
@@ -72,7 +73,7 @@ class CallSearch:
             return passed + self._pass(before), rest
 
     def flush(self) -> str:
-        """The text that was held back; no call came of it."""
+        """Return the text that was held back; it began no call."""
         held, self._word = self._word + self._search.flush(), ""
         return held
 
@@ -81,7 +82,10 @@ class CallSearch:
         return text
 
     def _name_at_end(self, text: str, *, whole: bool = False) -> int:
-        """The place of a tool's name at the end of the text, or unless `whole` of its beginning; the end for none."""
+        """Return where a tool's name at the end of the text begins; the text's length if there is none.
+
+        Without `whole`, the beginning of a name counts as well.
+        """
         none = len(text)
         if not self._after_name or (found := _NAME_AT_END.search(text, max(0, none - _LONGEST))) is None:
             return none
@@ -96,14 +100,14 @@ class CallSearch:
 
 
 class ToolCallParser:
-    """Turns text into content and calls of `tools`, without `parallel` into one call at most.
+    """Separates text into content and calls of `tools`: one call at most unless `parallel`.
 
-    What looks like a call but is none by the time its arguments begin is content, to the last character; from then on
-    it is a call whose arguments are JSON, whatever else is written there. Blanks around calls are dropped. The result
-    does not depend on how the text is cut, and time is linear in it.
+    Text that looks like a call, but turns out to be none before its arguments begin, is content to the last character.
+    After that it is a call whose arguments are JSON, whatever else the model writes. Blanks around calls are dropped.
+    The result does not depend on how the text is cut, and time is linear in it.
 
-    lenient: calls without the marker before them are read as well, if what is in them leaves no doubt. forced: there is
-    nothing but calls. bare: a format that knows calls without a marker may begin the text with them.
+    lenient: also read calls without the marker before them, if a marker within them proves that they are calls. forced:
+    the answer is only calls. bare: if the format has calls without a marker, the text may begin with them.
     """
 
     __slots__ = (
@@ -149,35 +153,35 @@ class ToolCallParser:
         self._parallel = parallel
         self._forced = forced
         self.calls = 0
-        self.cut = False  # the last call's arguments are cut short
-        self._state: Literal["text", "call", "behind call"] = "text"
+        self.cut = False  # whether the last call's arguments are cut off
+        self._state: Literal["text", "call", "after call"] = "text"
         self._search = CallSearch(form.syntax, tools.keys(), lenient=lenient)
-        self._blanks: list[str] = []  # belong to no call and are not known to be content
-        self._has_content = False  # there has been content
-        self._after_call = False  # and none since the last call
-        self._broken = False  # a call has ended with what belongs to none
+        self._blanks: list[str] = []  # blanks outside calls that may be content or not
+        self._has_content = False  # whether there has been content
+        self._after_call = False  # whether no content has come since the last call
+        self._broken = False  # whether a call has ended with text that belongs to none
         self._reader = form.reader(tools, first=True)
-        self._leaves_no_doubt = False  # a marker tells that it is one
-        self._marker = ""  # in front of the call that is being read
-        self._started = False  # the reader's text is a call
-        self._emits_call = False  # that call
+        self._leaves_no_doubt = False  # whether a marker proves that this is a call
+        self._marker = ""  # the marker before the call that is being read
+        self._started = False  # whether the reader's text is a call
+        self._emits_call = False  # whether that call is reported
         self._ends: tuple[str, ...] = ()  # the texts that may still end the group, in their order
         self._ends_expected = 0  # how many of them there were before the group's first call
-        self._edge = ""  # the beginning of what ends or follows a call
-        self._settled = False  # values without a closing tag end with the first tag
+        self._edge = ""  # text that may become an end of the group
+        self._settled = False  # whether values without a closing tag end with the first tag
 
     @property
     def sound(self) -> bool:
-        """Whether there is nothing in the text but calls as the format has them, the last one perhaps not complete."""
+        """Whether the text is nothing but calls in this format. The last one need not be complete."""
         return not self._has_content and not self._broken
 
     @property
     def complete(self) -> bool:
         """Whether the text is sound and its last call is complete."""
-        return self.sound and self.calls > 0 and self._state == ("text" if self._syntax.end else "behind call")
+        return self.sound and self.calls > 0 and self._state == ("text" if self._syntax.end else "after call")
 
     def feed(self, text: str) -> list[Delta]:
-        """Parse more text: the pieces that are complete now."""
+        """Parse more text. Returns the deltas that are complete now."""
         deltas: list[Delta] = []
         while text:
             if self._state == "text":
@@ -185,14 +189,14 @@ class ToolCallParser:
             elif self._state == "call":
                 text = self._read_call(text, deltas)
             else:
-                text = self._read_behind(text)
+                text = self._read_after_call(text)
         return deltas
 
     def finish(self, cut: bool = False) -> list[Delta]:
-        """Parse the end of the text: the pieces that were held back.
+        """Parse the end of the text. Returns the deltas that were held back.
 
-        cut: the model would have gone on. Then a call that has begun stays as it is, and the beginning of one is no
-        text.
+        cut: the model would have continued. Then a call that has begun stays as it is, and the beginning of a call is
+        dropped.
         """
         deltas: list[Delta] = []
         if self._state == "call" and not cut:
@@ -249,7 +253,7 @@ class ToolCallParser:
         taken = reader.feed(text)
         self._emit_call(deltas)
         if reader.begun and (reader.done or reader.broken):
-            self._state = "behind call"
+            self._state = "after call"
             self._broken = self._broken or not reader.done
         elif reader.broken:
             self._state = "text"
@@ -257,7 +261,7 @@ class ToolCallParser:
         return reader.left + text[taken:]
 
     def _emit_call(self, deltas: list[Delta]) -> None:
-        """Append what is new of the call that is being read, once it is one."""
+        """Append the new parts of the current call, if it has begun."""
         reader = self._reader
         if reader.begun and not self._started:
             self._started = True
@@ -271,7 +275,7 @@ class ToolCallParser:
         if arguments and self._emits_call:
             deltas.append(CallDelta(self.calls - 1, arguments))
 
-    def _read_behind(self, text: str) -> str:
+    def _read_after_call(self, text: str) -> str:
         """Skip the end of the group, or go on to its next call."""
         ends, closed = self._ends, len(self._ends) < self._ends_expected
         text, self._edge = self._edge + text, ""
@@ -283,7 +287,7 @@ class ToolCallParser:
             if rest.startswith(end):
                 self._blanks.clear()
                 self._ends = ends[index + 1 :]
-                self._state = "behind call" if self._ends else "text"
+                self._state = "after call" if self._ends else "text"
                 return rest[len(end) :]
             if end.startswith(rest):
                 self._edge = rest
@@ -295,7 +299,7 @@ class ToolCallParser:
         return rest
 
     def _emit_content(self, text: str, deltas: list[Delta]) -> None:
-        """Append content, but hold back blanks at its end until something follows them."""
+        """Append content, but hold back blanks at its end until more content follows."""
         kept = text.rstrip()
         if kept:
             content = "".join(self._blanks) + kept

@@ -16,7 +16,7 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
 
 
 class ContentDelta(msgspec.Struct, frozen=True):
-    """A piece of what the user reads."""
+    """A piece of the answer's own text."""
 
     text: str
 

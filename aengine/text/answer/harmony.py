@@ -1,4 +1,4 @@
-"""Answers in harmony, the format of gpt-oss: messages in channels, some of them calls."""
+"""Answers in harmony, the format of gpt-oss: messages in channels, some of which are calls."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 CONTROL = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
 STOPS = (CALL, RETURN)  # each ends an answer
 
-# Around the thought that an answer begins with.
+# Around the thought with which an answer begins.
 HARMONY_THOUGHT = ThoughtMarkers(f"{CHANNEL}analysis{MESSAGE}", END)
 
 
 def uses_harmony(template: str) -> bool:
-    """Whether a chat template writes messages with channels."""
+    """Return whether a chat template writes messages with channels."""
     return all(token in template for token in (START, CHANNEL, MESSAGE)) and "analysis" in template
 
 
-_LONGEST_HEADER = 256  # characters between control tokens; what is longer is no header
+_LONGEST_HEADER = 256  # characters between control tokens; a longer text is no header
 _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
 _TO = "to="
 
@@ -34,20 +34,20 @@ _TO = "to="
 class Header:
     """A header as it comes: `role to=recipient<|channel|>channel to=recipient <|constrain|>type`.
 
-    begun: the role has been written already, by the prompt. What then is not ` to=` is text without a header.
+    begun: the prompt has written the role already. Then text that does not begin with ` to=` has no header.
     """
 
     __slots__ = ("_field", "_length", "_texts", "begun", "raw")
 
     def __init__(self, begun: bool = True) -> None:
         self.begun = begun
-        self.raw: list[str] = []  # all that has been written, the role's token left out
+        self.raw: list[str] = []  # the whole header so far, without the token of the role
         self._texts: dict[str, list[str]] = {START: [], CHANNEL: [], CONSTRAIN: []}
-        self._field = START  # the token behind which text stands now
+        self._field = START  # the token before the current text
         self._length = 0
 
     def control(self, token: str) -> None:
-        """Take a control token that stands in a header."""
+        """Feed a control token of a header."""
         self.raw.append(token)
         self.begun = False
         if token in (CHANNEL, CONSTRAIN):
@@ -55,7 +55,7 @@ class Header:
             self._texts[token].clear()
 
     def feed(self, text: str) -> bool:
-        """Take text. False: it and what came before it is no header."""
+        """Feed text. Returns False if it and the text before it are no header."""
         self.raw.append(text)
         self._length += len(text)
         self._texts[self._field].append(text)
@@ -68,17 +68,17 @@ class Header:
 
     @property
     def text(self) -> str:
-        """What has been written, without control tokens."""
+        """The header without its control tokens."""
         return "".join(piece for texts in self._texts.values() for piece in texts)
 
     @property
     def channel(self) -> str:
-        """The channel's name; empty where none is written."""
+        """The channel's name; empty if the header has none."""
         return (self._text(CHANNEL).split() or [""])[0]
 
     @property
     def recipient(self) -> str | None:
-        """To whom the message goes; None: to the user."""
+        """The recipient of the message; None for the user."""
         found = _RECIPIENT.search(self._text(CHANNEL)) or _RECIPIENT.search(self._text(START))
         return None if found is None else found[1]
 
@@ -94,15 +94,15 @@ Body = Literal["none", "thought", "content", "call", "dropped"]
 
 
 class HarmonyParser:
-    """Turns messages into thoughts (the channel `analysis`), content, and calls of `tools`, by whom they go to.
+    """Separates messages into thoughts (the channel `analysis`), content, and calls of `tools`, by their recipients.
 
-    A message to anybody else is a thought in `analysis`, and elsewhere content, with its header. Text without a header
-    is content, and so is what is too long for one. Control tokens within a string of a call's arguments are text.
-    Arguments that are no JSON, as of a tool that takes a program or a patch, are told as an object with that text.
-    Several thoughts are put together with line breaks, and so are several messages. Whatever is written there is an
-    answer; it does not depend on how the text is cut, and time is linear in it.
+    A message to another recipient is a thought in `analysis`; in other channels it is content, together with its
+    header. Text without a header is content, and so is a header that is too long. Control tokens inside a string of a
+    call's arguments are text. Arguments that are not JSON, for example a program or a patch, become an object with that
+    text. Several thoughts are joined with line breaks, and so are several messages. The parser accepts any text. The
+    result does not depend on how the text is cut, and time is linear in it.
 
-    thoughts: tell them as such, else they are content. Without `parallel` calls behind the first one are dropped.
+    thoughts: report thoughts as such; else they are content. parallel: if False, calls after the first one are dropped.
     """
 
     __slots__ = (
@@ -114,7 +114,7 @@ class HarmonyParser:
         "_is_text",
         "_name",
         "_parallel",
-        "_said",
+        "_seen",
         "_thoughts",
         "_tools",
         "_unread",
@@ -127,19 +127,19 @@ class HarmonyParser:
         self._parallel = parallel
         self._thoughts = thoughts
         self.calls = 0
-        self.cut = False  # the last call's arguments are cut short
-        self._held = ""  # the beginning of a control token, maybe
+        self.cut = False  # whether the last call's arguments are cut off
+        self._held = ""  # text that may become a control token
         self._header = Header()
-        self._body: Body = "none"  # what is being read; none: a header
-        self._said: set[Body] = set()  # what there has been some of
-        self._begins = True  # nothing of the body has come
+        self._body: Body = "none"  # the kind of body that is being read; "none" for a header
+        self._seen: set[Body] = set()  # the kinds of bodies that had any text
+        self._begins = True  # whether no text of the body has come
         self._name = ""  # of the call that is being read
         self._arguments = JsonArguments()  # of that call
-        self._unread: list[str] = []  # what has come of them before it was certain that they are JSON
-        self._is_text = False  # they are no JSON
+        self._unread: list[str] = []  # text of the arguments that may not be JSON
+        self._is_text = False  # whether the arguments are not JSON
 
     def feed(self, text: str) -> list[Delta]:
-        """Parse more text: the pieces that are complete now."""
+        """Parse more text. Returns the deltas that are complete now."""
         deltas: list[Delta] = []
         text, self._held = self._held + text, ""
         at = 0
@@ -153,7 +153,7 @@ class HarmonyParser:
         return deltas
 
     def finish(self, cut: bool = False) -> list[Delta]:
-        """Parse the end of the text: the pieces that were held back. cut: the model would have gone on."""
+        """Parse the end of the text. Returns the deltas that were held back. cut: the model would have continued."""
         deltas: list[Delta] = []
         self._read(self._held, deltas)
         self._held = ""
@@ -164,14 +164,14 @@ class HarmonyParser:
         if not text:
             return
         if self._body != "none":
-            self._say(text, deltas)
+            self._add_text(text, deltas)
         elif not self._header.feed(text):
             self._begin("content")
-            self._say(self._header.text, deltas)
+            self._add_text(self._header.text, deltas)
 
     def _control(self, token: str, deltas: list[Delta]) -> None:
         if self._body == "call" and self._arguments.quoted:
-            self._say(token, deltas)
+            self._add_text(token, deltas)
         elif token in (START, CHANNEL, END, CALL, RETURN):
             if self._body != "none" or token not in (START, CHANNEL):
                 self._end(deltas)
@@ -196,7 +196,7 @@ class HarmonyParser:
         else:
             self._begin("content")
             if recipient is not None:
-                self._say("".join(header.raw).removeprefix("assistant") + MESSAGE, deltas)
+                self._add_text("".join(header.raw).removeprefix("assistant") + MESSAGE, deltas)
 
     def _begin_call(self, name: str, deltas: list[Delta]) -> None:
         if self.calls and not self._parallel:
@@ -210,73 +210,73 @@ class HarmonyParser:
     def _begin(self, body: Body) -> None:
         self._body, self._begins = body, True
 
-    def _say(self, text: str, deltas: list[Delta]) -> None:
+    def _add_text(self, text: str, deltas: list[Delta]) -> None:
         body = self._body
         if body == "call":
-            self._say_arguments(text, deltas)
+            self._add_arguments(text, deltas)
         elif body in ("thought", "content"):
             if not text:
                 return
-            if self._begins and body in self._said:
+            if self._begins and body in self._seen:
                 text = f"\n{text}"
             self._begins = False
-            self._said.add(body)
+            self._seen.add(body)
             deltas.append(ReasoningDelta(text) if body == "thought" else ContentDelta(text))
 
-    def _say_arguments(self, text: str, deltas: list[Delta]) -> None:
+    def _add_arguments(self, text: str, deltas: list[Delta]) -> None:
         if self._is_text:
-            self._tell(json.dumps(text, ensure_ascii=False)[1:-1], deltas)
+            self._report_arguments(json.dumps(text, ensure_ascii=False)[1:-1], deltas)
             return
         if not self._arguments.begun:
             self._unread.append(text)
         self._arguments.feed(text)
         if self._arguments.begun:
             self._unread.clear()
-            self._tell(self._arguments.take(), deltas)
+            self._report_arguments(self._arguments.take(), deltas)
         elif self._arguments.broken:
             self._begin_text(deltas)
 
     def _begin_text(self, deltas: list[Delta]) -> None:
-        """Tell what has come of the arguments, which are no JSON, as the text of the tool's parameter."""
+        """Report arguments that are not JSON as the text of the tool's parameter."""
         parameters = parameters_of(self._tools[self._name])
         key = parameters[0].name if len(parameters) == 1 else "input"
         self._is_text = True
-        self._tell(f'{{{json.dumps(key, ensure_ascii=False)}: "', deltas)
+        self._report_arguments(f'{{{json.dumps(key, ensure_ascii=False)}: "', deltas)
         text = "".join(self._unread)
         self._unread.clear()
-        self._say_arguments(text, deltas)
+        self._add_arguments(text, deltas)
 
     def _end_arguments(self, deltas: list[Delta]) -> None:
         self._arguments.end()
         if not self._is_text and not self._arguments.begun and "".join(self._unread).strip():
             self._begin_text(deltas)
         if self._is_text:
-            self._tell('"}', deltas)
+            self._report_arguments('"}', deltas)
         elif self._arguments.begun:
             self._arguments.close()
-            self._tell(self._arguments.take(), deltas)
+            self._report_arguments(self._arguments.take(), deltas)
         else:
-            self._tell("{}", deltas)
+            self._report_arguments("{}", deltas)
 
-    def _tell(self, arguments: str, deltas: list[Delta]) -> None:
+    def _report_arguments(self, arguments: str, deltas: list[Delta]) -> None:
         if arguments:
             deltas.append(CallDelta(self.calls - 1, arguments))
 
     def _end(self, deltas: list[Delta], cut: bool = False) -> None:
-        """End the body, if there is one; a header comes next."""
+        """End the current body, if there is one. A header comes next."""
         if self._body == "call":
             self.cut = cut and not self._arguments.done
             if not self.cut:
                 self._end_arguments(deltas)
         elif self._body == "none" and self._header.begun and not (cut and self._header.recipient):
             self._begin("content")
-            self._say(self._header.text, deltas)
+            self._add_text(self._header.text, deltas)
         self._unread.clear()
         self._body = "none"
         self._header = Header()
 
 
 def _overlap(text: str, at: int) -> int:
-    """The number of characters at the end of the text, from a place on, that may begin a control token."""
+    """Return how many characters at the end of `text[at:]` may begin a control token."""
     begin = text.rfind("<", max(at, len(text) - _LONGEST_TOKEN + 1))
     return len(text) - begin if begin >= 0 and any(token.startswith(text[begin:]) for token in CONTROL) else 0

@@ -7,80 +7,83 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-Tokens = Mapping[str, int]  # markers that are tokens of their own, with their ids; as such they are no text
+Tokens = Mapping[str, int]  # markers that are single tokens, with their ids; these are never text
 
 ANYTHING = "/(.|\\n)+/"
 
-# JSON as chat templates write it and models learn it. Without free white space no answer can end in endless blanks.
+# JSON as chat templates write it and models learn it. Without free white space, no answer can end in endless blanks.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_PLACE = "  // from "  # before a comment that says where in the request a line comes from
+_PLACE = "  // from "  # before a comment with the place in the request that a line comes from
 PLACED = re.compile(rf"{_PLACE}(\S+)$", re.MULTILINE)
 
 
 def literal(text: str) -> str:
-    """A terminal of a text as it is; an empty one is left away."""
+    """Return a terminal of this text; nothing for an empty text."""
     return json.dumps(text).replace("\x7f", "\\u007f") if text else ""
 
 
 def marker(text: str, tokens: Tokens) -> str:
-    """A terminal of a marker: its token, or its text."""
+    """Return a terminal of a marker: its token, or its text."""
     return f"<[{tokens[text]}]>" if text in tokens else literal(text)
 
 
 def sequence(*parts: str) -> str:
-    """Parts in a row, empty ones left away."""
+    """Return the parts in a row, without empty ones."""
     return " ".join(part for part in parts if part) or '""'
 
 
 def json_value(schema: Mapping[str, Any], where: str, *, lenient: bool) -> str:
-    """JSON of a schema, at the end of a line. where: its place in the request, for errors."""
+    """Return JSON of a schema, for the end of a line. where: its place in the request, for errors."""
     options = {**_JSON_OPTIONS, "lenient": lenient}
     return f"%json {json.dumps({**schema, 'x-guidance': options})}{place(where)}"
 
 
 def place(where: str) -> str:
-    """A comment at the end of a line: where in the request it comes from."""
+    """Return a comment for the end of a line, with the place in the request that it comes from."""
     return f"{_PLACE}{where}"
 
 
 def any_of(tokens: Tokens, *but: str) -> str:
-    """One of the tokens but these, as an alternative; empty where there is none."""
+    """Return one of the tokens, except `but`, as an alternative; empty if there is none."""
     return " | ".join(marker(token, tokens) for token in sorted(tokens) if token not in but)
 
 
 def text_with(terminal: str, others: str, first: str | None = None) -> str:
-    """A text and other tokens in any order. Two texts never meet, or they could be one that the terminal forbids.
+    """Return text and other tokens in any order.
 
-    first: another terminal for the text before any token.
+    Two texts never meet: together they could be one that the terminal forbids. first: another terminal for the text
+    before any token.
     """
     further = f" (({others}) {terminal}?)*" if others else ""
     return f"{first or terminal}?{further}"
 
 
 def till(last: str, terminal: str, others: str) -> str:
-    """The same, and at its end `last`, a text up to a marker that is text as well, with it."""
+    """Return text_with(), ended by `last`: a text up to and including a marker that is text as well."""
     return f"({terminal}? ({others}))* {last}" if others else last
 
 
 def without(text: str) -> str:
-    """A regular expression of texts that do not contain a text."""
+    """Return a regular expression of texts that do not contain this text."""
     return f"~/(.|\\n)*{pattern(text)}(.|\\n)*/"
 
 
 def not_beginning(text: str) -> str:
-    """A regular expression of texts that do not begin with a text, blanks before it (as Python strips them) or not."""
+    """Return a regular expression of texts that do not begin with this text, after blanks (as Python strips them) or
+    not.
+    """
     return f"~/[\\s\\x1c-\\x1f]*{pattern(text)}(.|\\n)*/"
 
 
 def pattern(text: str) -> str:
-    """A regular expression that matches a text alone."""
+    """Return a regular expression that matches this text alone."""
     return re.escape(text).replace("/", "\\/")
 
 
 def avoiding(text: str) -> str:
-    """A regular expression of texts that do not contain this one, whose first character occurs in it but once.
+    """Return a regular expression of texts that do not contain this text. Its first character must occur in it once.
 
-    Without an intersection, of which a grammar may have only a few.
+    It needs no intersection, of which a grammar may have only a few.
     """
     first = f"\\x{ord(text[0]):02x}"
     begun = "|".join(pattern(text[:end]) for end in range(1, len(text)))

@@ -12,9 +12,9 @@ def _pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
 
 
 class MarkerSearch:
-    """Lets the text before a marker through; holds back only an end that may become a marker.
+    """Passes the text before a marker on, and holds back only an end that may become a marker.
 
-    Empty markers are never found. None of the markers is the beginning of another one.
+    Empty markers are never found. No marker may be a prefix of another one.
     """
 
     __slots__ = ("_firsts", "_longest", "_markers", "found", "held")
@@ -27,9 +27,9 @@ class MarkerSearch:
         self.found = ""  # the last marker that was found
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The text before a marker, as far as that is certain, and the text behind it; None while none is found.
+        """Return the certain part of the text before a marker, and the text after it; None while none is found.
 
-        Once a marker is found the search begins anew.
+        After a marker the search begins anew.
         """
         text, self.held = self.held + text, ""
         if not self._markers:
@@ -42,12 +42,12 @@ class MarkerSearch:
         return text, None
 
     def flush(self) -> str:
-        """The text that was held back; no marker came of it."""
+        """Return the text that was held back; it became no marker."""
         held, self.held = self.held, ""
         return held
 
     def _certain(self, text: str) -> int:
-        """The place in the text behind which a marker may begin."""
+        """Return the place in the text after which a marker may begin."""
         for at in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[at] in self._firsts and any(marker.startswith(text[at:]) for marker in self._markers):
                 return at

@@ -20,28 +20,30 @@ _MARKERS = (
     *(marker for markers in ALL_THOUGHTS for marker in markers.tokens),
     *(marker for form in FORMATS.values() for marker in form.syntax.markers),
 )
-_READ_CHARACTERS = 4096  # what follows a marker is copied, so that the time is linear only in small pieces
+_READ_CHARACTERS = 4096  # the text after a marker is copied, so that time is linear only in small pieces
 
 
 class AnswerFormat(msgspec.Struct, frozen=True):
-    """The format of a checkpoint's answers, from its chat template and vocabulary."""
+    """How a checkpoint writes its answers, by its chat template and vocabulary."""
 
     harmony: bool = False  # thoughts, calls and content are messages in channels
     calls: CallFormatName | None = None
-    unknown_calls: bool = False  # the template offers tools to the model, and nobody knows how it calls them
+    unknown_calls: bool = False  # the template offers tools to the model, but in no known call format
     thoughts: bool = False
     thought_markers: ThoughtMarkers = THINK
-    markers: Mapping[str, int] = {}  # those that are tokens of their own, with their ids
-    special_markers: frozenset[str] = frozenset()  # those of them that are hidden with the special tokens
+    markers: Mapping[str, int] = {}  # the markers that are single tokens, with their ids
+    special_markers: frozenset[str] = frozenset()  # the markers that are hidden with the special tokens
     sees_tools: bool = True  # the template has a place for tools
-    thinking_is_opt_in: bool = False  # and not else: the template's `enable_thinking` is false where nobody sets it
+    thinking_is_opt_in: bool = False  # the model thinks only if a request sets the template's `enable_thinking`
 
     def may_think(self, enable_thinking: object) -> bool:
-        """Whether a thought may come, by the variable of that name that a request sets for the template, or None."""
+        """Return whether the answer may have a thought. enable_thinking: the request's variable for the template, or
+        None.
+        """
         return not self.thinking_is_opt_in if enable_thinking is None else bool(enable_thinking)
 
     def shown_special_ids(self, thoughts: bool, calls: CallFormat | None) -> tuple[int, ...]:
-        """The ids that must be written in the text for these to be found in it."""
+        """Return the ids of special tokens that must be written as text, so that thoughts and calls are found in it."""
         looked_for = set(CONTROL) if self.harmony else set(self.thought_markers.tokens) if thoughts else set()
         if calls is not None:
             looked_for |= set(calls.syntax.markers)
@@ -51,7 +53,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
 def answer_format_of(
     templates: Iterable[str], token_ids: Mapping[str, int], special_ids: frozenset[int]
 ) -> AnswerFormat:
-    """Detect the format from chat templates and from the vocabulary, as text to id."""
+    """Detect the format. templates: the chat templates. token_ids: the vocabulary."""
     templates = list(templates)
     if any(map(uses_harmony, templates)):
         markers = {token: token_ids[token] for token in CONTROL if token in token_ids}
@@ -72,14 +74,15 @@ class ChatPrompt(NamedTuple):
     """A rendered and tokenized chat."""
 
     token_ids: list[int]
-    opens_thought: bool  # the answer begins within a thought
+    opens_thought: bool  # whether the answer begins within a thought
 
 
 class AnswerParser:
-    """Parses one answer as it comes. None for what is not to be looked for; `harmony` looks for all by itself.
+    """Parses one answer as it comes. Parts whose parser is None are not searched for.
 
-    calls_begin: the marker without which, behind a thought, there are no calls in it: it has a form, and may quote one.
-    unclosed: reads the calls in a thought that never ends.
+    calls_begin: the marker with which calls must begin directly after the thought, if the answer has a form: text in
+    that form may quote the marker. harmony: parses all parts, in place of the others. unclosed: finds the calls in a
+    thought that never ends.
     """
 
     __slots__ = ("_calls", "_calls_begin", "_edge", "_harmony", "_thoughts", "_unclosed")
@@ -98,7 +101,7 @@ class AnswerParser:
         self._calls = calls
         self._calls_begin = calls_begin
         self._unclosed = unclosed
-        self._edge = ""  # of the content, while it is not known whether it begins with that marker
+        self._edge = ""  # content that may become `calls_begin`
 
     @property
     def plain(self) -> bool:
@@ -113,11 +116,11 @@ class AnswerParser:
 
     @property
     def ends_with_calls(self) -> bool:
-        """Whether there are calls, and none of them was cut short."""
+        """Whether there are calls, and none of them was cut off."""
         return self.has_calls and not any(parser is not None and parser.cut for parser in (self._calls, self._harmony))
 
     def feed(self, text: str) -> list[Delta]:
-        """Parse more text: the pieces that are complete now."""
+        """Parse more text. Returns the deltas that are complete now."""
         if self._harmony is not None:
             return self._harmony.feed(text)
         deltas: list[Delta] = [ContentDelta(text)] if text else []
@@ -126,7 +129,7 @@ class AnswerParser:
         return self._with_calls(deltas)
 
     def finish(self, cut: bool = False) -> list[Delta]:
-        """Parse the end of the text: the pieces that were held back. cut: the model would have gone on."""
+        """Parse the end of the text. Returns the deltas that were held back. cut: the model would have continued."""
         if self._harmony is not None:
             return self._harmony.finish(cut)
         deltas: list[Delta] = []
@@ -154,7 +157,7 @@ class AnswerParser:
         return deltas + self.finish(cut)
 
     def _within_thought(self, deltas: list[Delta], closed: bool) -> list[Delta]:
-        """Hold back from the thought what are calls unless it closes."""
+        """Hold back the parts of the thought that are calls unless it closes."""
         if self._unclosed is None:
             return deltas
         found: list[Delta] = []

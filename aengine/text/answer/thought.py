@@ -17,11 +17,11 @@ class ThoughtMarkers(NamedTuple):
 
     @property
     def tokens(self) -> tuple[str, str]:
-        """The markers as a vocabulary has them, without a word that follows one."""
+        """The markers as a vocabulary has them, without a word after them."""
         return self.begin[: self.begin.rfind(">") + 1] or self.begin, self.end
 
 
-THINK = ThoughtMarkers("<think>", "</think>")  # almost everybody
+THINK = ThoughtMarkers("<think>", "</think>")  # most families
 MISTRAL_THINK = ThoughtMarkers("[THINK]", "[/THINK]")  # Magistral and later
 SEED_THINK = ThoughtMarkers("<seed:think>", "</seed:think>")
 GEMMA_THINK = ThoughtMarkers("<|channel>thought", "<channel|>")  # Gemma 4
@@ -29,7 +29,7 @@ ALL_THOUGHTS = (THINK, MISTRAL_THINK, SEED_THINK, GEMMA_THINK)
 
 
 def thoughts_of(templates: Iterable[str], vocabulary: Iterable[str]) -> ThoughtMarkers | None:
-    """The markers that chat templates end thoughts with, or, where none does, those that the vocabulary has."""
+    """Return the markers with which chat templates end thoughts; if no template has any, those in the vocabulary."""
     text, known = "\n".join(templates), frozenset(vocabulary)
     found = [markers for markers in ALL_THOUGHTS if markers.end in text]
     tokens = [markers for markers in ALL_THOUGHTS if known.issuperset(markers.tokens)]
@@ -37,10 +37,10 @@ def thoughts_of(templates: Iterable[str], vocabulary: Iterable[str]) -> ThoughtM
 
 
 class ThoughtParser:
-    """Separates the thought at the start of an answer from what follows. Line breaks around the thought are dropped.
+    """Separates the thought at the start of an answer from the rest. Line breaks around the thought are dropped.
 
-    `opened`: the prompt ends within a thought already, so that only its end is still to come. The result does not
-    depend on how the text is cut, and time is linear in it.
+    opened: the prompt has begun the thought, so that only its end is still to come. The result does not depend on how
+    the text is cut, and time is linear in it.
     """
 
     __slots__ = ("_blanks", "_breaks", "_edge", "_emitted", "_marker", "_opened", "_search", "_state")
@@ -49,15 +49,15 @@ class ThoughtParser:
         self._opened = opened
         self._marker = markers.begin
         self._state: Literal["start", "thought", "gap", "answer"] = "start"
-        self._blanks: list[str] = []  # before anything else has come
-        self._edge = ""  # the beginning of a marker, behind them
+        self._blanks: list[str] = []  # before any other character
+        self._edge = ""  # text after the blanks that may become a marker
         self._search = MarkerSearch(markers.end)
-        self._emitted = False  # something of the thought
+        self._emitted = False  # whether a part of the thought has been returned
         self._breaks: list[str] = []  # line breaks that are dropped if the thought ends here
 
     @property
     def over(self) -> bool:
-        """Whether all further text is the answer's."""
+        """Whether all further text belongs to the answer."""
         return self._state == "answer"
 
     @property
@@ -66,7 +66,7 @@ class ThoughtParser:
         return self._state in ("gap", "answer")
 
     def feed(self, text: str) -> list[Delta]:
-        """Parse more text: the pieces that are complete now."""
+        """Parse more text. Returns the deltas that are complete now."""
         deltas: list[Delta] = []
         rest: str | None = text
         if self._state == "start" and rest:
@@ -86,7 +86,7 @@ class ThoughtParser:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """Parse the end of the text: the pieces that were held back."""
+        """Parse the end of the text. Returns the deltas that were held back."""
         deltas: list[Delta] = []
         start = "".join(self._blanks) + self._edge
         if start and not self._opened:
@@ -98,14 +98,14 @@ class ThoughtParser:
         return deltas
 
     def _begin(self, text: str) -> str:
-        """Look for the marker at the start; returns what is left of the text once that is decided."""
+        """Search the start for the marker. Returns the rest of the text once that is decided."""
         text = self._edge + text
         begun = text.lstrip()
         self._blanks.append(text[: len(text) - len(begun)])
         if self._marker.startswith(begun) and begun != self._marker:
             self._edge = begun
             return ""
-        if begun.startswith(self._marker):  # some models repeat what the prompt ends with
+        if begun.startswith(self._marker):  # some models repeat the end of the prompt
             self._state, text = "thought", begun[len(self._marker) :]
         else:
             self._state = "thought" if self._opened else "answer"

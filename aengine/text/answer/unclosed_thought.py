@@ -1,4 +1,4 @@
-"""Looks for calls in a thought, which count if the thought never ends."""
+"""Finds calls in a thought; they count if the thought never ends."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _WORDS_AND_BLANKS = re.compile(r"\s+|\S+")
 
 
 class BareTail:
-    """Holds text back from a place where calls may begin: the thought's beginning, or a line after an empty one.
+    """Holds text back from each place where calls may begin: the thought's beginning, or a line after an empty one.
 
-    If anything but calls follows, the text is searched again from the latest such place in it. So no character is
-    parsed more than twice. Each piece of text must end with what is no blank, the last one aside.
+    If other text follows the calls, the search continues at the latest such place in it. So no character is parsed more
+    than twice. Each piece of text must end with a character other than a blank, except the last piece.
     """
 
     __slots__ = ("_at_beginning", "_bare", "_held", "_latest", "_make", "_parser", "deltas")
 
     def __init__(self, bare: str, make: Callable[[], ToolCallParser]) -> None:
-        """bare: the character that calls begin with; make: returns a parser of them."""
+        """bare: the character with which calls begin. make: returns a parser of calls."""
         self._bare = bare
         self._make = make
         self._at_beginning = True
         self._held: list[str] = []
-        self._latest = 0  # the index of the piece held back at which calls may begin, behind the first one
-        self._parser: ToolCallParser | None = None  # of what is held back
+        self._latest = 0  # index in `_held` of the latest piece at which calls may begin; 0 if that is the first
+        self._parser: ToolCallParser | None = None  # parses the text that is held back
         self.deltas: list[Delta] = []  # of the calls in it
 
     def feed(self, text: str) -> str:
-        """Take more text: the part that belongs to no calls at the end."""
+        """Parse more text. Returns the part that does not belong to calls at the end."""
         first, *others = self._cut(text)
         passed = [self._read(first)]
         for piece in others:
@@ -44,18 +44,18 @@ class BareTail:
         return "".join(passed)
 
     def finish(self) -> tuple[str, ToolCallParser | None]:
-        """End the text: the rest that belongs to no calls, and the parser of the calls if there are any."""
+        """End the text. Returns the rest that belongs to no calls, and the parser of the calls if there are any."""
         text = ""
         while self._parser is not None and not self._parser.complete:
             text += self._retry()
         return text, self._parser
 
     def flush(self) -> str:
-        """The text that was held back."""
+        """Return the text that was held back."""
         return "".join(self._held)
 
     def _cut(self, text: str) -> Iterator[str]:
-        """Cut the text before the blanks that calls may follow."""
+        """Cut the text before each place where calls may begin."""
         begin = end = 0
         breaks = 2 if self._at_beginning else 0
         for found in _WORDS_AND_BLANKS.finditer(text):
@@ -70,7 +70,7 @@ class BareTail:
         yield text[begin:]
 
     def _read(self, text: str) -> str:
-        """Parse text if calls may have begun; returns what belongs to none."""
+        """Parse text if calls may have begun. Returns the part that belongs to none."""
         if self._parser is None:
             return text
         self._held.append(text)
@@ -78,7 +78,7 @@ class BareTail:
         return "" if self._parser.sound else self._retry()
 
     def _retry(self) -> str:
-        """Begin again at the latest place where calls may begin; returns the text before it, or all of it."""
+        """Begin again at the latest place where calls may begin. Returns the text before it, or all of it."""
         held, latest = self._held, self._latest
         self._held, self._latest, self.deltas, self._parser = [], 0, [], None
         if not latest:
@@ -88,10 +88,10 @@ class BareTail:
 
 
 class UnclosedThought:
-    """Passes a thought on up to the first call in it. From there on the text waits for the thought's end.
+    """Passes a thought on up to the first call in it. From there on, the text waits for the thought's end.
 
-    If that comes, the model has only thought of the calls. Calls without a marker count if nothing follows them. Time
-    is linear in the text.
+    If the end comes, the calls were only part of the thought. Calls without a marker count only if nothing follows
+    them. Time is linear in the text.
     """
 
     __slots__ = ("_found", "_tail", "_waiting", "calls")
@@ -100,10 +100,10 @@ class UnclosedThought:
         self.calls = ToolCallParser(form, tools, parallel, bare=False)
         self._tail = BareTail(form.syntax.bare, lambda: ToolCallParser(form, tools, parallel))
         self._waiting: list[str] = []
-        self._found: list[Delta] = []  # what waits, parsed, since a call has begun in it
+        self._found: list[Delta] = []  # deltas of the waiting text, once it has a call
 
     def feed(self, text: str) -> list[Delta]:
-        """Parse more of the thought: the part that is no call, as far as that is certain."""
+        """Parse more of the thought. Returns the certain part that is no call."""
         self._waiting.append(text)
         deltas = self.calls.feed(text)
         if self.calls.calls:
@@ -116,11 +116,11 @@ class UnclosedThought:
         return _reasoning(self._tail.feed(passed))
 
     def close(self) -> list[Delta]:
-        """End the thought, which has closed: the text that waited."""
+        """End a thought that has closed. Returns the text that waited."""
         return _reasoning(self._tail.flush() + "".join(self._waiting))
 
     def finish(self, cut: bool) -> list[Delta]:
-        """End the text, in which the thought has not closed. cut: the model would have gone on."""
+        """End the text, in which the thought has not closed. cut: the model would have continued."""
         if cut:
             return self.close()
         found = self._found + self.calls.finish()

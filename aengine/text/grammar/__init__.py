@@ -1,1 +1,1 @@
-"""Structured output: requested forms compiled to grammars, and masks of allowed tokens."""
+"""Structured output: compiles requested forms to grammars and fills masks of allowed tokens."""

@@ -26,16 +26,16 @@ from aengine.text.grammar.schemas import bounded_numbers, compilable_schema
 
 
 def thought_rules(thought: Thought, tokens: Tokens, markers: ThoughtMarkers) -> tuple[str, list[str]]:
-    """What a start rule begins with, and the rules that this refers to.
+    """Return the beginning of a start rule for answers with a thought, and the rules that it refers to.
 
-    tokens: those markers that are tokens of their own, which are then no text. After the thought up to two line breaks
-    may follow. Where the markers are text, an answer that may begin as a thought does can swallow one: the lexer keeps
-    to what matches longest.
+    tokens: the markers that are single tokens; these are never text. Up to two line breaks may follow the thought. If
+    the markers are text, an answer that begins like a thought may be swallowed by one: the lexer takes the longest
+    match.
     """
     if thought == "never":
         return "", []
     head = "thought? " if thought == "possible" else "thought "
-    # Some models repeat what the prompt ends with.
+    # Some models repeat the end of the prompt.
     token, _ = markers.tokens
     begin = sequence(marker(token, tokens), literal(markers.begin.removeprefix(token)))
     begin = f"({begin})" + (" " if thought == "possible" else "? ")
@@ -53,10 +53,10 @@ def thought_rules(thought: Thought, tokens: Tokens, markers: ThoughtMarkers) -> 
 
 
 class CallGrammar(msgspec.Struct, frozen=True):
-    """Calls of some tools, with `parallel` any number of them.
+    """Calls of some tools; any number of them if `parallel`.
 
-    tokens: the markers that are tokens of their own, which are then no text. Before an answer a thought may come where
-    it is `possible`; `open` means that the prompt has begun it.
+    tokens: the markers that are single tokens; these are never text. A `possible` thought may come before the answer.
+    An `open` one was begun by the prompt.
     """
 
     tools: Collection[CallableTool]
@@ -66,12 +66,12 @@ class CallGrammar(msgspec.Struct, frozen=True):
     thoughts: ThoughtMarkers = THINK
 
     def forced(self, thought: Thought = "never") -> str:
-        """A grammar of at least one call, and nothing else."""
+        """Return a grammar of at least one call and nothing else."""
         head, thinking = thought_rules(thought, self.tokens, self.thoughts)
         return "\n".join([f"start: {head}calls", self.rules(), *thinking])
 
     def rules(self) -> str:
-        """Rules of which `calls` describes at least one call."""
+        """Return rules in which `calls` describes at least one call."""
         syntax = self._syntax
         if syntax.bare:
             return "\n".join(["calls: group", *self._group()])
@@ -80,13 +80,13 @@ class CallGrammar(msgspec.Struct, frozen=True):
         return "\n".join([f"calls: {sequence('call', more)}", f"call: {self._begin} group", *self._group()])
 
     def within_text(self, thought: Thought = "never") -> str:
-        """A grammar of free text in which every call that the parser would find is one of these.
+        """Return a grammar of free text in which every call that the parser would find is one of these.
 
-        Where the syntax knows calls without a marker, nothing follows them.
+        If the syntax has calls without a marker, nothing follows them.
         """
         syntax, thoughts = self._syntax, self.thoughts
         head, thinking = thought_rules(thought, self.tokens, thoughts)
-        # A thought begins where an answer does; elsewhere its markers are text like any other.
+        # A thought comes at an answer's beginning. Elsewhere its markers are text like any other.
         others = any_of(self.tokens, syntax.begin, *(() if thought == "never" else (thoughts.tokens[0],)))
         text = f"{ANYTHING} & {without(syntax.begin)}" if syntax.begin else ANYTHING
         first = text + (f" & {not_beginning(thoughts.begin)}" if thought == "possible" else "")
@@ -109,12 +109,12 @@ class CallGrammar(msgspec.Struct, frozen=True):
 
     def _text_or_calls(self, others: str) -> str:
         begin = self._begin
-        behind = f" ({begin} calls)?" if self._syntax.begin in self.tokens else ""
+        after = f" ({begin} calls)?" if self._syntax.begin in self.tokens else ""
         calls = f"{begin}? calls" if begin else "calls"
-        return f"unthinking: {calls} | {text_with('TEXT', others, 'FIRST')}{behind}"
+        return f"unthinking: {calls} | {text_with('TEXT', others, 'FIRST')}{after}"
 
     def _text_around_calls(self, others: str) -> list[str]:
-        """`answer`, and `unthinking`, which does not begin as a thought does."""
+        """Return the rules `answer`, and `unthinking`, which does not begin like a thought."""
         text, first = text_with("TEXT", others), text_with("TEXT", others, "FIRST")
         count = "*" if self.parallel else "?"
         if self._syntax.begin in self.tokens:
@@ -123,7 +123,7 @@ class CallGrammar(msgspec.Struct, frozen=True):
                 f"unthinking: {first} (call {text}){count}",
                 f"call: {self._begin} group",
             ]
-        # Till the marker, and with it: where it is text, nothing else ends the text before it.
+        # Up to the marker and including it: if the marker is text, nothing else ends the text before it.
         return [
             f"answer: ({till('till_call', 'TEXT', others)} group){count} {text}",
             f"unthinking: {first} | first_call group {'answer' if self.parallel else text}",
@@ -133,7 +133,7 @@ class CallGrammar(msgspec.Struct, frozen=True):
         ]
 
     def _group(self) -> list[str]:
-        """Rules of which `group` describes what follows the marker."""
+        """Return rules in which `group` describes the text after the marker."""
         syntax = self._syntax
         several = self.parallel and syntax.separator is not None
         more = f"({sequence(literal(syntax.separator or ''), 'called')})*" if several else ""
@@ -145,11 +145,11 @@ class CallGrammar(msgspec.Struct, frozen=True):
         ]
         for name, tool in zip(names, self.tools, strict=True):
             rules += self.form.rules(name, compilable_tool(tool), self.tokens)
-        return list(dict.fromkeys(rules))  # some may be the same for all tools
+        return list(dict.fromkeys(rules))  # some rules are the same for all tools
 
 
 def compilable_tool(tool: CallableTool) -> CallableTool:
-    """A tool with its schema as the compiler takes it: numbers have an end, and what it does not know is left out."""
+    """Return the tool with a schema that the compiler takes: numbers are bounded, and unknown keywords are left out."""
     if tool.parameters is None:
         return tool
     parameters = compilable_schema(tool.parameters, tool.where, strict=tool.strict)

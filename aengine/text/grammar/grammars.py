@@ -35,13 +35,13 @@ from aengine.text.grammar.threads import CompileThreads, lower_priority
 from aengine.text.tokens.tokenizer import Tokenizer
 
 MAX_CACHED = 32
-MAX_LEXER_STATES = 50_000  # of one grammar, shared by all that use it: about 30 MB
+MAX_LEXER_STATES = 50_000  # of one grammar, shared by all its users: about 30 MB
 MAX_FILL_THREADS = 8
-MEASURE_EVERY = 64  # fills at least, between two that measure each mask in vain
+MEASURE_EVERY = 64  # the least number of fills between two that measure each mask and find none slow
 
 
 def check_library() -> None:
-    """Compile a grammar of one byte, in milliseconds. Raises `AengineError` where the installed library cannot."""
+    """Compile a grammar of one byte, in milliseconds. Raises `AengineError` if the installed library fails."""
     try:
         matcher = LLMatcher(LLTokenizer("byte"), 'start: "a"', log_level=0)
         if matcher.is_error():
@@ -59,19 +59,20 @@ class _Compiled(NamedTuple):
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer and fills masks. Made off the loop: a vocabulary of 150,000 takes 0.7 s.
+    """Compiles grammars for one tokenizer and fills masks.
 
-    `vocab_size` is the model's: ids without a token are never allowed.
+    Construct it in a worker thread: a vocabulary of 150,000 takes 0.7 s. vocab_size: the model's. Ids without a token
+    are never allowed.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int], limits: GrammarLimits | None = None
     ) -> None:
         self.eos_ids = tuple(token_id for token_id in eos_ids if token_id < vocab_size)
-        self.words = -(-vocab_size // 32)  # of a mask
+        self.words = -(-vocab_size // 32)  # words of a mask
         self._limits = limits or GrammarLimits()
         self._answers = tokenizer.answer_format
-        self._missing = ""  # what it takes to structure outputs at all
+        self._missing = ""  # the reason why outputs cannot be structured; empty if they can
         self._tokenizer: LLTokenizer | None = None
         if not self.eos_ids:
             self._missing = "the checkpoint names no end-of-sequence token, so that no output could end"
@@ -82,29 +83,30 @@ class Grammars:
             self._tokenizer = LLTokenizer(vocabulary, eos_token=list(self.eos_ids))
             self._in_error = LLMatcher(self._tokenizer, "", log_level=0)
         self._parser_limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        self._cached: OrderedDict[str, _Compiled] = OrderedDict()  # by source, the latest used last
+        self._cached: OrderedDict[str, _Compiled] = OrderedDict()  # by source, the most recently used last
         self._compiling = CompileThreads()
         threads = max(1, min(MAX_FILL_THREADS, (os.cpu_count() or 1) - 1))
         self._executor = LLExecutor(num_threads=threads)
         self._filling = ThreadPoolExecutor(1, thread_name_prefix="aengine-masks")
         self._measuring = ThreadPoolExecutor(threads, thread_name_prefix="aengine-mask")
-        self._fills = MEASURE_EVERY  # since each mask of one was measured
-        self._measures = False  # in the next fill, what each mask costs
+        self._fills = MEASURE_EVERY  # fills since each mask of one was measured
+        self._measures = False  # whether the next fill measures each mask
         self._slow_fills = ThreadPoolExecutor(
             max(1, threads // 4), thread_name_prefix="aengine-slow-masks", initializer=lower_priority
         )
-        # Its threads give way as the one that makes them does.
+        # The executor's threads inherit the low priority of the thread that makes it.
         self._slow_executor = self._slow_fills.submit(LLExecutor, num_threads=max(1, threads // 4)).result()
 
     async def matcher(self, structured: Structured) -> Matcher:
-        """A matcher at the start of the output.
+        """Return a matcher at the start of the output.
 
-        Raises `InvalidRequestError`, naming the field and the reason, and `QueueFullError` while too many compile.
+        Raises `InvalidRequestError`, naming the field and the reason, and `QueueFullError` while too many grammars
+        compile.
         """
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise InvalidRequestError(f"{structured.param}: {self._missing}", structured.param)
-        # 30 ms for a large schema
+        # A large schema takes 30 ms.
         source = await to_thread.run_sync(grammar_source, structured, self._limits, self._answers)
         compiled = self._cached.get(source)
         if compiled is None:
@@ -125,10 +127,12 @@ class Grammars:
         return Matcher(compiled.matcher.deep_copy(), source, structured.param, compiled.mask, compiled.slow)
 
     async def fill(self, matchers: Sequence[Matcher | None]) -> NDArray[np.int32]:
-        """One mask per matcher, [matchers, words] int32: bit i % 32 of word i // 32 tells whether token i may follow.
+        """Return one mask per matcher, [matchers, words] int32. Bit i % 32 of word i // 32 is set if token i may
+        follow.
 
-        The end-of-sequence tokens may exactly where the output may end. None allows everything. Look at each
-        matcher's `error` afterwards: with one, its mask allows nothing but an end that it must not come to.
+        The end-of-sequence tokens are allowed exactly when the output may end. A matcher of None allows everything.
+        Check each matcher's `error` afterwards: if it has one, its mask allows nothing but an end, which must not be
+        used.
         """
         working = [matcher.working for matcher in matchers if matcher is not None and matcher.working is not None]
         if working:
@@ -139,13 +143,14 @@ class Grammars:
             if matcher is None:
                 continue
             if matcher.error is not None:
-                self._cached.pop(matcher.source, None)  # what it shares with its copies may have become too large
+                self._cached.pop(matcher.source, None)  # the state it shares with its copies may have become too large
             elif matcher.slow and (compiled := self._cached.get(matcher.source)) is not None and not compiled.slow:
-                self._cached[matcher.source] = compiled._replace(slow=True)  # so that nobody finds out once more
+                # so that the next output with this grammar starts as slow
+                self._cached[matcher.source] = compiled._replace(slow=True)
         return masks
 
     def prepare(self, matcher: Matcher, done: Callable[[], None]) -> None:
-        """Fill the next mask of a late matcher beside the steps; `done` is called when it is there."""
+        """Fill the next mask of a late matcher while steps run. Calls `done` when the mask is ready."""
         if not matcher.late or matcher.working is not None:
             return
         loop = asyncio.get_running_loop()
@@ -166,10 +171,11 @@ class Grammars:
     def _compile(self, tokenizer: LLTokenizer, source: str) -> _Compiled:
         """Compile a grammar. Raises `_RefusedError` with the reason."""
         if (known := self._cached.get(source)) is not None:
-            return known  # while this one waited for its place
+            return known  # another call compiled it while this one waited
         compiled = LLMatcher(tokenizer, source, log_level=0, limits=self._parser_limits)
         mask = np.empty(self.words, dtype=np.int32)
-        # Some grammars are too large for their first token already. The first time the lexer is made as well.
+        # Some grammars are too large for their first token. The first trial also builds the lexer, so a second one is
+        # timed.
         trials = [Matcher(compiled.deep_copy(), source, "") for _ in range(2)]
         for trial in trials:
             trial.fill(mask)
@@ -218,17 +224,17 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self.eos_token_id = eos_ids[0]
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
-        # These are never text: a marker that could be, would not end the text before it.
+        # These tokens are never text. A marker that could be text would not end the text before it.
         special = tokenizer.special_ids.union(eos_ids, tokenizer.answer_format.markers.values())
         self.special_token_ids = sorted(token_id for token_id in special if token_id < vocab_size)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Raise: the library tries it once when it is made, and no grammar here needs a text's tokens."""
+        """Raise TypeError. The library tries to encode once when it is made; no grammar here needs it."""
         raise TypeError("a vocabulary of a grammar does not encode text")
 
 
 class _RefusedError(ValueError):
-    """The compiler's error, in the library's words. where: the line's place in the request, if the message has it."""
+    """The compiler's error in the library's words. where: the line's place in the request, if the message has it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(reason(message))

@@ -13,9 +13,9 @@ from aengine.text.grammar.calls import compilable_tool
 
 
 class HarmonyGrammar(msgspec.Struct, frozen=True):
-    """Messages of an answer, calls of some tools among them, with `parallel` any number of these.
+    """Messages of an answer with calls of some tools; any number of calls if `parallel`.
 
-    tokens: the control tokens, which are no text.
+    tokens: the control tokens, which are never text.
     """
 
     tools: Collection[CallableTool]
@@ -23,27 +23,27 @@ class HarmonyGrammar(msgspec.Struct, frozen=True):
     tokens: Tokens = {}
 
     def forced(self) -> str:
-        """A grammar of at least one call, thoughts before it."""
+        """Return a grammar of at least one call, after thoughts."""
         head, thinking = harmony_thoughts(self.tokens)
         return "\n".join([f"start: {head}calls", self.rules(), *thinking])
 
     def rules(self) -> str:
-        """Rules of which `calls` describes at least one call."""
+        """Return rules in which `calls` describes at least one call."""
         more = f"({_next(self.tokens)} call)*" if self.parallel else ""
         return "\n".join([f"calls: {sequence('call', more)}", *self._call()])
 
     def free(self) -> str:
-        """A grammar of any messages, in which every call that the parser would find is one of these."""
-        tokens, behind = self.tokens, _next(self.tokens)
+        """Return a grammar of any messages, in which every call that the parser would find is one of these."""
+        tokens, between = self.tokens, _next(self.tokens)
         said = f"{marker(CHANNEL, tokens)} SHOWN {marker(MESSAGE, tokens)} TEXT?"
-        most = f"(said | call) ({behind} (said | call))*" if self.parallel else f"(said {behind})* (said | call)"
+        most = f"(said | call) ({between} (said | call))*" if self.parallel else f"(said {between})* (said | call)"
         shown = 'SHOWN: "analysis" | "commentary" | "final"'
         return "\n".join([f"start: {most}", f"said: {said}", shown, *self._call(), _text(tokens)])
 
     def _call(self) -> list[str]:
         tokens = self.tokens
         names = [f"call_{index}" for index in range(len(self.tools))]
-        # As the model writes it, and as its chat template does. The answer's end is the call's.
+        # The model's own header, and that of its chat template. The end of the answer ends the call.
         json_type = f"{marker(CONSTRAIN, tokens)} {literal('json')}"
         rules = [f"call: {' | '.join(names)}"]
         for name, tool in zip(names, map(compilable_tool, self.tools), strict=True):
@@ -60,25 +60,26 @@ class HarmonyGrammar(msgspec.Struct, frozen=True):
 
 
 def harmony_thoughts(tokens: Tokens) -> tuple[str, list[str]]:
-    """What a start rule begins with where thoughts may come first, and the rules that this refers to."""
+    """Return the beginning of a start rule for answers with thoughts, and the rules that it refers to."""
     thought = f"{marker(CHANNEL, tokens)} {literal('analysis')} {marker(MESSAGE, tokens)} TEXT? {_next(tokens)}"
     return "thought* ", [f"thought: {thought}", _text(tokens)]
 
 
 def harmony_final(tokens: Tokens) -> str:
-    """The header of the answer itself."""
+    """Return the header of the answer itself."""
     json_type = f"({literal(' ')} {marker(CONSTRAIN, tokens)} {literal('json')})?"
     return f"{marker(CHANNEL, tokens)} {literal('final')} {json_type} {marker(MESSAGE, tokens)}"
 
 
 def _next(tokens: Tokens) -> str:
-    """The end of a message and the beginning of another one."""
+    """Return the end of a message and the beginning of the next one."""
     return f"{marker(END, tokens)} {marker(START, tokens)} {literal('assistant')}"
 
 
 def _text(tokens: Tokens) -> str:
-    """A terminal of text in which no control token is spelled out. Where these are no tokens, nothing else could end
-    it: without `<`.
+    """Return a terminal of text that spells out no control token.
+
+    If the control tokens are not tokens of the vocabulary, nothing else could end the text: then it has no `<`.
     """
     if not tokens.keys() >= set(CONTROL):
         return "TEXT: /[^<]+/"

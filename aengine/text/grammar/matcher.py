@@ -18,24 +18,24 @@ try:
     from llguidance import LLParserLimits as LLParserLimits
     from llguidance import LLTokenizer as LLTokenizer
     from llguidance import TokenizerWrapper as TokenizerWrapper
-except ImportError as error:  # of another machine or Python, or without what it links
+except ImportError as error:  # built for another machine or Python, or a linked library is missing
     raise AengineError(f"the grammar library, llguidance, does not work here: {error}") from error
 
 
 Mask = NDArray[np.int32]
 
-SLOW_SECONDS = 0.005  # of a processor for one mask: about a step, behind whose forward pass masks are filled
-SLOW_TOKENS = 16  # after a slow mask so many are taken to be slow
+SLOW_SECONDS = 0.005  # CPU time for one mask; about a step, during whose forward pass masks are filled
+SLOW_TOKENS = 16  # after a slow mask, that many masks are expected to be slow
 
 _PLACE = re.compile(r"^at (\d+)\(\d+\): ")
 _QUOTED_LINE = re.compile(r"^\s*\d+ \| ", re.MULTILINE)
 
 
 class Matcher:
-    """The state of one output. Cheap to make and to copy: the compiled grammar is shared.
+    """The state of one output. Matchers are cheap to make and to copy, as they share the compiled grammar.
 
-    `accept` only notes a token; the next fill takes it into account, off the loop. A matcher is `late` while its masks
-    are slow and the next one is not there: a step that carried its output would wait for it, and with it all others.
+    `accept` only notes a token; the next fill takes it in, off the loop. A matcher is `late` while its masks are slow
+    and the next one is not ready. A step with its output would wait for the mask, and so would all other outputs.
     """
 
     __slots__ = ("_mask", "_matcher", "_noted", "_quick", "param", "source", "working")
@@ -47,23 +47,23 @@ class Matcher:
         self._noted: list[int] = []
         self._mask = mask
         self._quick = 0 if slow else SLOW_TOKENS  # masks since the last slow one
-        self.working: asyncio.Future[Mask] | None = None  # the mask that is being filled beside the steps
-        self.source = source  # of the grammar
-        self.param = param  # the request's field that asked for it
+        self.working: asyncio.Future[Mask] | None = None  # the mask that is being filled while steps run
+        self.source = source  # the grammar's text
+        self.param = param  # the request's field that asked for the grammar
 
     def copy(self) -> Matcher:
-        """A copy that is independent from here on."""
+        """Return an independent copy."""
         twin = Matcher(self._matcher.deep_copy(), self.source, self.param, self._mask, self.slow)
         twin._noted = list(self._noted)
         return twin
 
     def accept(self, token_id: int) -> None:
-        """Advance by one token of the output, one that the last mask allowed."""
+        """Advance by one token of the output. The last mask must have allowed it."""
         self._mask = None
         self._noted.append(token_id)
 
     def rollback(self, count: int) -> None:
-        """Take back the last `count` tokens; ValueError if there are not that many."""
+        """Take back the last `count` tokens. Raises ValueError if there are fewer."""
         self._mask = None
         noted = min(count, len(self._noted))
         del self._noted[len(self._noted) - noted :]
@@ -72,19 +72,22 @@ class Matcher:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing but the end may follow."""
+        """Whether only the end may follow."""
         self.advance()
         return bool(self._matcher.is_stopped())
 
     @property
     def error(self) -> str | None:
-        """The reason for which the grammar cannot be followed any further, if there is one: a token that it forbids, or
-        too much to compute.
+        """The reason why the grammar cannot be followed any further, or None.
+
+        The grammar forbids a token that came, or the next mask takes too much to compute.
         """
         return reason(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def take_mask(self) -> Mask | None:
-        """The next mask, [words] int32, if it is there already. Once: what is drawn from it comes by `accept`."""
+        """Return the next mask, [words] int32, if it is ready, and forget it. The token drawn from it comes by
+        `accept`.
+        """
         mask, self._mask = self._mask, None
         return mask
 
@@ -95,25 +98,25 @@ class Matcher:
 
     @property
     def late(self) -> bool:
-        """Whether the output has to sit out steps until its mask is there."""
+        """Whether the output must skip steps until its mask is ready."""
         return self._mask is None and self._quick < SLOW_TOKENS
 
     def advance(self) -> LLMatcher:
-        """The library's matcher, with all tokens taken in."""
+        """Return the library's matcher after it has taken in all tokens."""
         if self._noted:
             self._matcher.consume_tokens(self._noted)
             self._noted.clear()
         return self._matcher
 
     def fill(self, mask: Mask) -> Mask:
-        """Fill and return a mask, [words] int32, in whatever thread, and measure its cost."""
+        """Fill and return a mask, [words] int32, in any thread, and measure its cost."""
         begin = time.thread_time()
         self.advance().unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._quick = 0 if time.thread_time() - begin > SLOW_SECONDS else self._quick + 1
         return mask
 
     def filled(self, future: asyncio.Future[Mask]) -> None:
-        """Keep the mask that was filled beside the steps. Without one, the next step has to fill it."""
+        """Keep the mask that was filled while steps ran. If filling failed, the next step fills it."""
         self.working = None
         if future.cancelled() or future.exception() is not None:
             self._quick = SLOW_TOKENS
@@ -122,27 +125,27 @@ class Matcher:
 
 
 def take_in(matchers: Iterable[Matcher], executor: LLExecutor, in_error: LLMatcher) -> None:
-    """Let matchers move on by the tokens that were noted for them, without the interpreter's lock.
+    """Advance matchers by their noted tokens, without the interpreter's lock.
 
-    An ambiguous grammar takes a second for a token, and the library gives up the lock only for two matchers or more:
-    a copy of `in_error`, which does nothing, makes two of one.
+    A token of an ambiguous grammar takes a second, and the library releases the lock only for two matchers or more. So
+    a copy of `in_error`, which does nothing, joins a single matcher.
     """
-    while behind := [matcher for matcher in matchers if matcher._noted]:
-        steps = [(matcher._matcher, matcher._noted.pop(0)) for matcher in behind]
+    while waiting := [matcher for matcher in matchers if matcher._noted]:
+        steps = [(matcher._matcher, matcher._noted.pop(0)) for matcher in waiting]
         if len(steps) == 1:
             steps.append((in_error.deep_copy(), 0))
         executor.consume_token_par(steps)
 
 
 def reason(message: str) -> str:
-    """The library's message without the lines of the grammar that it quotes."""
+    """Return the library's message without the lines of the grammar that it quotes."""
     quoted = _QUOTED_LINE.search(message)
     text = message[: quoted.start()] if quoted else message
     return _PLACE.sub("", text).replace("<non-verbose/>", "").strip()[:500]
 
 
 def line_of(message: str) -> str | None:
-    """The line of the grammar that the library's message is about, as it quotes it."""
+    """Return the line of the grammar that the library's message quotes; None if it quotes none."""
     line = _PLACE.match(message)
     quoted = None if line is None else re.search(rf"^ *{line[1]} \| .*$", message, re.MULTILINE)
     return None if quoted is None else quoted[0]

@@ -12,13 +12,13 @@ from aengine.text.answer.formats.values.raw_rules import RAW_FORMATS
 _COMPILED = frozenset(
     {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
 )
-_ANY_TEXT = frozenset({"path", "file-path", "directory-path", "binary", "password"})  # they bind no character
+_ANY_TEXT = frozenset({"path", "file-path", "directory-path", "binary", "password"})  # they constrain no character
 _BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _EITHER = {"anyOf": [{"type": "string", "format": "ipv4"}, {"type": "string", "format": "ipv6"}]}
 
 # A part of what the format allows is enough: a single address is a network, too.
 _SAID_OTHERWISE: dict[str, dict[str, Any]] = {
-    # The compiler knows these, but lets February 30 and the year 0 through, which those who read dates refuse.
+    # The compiler knows these, but allows February 30 and the year 0, which date parsers refuse.
     **{form: {"pattern": f"^({RAW_FORMATS[form]})$"} for form in ("date", "time", "date-time")},
     **{f"ipv4{kind}": {"format": "ipv4"} for kind in ("network", "interface")},
     **{f"ipv6{kind}": {"format": "ipv6"} for kind in ("network", "interface")},
@@ -38,18 +38,18 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
 _DEEPEST = 100  # deeper schemas are refused elsewhere
 
-_DECIMAL = "^(?!^[-+.]*$)[+-]?0*"  # what pydantic's patterns of decimal numbers begin with: not signs and points alone
-_PLACES = re.compile(r"\\d\{0,(\d+)\}\\\.\\d\{0,(\d+)\}")  # before and behind the point
-_DIGITS = re.compile(r"\[\\d\.\]\{1,(\d+)\}")  # the point is one of them
-_BEHIND = re.compile(r"\\\.\?\\d\{0,(\d+)\}")
-_MOST_BEFORE, _MOST_BEHIND = 19, 9  # digits, where the pattern sets no bound
+_DECIMAL = "^(?!^[-+.]*$)[+-]?0*"  # pydantic's patterns of decimal numbers begin with it: not only signs and points
+_PLACES = re.compile(r"\\d\{0,(\d+)\}\\\.\\d\{0,(\d+)\}")  # before and after the point
+_DIGITS = re.compile(r"\[\\d\.\]\{1,(\d+)\}")  # the point counts as one of them
+_AFTER_POINT = re.compile(r"\\\.\?\\d\{0,(\d+)\}")
+_MOST_BEFORE, _MOST_AFTER = 19, 9  # digits, if the pattern sets no bound
 
 
 def compilable_schema(schema: Mapping[str, Any], where: str, *, strict: bool) -> dict[str, Any]:
-    """The schema with keywords that the compiler knows, where there are any, allowing no more.
+    """Return the schema in keywords that the compiler knows. It allows no more values than before.
 
-    A format that nobody knows is an annotation, and items need not differ, unless the schema is `strict`: then it is
-    refused, with an `InvalidRequestError` that names the place below `where`.
+    An unknown format is an annotation, and uniqueItems is dropped. If `strict`, they raise `InvalidRequestError`, which
+    names the place below `where`.
     """
     return _Reading(strict).read(schema, where, 0)
 
@@ -100,36 +100,37 @@ class _Reading:
 
 
 def decimal_pattern(written: str) -> str:
-    """A pattern of decimal numbers as pydantic means it, without its look-ahead."""
+    """Return a pattern of decimal numbers with pydantic's meaning, without its look-ahead."""
     most = None
     if (places := _PLACES.search(written)) is not None:
-        before, behind = int(places[1]), int(places[2])
+        before, after = int(places[1]), int(places[2])
     elif (digits := _DIGITS.search(written)) is not None:
         most = int(digits[1]) - 1
-        before, behind = min(most, _MOST_BEFORE), 0
+        before, after = min(most, _MOST_BEFORE), 0
     else:
-        found = _BEHIND.search(written)
-        before, behind = _MOST_BEFORE, _MOST_BEHIND if found is None else int(found[1])
+        found = _AFTER_POINT.search(written)
+        before, after = _MOST_BEFORE, _MOST_AFTER if found is None else int(found[1])
     forms = [rf"\d{{1,{before}}}"] * bool(before)
-    if most is not None:  # however they are spread
+    if most is not None:  # the digits may be split in any way
         forms += [rf"\d{{{count}}}\.\d{{1,{most - count}}}" for count in range(min(most, _MOST_BEFORE))]
-    elif behind:
-        forms += [rf"\d{{0,{before}}}\.\d{{1,{behind}}}"]
+    elif after:
+        forms += [rf"\d{{0,{before}}}\.\d{{1,{after}}}"]
     return f"^[+-]?0?({'|'.join(forms) or '0'})$"
 
 
 LARGEST = 10**18
 FINEST = 1e-9
 
-_APART = ("anyOf", "prefixItems")  # lists of schemas that bind values independently
+_APART = ("anyOf", "prefixItems")  # lists of schemas that constrain a value independently
 _MEETING = ("$ref", "allOf", "oneOf", "not", "enum", "const")
 
 
 def bounded_numbers(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with numbers of at most 19 digits before the point and 9 behind it, unless it says otherwise.
+    """Return the schema with numbers of at most 19 digits before the point and 9 after it, unless it sets other bounds.
 
-    Allows a part of what the schema allows. Where keywords of several schemas meet (allOf, oneOf, not, $ref beside
-    others) it stays as it is: a narrower part could contradict another one.
+    Without a bound, a model that begins to repeat a digit would never end the number. The result allows a part of what
+    the schema allows. If keywords of several schemas meet (allOf, oneOf, not, $ref with others), they stay as they are:
+    a narrower part could contradict another one.
     """
     made = dict(schema)
     for key, value in schema.items():
@@ -157,6 +158,6 @@ def _below(value: object) -> object:
 
 
 def _limits(schema: dict[str, Any], ending: str) -> list[float]:
-    """The schema's bounds on one side; anything but a number is the compiler's to refuse."""
+    """Return the schema's bounds on one side. The compiler refuses bounds that are not numbers."""
     values = [value for key, value in schema.items() if key.endswith(ending)]
     return [value if isinstance(value, (int, float)) else 0.0 for value in values]

@@ -1,4 +1,4 @@
-"""Translates a requested form to the text of a grammar, within bounds that a compiler needs."""
+"""Translates a requested form to the text of a grammar, within the bounds that a compiler needs."""
 
 from __future__ import annotations
 
@@ -21,31 +21,33 @@ from aengine.text.grammar.harmony import harmony_final, harmony_thoughts
 from aengine.text.grammar.matcher import LLMatcher
 from aengine.text.grammar.schemas import bounded_numbers, compilable_schema
 
-MAX_DIVISOR = 20_000  # `multipleOf` becomes an automaton with that many states, made before any limit is looked at
-MAX_INTERSECTIONS = 8  # of a Lark grammar: each may multiply the time to compile, whatever the fuel
-_NO_OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]*\{[ \t]*\}[ \t]*$", re.MULTILINE)  # guidance begins its grammars so
+MAX_DIVISOR = 20_000  # `multipleOf` becomes an automaton with that many states before any limit applies
+MAX_INTERSECTIONS = 8  # of a Lark grammar; each may multiply the compile time, whatever the fuel
+# the line with which guidance begins its grammars
+_NO_OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]*\{[ \t]*\}[ \t]*$", re.MULTILINE)
 
-# Between two tokens of JSON: nothing, a space, or a line break with its indentation. Bounded, or a model that likes
-# white space never ends. What a schema may not ask for: keywords ignored, oneOf read as anyOf.
+# Between two tokens of JSON: nothing, a space, or a line break with its indentation. It is bounded, or a model that
+# likes white space would never end. A schema may not switch off errors about unknown keywords, nor have oneOf read as
+# anyOf.
 _JSON_OPTIONS = {"whitespace_pattern": r" |\r?\n[ \t]{0,20}", "lenient": False, "coerce_one_of": False}
 
-# Tokens need not be those that the tokenizer would choose, so the compiler needs no tokenizer, only its vocabulary.
+# Tokens need not be those that the tokenizer would choose. So the compiler needs only the vocabulary.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
 
 class GrammarLimits(NamedTuple):
-    """Bounds on one grammar. Characters count the JSON of a schema given as an object, about."""
+    """Bounds on one grammar. characters: about those of the JSON, for a schema given as an object."""
 
     characters: int = 131_072
-    nesting: int = 64  # of a schema: objects and lists within each other
+    nesting: int = 64  # objects and lists within each other in a schema
     seconds: float = 5.0  # to compile
 
 
 def grammar_source(structured: Structured, limits: GrammarLimits, answers: AnswerFormat | None = None) -> str:
-    """The grammar as llguidance reads it: in Lark's notation, or as JSON of two that are.
+    """Return the grammar as llguidance reads it: in Lark's notation, or as JSON with two such grammars.
 
-    answers: how the model writes thoughts and calls. Raises `InvalidRequestError`, naming the
-    field, for what is out of bounds.
+    answers: how the model writes thoughts and calls. Raises `InvalidRequestError`, naming the field, if a bound is
+    exceeded.
     """
     try:
         source = _source(structured, limits) + _OPTIONS
@@ -82,7 +84,7 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
 
 
 def _within(structured: Structured, source: str, limits: GrammarLimits, answers: AnswerFormat) -> str:
-    """The grammar of the form with what may come before it, and what may take its place."""
+    """Return the grammar of the form with a thought before it, or calls in its place."""
     if answers.harmony:
         head, rules = harmony_thoughts(answers.markers)
         form = f"{harmony_final(answers.markers)} @answer"
@@ -129,7 +131,7 @@ def _lark_source(grammar: str, limits: GrammarLimits) -> str:
             value, end = json.JSONDecoder().raw_decode(grammar, schema.end())
         except (ValueError, RecursionError):
             if not texts_blank.startswith("%json", schema.start()):
-                continue  # spoken of in a text, a tool's description for one
+                continue  # a text mentions it, for example a tool's description
             raise ValueError("%json must be followed by a JSON schema") from None
         try:
             _check_json(value, limits)
@@ -150,7 +152,7 @@ def _check_length(characters: int, limits: GrammarLimits) -> None:
 
 
 def _check_json(value: object, limits: GrammarLimits) -> None:
-    """Walk a schema without recursion and no further than its bounds; raises ValueError."""
+    """Walk a schema without recursion and within its bounds. Raises ValueError."""
     left = limits.characters
     level = [value]
     for depth in itertools.count():

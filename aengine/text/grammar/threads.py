@@ -1,4 +1,4 @@
-"""Runs compilations in threads of their own, each with a deadline and a deep stack; a long one gives way to steps."""
+"""Runs compilations in threads, each with a deadline and a deep stack; a long one lowers its priority."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from aengine.errors import QueueFullError
 T = TypeVar("T")
 
 MAX_THREADS = 4
-USUAL_SECONDS = 1.0  # after which a compilation gives way; most are done by then
-_LOWERED_BY = 5  # no more: it still has to be done before its deadline
-STACK_BYTES = 256 * 2**20  # address space, not memory: the compiler recurses, and without room it ends the process
+USUAL_SECONDS = 1.0  # then a compilation lowers its priority; most have ended by then
+_LOWERED_BY = 5  # no more: it still has to end before its deadline
+STACK_BYTES = 256 * 2**20  # address space, not memory: the compiler recurses, and a full stack ends the process
 
 
 class CompileThreads:
-    """Runs functions that cannot be stopped. One that is past its deadline keeps its place until it is done."""
+    """Runs functions that cannot be stopped. One that misses its deadline keeps its place until it ends."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(MAX_THREADS)
 
     async def run(self, work: Callable[[], T], seconds: float) -> T:
-        """Run `work` in a thread and return what it returns. Raises `TimeoutError`, and `QueueFullError` where no place
-        became free in time.
+        """Run `work` in a thread and return its result.
+
+        Raises `TimeoutError` if it takes longer than `seconds`, and `QueueFullError` if no place became free in time.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
@@ -40,7 +41,7 @@ class CompileThreads:
             if gives_way is not None:
                 gives_way.cancel()
             if done.done():
-                return  # nobody waits any more
+                return  # the caller has stopped waiting
             if error is not None:
                 done.set_exception(error)
             else:
@@ -62,7 +63,7 @@ class CompileThreads:
                 try:
                     thread = _start(body)
                     gives_way = loop.call_later(USUAL_SECONDS, lower_priority, thread.native_id, _LOWERED_BY)
-                except RuntimeError:  # the system gives no more threads
+                except RuntimeError:  # the system has no more threads
                     self._places.release()
                     raise
                 return await done
@@ -73,10 +74,10 @@ class CompileThreads:
 
 
 def lower_priority(thread_id: int | None = None, by: int = 10) -> None:
-    """Lower the priority of a thread, this one without a number, where threads have priorities of their own: on a CPU,
-    steps need every core.
+    """Lower the priority of a thread, by default this one, if the system has priorities of threads.
 
-    by: of 5, a third of the share of a usual thread is left where they compete; of 10, a tenth.
+    On a CPU, steps need every core. by: 5 leaves a third of a normal thread's share when they compete; 10 leaves a
+    tenth.
     """
     if sys.platform == "linux":
         with suppress(ProcessLookupError):  # it has ended
@@ -85,7 +86,7 @@ def lower_priority(thread_id: int | None = None, by: int = 10) -> None:
 
 
 def _start(body: Callable[[], None]) -> threading.Thread:
-    """Start a daemon thread: what cannot be stopped must not keep the process alive."""
+    """Start a daemon thread: work that cannot be stopped must not keep the process alive."""
     usual = threading.stack_size(STACK_BYTES)
     try:
         thread = threading.Thread(target=body, name="aengine-grammar", daemon=True)

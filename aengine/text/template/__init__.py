@@ -1,1 +1,1 @@
-"""Rendering of chats to text: chat templates, their sandbox and its budget, control tokens."""
+"""Renders chats to text: chat templates, their sandbox and its budget, control tokens."""

@@ -1,7 +1,7 @@
-"""Bounds what a chat template may do: time, text made, and the size of any one value.
+"""Bounds what a chat template may do: its time, the text it makes, and the size of any one value.
 
-A thread that renders cannot be killed, so everything a template does draws on a `Budget`, and what can take
-unbounded time or memory inside one C call is estimated before that call is made.
+A thread that renders cannot be killed. So everything a template does draws on a `Budget`. A C call that could take
+unbounded time or memory is estimated before it is made.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import time
 from collections.abc import ItemsView, Iterable, KeysView, Sequence, ValuesView
 from string import Formatter
 
-MAX_INTEGER = 100_000  # for widths, counts and ranges; as many as jinja2's sandbox lets range() have
+MAX_INTEGER = 100_000  # for widths, counts and ranges; jinja2's sandbox has the same limit for range()
 _MAX_BITS = 65_536
-_CONTAINER, _ITEM = 64, 8  # what a container and each of its items count for, beside the content
-_TOTAL = 16  # how many values of the largest size may be made over all
+_CONTAINER, _ITEM = 64, 8  # the size of a container and of each of its items, without their content
+_TOTAL = 16  # how many values of the largest size may be made in all
 _VIEWS = (ItemsView, KeysView, ValuesView)
 _DIGITS = re.compile(r"\d+")
 _PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?([^A-Za-z%]*)")
@@ -40,21 +40,24 @@ _PRODUCTS = frozenset(
 
 
 class LimitError(Exception):
-    """A template asked for more time or memory than it may have."""
+    """A template needs more time or memory than it may have."""
 
 
 class Budget:
-    """One rendering's budget. `size` bounds a single value, in characters; containers and their items count too."""
+    """One rendering's budget.
+
+    size: the bound on a single value, in characters; containers and their items count as well.
+    """
 
     def __init__(self, seconds: float, size: int) -> None:
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
         self._largest = size
         self._left = _TOTAL * size
-        self._sizes: dict[int, tuple[object, int]] = {}  # by id; holding the object keeps the id its own
+        self._sizes: dict[int, tuple[object, int]] = {}  # by id; holding the object keeps its id from being used again
 
     def spend(self, amount: int) -> None:
-        """Take an amount off the budget; also the moment when the clock is looked at."""
+        """Subtract an amount from the budget, and check the time."""
         self._left -= amount
         if self._left < 0:
             raise LimitError("it makes too much text")
@@ -70,11 +73,14 @@ class Budget:
         """Account for a value that was just made."""
         size = self.measure(value)
         self.allow(size)
-        # What a container holds was paid for when it was made.
+        # The items of a container were paid for when they were made.
         self.spend(_CONTAINER + _ITEM * len(value) if isinstance(value, (list, tuple, dict)) else size)
 
     def measure(self, value: object) -> int:
-        """The size of a value with everything in it, each part counted as often as writing it out would show it."""
+        """Return the size of a value with everything in it.
+
+        A part counts each time that it would be written out.
+        """
         if isinstance(value, (str, bytes)):
             return len(value) + 1
         if not isinstance(value, (list, tuple, dict, *_VIEWS)):
@@ -88,7 +94,10 @@ class Budget:
         return size
 
     def check_call(self, name: str, value: object, arguments: Sequence[object]) -> None:
-        """Refuse a method or filter of that name, on that value, if its result could be out of bounds."""
+        """Refuse to call a method or filter if its result could be too large.
+
+        name: the method's or filter's. value: the value it is called on.
+        """
         check_integers(arguments)
         if name == "replace" and isinstance(value, str):
             texts = [text for text in arguments if isinstance(text, str)]
@@ -107,19 +116,19 @@ class Budget:
             self.allow(self.measure(value) * max([1, *widths]))
 
     def check_product(self, left: object, right: object) -> None:
-        """Refuse a multiplication that repeats a text or list too often, or makes absurd integers."""
+        """Refuse a multiplication that repeats a text or list too often, or makes huge integers."""
         for value, times in ((left, right), (right, left)):
             if isinstance(value, (str, bytes, list, tuple)) and isinstance(times, int):
                 self.allow(self.measure(value) * times)
         _check_bits(_bits(left) + _bits(right))
 
     def check_power(self, base: object, exponent: object) -> None:
-        """Refuse a power with an absurd integer for its result."""
+        """Refuse a power whose result is a huge integer."""
         if isinstance(exponent, int):
             _check_bits(_bits(base) * abs(exponent))
 
     def _check_format(self, template: str, fields: list[str], arguments: Sequence[object]) -> None:
-        """Fields may be too many, too wide, or filled with too much."""
+        """Refuse a format with too many fields, too wide ones, or too large values."""
         digits = [digits for field in fields for digits in _DIGITS.findall(field)]
         widths = [int(width) if len(width) < 7 else MAX_INTEGER + 1 for width in digits]
         check_integers(widths)
@@ -132,8 +141,9 @@ def _percent_fields(template: str) -> list[str]:
 
 
 def _brace_fields(template: str) -> list[str]:
-    """The format specifications of `str.format`'s fields. Raises `LimitError` for one that has fields of its own: their
-    values could be any width.
+    """Return the format specifications of `str.format`'s fields.
+
+    Raises `LimitError` for nested fields: their values could be any width.
     """
     specs = [spec or "" for _, field, spec, _ in Formatter().parse(template) if field is not None]
     if any("{" in spec for spec in specs):

@@ -1,13 +1,13 @@
-"""Tells a chat template's own control tokens from the same characters in somebody's message.
+"""Keeps a chat template's control tokens apart from the same characters in messages.
 
-Before rendering, a mark is put behind every character of the messages that could begin a special token
-("<" becomes "<" + mark). Marking is character by character, so it commutes with what templates do to text: a marked
-text splits, trims, joins and compares as the plain one does, provided that what is searched for is marked alike.
-After rendering, a mark that would begin a special token turns its character into a stand-in, which the
-tokenizer's normalizer turns back once special tokens have been recognised; all other marks are dropped.
+Before rendering, a mark is put after every character of the messages that could begin a special token: "<" becomes "<"
++ mark. Marking works character by character, so it commutes with what templates do to text. A marked text splits,
+trims, joins and compares like the plain one, if the text it is compared with is marked as well. After rendering, a
+character whose mark would begin a special token becomes a stand-in. The tokenizer's normalizer turns it back after
+special tokens have been recognised. All other marks are dropped.
 
-A token whose first character the template writes is the template's, whatever the rest of it is made of: templates
-do write `<|{{ message.role }}|>`. Roles and tool names are for the caller to check.
+A token whose first character the template writes is the template's, even if the rest comes from a message: templates do
+write `<|{{ message.role }}|>`. The caller checks roles and tool names.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from itertools import chain
 
 from aengine.errors import InvalidRequestError
 
-# Rare symbols and ideographs: printable, so that `repr` and `tojson` leave them as they are.
+# Rare symbols and ideographs. They are printable, so that `repr` and `tojson` do not escape them.
 _MARKS = (range(0x1D300, 0x1D357), range(0x2801, 0x2900), range(0x20000, 0x2A6E0))
-_NONCHARACTERS = range(0xFDD0, 0xFDF0)  # code points that Unicode keeps for use inside a program
+_NONCHARACTERS = range(0xFDD0, 0xFDF0)  # code points that Unicode reserves for use inside a program
 _STAND_INS = 0x100000  # and up: private use
-_SLICE = 2**17  # characters marked at once, while the interpreter is held; 5 ms
+_SLICE = 2**17  # characters marked at once while the GIL is held; 5 ms
 
 
 class ControlTokens:
-    """The texts of a tokenizer's special tokens, and how they can be written as plain text.
+    """The texts of a tokenizer's special tokens, and how to write them as plain text.
 
-    `stand_ins` maps their first characters to what takes those characters' place; nobody outside can guess it.
-    No mark is a character of `foreign`.
+    stand_ins: maps the first characters of special tokens to texts that replace these characters. Nobody can guess
+    them. foreign: characters that are never used as marks.
     """
 
     def __init__(self, texts: Iterable[str], foreign: str = "") -> None:
@@ -40,7 +40,7 @@ class ControlTokens:
         firsts = sorted({text[0] for text in self.texts})
         nonce = "".join(chr(secrets.choice(_NONCHARACTERS)) for _ in range(8))
         self.stand_ins = {first: nonce + chr(_STAND_INS + index) for index, first in enumerate(firsts)}
-        # Letters and digits are everywhere, and templates trim blanks: those are marked only in front of a whole token.
+        # Letters and digits are everywhere, and templates trim blanks. These are marked only if a whole token follows.
         self._rare = [first for first in firsts if not _is_common(first)]
         patterns = [f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in self.texts if _is_common(text[0])]
         self._common = re.compile("|".join(patterns)) if patterns else None
@@ -50,14 +50,14 @@ class ControlTokens:
         self.beginnings = functools.lru_cache(maxsize=4)(self._beginnings)
 
     def plain(self, text: str) -> str:
-        """A settled text with the characters that its stand-ins stand for."""
+        """Return a settled text with its stand-ins replaced by the characters they stand for."""
         for first, stand_in in self.stand_ins.items():
             text = text.replace(stand_in, first)
         return text
 
     def mark(self, text: str, mark: str) -> str:
-        """The text with `mark` behind every candidate. A text of nothing else takes 20 ms a million."""
-        if self._common is not None:  # first: what stands behind them is still as it was
+        """Return the text with `mark` after every candidate. A million candidates take 20 ms."""
+        if self._common is not None:  # first, while the characters after the candidates are unchanged
             text = self._common.sub(lambda match: match[0] + mark, text)
         for first in self._rare:
             if first in text:
@@ -66,7 +66,7 @@ class ControlTokens:
         return text
 
     def marker_for(self, *values: object) -> Marker | None:
-        """A marker whose mark occurs in none of the JSON-like values; None where there is nothing to mark."""
+        """Return a marker whose mark occurs in none of the JSON-like values; None if there is nothing to mark."""
         used = {*self._foreign, *self.stand_ins}
         found = False
         for text in _strings(values):
@@ -81,11 +81,14 @@ class ControlTokens:
         return Marker(self, mark)
 
     def found_in(self, text: str) -> list[str]:
-        """The special tokens in a text, in order."""
+        """Return the special tokens in a text, in order."""
         return self._wholes.findall(text)
 
     def _beginnings(self, mark: str) -> re.Pattern[str]:
-        """Finds a marked character with which a special token would begin, whatever else of it is marked."""
+        """Return a pattern of marked characters with which a special token would begin.
+
+        The other characters of the token may be marked or not.
+        """
         rests: dict[str, list[str]] = {}
         for token in self.texts:
             rest = "".join(f"{re.escape(character)}{mark}?" for character in token[1:])
@@ -103,7 +106,7 @@ class Marker:
         self._tokens = tokens
 
     def mark_text(self, value: object) -> object:
-        """A text marked, or the texts of a tuple; anything else, and what is marked already, as it is."""
+        """Return a text, or the texts of a tuple, marked. Other values and marked texts are returned unchanged."""
         if isinstance(value, tuple):
             return tuple(map(self.mark_text, value))
         if not isinstance(value, str) or self.mark in value:
@@ -111,7 +114,7 @@ class Marker:
         return self._tokens.mark(value, self.mark)
 
     def mark_all(self, value: object) -> object:
-        """All texts in JSON-like data marked; keys only where they hold a whole special token."""
+        """Return JSON-like data with all texts marked. Keys are marked only if they hold a whole special token."""
         if isinstance(value, Mapping):
             return {self._mark_key(key): self.mark_all(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -119,7 +122,7 @@ class Marker:
         return self.mark_text(value)
 
     def alike(self, left: object, right: object) -> tuple[object, object]:
-        """Two values for a comparison, with the plain one marked if the other is."""
+        """Return two values to compare: if one is marked, the other is marked as well."""
         if self._is_marked(left):
             return left, self._mark_items(right)
         if self._is_marked(right):
@@ -131,7 +134,7 @@ class Marker:
         return text.replace(self.mark, "")
 
     def settle(self, text: str) -> tuple[str, bool]:
-        """A rendered text without marks, and whether there are stand-ins in it for what would begin special tokens."""
+        """Return a rendered text without marks, and whether it has stand-ins."""
         stand_ins = self._tokens.stand_ins
         settled, count = self._tokens.beginnings(self.mark).subn(lambda match: stand_ins[match[0][0]], text)
         return self.unmark(settled), count > 0
@@ -153,7 +156,7 @@ def _is_common(character: str) -> bool:
 
 
 def characters(value: object, most: int) -> int:
-    """How many characters the texts in JSON-like data have, or the first sum of them beyond `most`."""
+    """Count the characters of the texts in JSON-like data. The count stops at the first sum beyond `most`."""
     total = 0
     for text in _strings(value):
         total += len(text)
@@ -163,7 +166,7 @@ def characters(value: object, most: int) -> int:
 
 
 def _strings(value: object) -> Iterator[str]:
-    """All texts in JSON-like data, keys included."""
+    """Yield all texts in JSON-like data, also the keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

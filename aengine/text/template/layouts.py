@@ -1,4 +1,4 @@
-"""Lays chats out for templates that read calls, results and tools in their own way."""
+"""Changes chats for templates that expect calls, results or tools in their own places."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ Message = Mapping[str, object]
 
 
 def with_tool_responses(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """The messages of tools, as `tool_responses` of the assistant's message before them: all is one turn of the model.
+    """Move the results of tools into `tool_responses` of the assistant's message before them, as Gemma 4's first
+    templates need.
 
-    Such templates write a message's calls, then their results, then its content. So the answer that follows the results
-    becomes that content, and what the assistant said before it called is a message of its own.
+    Such templates write a message's calls, then their results, then its content. So the answer after the results
+    becomes that content. What the assistant said before it called becomes a message of its own.
     """
     found: list[dict[str, object]] = []
     at = 0
@@ -50,7 +51,7 @@ def _responses(calls: Sequence[object], results: Sequence[Message]) -> Iterator[
 
 
 def places(calls: Sequence[object], results: Sequence[Message]) -> list[int]:
-    """Return for each result the place of the call that it is of: the call that it names, or else the next one."""
+    """Return for each result the index of its call: the call that it names, or else the next one."""
     known: dict[object, int] = {}
     for place, call in enumerate(calls):
         if isinstance(call, dict) and isinstance(call.get("id"), str | int):
@@ -63,7 +64,7 @@ def places(calls: Sequence[object], results: Sequence[Message]) -> list[int]:
 
 
 def _text(content: object) -> object:
-    """Parts of text as one."""
+    """Join parts of text."""
     if not isinstance(content, list):
         return "" if content is None else content
     return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
@@ -73,9 +74,10 @@ _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}  # 
 
 
 def harmony_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """The messages with several calls taken apart. The template would leave out all but the first one, and take every
-    result for that one's. Where calls come with content and a thought, which it refuses, the content joins the thought:
-    it would write either in the same place.
+    """Put each call into a message of its own, followed by its results, as gpt-oss's template needs.
+
+    The template writes only the first call of a message, and takes every result for that call's. It refuses a message
+    with calls that has content and a thought: it writes only one of them. So the content joins the thought.
     """
     found: list[dict[str, object]] = []
     at = 0
@@ -95,12 +97,12 @@ def harmony_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
 
 
 def harmony_tools(tools: Sequence[object]) -> list[object]:
-    """The tools, each with a description: the template cannot do without."""
+    """Return the tools, each with a description: the template fails without one."""
     return [_described(tool) for tool in tools]
 
 
 def harmony_kwargs(kwargs: Mapping[str, object]) -> dict[str, object]:
-    """The template's variables, with an effort that the model knows."""
+    """Return the template's variables, with an effort that the model knows."""
     effort = kwargs.get("reasoning_effort")
     known = _EFFORTS.get(effort) if isinstance(effort, str) else None
     return {**kwargs} if known is None else {**kwargs, "reasoning_effort": known}
@@ -132,7 +134,7 @@ def _described(tool: object) -> object:
 
 
 def with_tools(messages: Sequence[Message], tools: Sequence[object]) -> list[dict[str, object]]:
-    """The messages with the tools as a text of JSON in the first one, which is the system's."""
+    """Write the tools as JSON into the system message, which comes first, as Phi-4-mini's template needs."""
     functions = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools]
     text = json.dumps(functions, ensure_ascii=False)
     first, others = messages[0], messages[1:]
@@ -142,7 +144,7 @@ def with_tools(messages: Sequence[Message], tools: Sequence[object]) -> list[dic
 
 
 def with_written_calls(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """The messages with calls as text, as such models write them: their templates do not know `tool_calls`."""
+    """Write calls as text, in the notation of Phi-4-mini, for templates that do not know `tool_calls`."""
     return [_with_written_calls(message) for message in messages]
 
 

@@ -13,8 +13,9 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class CallsLayout(NamedTuple):
-    """How a template takes messages with calls. text_arguments: as JSON text, not as an object. null_content: as null
-    where there is none, not left out.
+    """How a template takes messages with calls.
+
+    text_arguments: the arguments are JSON text, not an object. null_content: absent content is null, not left out.
     """
 
     text_arguments: bool = False
@@ -25,10 +26,11 @@ TEXT_ARGUMENTS = (CallsLayout(text_arguments=True), CallsLayout(text_arguments=T
 
 
 def plain_message(message: Mapping[str, Any], supports_developer: bool, layout: CallsLayout) -> dict[str, object]:
-    """A message as templates expect it: no null fields, its reasoning under every name in use, arguments as objects.
+    """Return a message as templates expect it: no null fields, the reasoning under every name in use, arguments as
+    objects.
 
-    An answer that neither says nor calls anything, as one that was cut in its thoughts, has an empty text. A
-    `developer` is the `system` to a template that does not know the role.
+    An answer without content and calls, for example one cut off in its thought, gets an empty text. The role
+    `developer` becomes `system` if the template does not know it.
     """
     data = plain_data(message, "messages")
     if not isinstance(data, dict):
@@ -48,7 +50,7 @@ def plain_message(message: Mapping[str, Any], supports_developer: bool, layout: 
 
 
 def _call(call: object, as_text: bool) -> object:
-    """A call with its arguments as an object, even if the client sends them as JSON text; or else as text."""
+    """Return a call with its arguments as JSON text if `as_text`, else as an object, whichever the client sends."""
     function = call.get("function") if isinstance(call, dict) else None
     if as_text and isinstance(call, dict) and isinstance(function, dict):
         arguments = function.get("arguments")
@@ -67,15 +69,15 @@ _EXACT: dict[type, Callable[[Any], object]] = {str: str.__str__, int: int.__int_
 
 
 def plain_data(value: object, what: str, depth: int = 0) -> object:
-    """A copy of JSON-like data in plain types, since that is all a template may get hold of.
+    """Copy JSON-like data into plain types, the only ones that a template may touch.
 
-    Raises `InvalidRequestError` about the field `what` for anything else.
+    what: the field's name, for errors. Raises `InvalidRequestError` for other types.
     """
     if depth > _MAX_DEPTH:
         raise InvalidRequestError(f"{what} is nested more than {_MAX_DEPTH} deep", what)
     if value is None or type(value) in (bool, int, float, str):
         return value
-    for kind, exact in _EXACT.items():  # subclasses carry methods of their own
+    for kind, exact in _EXACT.items():  # subclasses have methods of their own
         if isinstance(value, kind):
             return exact(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Renders chat templates: messages to text, as transformers does it."""
+"""Renders chat templates: messages to text, as transformers does."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from aengine.text.template.sandbox import (
 )
 
 RENDER_SECONDS = 5.0
-_LARGEST_TEXT = 4 * 2**20  # characters; and eight times the messages' own size on top
+_LARGEST_TEXT = 4 * 2**20  # characters, plus eight times the size of the messages
 _LARGEST_CHAT = 4 * 2**20  # as `Budget.measure` counts
 _MAX_TEMPLATE = 2**18
 _MAX_MESSAGE = 2000
 
-# What a request's `template_kwargs` may not be called: the renderer's own arguments, and those of the libraries'
-# functions of which this one is the counterpart, since whoever sets them expects an effect.
+# Names that a request's `template_kwargs` may not set: the renderer's own arguments, and those of the same functions in
+# other libraries, whose effect a caller would expect.
 RESERVED_NAMES = frozenset(
     {
         "messages",
@@ -79,8 +79,9 @@ _TOOLS = [{"type": "function", "function": {"name": "probe", "parameters": {"typ
 
 
 class ChatTemplates:
-    """The chat templates of a checkpoint, compiled. `where` names the checkpoint in errors; `harmony`: they are
-    gpt-oss's, which read a chat in their own way.
+    """The chat templates of a checkpoint, compiled.
+
+    where: names the checkpoint in errors. harmony: the templates are gpt-oss's, which need a chat laid out for them.
     """
 
     def __init__(
@@ -129,16 +130,16 @@ class ChatTemplates:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> tuple[str, bool]:
-        """The text of a chat, and whether special tokens in messages are written in it with stand-ins.
+        """Return the text of a chat, and whether special tokens in messages are written as stand-ins.
 
-        With `continue_final_message` it ends where the last message's content does, so that the model goes on with it.
-        May take `RENDER_SECONDS`: call it in a thread. Raises `InvalidRequestError` where the messages do not
-        suit the template, and `CheckpointError` where the template does what it may not.
+        With `continue_final_message` the text ends where the last message's content does, so that the model continues
+        it. May take `RENDER_SECONDS`: call it in a thread. Raises `InvalidRequestError` if the messages do not suit the
+        template, and `CheckpointError` if the template does something forbidden.
         """
         template = self._choose(tools)
         kwargs = self._checked_kwargs(template_kwargs or {})
         if self._thinking and "enable_thinking" in kwargs:
-            kwargs.setdefault("thinking", kwargs["enable_thinking"])  # as some templates call it
+            kwargs.setdefault("thinking", kwargs["enable_thinking"])  # some templates use this name
         if not messages:
             raise InvalidRequestError("messages must hold at least one message", "messages")
         plain = [plain_message(message, self._supports_developer, self._calls) for message in messages]
@@ -182,12 +183,13 @@ class ChatTemplates:
         text, quoted = marker.settle(self._run(template, marked, marker))
         if quoted:
             return text, True
-        # Marks lengthen texts, and a template may look at lengths. As long as it does not change what is control:
+        # Marks make texts longer, and a template may look at lengths. Use the unmarked rendering if it has the same
+        # control tokens.
         plain = self._run(template, data, None)
         return (plain if self._control.found_in(plain) == self._control.found_in(text) else text), False
 
     def _calls_layout(self, sources: Iterable[str]) -> CallsLayout:
-        """The way in which the template takes a message that calls a tool: the first one that it does not refuse."""
+        """Return how the template takes a message with calls: the first layout that it does not refuse."""
         if not any("arguments" in source for source in sources):
             return CallsLayout()
         for layout in (CallsLayout(), CallsLayout(null_content=True), *TEXT_ARGUMENTS):
@@ -198,7 +200,9 @@ class ChatTemplates:
         return CallsLayout()
 
     def _leaves_out_results(self, sources: Iterable[str]) -> bool:
-        """Whether the template looks for results in the message that calls alone: others it writes without a name."""
+        """Return whether the template expects results in the message with the calls. It writes other results without a
+        name.
+        """
         if not any("tool_responses" in source for source in sources):
             return False
         with suppress(InvalidRequestError, CheckpointError):
@@ -206,7 +210,7 @@ class ChatTemplates:
         return True
 
     def _looks_for_tools_in_messages(self, sources: Iterable[str]) -> bool:
-        """Whether the template takes tools with the system message, and not in any other way."""
+        """Return whether the template takes tools with the system message, and in no other way."""
         if self._reads_tools or not any("tools" in source for source in sources):
             return False
         self._tools_in_messages = True
@@ -237,7 +241,7 @@ class ChatTemplates:
             raise CheckpointError(
                 f"{self._where}: its chat template does what it may not: {error} Send a prompt instead of messages"
             ) from error
-        except Exception as error:  # whatever an expression may raise: undefined fields, wrong types
+        except Exception as error:  # an expression may raise anything: undefined fields, wrong types
             message = _refusal(error) if marker is None else marker.unmark(_refusal(error))
             raise InvalidRequestError(message[:_MAX_MESSAGE], "messages") from error
 
@@ -246,7 +250,7 @@ class ChatTemplates:
             raise CheckpointError(f"{self._where}: chat template {name!r} has more than {_MAX_TEMPLATE} characters")
         try:
             return _compiled(source)
-        except Exception as error:  # beside jinja2's own, what compiling nested expressions may raise
+        except Exception as error:  # compiling nested expressions raises other errors than jinja2's
             raise CheckpointError(
                 f"{self._where}: chat template {name!r} cannot be used: {type(error).__name__}: {error}"[:_MAX_MESSAGE]
             ) from error
@@ -259,7 +263,7 @@ class ChatTemplates:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """JSON as it is, not escaped for HTML as jinja2's own filter does."""
+        """Encode JSON without the escapes for HTML of jinja2's own filter."""
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
         if indent is None:
             text = encoder.encode(value)
@@ -284,10 +288,11 @@ class _Compiled(NamedTuple):
 
 @functools.lru_cache(16)
 def _compiled(source: str) -> _Compiled:
-    """Parsed once, and once a process: it took half of the time in which a small model is loaded.
+    """Compile a template once per process: compiling took half of the time to load a small model.
 
-    The code holds nothing of the environment that made it: filters, tests and globals are looked up by name, in that
-    of whoever runs it. Only what filters are passed is decided here, hence one called as `ChatTemplates._to_json` is.
+    The code keeps nothing of its environment. Filters, tests and globals are looked up by name in the environment that
+    runs it. Only what is passed to filters is decided here. So the stub for `tojson` has the signature of
+    `ChatTemplates._to_json`.
     """
     sandbox = Sandbox()
     sandbox.add_filter("tojson", json.dumps)
@@ -297,13 +302,13 @@ def _compiled(source: str) -> _Compiled:
 
 
 class _End:
-    """A tag behind the last message's content, which marks the end of that content in the rendering.
+    """A tag after the last message's content, which marks the end of that content in the rendering.
 
-    As transformers does it, so that the texts are the same. Puts the tag into `messages`.
+    transformers does the same, so that the texts are equal. The constructor puts the tag into `messages`.
     """
 
     def __init__(self, messages: list[dict[str, object]], said: object) -> None:
-        """said: the last message's content as the client has it."""
+        """said: the last message's content as the client sent it."""
         last = messages[-1]
         content = last.get("content")
         if said is None or not isinstance(content, str) or "tool_calls" in last:
@@ -316,7 +321,7 @@ class _End:
         messages[-1] = {**last, "content": content + self._tag}
 
     def cut(self, text: str) -> str:
-        """The rendering up to the tag. Raises `InvalidRequestError` where the template has left it out."""
+        """Return the rendering up to the tag. Raises `InvalidRequestError` if the template has left it out."""
         before, found, _ = text.rpartition(self._tag.rstrip())
         if not found:
             raise InvalidRequestError(
@@ -327,7 +332,7 @@ class _End:
 
 
 def _refusal(error: Exception) -> str:
-    """The client's error for a rendering that failed."""
+    """Return the client's error for a failed rendering."""
     if isinstance(error, RaisedByTemplate):
         return str(error)
     if isinstance(error, (LimitError, RecursionError, MemoryError)):

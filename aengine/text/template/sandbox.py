@@ -1,4 +1,8 @@
-"""A jinja2 sandbox for chat templates, with bounds on time and memory."""
+"""A jinja2 sandbox for chat templates, with bounds on time and memory.
+
+jinja2's own sandbox keeps a template away from Python's internals. Here, in addition, every loop, call, filter, literal
+and output draws on the rendering's `Budget`.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +26,11 @@ from aengine.text.template.control_tokens import Marker
 
 
 class RaisedByTemplate(TemplateError):
-    """The template's own `raise_exception`."""
+    """The template called `raise_exception`."""
 
 
 class TemplateNamespace(Namespace):
-    """`namespace()`, closed to names that begin with an underscore, and written without its content."""
+    """`namespace()` that refuses names with a leading underscore, and is printed without its content."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args  # so that `namespace(self=...)` works
@@ -40,11 +44,11 @@ class TemplateNamespace(Namespace):
         super().__setitem__(name, value)
 
     def __repr__(self) -> str:
-        return "<Namespace>"  # namespaces may hold each other, many times over
+        return "<Namespace>"  # namespaces may hold each other many times
 
 
 class TemplateDict:
-    """`dict()`, without the class's attributes."""
+    """`dict()` without the class's attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -59,23 +63,24 @@ def _check_name(name: object) -> None:
 
 
 def raise_exception(message: object) -> None:
-    """Refuse the messages in the template's own words."""
+    """Refuse the messages with the template's own text."""
     raise RaisedByTemplate(str(message))
 
 
 def strftime_now(format: str) -> str:  # noqa: A002  the name that templates may use
-    """The time of now, of this machine."""
+    """Return the current time of this machine."""
     return datetime.now().strftime(format)
 
 
-# What `_Instrument` puts into the tree. Filters, because their names cannot be shadowed by a template's variables.
+# The guards that `_Instrument` puts into the tree. They are filters: a template's variables cannot shadow a filter's
+# name.
 _LOOP, _CONCAT, _LITERAL, _COMPARE = "guarded loop", "guarded concat", "guarded literal", "guarded compare"
 
-# For HTML pages, or random; their time cannot be bounded, and no chat template has a use for them.
+# For HTML pages, or random. Their time cannot be bounded, and no chat template needs them.
 _REMOVED_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 _REMOVED_GLOBALS = ("lipsum",)
 
-# Methods and filters that look for their arguments in their value.
+# Methods and filters that search their value for their arguments.
 _SEARCHES = frozenset(
     {
         "split",
@@ -98,7 +103,7 @@ _SEARCHES = frozenset(
     }
 )
 
-_SCOPES = ("_loop_vars", "_block_vars")  # what jinja2 adds to a call's keywords
+_SCOPES = ("_loop_vars", "_block_vars")  # jinja2 adds these to a call's keywords
 
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "eq": lambda left, right: left == right,
@@ -109,10 +114,10 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment of chat templates, which render only inside `rendering`; threads do not disturb each other.
+    """The environment of chat templates. They render only inside `rendering`. Threads do not disturb each other.
 
-    What a template searches for (`in`, `==`, `split`, `replace`, ...) is marked like the text in which it is
-    searched, so that the template sees marked messages as it would see them unmarked.
+    A text that a template searches for (`in`, `==`, `split`, `replace`, ...) is marked like the text that is searched.
+    So the template sees marked messages as if they were unmarked.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -139,7 +144,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @contextmanager
     def rendering(self, budget: Budget, marker: Marker | None) -> Iterator[None]:
-        """What this thread renders in here draws on `budget`, and its messages are marked with `marker`."""
+        """In this context, renderings of this thread draw on `budget`, and their messages are marked with `marker`."""
         self._current.budget, self._current.marker = budget, marker
         try:
             yield
@@ -148,7 +153,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @property
     def budget(self) -> Budget:
-        """The rendering's budget. While a template is compiled there is none, so that it computes nothing then."""
+        """The rendering's budget. There is none while a template is compiled, so that nothing is computed then."""
         budget: Budget | None = getattr(self._current, "budget", None)
         if budget is None:
             raise LimitError("nothing is being rendered")
@@ -156,18 +161,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @property
     def marker(self) -> Marker | None:
-        """How the rendering's messages are marked; None where they are not."""
+        """The marker of the rendering's messages; None if they are not marked."""
         marker: Marker | None = getattr(self._current, "marker", None)
         return marker
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Add a filter, guarded like all the others."""
+        """Add a filter, guarded like all others."""
         self.filters[name] = self._guarded(name, function)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Guard a call: every call in a template comes through here."""
+        """Guard a call. Every call in a template passes here."""
         self, budget = __self, __self.budget
-        # `str.format` comes wrapped by jinja2.
+        # jinja2 wraps `str.format`.
         receiver = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         name = getattr(__obj, "__name__", "") if isinstance(receiver, (str, bytes)) else ""
         if name == "join":
@@ -182,7 +187,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Guard `+`, `*`, `**` and `%`, which come through here."""
+        """Guard `+`, `*`, `**` and `%`, which all pass here."""
         budget = self.budget
         if operator == "*":
             budget.check_product(left, right)
@@ -228,7 +233,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _finalize(self, value: Any) -> Any:
         budget: Budget | None = getattr(self._current, "budget", None)
-        if budget is not None:  # None: a constant, seen by the compiler
+        if budget is not None:  # the compiler evaluates constants without a budget
             budget.take(value)
         return value
 
@@ -255,7 +260,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Loop:
-    """The items of a for loop, each paid for before it is handed out."""
+    """The items of a for loop. Each one is paid for before it is yielded."""
 
     def __init__(self, budget: Budget, items: Iterable[object], weight: int) -> None:
         self._budget = budget
@@ -323,6 +328,6 @@ def _filter(name: str, value: nodes.Node, *arguments: nodes.Node) -> nodes.Filte
 
 
 def _settled(value: Any) -> Any:
-    """What cannot be measured, such as an iterator or a range, as a list."""
+    """Make a list of a value that cannot be measured, such as an iterator or a range."""
     measurable = isinstance(value, (str, bytes, list, tuple, dict)) or not isinstance(value, Iterable)
     return value if measurable else list(value)

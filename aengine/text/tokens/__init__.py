@@ -1,1 +1,1 @@
-"""Tokenization: tokenizer, detokenizer, stop strings, bad words."""
+"""The tokenizer, the detokenizer, stop strings and bad words."""

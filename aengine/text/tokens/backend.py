@@ -1,4 +1,4 @@
-"""The `tokenizers` library's own tokenizer: read, set up as tokenizer_config.json wishes, and its errors as ours."""
+"""Reads the `tokenizers` library's own tokenizer and applies tokenizer_config.json to it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,25 @@ from aengine.text.template.control_tokens import ControlTokens
 from aengine.text.tokens.bounds import refuse_growth
 from aengine.text.tokens.settings import TokenizerSettings, read_text
 
-_MAX_FILE_BYTES = 64 * 2**20  # twice the largest in use
+_MAX_FILE_BYTES = 64 * 2**20  # twice the largest file in use
 
 
 @contextmanager
 def library_errors(ours: Callable[[BaseException], AengineError]) -> Iterator[None]:
-    """A context that turns what the tokenizers library raises, plain Exception or a panic of its Rust code, into an
-    error of ours.
-    """
+    """Turn what the tokenizers library raises, plain Exceptions and panics of its Rust code, into errors of ours."""
     try:
         yield
     except CheckpointError:
         raise
     except BaseException as error:
-        # A panic's class is not an Exception, and cannot be imported.
+        # A panic's class is not a subclass of Exception and cannot be imported.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise ours(error) from error
         raise
 
 
 def decoder_of(backend: Backend) -> object:
-    """The decoder as tokenizer.json writes it."""
+    """Return the decoder as tokenizer.json writes it."""
     return json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
 
 
@@ -45,16 +43,17 @@ def read_backend(path: Path) -> Backend:
     refuse_growth(path, text)
     with library_errors(lambda error: CheckpointError(f"{path} is not a tokenizer: {error!s:.300}")):
         backend = Backend.from_str(text)
-    # Saved by training scripts, and wrong for serving: prompts are neither cut nor filled up.
+    # Training scripts save these settings. A server neither cuts nor pads prompts.
     backend.no_truncation()
     backend.no_padding()
     return backend
 
 
 def apply_settings(backend: Backend, settings: TokenizerSettings) -> None:
-    """Apply tokenizer_config.json to the tokenizer of tokenizer.json, as transformers does it."""
+    """Apply tokenizer_config.json to the tokenizer of tokenizer.json, as transformers does."""
     for entry in settings.added_tokens:
-        # New tokens only where they take the id that is stated; else the entry is about another vocabulary.
+        # A new token is added only if it gets the id that the entry states. Else the entry belongs to another
+        # vocabulary.
         known = backend.token_to_id(entry.content)
         if known == entry.token_id or (known is None and backend.get_vocab_size() == entry.token_id):
             backend.add_tokens([AddedToken(entry.content, **_with_defaults(entry.flags))])
@@ -69,7 +68,7 @@ def apply_settings(backend: Backend, settings: TokenizerSettings) -> None:
 
 
 def _add_boundaries(backend: Backend, settings: TokenizerSettings) -> None:
-    """Add BOS and EOS where tokenizer_config.json wishes them and tokenizer.json does not add them."""
+    """Add BOS and EOS if tokenizer_config.json asks for them and tokenizer.json does not add them."""
     plain, around = backend.encode("a", add_special_tokens=False).tokens, backend.encode("a").tokens
     start = next((at for at in range(len(around)) if around[at : at + len(plain)] == plain), 0)
     before, after = around[:start], around[start + len(plain) :]
@@ -91,10 +90,10 @@ def _with_defaults(flags: Mapping[str, bool]) -> dict[str, bool]:
 
 
 def quoting_backend(backend: Backend, control: ControlTokens) -> Backend:
-    """The same tokenizer, but it reads `control`'s stand-ins as the characters they stand for.
+    """Return a tokenizer that reads the stand-ins of `control` as the characters they stand for.
 
-    The stand-ins are replaced after special tokens have been recognised, so what they begin stays text. The
-    model, with its vocabulary, is shared.
+    The stand-ins are replaced after special tokens have been recognised, so that no stand-in begins a special token.
+    Both tokenizers share the model with its vocabulary.
     """
     quoting = Backend(backend.model)
     steps = [normalizers.Replace(stand_in, first) for first, stand_in in control.stand_ins.items()]
@@ -104,7 +103,7 @@ def quoting_backend(backend: Backend, control: ControlTokens) -> Backend:
     if backend.post_processor is not None:
         quoting.post_processor = backend.post_processor
     added = sorted(backend.get_added_tokens_decoder().items())
-    # Special tokens are recognised before normalization here, whatever their flag, for the reason above.
+    # This tokenizer must recognise special tokens before normalization, whatever their flag.
     quoting.add_tokens([_unnormalized(token) if token.special else token for _, token in added])
     return quoting
 

@@ -1,4 +1,4 @@
-"""Tokenizes bad_words: the token sequences that write them."""
+"""Tokenizes bad words: finds the token sequences that write them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from anyio import to_thread
 from aengine.errors import InvalidRequestError
 from aengine.text.tokens.tokenizer import Tokenizer
 
-MAX_TOKENS = 32  # of one word: what a row must remember of its output
+MAX_TOKENS = 32  # tokens of one word; a row of the batch remembers that much of its output
 _INLINE_WORDS = 16
 
 
 async def banned_sequences(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """The token sequences of each word, at the start of a text and after a space; many words, and those
-    that may take long, are tokenized in a thread.
+    """Return the token sequences that write each word at the start of a text and after a space.
 
-    Other ways to spell a word with tokens stay open, as they do in vLLM. vocab_size: the model's; sequences with ids
-    beyond it are left out, as no output can hold them. Raises `InvalidRequestError`.
+    Many words, and words that may take long, are tokenized in a thread. Other sequences that write a word stay allowed,
+    as in vLLM. Sequences with ids of `vocab_size` or more are left out: no output can hold them. Raises
+    `InvalidRequestError`.
     """
 
     def work() -> tuple[tuple[int, ...], ...]:

@@ -1,4 +1,9 @@
-"""Bounds what a tokenizer makes of a text, and how long that takes."""
+"""Bounds what a tokenizer makes of a text and how long that takes, by the steps that tokenizer.json lists.
+
+The library has no limits of its own, and nothing stops a thread that tokenizes. Steps that can grow a text without
+bound are refused when the file is read. Texts that may take long are never tokenized on the event loop. Texts with too
+many tokens for the context are refused by their length alone.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +21,16 @@ from tokenizers.models import BPE
 from aengine.errors import CheckpointError
 from aengine.text.tokens.pieces import PieceTable
 
-MAX_OUTPUT = 2**25  # characters that a text may become before it is cut into tokens
-_MAX_GROWTH = 512  # characters that one may become
-_MAX_DECODED_GROWTH = 16  # the same of a token: all of the vocabulary is decoded
+MAX_OUTPUT = 2**25  # characters of a text after normalization, before it is cut into tokens
+_MAX_GROWTH = 512  # characters that normalization may make of one
+_MAX_DECODED_GROWTH = 16  # the same for a token; lower, as the whole vocabulary is decoded
 _MAX_ADDED = 64  # ids put around a text
-_QUICK_GROWTH = 16  # of byte-level tokenizers behind NFC: 15
+_QUICK_GROWTH = 16  # byte-level tokenizers after NFC have 15
 
 _PARTS = ("normalizers", "pretokenizers", "processors", "decoders")
 _ALPHABETS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12, "ByteLevel": 5}
 
-# Alternatives of the patterns that published tokenizers split at. Each takes a time that is linear in what it matches.
+# Alternatives of the patterns at which published tokenizers split. Each takes time linear in the text it matches.
 _QUICK_PATTERNS = frozenset(
     r"""
 (?i:'s|'t|'re|'ve|'m|'ll|'d)
@@ -68,7 +73,7 @@ _QUICK_PATTERNS = frozenset(
 
 
 class _Described(msgspec.Struct):
-    """The parts of tokenizer.json that are looked at."""
+    """The parts of tokenizer.json that are checked."""
 
     normalizer: Any = None
     pre_tokenizer: Any = None
@@ -77,12 +82,13 @@ class _Described(msgspec.Struct):
 
 
 def refuse_growth(path: Path, text: str) -> None:
-    """Raise `CheckpointError` if the tokenizer that the text of tokenizer.json describes could make too much of a text
-    or of a token.
+    """Raise `CheckpointError` if the tokenizer could make too much of a text or of a token.
+
+    text: the content of tokenizer.json.
     """
     try:
         described = msgspec.json.decode(text, type=_Described)
-    except (msgspec.MsgspecError, RecursionError):  # the library says what is wrong with it
+    except (msgspec.MsgspecError, RecursionError):  # the library reports the mistake
         return
     growth = _growth(described.normalizer) * _growth(described.pre_tokenizer)
     if growth > _MAX_GROWTH:
@@ -110,7 +116,7 @@ def largest_growth(backend: Backend) -> float:
 
 
 def is_quick(backend: Backend) -> bool:
-    """Whether a short text takes a short time: nothing can grow much, and all patterns are known ones."""
+    """Return whether a short text takes a short time: nothing grows much, and all patterns are known."""
     steps = [*_steps(_state(backend.normalizer)), *_steps(_state(backend.pre_tokenizer))]
     return largest_growth(backend) <= _QUICK_GROWTH and all(
         _QUICK_PATTERNS.issuperset(_alternatives(pattern)) for step in steps if (pattern := _pattern(step, "Regex"))
@@ -118,12 +124,12 @@ def is_quick(backend: Backend) -> bool:
 
 
 def _state(component: Any) -> object:
-    """A component as tokenizer.json writes it."""
+    """Return a component as tokenizer.json writes it."""
     return None if component is None else json.loads(component.__getstate__())
 
 
 def _steps(component: object) -> Iterator[Mapping[str, Any]]:
-    """The steps of a component, those of sequences within it taken apart."""
+    """Yield the steps of a component, also those of nested sequences."""
     found = [component]
     while found:
         step = found.pop()
@@ -143,7 +149,7 @@ def _growth(component: object) -> float:
 
 
 def _growth_of_step(step: Mapping[str, Any]) -> float:
-    """How many characters the step can make of one."""
+    """Return how many characters the step can make of one."""
     kind, content = step.get("type"), step.get("content")
     if kind == "Replace" and isinstance(content, str):
         text = _pattern(step, "String")
@@ -157,7 +163,10 @@ def _growth_of_step(step: Mapping[str, Any]) -> float:
 
 
 def _longest_replacement(charsmap: object) -> float:
-    """The longest text in SentencePiece's table: the size of a trie, the trie, and texts that end with a zero byte."""
+    """Return the length of the longest text in SentencePiece's table.
+
+    The table consists of the size of a trie, the trie, and texts that end with a zero byte.
+    """
     try:
         data = base64.b64decode(str(charsmap))
     except (binascii.Error, ValueError):
@@ -167,7 +176,7 @@ def _longest_replacement(charsmap: object) -> float:
 
 
 def _added(step: Mapping[str, Any]) -> float:
-    """How many ids a step of the post-processor puts around a text; infinity if it repeats the text."""
+    """Return how many ids a step of the post-processor puts around a text; infinity if the step repeats the text."""
     if step.get("type") in ("BertProcessing", "RobertaProcessing"):
         return 4
     known = step.get("special_tokens")
@@ -182,14 +191,14 @@ def _added(step: Mapping[str, Any]) -> float:
 
 
 def _pattern(step: Mapping[str, Any], kind: str) -> str:
-    """The text or the regular expression that a step looks for; empty if there is none."""
+    """Return the text or the regular expression that a step searches for; empty if there is none."""
     pattern = step.get("pattern")
     found = pattern.get(kind) if isinstance(pattern, Mapping) else None
     return found if isinstance(found, str) else ""
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """The alternatives of a regular expression, split at bars outside of groups and classes."""
+    """Return the alternatives of a regular expression, split at bars outside of groups and classes."""
     found, begin, depth, in_class, at = [], 0, 0, False, 0
     while at < len(pattern):
         character = pattern[at]
@@ -208,16 +217,17 @@ def _alternatives(pattern: str) -> list[str]:
     return [*found, pattern[begin:]]
 
 
-# What these make of a text that is not ASCII has at least one byte for two of its characters (Unicode's compositions:
-# three characters become two bytes at the worst); ASCII they leave alone.
+# These steps leave ASCII alone. Of other texts they keep at least one byte for two characters: at worst, Unicode's
+# compositions make two bytes of three characters.
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Prepend"}
 _PRE_TOKENIZERS = {"ByteLevel", "Metaspace", "Split", "Digits", "Punctuation"}
 _UTF8_BYTES = [*range(0xC0), *range(0xC2, 0xF5)]
 
 
 def longest_token_bytes(backend: Backend, pieces: PieceTable | None) -> int | None:
-    """The bytes of the longest token; None where a text may lose characters or have them fused, so that its length says
-    nothing.
+    """Return the number of bytes of the longest token.
+
+    Returns None if a text may lose characters or have them fused. Then its length says nothing about its tokens.
     """
     if pieces is None or not isinstance(backend.model, BPE):
         return None
@@ -236,11 +246,11 @@ def longest_token_bytes(backend: Backend, pieces: PieceTable | None) -> int | No
 
 
 def minimum_tokens(text: str, longest: int) -> int:
-    """The least number of tokens of at most `longest` bytes that the text can have."""
+    """Return the least number of tokens that the text can have, if a token has at most `longest` bytes."""
     size = len(text) if text.isascii() else len(text) // 2
     return -(-size // longest)
 
 
 def _replaces_one(step: Mapping[str, Any]) -> bool:
-    """Whether the step only replaces single characters."""
+    """Return whether the step only replaces single characters."""
     return step["type"] == "Replace" and len(step["pattern"].get("String", "")) == 1 and step["content"] != ""

@@ -1,4 +1,4 @@
-"""Detokenizes one id at a time, without ever showing half a character."""
+"""Detokenizes one id at a time and never emits half a character."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from aengine.text.tokens.pieces import leading
 if TYPE_CHECKING:
     from aengine.text.tokens.tokenizer import Tokenizer
 
-_MAX_HELD_TOKENS = 16  # a character has at most 4 bytes, so whoever holds more is waiting for nothing
+_MAX_HELD_TOKENS = 16  # a character has at most 4 bytes; a longer run of ids without text completes none
 
 
 class Detokenizer:
     """Turns the ids of one output into text as they come, in O(1) per token.
 
-    The fragments that `feed` returns, with `flush`'s at the end, join to exactly what decoding all ids at once
-    gives (`Tokenizer.decode`). Bytes of an unfinished character are held back, so no fragment holds U+FFFD
-    unless the whole text does. Ids outside the vocabulary add nothing.
+    The texts of `feed`, followed by that of `flush`, join to exactly what `Tokenizer.decode` makes of all ids. Bytes of
+    an unfinished character are held back. So no piece holds U+FFFD unless the whole text does. Ids outside the
+    vocabulary add nothing.
 
-    `prompt_ids` come before the output: the text is then that of prompt and output together without the
-    prompt's own. This matters only to decoders that treat the start of a text in their own way, such as those
-    that take one space off it. A character that begins in the prompt's last bytes is not completed by the output.
+    prompt_ids: the ids before the output. The text is that of prompt and output together, without the prompt's. This
+    matters only to decoders that treat the start of a text in their own way, such as those that strip one space. A
+    character that begins in the prompt's last bytes is not completed by the output.
 
-    `shown_special_ids` are special tokens that `skip_special_tokens` does not skip.
+    shown_special_ids: special tokens that `skip_special_tokens` does not skip.
     """
 
     __slots__ = ("_first", "_held", "_hidden", "_lead", "_plain", "_table", "_texts", "_window")
@@ -40,10 +40,10 @@ class Detokenizer:
         table = tokenizer.pieces
         self._table = table
         self._hidden = tokenizer.special_ids.difference(shown_special_ids) if skip_special_tokens else frozenset()
-        self._held = b""  # at most 3 bytes: the beginning of a character
+        self._held = b""  # the beginning of a character, at most 3 bytes
         self._window: _Window | None = None
-        self._first = False  # the next token that leaves a trace is the text's first
-        self._lead = 0  # characters that may still be taken off the start
+        self._first = False  # whether the next token with text is the first of the whole text
+        self._lead = 0  # how many characters may still be stripped from the start
         if table is None:
             self._texts: dict[int, str] = {}
             self._window = _Window(tokenizer, self._hidden, prompt_ids)
@@ -61,7 +61,7 @@ class Detokenizer:
         self._held = b""
 
     def feed(self, token_id: int) -> str:
-        """The text that this id completes, possibly empty."""
+        """Return the text that this id completes, possibly empty."""
         if self._plain:
             text = self._texts.get(token_id)
             if text is not None:
@@ -69,15 +69,15 @@ class Detokenizer:
         return self._feed_slowly(token_id)
 
     def flush(self) -> str:
-        """The text that is held back, read as it stands: call once, after the last id."""
+        """Return the text that is held back, read as it is. Call once, after the last id."""
         if self._window is not None:
             return self._window.flush()
         held, self._held = self._held, b""
         return held.decode("utf-8", "replace")
 
     def _feed_slowly(self, token_id: int) -> str:
-        """`feed` where a character is unfinished, the text is at its start, or the id is special or not in the
-        vocabulary.
+        """Handle the ids that `feed` does not: inside an unfinished character, at the text's start, special or unknown
+        ids.
         """
         table = self._table
         if table is None:
@@ -104,8 +104,8 @@ class Detokenizer:
 class _Window:
     """Detokenizes with any other decoder: decodes the last few tokens with and without the newest one.
 
-    Exact where a decoder looks no further than at neighbouring tokens. Whatever it does, at most
-    `_MAX_HELD_TOKENS` ids are held back and each id costs at most that much decoding.
+    The text is exact if the decoder depends on neighbouring tokens only. With any decoder, at most `_MAX_HELD_TOKENS`
+    ids are held back, and each id costs at most that much decoding.
     """
 
     __slots__ = ("_decode", "_ids", "_is_text", "_prefix", "_read")
@@ -115,14 +115,14 @@ class _Window:
             return tokenizer.is_token(token_id) and token_id not in hidden
 
         def decode(token_ids: list[int]) -> str:
-            return tokenizer.decode(token_ids, skip_special_tokens=False)  # what is hidden is not among them
+            return tokenizer.decode(token_ids, skip_special_tokens=False)  # `feed` has removed the hidden ones
 
         self._is_text: Callable[[int], bool] = leaves_trace
         self._decode: Callable[[list[int]], str] = decode
         tail = [token_id for token_id in prompt_ids[-_MAX_HELD_TOKENS:] if leaves_trace(token_id)]
-        self._ids = tail  # the window
+        self._ids = tail  # the ids of the window
         self._read = len(tail)  # how many of them are in the text already
-        self._prefix = decode(tail)  # the window's text as far as it was returned
+        self._prefix = decode(tail)  # the window's text that has been returned
 
     def feed(self, token_id: int) -> str:
         if not self._is_text(token_id):
@@ -139,7 +139,7 @@ class _Window:
 
     def _advance(self, text: str) -> str:
         new = self._ids[self._read :]
-        # A decoder that rewrites what was returned already cannot be followed: go on with the new ids alone.
+        # If the decoder rewrites text that has been returned, go on with the new ids alone.
         added = text[len(self._prefix) :] if text.startswith(self._prefix) else self._decode(new)
         self._ids = new
         self._read = len(new)

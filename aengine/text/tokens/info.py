@@ -1,4 +1,4 @@
-"""The body of `/tokenizer_info`: what clients need that tokenize, or render chats, on their own side."""
+"""The body of `/tokenizer_info`, for clients that tokenize or render chats themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class AddedTokenInfo(msgspec.Struct, frozen=True):
-    """A token beside the vocabulary that text is cut into."""
+    """A token that text is cut into before the vocabulary's own rules apply."""
 
     content: str
     special: bool
@@ -17,7 +17,10 @@ class AddedTokenInfo(msgspec.Struct, frozen=True):
 
 
 class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Under the names of tokenizer_config.json. Chosen field by field: that file may hold paths of other machines."""
+    """The fields of tokenizer_config.json under their names there.
+
+    They are listed one by one, because the file may hold paths of other machines.
+    """
 
     tokenizer_class: str
     bos_token: str | None
@@ -29,6 +32,6 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
     mask_token: str | None
     additional_special_tokens: tuple[str, ...]
     added_tokens_decoder: dict[str, AddedTokenInfo]  # by id
-    add_bos_token: bool | None  # null: as tokenizer.json has it
+    add_bos_token: bool | None  # null means as in tokenizer.json
     add_eos_token: bool | None
-    chat_template: str | dict[str, str] | None  # by name, where there are several
+    chat_template: str | dict[str, str] | None  # templates by name, if there are several

@@ -1,4 +1,4 @@
-"""The text of one output: its ids detokenized, up to its stop strings."""
+"""The text of one output: detokenizes its ids and ends it at its stop strings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from aengine.text.tokens.tokenizer import Tokenizer
 
 
 class StopMatcher:
-    """Lets text through until a stop string is complete.
+    """Passes text on until a stop string is complete.
 
-    The stop string that is completed first wins; if several are completed by the same character, the longest.
-    The result does not depend on how the text is cut into fragments. Only the longest end of the text that could
-    still become a stop string is held back. Time is linear in the text, whatever the stop strings are.
+    The stop string that is complete first wins, and the longest one if the same character completes several. The result
+    does not depend on how the text is cut into fragments. Only the longest end of the text that may still become a stop
+    string is held back. Time is linear in the text, whatever the stop strings are.
     """
 
     __slots__ = ("_firsts", "_held", "_include", "_progress", "matched")
@@ -28,13 +28,13 @@ class StopMatcher:
         self.matched: str | None = None  # the stop string that ended the text
 
     def feed(self, text: str) -> str:
-        """The text that may be shown now that `text` has arrived; nothing once a stop string has been found."""
+        """Return the text that can be shown now; nothing after a stop string has been found."""
         if self.matched is not None:
             return ""
         if not self._held and self._firsts.isdisjoint(text):
             return text
         progress, firsts = self._progress, self._firsts
-        longest = len(self._held)  # how much of a stop string the text ends with
+        longest = len(self._held)  # how many characters of a stop string the text ends with
         for index, character in enumerate(text):
             if not longest and character not in firsts:
                 continue
@@ -55,15 +55,15 @@ class StopMatcher:
         return seen[:shown]
 
     def flush(self) -> str:
-        """The text that was held back; no stop string came of it. Call once, after the last fragment."""
+        """Return the text that was held back. Call once, after the last fragment."""
         held, self._held = self._held, ""
         return held
 
 
 class UnstoppedBeginning:
-    """Tells the beginning of an output in which no stop string counts from what follows it.
+    """Separates the beginning of an output, in which stop strings do not count, from the rest.
 
-    It is there if the output begins with `begin`, blanks before it or not, and goes on up to `end`.
+    The output has such a beginning if it starts with `begin`, after blanks or not. It lasts up to `end`.
     """
 
     __slots__ = ("_begin", "_edge", "_end", "_held", "_state")
@@ -71,12 +71,12 @@ class UnstoppedBeginning:
     def __init__(self, begin: str, end: str) -> None:
         self._begin = begin
         self._end = end
-        self._edge = ""  # the text, while it may begin so
-        self._held = ""  # what may begin the end
+        self._edge = ""  # the text while it may still become `begin`, without blanks before it
+        self._held = ""  # text that may become `end`
         self._state: Literal["start", "within", "over"] = "start" if begin else "within"
 
     def feed(self, text: str) -> tuple[str, str]:
-        """The text in which none counts, as far as that is certain, and the text behind it."""
+        """Return the new text in which stop strings do not count, and the new text in which they do."""
         if self._state == "over":
             return "", text
         before = ""
@@ -103,7 +103,7 @@ class UnstoppedBeginning:
         return before + seen[:shown], ""
 
     def flush(self) -> tuple[str, str]:
-        """The rest, once no text will come."""
+        """Return the texts that were held back, once no more text comes."""
         within = self._held if self._state == "within" else ""
         other = self._edge if self._state == "start" else ""
         self._held = self._edge = ""
@@ -111,9 +111,9 @@ class UnstoppedBeginning:
 
 
 class _Progress:
-    """The prefix of one stop string that the text ends with (Knuth, Morris and Pratt).
+    """The prefix of one stop string that the text ends with, by the algorithm of Knuth, Morris and Pratt.
 
-    The failure table grows only as far as the text has matched, so a long stop string costs nothing up front.
+    The failure table grows only as far as the text has matched, so that a long stop string costs nothing up front.
     """
 
     __slots__ = ("_failure", "_matched", "length", "text")
@@ -122,11 +122,12 @@ class _Progress:
         self.text = text
         self.length = len(text)
         self._matched = 0
-        self._failure = [0]  # [i]: the longest proper beginning of text[: i + 1] that is also its end
+        self._failure = [0]  # [i]: the length of the longest proper prefix of text[: i + 1] that is also its suffix
 
     def step(self, character: str) -> int:
-        """Take one character; returns how many characters of the stop string the text ends with. The last call gives
-        all.
+        """Feed one character; returns how many characters of the stop string the text ends with.
+
+        The call that completes the stop string must be the last one.
         """
         self._matched = matched = self._extend(self._matched, character)
         if matched > len(self._failure):
@@ -140,9 +141,9 @@ class _Progress:
 
 
 class OutputText:
-    """Detokenizes one output, and ends it at its stop strings.
+    """Detokenizes one output and ends it at its stop strings.
 
-    Stop strings are looked for only in the text that follows the first `min_tokens` tokens, and `params.unstopped`.
+    Stop strings count only after the first `min_tokens` tokens and outside `params.unstopped`.
     """
 
     __slots__ = ("_detokenizer", "_matcher", "_unchecked", "_unstopped")
@@ -155,16 +156,16 @@ class OutputText:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has ended the text; everything fed after that adds nothing."""
+        """Whether a stop string has ended the text. Ids that are fed afterwards add nothing."""
         return self.stop_string is not None
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that has ended the text, if one has."""
+        """The stop string that has ended the text, or None."""
         return None if self._matcher is None else self._matcher.matched
 
     def feed(self, token_id: int) -> str:
-        """The text that may be shown now that this id has come, possibly empty."""
+        """Return the text that can be shown once this id has come, possibly empty."""
         text = self._detokenizer.feed(token_id)
         matcher = self._matcher
         if matcher is None:
@@ -178,7 +179,7 @@ class OutputText:
         return unstopped + matcher.feed(text)
 
     def finish(self) -> str:
-        """The text that was held back, once no further id will come."""
+        """Return the text that was held back, once no more ids come."""
         text = self._detokenizer.flush()
         if self._matcher is None:
             return text

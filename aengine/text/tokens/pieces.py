@@ -1,8 +1,8 @@
-"""The bytes that each token id adds to the text, for tokenizers whose decoder looks at one token at a time.
+"""The bytes that each token id adds to the text, for tokenizers whose decoder reads one token at a time.
 
-Two families cover nearly every language model: byte-level (GPT-2, Llama 3, Qwen) and SentencePiece-like
-(Metaspace, or Replace + ByteFallback + Fuse + Strip: Llama 2, Mistral, Gemma). For both, the text of a run of
-tokens is the concatenation of the tokens' bytes, read as UTF-8; only the start of the text is special.
+Two families cover nearly every language model. Byte-level: GPT-2, Llama 3, Qwen. SentencePiece-like (Metaspace, or
+Replace + ByteFallback + Fuse + Strip): Llama 2, Mistral, Gemma. For both, the text of a run of tokens is the
+concatenation of the tokens' bytes, read as UTF-8. Only the start of the text is special.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Rules(NamedTuple):
-    """The rules by which one decoder turns a token into bytes, and what it does at the start of the text."""
+    """How one decoder turns a token into bytes, and what it does at the start of the text."""
 
     piece: Callable[[str], bytes]
-    first_piece: Callable[[str], bytes] | None = None  # for the first token, where it differs
-    lead: str = ""  # a character taken off the start of the text ...
+    first_piece: Callable[[str], bytes] | None = None  # for the first token, if that differs
+    lead: str = ""  # a character stripped from the start of the text ...
     lead_count: int = 0  # ... at most this many times
     pieces: Callable[[Sequence[str]], Iterable[bytes]] | None = (
-        None  # `piece` of a whole vocabulary, where it is faster
+        None  # `piece` of a whole vocabulary, if there is a faster way
     )
 
 
 def rules_of(decoder: object) -> Rules | None:
-    """The rules of a decoder given as in tokenizer.json, None where tokens cannot be read one by one."""
+    """Return the rules of a decoder as tokenizer.json writes it; None if tokens cannot be read one by one."""
     if not isinstance(decoder, Mapping):
         return None
     kind = decoder.get("type")
@@ -60,8 +60,9 @@ def _metaspace(decoder: Mapping[str, object]) -> Rules:
 
 
 def _sentencepiece(steps: list[Mapping[str, object]]) -> Rules | None:
-    """The rules of a decoder of Replace* ByteFallback? (Fuse (Strip at the start)?)? in this order; anything else is
-    not known.
+    """Return the rules of a decoder `Replace* ByteFallback? (Fuse (Strip at the start)?)?`, in this order.
+
+    Returns None for any other order.
     """
     replacements: list[tuple[str, str]] = []
     rest = list(steps)
@@ -96,8 +97,8 @@ def _sentencepiece(steps: list[Mapping[str, object]]) -> Rules | None:
 
 
 # Byte-level vocabularies write the 188 printable Latin-1 bytes as themselves and the other 68 as the characters from
-# U+0100 on, in order. `_TO_LATIN1` undoes that; what is not part of the alphabet becomes a character that Latin-1
-# cannot encode, and such a token stands for its own UTF-8.
+# U+0100 on, in order. `_TO_LATIN1` reverts that. Characters outside this alphabet become one that Latin-1 cannot
+# encode; a token with such a character stands for its own UTF-8.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _TO_LATIN1 = dict.fromkeys(_OTHERS, 0xFFFF) | {0x100 + i: byte for i, byte in enumerate(_OTHERS)}
@@ -110,14 +111,14 @@ def _byte_level_piece(token: str) -> bytes:
         return token.encode()
 
 
-# The byte that each code point stands for; -1: none, as every one from the last place on.
+# The byte of each code point; -1 if it has none. All code points beyond the table share its last place.
 _BYTE_OF = np.full(0x100 + len(_OTHERS) + 1, -1, dtype=np.int16)
 _BYTE_OF[_PRINTABLE] = _PRINTABLE
 _BYTE_OF[0x100:-1] = _OTHERS
 
 
 def _byte_level_pieces(tokens: Sequence[str]) -> list[bytes]:
-    """`_byte_level_piece` of each, looked up in one go."""
+    """Return `_byte_level_piece` of each token, looked up at once."""
     codes = np.frombuffer("".join(tokens).encode("utf-32-le"), dtype="<u4")
     values = _BYTE_OF[np.minimum(codes, len(_BYTE_OF) - 1)]
     data, ends = values.astype(np.uint8).tobytes(), np.cumsum([len(token) for token in tokens], dtype=np.int64)
@@ -130,8 +131,8 @@ def _byte_level_pieces(tokens: Sequence[str]) -> list[bytes]:
 class PieceTable:
     """The pieces of a whole vocabulary, built once per tokenizer and shared by all its detokenizers.
 
-    `shown` maps token ids to text where a token is valid UTF-8 by itself, `skipped` does so without special
-    tokens; `partial` maps the remaining ids to bytes. Ids outside the vocabulary are in none.
+    shown: token ids to text, if a token is valid UTF-8 by itself. skipped: `shown` without special tokens. partial: the
+    remaining ids to bytes. Ids outside the vocabulary are in none of them.
     """
 
     __slots__ = ("_special", "_tokens", "partial", "rules", "shown", "skipped")
@@ -143,7 +144,7 @@ class PieceTable:
         texts = list(tokens.values())
         pieces = map(rules.piece, texts) if rules.pieces is None else rules.pieces(texts)
         for token_id, data in zip(tokens, pieces, strict=True):
-            text = data.decode("utf-8", "replace")  # an exception for each of a hundred thousand takes longer
+            text = data.decode("utf-8", "replace")  # faster than an exception for each of a hundred thousand tokens
             if "\ufffd" in text and text.encode() != data:
                 self.partial[token_id] = data
             else:
@@ -158,22 +159,22 @@ class PieceTable:
         return {*map(str.encode, self.shown.values()), *self.partial.values()}
 
     def bytes_of(self, token_id: int) -> bytes:
-        """A token's bytes after other tokens; none for ids outside the vocabulary."""
+        """Return a token's bytes after other tokens; none for ids outside the vocabulary."""
         text = self.shown.get(token_id)
         return self.partial.get(token_id, b"") if text is None else text.encode()
 
     def first_bytes(self, token_id: int, hidden: Set[int]) -> bytes | None:
-        """A token's bytes at the very start of the text; None if it leaves no trace there."""
+        """Return a token's bytes at the very start of the text; None if the token adds nothing there."""
         token = self._tokens.get(token_id)
         if token is None or token_id in hidden:
             return None
         return (self.rules.first_piece or self.rules.piece)(token)
 
     def decode(self, token_ids: Iterable[int], skip_special: bool) -> str:
-        """The text of all the ids at once; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of all ids. Bytes that are not UTF-8 become U+FFFD."""
         remaining = iter(token_ids)
         hidden = self._special if skip_special else frozenset()
-        written = bytearray()  # joined as it grows: joining a million pieces in one go would hold the GIL for 60 ms
+        written = bytearray()  # grows piece by piece: joining a million pieces at once would hold the GIL for 60 ms
         if self.rules.first_piece is not None:
             firsts = (self.first_bytes(token_id, hidden) for token_id in remaining)
             written += next((data for data in firsts if data is not None), b"")
@@ -185,7 +186,7 @@ class PieceTable:
 
 
 def leading(text: str, lead: str, count: int) -> int:
-    """The number of the first `count` characters that are `lead`, counted up to the first that is not."""
+    """Return how many of the first `count` characters are `lead`, up to the first that is not."""
     found = 0
     while found < count and text.startswith(lead, found):
         found += 1

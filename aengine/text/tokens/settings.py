@@ -1,4 +1,4 @@
-"""Reads tokenizer_config.json and the files beside it."""
+"""Reads tokenizer_config.json and the other files of a tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aengine.errors import CheckpointError
 from aengine.sizes import format_bytes
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_MAX_FILE_BYTES = 16 * 2**20  # parsed, JSON grows twentyfold
+_MAX_FILE_BYTES = 16 * 2**20  # JSON grows twentyfold when it is parsed
 _LONGEST_NAME = 100
 _FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 
@@ -25,19 +25,19 @@ class AddedTokenFlags(NamedTuple):
 
 
 class TokenizerSettings(NamedTuple):
-    """The settings that are not in tokenizer.json itself. `templates` maps names to Jinja sources."""
+    """The settings outside tokenizer.json. templates: names to Jinja sources."""
 
     named_tokens: dict[str, str]  # "eos_token" -> "</s>"
     extra_special: tuple[str, ...]
     added_tokens: tuple[AddedTokenFlags, ...]
-    add_bos: bool | None  # None: as tokenizer.json has it
+    add_bos: bool | None  # None means as in tokenizer.json
     add_eos: bool | None
     templates: dict[str, str]
     tokenizer_class: str = "PreTrainedTokenizerFast"
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
-    """Read the settings; every file is optional. `CheckpointError` names the file that cannot be used."""
+    """Read the settings; every file is optional. Raises `CheckpointError`, naming the file that cannot be used."""
     path = folder / "tokenizer_config.json"
     config = _read_json(path) if path.is_file() else {}
     legacy = folder / "special_tokens_map.json"
@@ -66,14 +66,14 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 
 def read_text(path: Path, most: int = _MAX_FILE_BYTES) -> str:
-    """Read a text file of at most so many bytes. Raises `CheckpointError`, naming it, unless it is UTF-8 text."""
+    """Read a UTF-8 text file of at most `most` bytes. Raises `CheckpointError`, naming the file."""
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe or a device would be read for ever
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device might never end
             raise CheckpointError(f"{path} cannot be read: it is no regular file")
         if status.st_size > most:
             raise CheckpointError(f"{path} is larger than {format_bytes(most)}")
-        text = path.read_bytes().decode("utf-8")  # a fifth of the time that `read_text` takes
+        text = path.read_bytes().decode("utf-8")  # takes a fifth of the time of `read_text`
         return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
@@ -119,9 +119,9 @@ def _added_tokens(path: Path, value: object) -> tuple[AddedTokenFlags, ...]:
 
 
 def _templates(folder: Path, path: Path, value: object) -> dict[str, str]:
-    """Named templates; a lone one is called "default". Files of their own take the place of the config's.
+    """Return the templates by name; a lone one is called "default". Template files replace those in the config.
 
-    Models that see as well may have theirs in chat_template.json, beside a tokenizer_config.json without one.
+    Vision models may have theirs in chat_template.json, next to a tokenizer_config.json without one.
     """
     templates: dict[str, str] = {}
     default = folder / "chat_template.jinja"
@@ -156,7 +156,9 @@ _FORMS = {
 
 
 def refuse_without_json(folder: Path) -> None:
-    """Raise `CheckpointError`, saying what there is instead, unless the folder has a tokenizer.json."""
+    """Raise `CheckpointError` unless the folder has a tokenizer.json. The error names the forms of tokenizers found
+    instead.
+    """
     if (folder / "tokenizer.json").exists():
         return
     there = [f"{name} ({form})" for name, form in _FORMS.items() if (folder / name).is_file()]
@@ -174,9 +176,9 @@ def refuse_without_json(folder: Path) -> None:
 
 
 def _code(folder: Path) -> str:
-    """The class that tokenizer_config.json has transformers run for its tokenizer; empty: none, or nothing to be read.
+    """Return the class that tokenizer_config.json has transformers run as its tokenizer; empty if it names none.
 
-    A file that cannot be read is somebody else's to refuse.
+    A file that cannot be read counts as naming none: other code refuses it.
     """
     try:
         config = json.loads(read_text(folder / "tokenizer_config.json"))

@@ -26,40 +26,40 @@ from aengine.text.tokens.pieces import PieceTable, rules_of
 from aengine.text.tokens.settings import NAMED_TOKENS, TokenizerSettings, read_settings, read_text, refuse_without_json
 
 INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
-MAX_CHARACTERS = 2**21  # making a list of so many ids holds the GIL for about 50 ms, whatever the thread
-SLOW_SECONDS = 30.0  # that a text may take whose tokenizer has patterns of its own
+MAX_CHARACTERS = 2**21  # a list of that many ids holds the GIL for about 50 ms, in any thread
+SLOW_SECONDS = 30.0  # the limit for a text if the tokenizer has unknown patterns
 MAX_TOKEN_ID = 2**24 - 1
-_MAX_ADDED_TOKENS = 2**16  # twice the most in use, of models that speak
-_MARKER_TOKENS = 16  # a marker and blanks behind it have no more
-_RENDERINGS = 4  # threads; a slow one may hold its own for seconds
+_MAX_ADDED_TOKENS = 2**16  # twice the most in use, by speech models
+_MARKER_TOKENS = 16  # the most tokens of a marker and the blanks after it
+_RENDERINGS = 4  # threads; a slow rendering may take seconds of one
 _LONG_CHARACTERS = 2**16  # about 30 ms
-_MEDIUM_TEXTS, _LONG_TEXTS = 2, 1  # threads, so that a long text never stands in front of a shorter one
-_LONG_RENDERINGS = 1  # threads, for chats of so many characters
+_MEDIUM_TEXTS, _LONG_TEXTS = 2, 1  # threads; a long text never delays a shorter one
+_LONG_RENDERINGS = 1  # threads for chats of that many characters
 
 T = TypeVar("T")
-Text = str | tuple[str, str]  # two of them stand one behind the other as the checkpoint has it
+Text = str | tuple[str, str]  # two texts are joined as the checkpoint defines it
 
 
 class Tokenizer:
-    """A tokenizer with its chat templates; never changes after `load`, so that any thread may use it at any time."""
+    """A tokenizer with its chat templates. It never changes after `load`, so that any thread may use it."""
 
     def __init__(
         self, backend: Backend, settings: TokenizerSettings, where: str, embedded: int = MAX_TOKEN_ID + 1
     ) -> None:
-        """embedded: how many ids the model has embeddings for; answers hold no others."""
+        """embedded: how many ids the model has embeddings for. Answers hold no others."""
         self._backend = backend
         self._settings = settings
         self._renderings = anyio.CapacityLimiter(_RENDERINGS)
         self._long_renderings = anyio.CapacityLimiter(_LONG_RENDERINGS)
         self._medium = anyio.CapacityLimiter(_MEDIUM_TEXTS)
         self._long = anyio.CapacityLimiter(_LONG_TEXTS)
-        self.is_quick = is_quick(backend)  # short texts may be tokenized on the event loop
+        self.is_quick = is_quick(backend)  # whether short texts may be tokenized on the event loop
         self._most_characters = min(MAX_CHARACTERS, int(MAX_OUTPUT / largest_growth(backend)))
         added = backend.get_added_tokens_decoder()
         tokens = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=False).items()}
         tokens.update({token_id: token.content for token_id, token in added.items()})
         self._tokens = tokens
-        self.vocab_size = max(tokens, default=-1) + 1  # ids are below it; there may be gaps
+        self.vocab_size = max(tokens, default=-1) + 1  # all ids are smaller; there may be gaps
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         rules = rules_of(decoder_of(backend))
         self.pieces = None if rules is None else PieceTable(rules, tokens, self.special_ids)
@@ -82,11 +82,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int | None = None, chat_template: str | None = None) -> Tokenizer:
-        """Read tokenizer.json and what lies beside it.
+        """Read tokenizer.json and the files next to it.
 
-        vocab_size: the model's; some tokenizers know more ids. Texts may hold these, and the engine refuses prompts
+        vocab_size: the model's. Some tokenizers know more ids; texts may contain these, and the engine refuses prompts
         with them. chat_template: a file that replaces the checkpoint's templates. Raises `CheckpointError`, naming the
-        file, unless it can be used.
+        file that cannot be used.
         """
         folder = Path(folder)
         settings = read_settings(folder)
@@ -98,7 +98,7 @@ class Tokenizer:
         with library_errors(lambda error: CheckpointError(f"{path} cannot be used: {error!s:.300}")):
             apply_settings(backend, settings)
             added = backend.get_added_tokens_decoder()
-            # Before they are made use of: a hundred thousand of them take seconds.
+            # Checked before they are used: a hundred thousand added tokens take seconds.
             _check_ids(path, max(added, default=0))
             if len(added) > _MAX_ADDED_TOKENS:
                 raise CheckpointError(f"{path} has {len(added)} added tokens, at most {_MAX_ADDED_TOKENS} are taken")
@@ -119,7 +119,7 @@ class Tokenizer:
 
     @property
     def info(self) -> TokenizerInfo:
-        """What the checkpoint's files say of it."""
+        """The facts about the tokenizer that its files state."""
         settings = self._settings
         templates = settings.templates
         added = sorted(self._backend.get_added_tokens_decoder().items())
@@ -139,34 +139,34 @@ class Tokenizer:
         )
 
     def is_token(self, token_id: int) -> bool:
-        """Whether the id stands for a token; ids below `vocab_size` may not."""
+        """Return whether the id is a token's; some ids below `vocab_size` are not."""
         return token_id in self._tokens
 
     def token(self, token_id: int) -> str | None:
-        """The token as the vocabulary writes it, None for an id that is none."""
+        """Return the token as the vocabulary writes it; None for unknown ids."""
         return self._tokens.get(token_id)
 
     def encode_now(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a raw prompt: special tokens written in it are control; BOS and EOS as the checkpoint has it.
+        """Return the ids of a raw prompt. Special tokens written in it are control tokens.
 
-        Without `add_special_tokens` neither BOS nor EOS is put around it. Holds the loop for about 0.25 ms per 1,000
-        characters. Raises `InvalidRequestError` for lone surrogates.
+        add_special_tokens: whether BOS and EOS are added as the checkpoint defines it. Holds the loop for about 0.25 ms
+        per 1,000 characters. Raises `InvalidRequestError` for lone surrogates.
         """
         return self._encode(self._backend, text, add_special_tokens)
 
     async def encode(
         self, text: str, add_special_tokens: bool = True, context: int | None = None, left: int = 1
     ) -> list[int]:
-        """`encode_now`, in a thread where the text is long or may take long.
+        """Like encode_now(), but in a thread if the text is long or may take long.
 
-        With `context` it raises `ContextLengthError` where of so many tokens fewer than `left` (1, or 0 where nothing
-        is to be drawn) are left: where the length of the text alone tells, at once.
+        context: the model's context length. left: how many tokens of it must remain after the prompt; 0 if nothing is
+        to be drawn. Raises `ContextLengthError` if fewer remain, at once if the text's length alone shows it.
         """
         self._refuse_too_long(text, context, left)
         return await self._encode_queued(self._backend, text, add_special_tokens, context, left)
 
     async def encode_literal(self, text: str, context: int, left: int = 1) -> list[int]:
-        """`encode`, but special tokens written in the text are text."""
+        """Like encode(), but special tokens written in the text are plain text."""
         self._refuse_too_long(text, context, left)
         backend, marker = self._backend, self._control.marker_for(text)
         if marker is not None:
@@ -175,21 +175,21 @@ class Tokenizer:
         return await self._encode_queued(backend, text, True, context, left)
 
     async def encode_pair(self, first: str, second: str, context: int, left: int = 1) -> list[int]:
-        """`encode` of two texts, one behind the other as the checkpoint has it."""
+        """Like encode() for two texts, joined as the checkpoint defines it."""
         self._refuse_too_long(first + second, context, left)
         return await self._encode_queued(self._backend, (first, second), True, context, left)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary writes it."""
+        """Return the id of a token as the vocabulary writes it."""
         found: int | None = self._backend.token_to_id(token)
         return found
 
     def _thinking_is_opt_in(self, templates: Iterable[str]) -> bool:
-        """Whether `enable_thinking` makes a difference to a chat, and leaving it away is the same as false."""
+        """Return whether `enable_thinking` changes a chat, and leaving it out means false."""
         if not any("enable_thinking" in template for template in templates):
             return False
         hello = [{"role": "user", "content": "hello"}]
-        with suppress(AengineError):  # a template that refuses this chat, or any
+        with suppress(AengineError):  # the template refuses this chat, or any
             by_default, disabled, enabled = (
                 self._templates.render(hello, None, kwargs)
                 for kwargs in (None, {"enable_thinking": False}, {"enable_thinking": True})
@@ -206,12 +206,11 @@ class Tokenizer:
         continue_final_message: bool = False,
         context: int | None = None,
     ) -> list[int]:
-        """The ids of a chat, rendered by the checkpoint's template; nothing is added around it.
+        """Return the ids of a chat, rendered by the checkpoint's template. Nothing is added around it.
 
-        With `continue_final_message` they end with the last message's content instead of a prompt for another one.
-        The template's own special tokens are control; special tokens written in messages, tools and arguments
-        are text. Raises `InvalidRequestError` or `CheckpointError` as `ChatTemplates.render` does, and
-        `ContextLengthError` as `encode`.
+        With `continue_final_message` they end with the last message's content instead of a prompt for a new message.
+        The template's own special tokens are control tokens; special tokens written in messages, tools and arguments
+        are plain text. Raises the errors of `ChatTemplates.render`, and `ContextLengthError` as encode() does.
         """
 
         def work(most: int) -> tuple[str, Backend, list[int] | None] | None:
@@ -241,7 +240,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         context: int | None = None,
     ) -> ChatPrompt:
-        """`encode_chat`, and whether the answer goes on with a thought that the template or the last message opens."""
+        """Like encode_chat(), and find out whether the template or the last message opens a thought."""
         token_ids = await self.encode_chat(
             messages, tools, template_kwargs, add_generation_prompt, continue_final_message, context
         )
@@ -254,20 +253,20 @@ class Tokenizer:
         return ChatPrompt(token_ids, opens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of the ids. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary add nothing."""
+        """Return the text of the ids. Bytes that are not UTF-8 become U+FFFD. Unknown ids add nothing."""
         if self.pieces is not None:
             return self.pieces.decode(token_ids, skip_special_tokens)
         known = [token_id for token_id in token_ids if token_id in self._tokens]
         return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the id adds to a text that has begun, special tokens written out; none outside the vocabulary."""
+        """Return the bytes that the id adds inside a text, also for special tokens; none for unknown ids."""
         if self.pieces is not None:
             return self.pieces.bytes_of(token_id)
         return self.decode([token_id], skip_special_tokens=False).encode()
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, with U+FFFD for bytes that are not UTF-8 by themselves."""
+        """Like token_bytes(), as text, with U+FFFD for bytes that are not UTF-8 by themselves."""
         if self.pieces is not None and (text := self.pieces.shown.get(token_id)) is not None:
             return text  # the same object each time: an answer may hold a million of them
         return self.token_bytes(token_id).decode("utf-8", "replace")
@@ -283,8 +282,9 @@ class Tokenizer:
     async def _encode_queued(
         self, backend: Backend, text: Text, add_special_tokens: bool, context: int | None, left: int = 1
     ) -> list[int]:
-        """`_encode`, in a thread among texts of about that length; a caller that gives up in the queue is not
-        tokenized.
+        """Tokenize in a thread, in the queue for texts of about that length.
+
+        A caller that is cancelled in the queue is not tokenized.
         """
         if self.is_quick and _characters(text) <= INLINE_CHARACTERS:
             return self._encode(backend, text, add_special_tokens, context, left)
@@ -307,10 +307,10 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise InvalidRequestError(f"the text holds a lone surrogate at character {error.start}") from error
         with library_errors(lambda error: InvalidRequestError(f"the tokenizer cannot read this text: {error}")):
-            # The batch call gives up the GIL while it works and computes no offsets; `encode` does neither.
+            # The batch call releases the GIL and computes no offsets; `encode` does neither.
             (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         if context is not None:
-            _check_fits(len(encoding), context, left)  # before a list is made of the ids
+            _check_fits(len(encoding), context, left)  # before the ids become a list
         ids: list[int] = encoding.ids
         if size > INLINE_CHARACTERS:
             time.sleep(0)  # making the list and freeing the encoding hold the GIL: let the loop run in between
@@ -331,7 +331,7 @@ def _check_fits(tokens: int, context: int, left: int, qualifier: str = "") -> No
 
 
 async def _in_thread(work: Callable[[], T], turns: anyio.CapacityLimiter) -> T:
-    # Whoever gives up need not wait for the thread; it keeps its place in the limiter until it is done.
+    # A cancelled caller does not wait for the thread. The thread keeps its place in the limiter until it ends.
     return await to_thread.run_sync(work, limiter=turns, abandon_on_cancel=True)
 
 

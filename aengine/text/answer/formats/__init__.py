@@ -1,1 +1,1 @@
-"""Formats of tool calls, a file for each family of models, which detects, parses and describes its format."""
+"""Formats of tool calls: each family of models has a file that detects, parses and describes its format."""

@@ -1,4 +1,4 @@
-"""The interface of a format of tool calls: the syntax between calls, a reader of one call, and grammar rules."""
+"""The interface of a call format: the syntax between calls, a reader of one call, and grammar rules."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import msgspec
 from aengine.text.answer.lark import Tokens
 
 Schema = Mapping[str, Any]
-Tools = Mapping[str, Schema | None]  # those that may be called: the JSON schema of each one's arguments, if it has one
+# the tools that may be called, with the JSON schemas of their arguments; None for tools without one
+Tools = Mapping[str, Schema | None]
 
 
 class CallableTool(msgspec.Struct, frozen=True):
     """A tool that may be called.
 
-    parameters: the arguments' JSON schema; None: there are none. strict: what the compiler does not know of it is
-    refused; else it is not enforced, and the arguments are the client's to check. where: the schema's place in the
-    request, for errors.
+    parameters: the JSON schema of the arguments; None if there are none. strict: a schema that the compiler does not
+    know is refused; else the client must check the arguments. where: the schema's place in the request, for errors.
     """
 
     name: str
@@ -32,34 +32,34 @@ _NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalPropert
 
 
 def object_schema(tool: CallableTool) -> dict[str, Any]:
-    """The schema of a tool's arguments, which are an object in any case."""
+    """Return the schema of a tool's arguments, which are always an object."""
     return {**(_NO_PARAMETERS if tool.parameters is None else tool.parameters), "type": "object"}
 
 
 class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
-    """The text around calls. A group is a marker, one call or several, and an end: `begin opening call ... closing`.
+    """The text around calls. A group has a marker, one or more calls, and an end: `begin opening call ... closing`.
 
-    A call's own text is its reader's and its rules'. Blanks are read wherever they may stand; a grammar writes them as
-    they are given here.
+    The format's reader and rules define the text of a call itself. Blanks may stand between all parts; a grammar writes
+    only those given here.
     """
 
-    begin: str = ""  # the marker before a group; empty: there is none
-    begins: Mapping[str, str] = {}  # others that some models write in its place, and what then comes after `end`
-    unmarked: str = ""  # a marker within a call that a call without `begin` can be told by, and which it begins with
-    after_name: str = ""  # another one, which the call's name stands before
-    bare: str = ""  # a character with which an answer may begin a group, without the marker
-    opening: str = ""  # behind the marker, as Lark has it; to read it is the first call's reader's
-    separator: str | None = None  # between the calls of a group; None: a group has one
-    closing: str = ""  # behind the last call, the end in it
-    end: str = ""  # what ends a group; empty: its last call does
+    begin: str = ""  # the marker before a group; empty if there is none
+    begins: Mapping[str, str] = {}  # markers that some models write in its place, with the text that then follows `end`
+    unmarked: str = ""  # the first marker within a call, by which a call without `begin` is recognised
+    after_name: str = ""  # another such marker, which follows the call's name
+    bare: str = ""  # a character with which an answer may begin a group without the marker
+    opening: str = ""  # the text after the marker in Lark's notation; the first call's reader reads it
+    separator: str | None = None  # the text between the calls of a group; None if a group has one call
+    closing: str = ""  # the text after the last call, including the end
+    end: str = ""  # the end of a group; empty if its last call ends it
     further: str = ""  # characters that begin another call of the group
-    noise: str = " \t\r\n"  # characters that may stand behind a call and are not spoken of
-    between: str | None = None  # between groups; None: an answer without text has one
+    noise: str = " \t\r\n"  # characters after a call that are ignored
+    between: str | None = None  # the text between groups; None if an answer without text has one group
     inner: tuple[str, ...] = ()  # markers within a call
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The markers, which a vocabulary may have as tokens of their own."""
+        """The markers, which may be single tokens of a vocabulary."""
         written = (self.begin, *self.begins, self.end, *self.begins.values(), *self.inner)
         return tuple(marker for marker in written if len(marker) > 1)
 
@@ -67,8 +67,8 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
 class CallReader(Protocol):
     """Parses the text of one call, given in any pieces.
 
-    Once it has begun it stays a call, and its arguments can be taken as they come. They are JSON once it is done,
-    broken or closed. Until it has begun `raw` has all the text. Time is linear.
+    Once a call has begun, it stays one, and its arguments can be taken as they come. They are JSON once the call is
+    done, broken or closed. `raw` has all the text until the call begins. Time is linear.
     """
 
     @property
@@ -76,7 +76,7 @@ class CallReader(Protocol):
 
     @property
     def id(self) -> str | None:
-        """The call's id, where the model wrote one before the arguments."""
+        """The call's id, if the model wrote one before the arguments."""
         ...
 
     @property
@@ -97,18 +97,16 @@ class CallReader(Protocol):
 
     @property
     def left(self) -> str:
-        """Text that was taken and belongs to what follows a call that is broken."""
+        """Text that was fed and follows a broken call."""
         ...
 
     def feed(self, text: str) -> int:
-        """Parse more text; returns how many characters belong to the call. All of them, unless it is then done or
-        broken.
-        """
+        """Parse more text. Returns how many characters belong to the call: all, unless it is then done or broken."""
         ...
 
     def settle(self) -> str:
-        """Give up waiting for the end of a value whose closing tag may still come: the first tag of its own level or of
-        an outer one ends it, from now on. Returns the text that waited, to be parsed again.
+        """Stop waiting for closing tags of values. From now on, the first tag of a value's own level or of an outer one
+        ends the value. Returns the text that waited, to be parsed again.
         """
         ...
 
@@ -117,7 +115,7 @@ class CallReader(Protocol):
         ...
 
     def take_arguments(self) -> str:
-        """The JSON of the arguments that has come since the last time; nothing before the call has begun."""
+        """Return the new JSON of the arguments; nothing before the call has begun."""
         ...
 
 
@@ -128,25 +126,25 @@ class CallFormat(Protocol):
     def syntax(self) -> CallSyntax: ...
 
     def detect(self, template: str) -> bool:
-        """Whether a chat template uses this format. Formats are asked in the order of their table."""
+        """Return whether a chat template uses this format. Formats are tried in the order of their table."""
         ...
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
-        """A reader of a call of one of `tools`; the first one of a group reads the group's opening as well."""
+        """Return a reader of a call of one of `tools`. The first reader of a group also reads the group's opening."""
         ...
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
-        """Rules in Lark's notation of which `rule` describes a call of the tool.
+        """Return rules in Lark's notation in which `rule` describes a call of the tool.
 
-        Names begin with `rule`, but for rules that are the same for all tools.
+        Names of rules begin with `rule`, except for rules that are the same for all tools.
         """
         ...
 
     def new_id(self) -> str:
-        """A random id for a call."""
+        """Return a random id for a call."""
         ...
 
 
 def call_id() -> str:
-    """An id in the form of OpenAI's."""
+    """Return an id like OpenAI's."""
     return f"call_{secrets.token_hex(12)}"

@@ -1,4 +1,4 @@
-"""JSON behind a name, each call between markers and all of them between others: DeepSeek V3, R1, V3.1 and later."""
+"""A name and JSON, each call between markers and all calls between others: DeepSeek V3, R1, V3.1 and later."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FENCE, _FENCE_END = "\n```json\n", "\n```"
 _FENCE_MARK = "```"
 _KIND = "function"
 _BLANKS = " \t\r\n"
-_LONGEST = 256  # characters of a name and what may stand beside it
+_LONGEST = 256  # characters of a name and the text around it
 
 
 class DeepSeek:
-    """`fenced`: as V3 writes it, `function<sep>name` and the arguments in a fence; else `name<sep>arguments`."""
+    """fenced: V3's notation, `function<sep>name` with the arguments in a fence; else `name<sep>arguments`."""
 
     def __init__(self, *, fenced: bool) -> None:
         self.syntax = CallSyntax(
@@ -55,7 +55,7 @@ class DeepSeek:
 
 
 class DeepSeekReader(JsonPartialCall):
-    """Parses a call of either version. It has begun with the arguments' first brace."""
+    """Parses a call of either version. The call has begun with the first brace of the arguments."""
 
     __slots__ = ("_length", "_search", "_state", "_tag", "_tools", "_word")
 
@@ -63,8 +63,8 @@ class DeepSeekReader(JsonPartialCall):
         super().__init__(tags)
         self._tools = tools
         self._state: Literal["marker", "kind", "name", "arguments", "end"] = "marker"
-        self._tag = ""  # the beginning of the first marker, or of what ends the call
-        self._word: list[str] = []  # before the separator, or of the name
+        self._tag = ""  # text that may become the first marker or an end of the call
+        self._word: list[str] = []  # pieces of the text before the separator, or of the name
         self._length = 0
         self._search = MarkerSearch(_SEPARATOR)
 
@@ -97,7 +97,7 @@ class DeepSeekReader(JsonPartialCall):
         return at + 1
 
     def _read_kind(self, text: str, at: int) -> int:
-        """Parse what stands before the separator, a character at a time: the word `function`, or a name."""
+        """Parse the text before the separator, one character at a time: the word `function`, or a name."""
         before, rest = self._search.feed(text[at])
         self._word.append(before)
         self._length += 1
@@ -108,7 +108,7 @@ class DeepSeekReader(JsonPartialCall):
         return at + 1
 
     def _read_name(self, text: str, at: int) -> int:
-        """Parse up to the arguments: the name, if none has come, and a fence perhaps. There may be no arguments."""
+        """Parse up to the arguments: the name, if none has come, and perhaps a fence. There may be no arguments."""
         if text[at] not in '{["<':
             self._word.append(text[at])
             self._length += 1
@@ -134,7 +134,7 @@ class DeepSeekReader(JsonPartialCall):
         return at
 
     def _read_left(self, text: str) -> None:
-        """Read the end of the call again from a tag on that ended a string; a word there is not spoken of."""
+        """Read the end of the call again, from a tag that ended a string. A word there is ignored."""
         at = 0
         while at < len(text) and text[0] in "<`" and not self.done and not self.broken:
             at = self._read_end(text, at)
@@ -149,7 +149,7 @@ class DeepSeekReader(JsonPartialCall):
         return left
 
     def _read_end(self, text: str, at: int) -> int:
-        if not self._tag and text[at] in f"{_BLANKS}`}}":  # a brace too many is not spoken of
+        if not self._tag and text[at] in f"{_BLANKS}`}}":  # an extra brace is ignored
             return at + 1
         tag = self._tag + text[at]
         if not _CALL_END.startswith(tag) and not _END.startswith(tag):

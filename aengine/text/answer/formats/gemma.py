@@ -16,7 +16,7 @@ from aengine.text.answer.formats.values.unclosed_strings import HeldBrackets
 from aengine.text.answer.lark import Tokens, literal, sequence
 from aengine.text.answer.marker_search import MarkerSearch
 
-END = "<tool_call|>"  # behind the object; a string that is not closed ends there
+END = "<tool_call|>"  # follows the object; a string without its quote ends there
 _BLANKS = " \t\r\n"
 _WORD = re.compile(r"[^\s,:<>{}\[\]]*")
 
@@ -24,7 +24,7 @@ Expects = Literal["key or end", "key", "colon", "value or end", "value", "comma"
 
 
 class GemmaObject(HeldBrackets):
-    """Converts what follows an object's opening brace, given in any pieces. Time is linear."""
+    """Converts the text after an object's opening brace to JSON, given in any pieces. Time is linear."""
 
     __slots__ = ("_comma", "_expects", "_pieces", "_quoted", "_search", "_word", "broken", "tag")
 
@@ -32,14 +32,14 @@ class GemmaObject(HeldBrackets):
 
     def __init__(self) -> None:
         super().__init__()
-        self.broken = False  # the next character cannot be part of the object
+        self.broken = False  # whether the next character cannot be part of the object
         self._pieces = ["{"]
         self._closers.append("}")
-        self._comma = False  # one has come, and nothing since
+        self._comma = False  # whether a comma has come and nothing since
         self._expects: Expects = "key or end"
-        self._quoted = False  # within a string
+        self._quoted = False  # whether a string is open
         self._search = MarkerSearch(QUOTE, END)
-        self.tag = ""  # the beginning of a quote before a string; once the object is broken, of what follows it
+        self.tag = ""  # text that may become a quote; once the object is broken, the tag that follows it
         self._word: list[str] = []  # the beginning of a bare key or value
 
     @property
@@ -48,7 +48,7 @@ class GemmaObject(HeldBrackets):
         return self._expects == "nothing"
 
     def feed(self, text: str, at: int) -> int:
-        """Parse some of the text from a place on; returns where it goes on."""
+        """Parse some of `text[at:]`. Returns where to continue."""
         if self._quoted:
             return self._read_string(text, at)
         if self.tag or text[at] == "<":
@@ -63,13 +63,13 @@ class GemmaObject(HeldBrackets):
         return at if self.broken else at + 1
 
     def take(self) -> str:
-        """The JSON that has come since the last time."""
+        """Return the new JSON."""
         pieces = "".join(self._pieces)
         self._pieces.clear()
         return pieces
 
     def close(self) -> None:
-        """End whatever is open, so that it is JSON all the same."""
+        """Close everything that is open, so that the result is JSON."""
         if self._quoted:
             self._pass(self._search.flush())
             self._drop_closing_brackets()
@@ -83,7 +83,7 @@ class GemmaObject(HeldBrackets):
         self._expects = "nothing"
 
     def _take(self, character: str) -> bool:
-        """Parse a character between words. False: it does not belong here."""
+        """Parse a character between words. Returns False if it does not belong here."""
         if character == self._closers[-1] and (self._comma or self._expects in ("key or end", "value or end", "comma")):
             self._pieces.append(self._closers.pop())
             self._comma = False
@@ -144,18 +144,18 @@ class GemmaObject(HeldBrackets):
         return len(text) - len(rest)
 
     def _end_string(self) -> None:
-        self._say("")
+        self._write_text("")
         self._pieces.append('"')
         self._quoted = False
         self._end_text()
 
-    def _say(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         self._pieces.append(json.dumps(self._brackets + text, ensure_ascii=False)[1:-1])
         self._brackets = ""
 
 
 def _value(word: str) -> str:
-    """JSON of a bare value: a number, true, false or null, else a text."""
+    """Return a bare value as JSON: a number, true, false or null, else a text."""
     if word in WORDS:
         return WORDS[word][1]
     try:

@@ -13,26 +13,26 @@ from aengine.text.answer.lark import Tokens, avoiding, json_value, literal, mark
 
 QUOTE = '<|"|>'
 _KEY = re.compile(r"[^\s,:<>{}\[\]\"]+")
-_MAX_DEPTH = 8  # of objects and lists with schemas of their own; what is deeper may be anything
+_MAX_DEPTH = 8  # of objects and lists with their own schemas; deeper values may be anything
 _OF_AN_OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 _DEFINITIONS = ("$defs", "definitions")
 _OF_A_LIST = {"type", "items", "minItems", "maxItems", *_DEFINITIONS}
-_MAX_COUNT = 1000  # of items; where more are asked for, nobody counts
-_MAX_NESTED = 200  # lists and objects that are looked into
+_MAX_COUNT = 1000  # of items; larger bounds are not enforced
+_MAX_NESTED = 200  # lists and objects whose schemas are described
 
 
 class GemmaRules:
-    """Rules of the arguments of one tool. Not strict ones leave bounds on lists and objects to the client."""
+    """Rules of the arguments of one tool. If it is not strict, the client must check bounds of lists and objects."""
 
     def __init__(self, tool: CallableTool, tokens: Tokens) -> None:
         self._tool = tool
         self._quote = marker(QUOTE, tokens)
-        self._ends = QUOTE not in tokens  # a text's terminal has the quote behind it
+        self._ends = QUOTE not in tokens  # the terminal of a text includes the quote after it
         self._left = _MAX_NESTED
         self.rules: list[str] = []
 
     def members(self, rule: str, schema: Schema, where: str, depth: int = 0) -> None:
-        """Add rules of which `rule` describes an object's members, in the order of their names, as models see them."""
+        """Add rules in which `rule` describes an object's members, sorted by name, as models see them."""
         self._check(schema, _OF_AN_OBJECT, where)
         parameters = sorted(parameters_of(schema), key=lambda parameter: parameter.name.lower())
         self.rules.append(f"{rule}: {rule}_first_0")
@@ -40,11 +40,11 @@ class GemmaRules:
             one, path = f"{rule}_{index}", f"{where}.properties.{name}"
             if _KEY.fullmatch(name) is None:
                 raise InvalidRequestError(f"{path}: the name cannot be written in this model's format of calls", path)
-            first, behind = f"{rule}_first_{index + 1}", f'"," {one}'
+            first, another = f"{rule}_first_{index + 1}", f'"," {one}'
             more = f"{rule}_more_{index + 1}"
             self.rules += [
                 f"{rule}_first_{index}: {one} {more}{'' if required else f' | {first}'}",
-                f"{rule}_more_{index}: {behind if required else f'({behind})?'} {more}",
+                f"{rule}_more_{index}: {another if required else f'({another})?'} {more}",
                 f"{one}: {literal(f'{name}:')} {one}_value",
             ]
             self._value(f"{one}_value", value, path, depth)
@@ -111,20 +111,20 @@ class GemmaRules:
         self._value(one, {**definitions, **each} if isinstance(each, dict) else {}, where, depth)
 
     def _may_look_into(self, depth: int) -> bool:
-        """Whether a list or an object is looked into: schemas that refer to themselves have no end."""
+        """Return whether a list or an object is described further: schemas that refer to themselves have no end."""
         self._left -= 1
         return depth < _MAX_DEPTH and self._left > 0
 
     def _string(self, name: str, text: str, where: str) -> str:
-        """What describes a string of which a terminal describes the text."""
+        """Return the rule's text for a string. text: the terminal of its content."""
         self._raw()
         terminal = name.upper()
-        behind = literal(QUOTE) if self._ends else ""
-        self.rules.append(f"{terminal}: {sequence(text, behind)}{place(where)}")
+        end = literal(QUOTE) if self._ends else ""
+        self.rules.append(f"{terminal}: {sequence(text, end)}{place(where)}")
         return f"{self._quote} {terminal}" if self._ends else f"{self._quote} {terminal}? {self._quote}"
 
     def _written(self, value: object) -> str:
-        """A listed value. Those within lists and objects are in quotes as well."""
+        """Return a listed value. Texts within lists and objects are quoted as well."""
         if isinstance(value, str):
             return sequence(self._quote, literal(value), self._quote)
         if isinstance(value, list):

@@ -20,10 +20,10 @@ from aengine.text.answer.marker_search import MarkerSearch
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
 _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
-_TAGS = (_KEY, _KEY_END, _CALL, _CALL_END)  # beside those of a value
+_TAGS = (_KEY, _KEY_END, _CALL, _CALL_END)  # all tags except those of a value
 _BLANKS = " \t\r\n"
 _NAME_END = re.compile("[<\n]")
-_BREAK = r"/\n?/"  # between the parts: 4.5 and 4.6 write one, 4.7 does not
+_BREAK = r"/\n?/"  # between the parts: 4.5 and 4.6 write a line break, 4.7 does not
 
 
 class Glm:
@@ -36,7 +36,7 @@ class Glm:
         return KeysAndValuesReader(tools)
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
-        """Grammar rules of the declared parameters, in the schema's order, or of any where none are declared."""
+        """Return rules of the declared parameters, in the schema's order; of any parameters if none are declared."""
         check_parameters(tool)
         schema = object_schema(tool)
         parts, rules = [], []
@@ -64,8 +64,8 @@ def _parameter_rules(rule: str, head: str, schema: Schema, tool: CallableTool, w
 class KeysAndValuesReader(TaggedCall):
     """Parses a name and any number of `<arg_key>key</arg_key><arg_value>value</arg_value>`.
 
-    The call has begun with its name. A value ends with `</arg_value>`, or if there is none with the first tag. What
-    belongs between elements to no call ends it.
+    The call has begun with its name. A value ends with `</arg_value>`, or with the first tag if that is missing. Other
+    text between elements ends the call.
     """
 
     __slots__ = ("_search", "_state", "_tag", "_word")
@@ -74,8 +74,8 @@ class KeysAndValuesReader(TaggedCall):
         super().__init__(tools, _VALUE_END, _VALUE, _TAGS, trimmed=False)
         self._state: Literal["name", "key or end", "key", "value tag"] = "name"
         self._tag = ""  # the beginning of a tag
-        self._word: list[str] = []  # of a name or a key, what has come
-        self._search = MarkerSearch()  # of a key's end
+        self._word: list[str] = []  # pieces of a name or a key
+        self._search = MarkerSearch()  # finds the end of a key
 
     def _read(self, text: str, at: int) -> int:
         if self._value is not None:

@@ -1,4 +1,4 @@
-"""Parses one call's JSON object while it is being written."""
+"""Parses one call as a JSON object while the model writes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _AFTER_SCALAR = re.compile(r"[ \t\r\n,}\]]")
 
 
 class JsonValue:
-    """Counts the open brackets and quotes of one value, whose first character tells its kind. Time is linear."""
+    """Finds the end of one value by counting open brackets and quotes. Its first character tells its kind. Time is
+    linear.
+    """
 
     __slots__ = ("_depth", "_escaped", "_quoted", "_scalar")
 
@@ -26,15 +28,8 @@ class JsonValue:
         self._quoted = self._escaped = False
         self._scalar = first not in '"{['
 
-    @property
-    def quoted(self) -> bool:
-        """Whether what comes next is part of a string."""
-        return self._quoted
-
     def read(self, text: str, at: int) -> tuple[int, bool]:
-        """Read from a place in the text: where the part of it ends that belongs to the value, and whether that is the
-        value's end.
-        """
+        """Read the value from `text[at:]`. Returns where its part of the text ends, and whether it ends there."""
         while at < len(text):
             if self._escaped:
                 self._escaped = False
@@ -63,15 +58,16 @@ class JsonValue:
 
 
 _BLANKS = " \t\r\n"
-_ARGUMENT_KEYS = ("arguments", "parameters")  # either is understood, whichever the model was trained on
+_ARGUMENT_KEYS = ("arguments", "parameters")  # models use either, whichever they were trained on
 
 
 class JsonCallReader(JsonPartialCall):
     """Parses `{"name": ..., "arguments": {...}}`, given in any pieces and in any order of keys.
 
-    A call has begun as soon as its name, one of `names`, and its arguments' first brace are there.
+    A call has begun when its name, one of `names`, and the first brace of its arguments have come.
 
-    tags: the markers around calls. opening: a character that must stand before the object; with `opened` False it may.
+    tags: the markers around calls. opening: a character before the object. opened: whether that character must be
+    there.
     """
 
     __slots__ = ("_bare", "_expects", "_key", "_names", "_opening", "_role", "_scan", "_value")
@@ -101,10 +97,10 @@ class JsonCallReader(JsonPartialCall):
         if text[at] in _BLANKS:
             return at + 1
         self.broken = not self._structure(text[at])
-        return at if self.broken or self._role else at + 1  # a value's reader has its first character as well
+        return at if self.broken or self._role else at + 1  # a value's reader also reads its first character
 
     def _structure(self, character: str) -> bool:
-        """Parse a character between values, or begin the value that it starts. False: it does not belong here."""
+        """Parse a character between values, or begin a value. Returns False if the character does not belong here."""
         match self._expects:
             case "opening" if character == self._opening:
                 self._expects = "object"
@@ -141,7 +137,7 @@ class JsonCallReader(JsonPartialCall):
         return character not in ",:}]"
 
     def _read_value(self, text: str, at: int) -> int:
-        """Parse more of a value; returns where the part of the text ends that belongs to it."""
+        """Parse more of a value. Returns where its part of the text ends."""
         if self._role == "arguments":
             return self._read_arguments(text, at)
         end, ended = self._scan.read(text, at)
@@ -168,7 +164,7 @@ class JsonCallReader(JsonPartialCall):
             return
         try:
             value = json.loads("".join(self._value))
-        except ValueError:  # such as a line break within a string
+        except ValueError:  # for example a line break within a string
             self.broken = True
             return
         self._value.clear()
@@ -180,12 +176,13 @@ class JsonCallReader(JsonPartialCall):
             self.broken = True
 
 
-def json_call_rules(rule: str, tool: CallableTool, key: str, behind: str = "") -> list[str]:
-    """Grammar rules of a call as such an object, with the arguments under `key`; `behind`: what may follow them, as
-    Lark has it.
+def json_call_rules(rule: str, tool: CallableTool, key: str, extra: str = "") -> list[str]:
+    """Return rules of a call as such an object, with the arguments under `key`.
+
+    extra: text that may follow the arguments, in Lark's notation.
     """
     head = f'{{"name": {json.dumps(tool.name)}, "{key}": '
     return [
-        f"{rule}: {sequence(literal(head), f'{rule}_arguments', behind, literal('}'))}",
+        f"{rule}: {sequence(literal(head), f'{rule}_arguments', extra, literal('}'))}",
         f"{rule}_arguments: {json_value(object_schema(tool), tool.where, lenient=not tool.strict)}",
     ]

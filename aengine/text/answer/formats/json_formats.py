@@ -8,13 +8,15 @@ from aengine.text.answer.lark import Tokens
 
 
 class Hermes:
+    """A JSON object between `<tool_call>` and `</tool_call>`: Hermes 2 and 3, Qwen 2.5 and 3."""
+
     syntax = CallSyntax(
         begin="<tool_call>",
         opening=r'"\n"',
         closing="\n</tool_call>",
         end="</tool_call>",
         further="{",  # a list is read as well
-        noise=" \t\r\n,}]",  # a brace too many is not spoken of
+        noise=" \t\r\n,}]",  # an extra brace is ignored
         between="\n",
     )
 
@@ -35,7 +37,11 @@ _BEGIN, _END = "<|tool_call|>", "<|/tool_call|>"
 
 
 class JsonList:
-    """`ended`: a marker stands behind the list. Without a list, a lone object is read as well."""
+    """A list of JSON objects after `<|tool_call|>`: Phi-4-mini, which ends it with `<|/tool_call|>`, and Granite 3.
+
+    Both also begin lists without that token: `functools[{...}]`, and `<tool_call>[{...}]</tool_call>` (Granite 3.1). A
+    single object without a list is read as well. ended: a marker follows the list.
+    """
 
     def __init__(self, *, ended: bool) -> None:
         self.syntax = CallSyntax(
@@ -66,12 +72,14 @@ class JsonList:
 
 
 class Llama3:
+    """A JSON object that is the whole answer, or one after `<|python_tag|>`: Llama 3.1 to 3.3."""
+
     syntax = CallSyntax(
         begin="<|python_tag|>",
         bare="{",
         separator="; ",
         further="{",
-        noise=" \t\r\n};",  # a brace too many is not spoken of
+        noise=" \t\r\n};",  # an extra brace is ignored
     )
 
     def detect(self, template: str) -> bool:

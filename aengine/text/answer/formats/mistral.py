@@ -1,5 +1,7 @@
-"""`[TOOL_CALLS]` and a call or several: `name[ARGS]{...}` (Mistral Small 3.2, Magistral, Devstral and later) or a list
-of JSON objects (Mistral 7B v0.3, Nemo, Large, Small 3.1).
+"""Calls after `[TOOL_CALLS]`, in Mistral's two notations.
+
+`name[ARGS]{...}`: Mistral Small 3.2, Magistral, Devstral and later. A list of JSON objects: Mistral 7B v0.3, Nemo,
+Large, Small 3.1.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class MistralList:
         return JsonCallReader(tools, self.syntax.markers, opening="[" if first else "")
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
-        return json_call_rules(rule, tool, "arguments", behind=_WRITTEN_ID)
+        return json_call_rules(rule, tool, "arguments", extra=_WRITTEN_ID)
 
     def new_id(self) -> str:
         return _new_id()
@@ -72,7 +74,7 @@ def _new_id() -> str:
 
 
 class NamedCallReader(JsonPartialCall):
-    """Parses `name[CALL_ID]id[ARGS]{...}`, without either marker as well. The call has begun with the first brace."""
+    """Parses `name[CALL_ID]id[ARGS]{...}`; either marker may be missing. The call has begun with the first brace."""
 
     __slots__ = ("_names", "_state", "_tag", "_word")
 
@@ -80,7 +82,7 @@ class NamedCallReader(JsonPartialCall):
         super().__init__(tags)
         self._names = names
         self._state: Literal["name", "marker", "id", "arguments"] = "name"
-        self._word: list[str] = []  # what has come of a name or an id
+        self._word: list[str] = []  # pieces of a name or an id
         self._tag = ""  # the beginning of a marker
 
     @property
@@ -135,7 +137,7 @@ class NamedCallReader(JsonPartialCall):
         if tag in ("{", _ARGS):
             self._state = "arguments"
         if tag == "{":
-            return at  # the brace is the object's
+            return at  # the brace belongs to the object
         if tag == _CALL_ID:
             self._state = "id"
         return at + 1

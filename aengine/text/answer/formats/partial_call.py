@@ -1,4 +1,4 @@
-"""The part of a reader of one call that is the same in every format: pieces, the text before it is one, arguments."""
+"""The common part of readers of one call: feeding pieces, the text before the call begins, arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aengine.text.answer.formats.values.json_arguments import JsonArguments
 
 
 class PartialCall(ABC):
-    """Parses the text of one call, given in any pieces, as `CallReader` has it. A format says what a character is."""
+    """Parses the text of one call, given in any pieces; implements `CallReader` except for the format's own syntax."""
 
     __slots__ = ("_arguments", "broken", "done", "id", "left", "name", "raw")
 
@@ -19,7 +19,7 @@ class PartialCall(ABC):
         self.broken = False
         self.raw: list[str] = []
         self.left = ""
-        self._arguments: list[str] = []  # not taken yet
+        self._arguments: list[str] = []  # pieces that have not been taken
 
     @property
     @abstractmethod
@@ -27,17 +27,17 @@ class PartialCall(ABC):
         """Whether the text is a call; it stays one from then on."""
 
     def _break(self, tag: str) -> None:
-        """The next character cannot be part of the call; nor can what came before it as the beginning of a tag."""
+        """End the call: the next character cannot be part of it, nor can `tag`, the text that might have become a tag."""
         self.broken = True
         self.left = tag if self.begun else ""
 
     @abstractmethod
     def _close(self) -> None:
-        """Write the end of arguments that have begun, so that they are JSON whatever has come of them."""
+        """Write the end of arguments that have begun, so that they are JSON in any case."""
 
     @abstractmethod
     def _read(self, text: str, at: int) -> int:
-        """Parse some of the text from `at` on, or say that it is done or broken; returns where it goes on."""
+        """Parse some of `text[at:]`, or set `done` or `broken`. Returns where to continue."""
 
     def feed(self, text: str) -> int:
         """As `CallReader`."""
@@ -70,12 +70,12 @@ class PartialCall(ABC):
 
 
 class JsonPartialCall(PartialCall):
-    """Ends the arguments of a call. A format finds the name, and the place where the arguments begin."""
+    """A call whose arguments are one JSON object. A format finds the name, and the place where the arguments begin."""
 
     __slots__ = ("_json",)
 
     def __init__(self, tags: tuple[str, ...]) -> None:
-        """tags: the markers of the call and around it, which end a string that is not closed."""
+        """tags: the markers in and around the call, which end a string without its quote."""
         super().__init__()
         self._json = JsonArguments(tags)
 

@@ -1,5 +1,7 @@
-"""A list of Python calls that the whole answer is, `[get_weather(city="Paris"), now()]`: Llama 3.2 and 4, ToolACE; or
-calls on lines of their own between `<function_calls>` and `</function_calls>`: OLMo 3.
+"""Calls as Python writes them.
+
+A list that is the whole answer, `[get_weather(city="Paris"), now()]`: Llama 3.2 and 4, ToolACE. Calls on lines of their
+own between `<function_calls>` and `</function_calls>`: OLMo 3.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Pythonic:
         return PythonCallReader(tools, (")]",), "[" if first else "")
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
-        """Grammar rules of the declared parameters, in the schema's order, or of any where none are declared."""
+        """Return rules of the declared parameters, in the schema's order; of any parameters if none are declared."""
         check_parameters(tool)
         schema = object_schema(tool)
         parameters = parameters_of(schema)
@@ -55,10 +57,10 @@ class Pythonic:
             if _WORD.fullmatch(name) is None:
                 raise InvalidRequestError(f"{where}: the name cannot be written in this model's format of calls", where)
             first, more = f"{rule}_first_{index + 1}", f"{rule}_more_{index + 1}"
-            behind = f"{literal(', ')} {one}"
+            another = f"{literal(', ')} {one}"
             rules += [
                 f"{rule}_first_{index}: {one} {more}{'' if required else f' | {first}'}",
-                f"{rule}_more_{index}: {behind if required else f'({behind})?'} {more}",
+                f"{rule}_more_{index}: {another if required else f'({another})?'} {more}",
                 f"{one}: {literal(f'{name}=')} {one}_value",
                 *_value_rules(f"{one}_value", value, tool, where),
             ]
@@ -95,8 +97,9 @@ class PythonicLines(Pythonic):
 
 
 def _value_rules(rule: str, schema: Schema, tool: CallableTool, where: str) -> list[str]:
-    """Grammar rules of values: True, False and None as Python has them; what is within lists and dicts as JSON has it,
-    which is read as well.
+    """Return rules of values: True, False and None in Python's notation, the content of lists and dicts in JSON's.
+
+    The reader understands both notations.
     """
     options: list[str] = []
     rules: list[str] = []
@@ -114,7 +117,7 @@ def _value_rules(rule: str, schema: Schema, tool: CallableTool, where: str) -> l
 
 
 class PythonCallReader(PartialCall):
-    """Parses `name(key=value, ...)`, with `opening` before it. The call has begun with the first `=` or the end.
+    """Parses `name(key=value, ...)`, after `opening`. The call has begun with the first `=` or its end.
 
     tags: the texts that end a string whose closing quote is missing.
     """
@@ -127,7 +130,7 @@ class PythonCallReader(PartialCall):
         self._tags = tags
         self._opening = opening
         self._expects: Literal["opening", "name", "key", "value", "comma"] = "opening" if opening else "name"
-        self._word: list[str] = []  # what has come of a name or key
+        self._word: list[str] = []  # pieces of a name or key
         self._keys = 0
         self._value = LiteralReader()
 
@@ -152,7 +155,7 @@ class PythonCallReader(PartialCall):
             self._arguments += [self._value.take(), "}"]
 
     def _take(self, character: str) -> bool:
-        """Parse a character between words and values. False: it does not belong here."""
+        """Parse a character between words and values. Returns False if it does not belong here."""
         word = "".join(self._word)
         match self._expects:
             case "opening" if character == self._opening:
@@ -187,16 +190,18 @@ class PythonCallReader(PartialCall):
         left = self._value.settle()
         return self._end_call(left) if left else ""
 
-    def _end_call(self, behind: str) -> str:
-        """End the call after a value that is broken; returns what follows the call. behind: what follows the value."""
-        if not behind.startswith(")"):
+    def _end_call(self, rest: str) -> str:
+        """End the call after a broken value. Returns the text that follows the call. rest: the text that follows the
+        value.
+        """
+        if not rest.startswith(")"):
             self.broken = True
-            return behind
+            return rest
         self._value.close()
         self._arguments.append(self._value.take())
         self._expects = "comma"
         self._take(")")
-        return behind[1:]
+        return rest[1:]
 
 
 def _end_of_word(text: str, at: int) -> int:

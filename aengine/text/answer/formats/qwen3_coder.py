@@ -1,5 +1,6 @@
-"""XML between `<tool_call>` and `</tool_call>`, an element a parameter, strings as they are: Qwen3-Coder and later, and
-with other markers, and no line breaks around values, Seed-OSS.
+"""XML between `<tool_call>` and `</tool_call>`, an element for each parameter, strings without quotes.
+
+Qwen3-Coder and later; with other markers, and no line breaks around values, Seed-OSS.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _WORD_END = re.compile("[>\n]")
 
 
 class Qwen3Coder:
-    """`begin`, `end`: the markers of a call. `line_break`: what stands around a value."""
+    """begin, end: the markers of a call. line_break: the text around a value."""
 
     def __init__(self, begin: str = "<tool_call>", end: str = "</tool_call>", line_break: str = "\n") -> None:
         self.syntax = CallSyntax(
@@ -40,7 +41,7 @@ class Qwen3Coder:
         return XmlCallReader(tools, (self.syntax.begin, self.syntax.end), trimmed=bool(self._break))
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
-        """Grammar rules of the declared parameters, in the schema's order, or of any where none are declared."""
+        """Return rules of the declared parameters, in the schema's order; of any parameters if none are declared."""
         check_parameters(tool)
         schema = object_schema(tool)
         parts, rules = [], []
@@ -69,10 +70,10 @@ class Qwen3Coder:
 class XmlCallReader(TaggedCall):
     """Parses `<function=name>`, any number of `<parameter=key>value</parameter>`, and `</function>`.
 
-    The call has begun with its name. A value ends with `</parameter>`, or if there is none with the first tag of a
-    parameter or of what is around it. What belongs between parameters to no call ends it.
+    The call has begun with its name. A value ends with `</parameter>`, or if that is missing, with the first tag of a
+    parameter or around it. Other text between parameters ends the call.
 
-    markers: what stands before and behind a call.
+    markers: the texts before and after a call.
     """
 
     __slots__ = ("_end_marker", "_state", "_tag", "_word")
@@ -83,7 +84,7 @@ class XmlCallReader(TaggedCall):
         self._end_marker = markers[1]
         self._state: Literal["function", "name", "parameters", "key"] = "function"
         self._tag = ""  # the beginning of a tag
-        self._word: list[str] = []  # of a name or a key, what has come
+        self._word: list[str] = []  # pieces of a name or a key
 
     def _read(self, text: str, at: int) -> int:
         if self._value is not None:

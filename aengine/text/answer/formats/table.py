@@ -1,4 +1,4 @@
-"""The table of call formats, and detection of the one that a checkpoint's chat template uses."""
+"""The table of call formats. Detects the format of a checkpoint's chat template."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aengine.text.answer.formats.mistral import Mistral, MistralList
 from aengine.text.answer.formats.pythonic import Pythonic, PythonicLines
 from aengine.text.answer.formats.qwen3_coder import Qwen3Coder
 
-# Those with the most particular marks first.
+# The formats with the most specific marks come first.
 FORMATS: Mapping[CallFormatName, CallFormat] = {
     "seed": Qwen3Coder("<seed:tool_call>", "</seed:tool_call>", line_break=""),
     "qwen3_coder": Qwen3Coder(),
@@ -34,6 +34,6 @@ FORMATS: Mapping[CallFormatName, CallFormat] = {
 
 
 def call_format_of(templates: Iterable[str]) -> CallFormatName | None:
-    """The format that chat templates use; None where they know no tools, or another way to call them."""
+    """Return the format that chat templates use; None if they have no tools or an unknown format."""
     text = "\n".join(templates)
     return next((name for name, form in FORMATS.items() if form.detect(text)), None)

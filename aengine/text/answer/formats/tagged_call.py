@@ -1,4 +1,4 @@
-"""Parses what formats have in common that write each value as it is, between tags of its own."""
+"""Parses calls that write each value without quotes between its own tags."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from aengine.text.answer.marker_search import MarkerSearch
 
 
 class ValueEnd:
-    """Lets a value's text through, up to its closing tag.
+    """Passes a value's text on up to its closing tag.
 
-    Other tags may be text of the value. From the first one on the text waits, since the closing tag may be missing:
-    then that tag is the value's end. `opening` begins another value, whose closing tag is not this one's.
+    Other tags may be text of the value. From the first one on, the text waits: if the closing tag is missing, that tag
+    is the value's end. `opening` begins another value, which has its own closing tag.
     """
 
     __slots__ = ("_closing", "_depth", "_opening", "_search", "_settled", "_waiting", "closed")
 
     def __init__(self, closing: str, opening: str, outer: tuple[str, ...], settled: bool) -> None:
         """settled: the first tag is the value's end."""
-        self.closed = False  # by its own tag
+        self.closed = False  # whether its own tag closed the value
         self._closing = closing
         self._opening = opening
         self._settled = settled
-        self._depth = 0  # of values that have been opened within this one
+        self._depth = 0  # how many values have been opened within this one
         self._search = MarkerSearch(closing, opening, *outer)
         self._waiting: list[str] = []
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The part of the value that is certain, and the text behind its end; None while that has not come."""
+        """Return the certain part of the value, and the text after its end; None while the end has not come."""
         parts: list[str] = []
         while True:
             before, rest = self._search.feed(text)
@@ -49,7 +49,7 @@ class ValueEnd:
             text = rest
 
     def settle(self) -> str:
-        """Let the first tag be the value's end: the text that waited, from that tag on."""
+        """Make the first tag the value's end. Returns the text that waited, from that tag on."""
         self._settled, self._depth = True, 0
         if not self._waiting:
             return ""
@@ -58,7 +58,7 @@ class ValueEnd:
         return waited
 
     def flush(self) -> str:
-        """The text that was held back; no tag came of it."""
+        """Return the text that was held back; it became no tag."""
         return self._search.flush()
 
 
@@ -68,7 +68,7 @@ class TaggedCall(PartialCall):
     __slots__ = ("_end", "_keys", "_kinds", "_settled", "_tags", "_tools", "_trimmed", "_value")
 
     def __init__(self, tools: Tools, closing: str, opening: str, outer: tuple[str, ...], *, trimmed: bool) -> None:
-        """closing, opening: the tags of a value; outer: the other tags; trimmed: whether line breaks around it go."""
+        """closing, opening: the tags of a value. outer: the other tags. trimmed: drop the line breaks around a value."""
         super().__init__()
         self._tools = tools
         self._tags = (closing, opening, outer)
@@ -76,15 +76,15 @@ class TaggedCall(PartialCall):
         self._kinds: dict[str, frozenset[Kind]] = {}  # of the declared parameters
         self._keys = 0
         self._settled = False
-        self._value: RawText | None = None  # that is being read
-        self._end = ValueEnd(*self._tags, self._settled)  # of it
+        self._value: RawText | None = None  # the value that is being read
+        self._end = ValueEnd(*self._tags, self._settled)  # finds its end
 
     @property
     def begun(self) -> bool:
         return self.name is not None
 
     def _begin_call(self, name: str) -> None:
-        """Begin the call of a tool that is there."""
+        """Begin the call of this tool."""
         self.name = name
         self._arguments.append("{")
         declared = parameters_of(self._tools[name])
@@ -97,7 +97,7 @@ class TaggedCall(PartialCall):
         self._keys += 1
 
     def _read_value(self, value: RawText, text: str, at: int) -> int:
-        """Parse more of the value that is being read, which is none any more at its end."""
+        """Parse more of the current value. At its end there is no current value."""
         before, rest = self._end.feed(text[at:])
         self._arguments.append(value.feed(before))
         if rest is None:

@@ -1,1 +1,1 @@
-"""Values that are not JSON: read as they come, and described to grammars by their schemas."""
+"""Values of arguments: converts them to JSON as they come, and describes them to grammars."""

@@ -1,4 +1,4 @@
-"""Converts a call's arguments to an object of JSON while a model writes them."""
+"""Converts a call's arguments to a JSON object while the model writes them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _ODD = {quote: re.compile(rf'["{quote}\\\x00-\x1f\ud800-\udfff]') for quote in "
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _MAY_BE_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _CLOSERS = {"{": "}", "[": "]"}
-_NOTHING = ("", "null", "None", "[]")  # what some models write if there are no arguments
+_NOTHING = ("", "null", "None", "[]")  # some models write these if there are no arguments
 
 Expects = Literal["start", "key or end", "colon", "value", "value or end", "comma", "nothing"]
 
 
 class JsonArguments(UnclosedStrings):
-    """Converts an object, given in any pieces. What is JSON passes as it is written. Time is linear.
+    """Converts an object, given in any pieces. JSON passes unchanged. Time is linear.
 
-    The object may be written as a text of JSON, and `null` or `[]` stand for an empty one. The reader mends what other
-    languages write (quotes, words, bare keys), commas that are too many, characters that need an escape, and brackets
-    that are not closed. It writes a key when the key's value begins.
+    The object may be written as a text of JSON; `null` and `[]` stand for an empty one. The reader corrects the quotes,
+    words and bare keys of other languages, extra commas, characters that need an escape, and missing brackets. It
+    writes a key when the key's value begins.
     """
 
     __slots__ = ("_expects", "_held", "_is_text", "_key", "_pieces", "_word")
@@ -34,13 +34,13 @@ class JsonArguments(UnclosedStrings):
     _around = "}]"
 
     def __init__(self, tags: tuple[str, ...] = ()) -> None:
-        """tags: the markers of the call and around it."""
+        """tags: the markers in and around the call."""
         super().__init__(tags)
         self._expects: Expects = "start"
         self._held: list[str] = []  # a comma, a key and its colon, until a value follows them
-        self._key = False  # the string that is open is a key
-        self._is_text = False  # the string that is open is the object as text
-        self._word: list[str] = []  # of a number, a name or a bare key
+        self._key = False  # whether the open string is a key
+        self._is_text = False  # whether the open string is the object as text
+        self._word: list[str] = []  # pieces of a number, a name or a bare key
         self._pieces: list[str] = []
 
     @property
@@ -55,11 +55,11 @@ class JsonArguments(UnclosedStrings):
 
     @property
     def quoted(self) -> bool:
-        """Whether what comes next is part of a string."""
+        """Whether the next character is part of a string."""
         return bool(self._quote)
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Parse from a place in the text; returns where the part of it ends that belongs to the arguments."""
+        """Parse `text[at:]`. Returns where the part of the text ends that belongs to the arguments."""
         while at < len(text) and not self.done and not self.broken:
             if self._quote:
                 at = self._read_string(text, at)
@@ -78,22 +78,22 @@ class JsonArguments(UnclosedStrings):
         return at
 
     def take(self) -> str:
-        """The JSON that has come since the last time."""
+        """Return the new JSON."""
         pieces = "".join(self._pieces)
         self._pieces.clear()
         return pieces
 
     def end(self) -> None:
-        """Parse the end of the text: a word that stands there is a whole one."""
+        """Parse the end of the text: a word there is complete."""
         if not self._quote:
             self._end_word()
 
     def close(self) -> None:
-        """End whatever is open, so that it is JSON all the same."""
+        """Close everything that is open, so that the result is JSON."""
         if self._quote and not self._key and not self._is_text:
             self._pass(self._search.flush())
             self._drop_closing_brackets()
-            self._say('"')
+            self._write_text('"')
         elif self._expects in ("value", "value or end"):
             self.end()
         self._quote, self._expects = "", "nothing"
@@ -101,16 +101,16 @@ class JsonArguments(UnclosedStrings):
         self._closers.clear()
 
     def _write(self, text: str) -> None:
-        """Write what is between values. It is held back while it may turn out to be too much."""
+        """Write text between values. It is held back while it may turn out to be superfluous."""
         if self._expects != "start":
             (self._held if self._held else self._pieces).append(text)
 
     def _take(self, character: str) -> bool:
-        """Parse a character between words and strings. False: it does not belong here."""
+        """Parse a character between words and strings. Returns False if it does not belong here."""
         expects = self._expects
         if character in BLANKS:
             self._write(character)
-        elif character in "}]" and character in reversed(self._closers):  # as far as it closes, in linear time
+        elif character in "}]" and character in reversed(self._closers):  # closes several levels in linear time
             self._end_group(character)
         elif character == "," and expects == "comma":
             self._held.append(",")
@@ -137,7 +137,7 @@ class JsonArguments(UnclosedStrings):
         return True
 
     def _end_group(self, closer: str) -> None:
-        """Close what is open up to this bracket; what was held back has no value."""
+        """Close everything that is open up to this bracket. The text held back has no value."""
         self._held.clear()
         while self._closers:
             self._pieces.append(self._closers.pop())
@@ -203,31 +203,31 @@ class JsonArguments(UnclosedStrings):
         elif found[0] in BLANKS:
             self._pass(found[0])
         else:
-            self._say(json.dumps(found[0])[1:-1])
+            self._write_text(json.dumps(found[0])[1:-1])
         return found.end()
 
     def _read_escape(self, text: str, at: int) -> int:
-        """Parse one more character of an escape; what is none is text with a backslash."""
+        """Parse one more character of an escape. A backslash without a valid escape is text."""
         escape = self._escape + text[at]
         if _MAY_BE_ESCAPE.fullmatch(escape):
             self._escape = escape
             return at + 1
         known = escape if _ESCAPE.fullmatch(escape) else "'" if escape == "\\'" else ""
-        self._say(known or "\\" + self._escape)
+        self._write_text(known or "\\" + self._escape)
         self._escape = ""
         return at + 1 if known else at
 
     def _may_follow(self) -> str:
         return ":" if self._key else ",}]"
 
-    def _say(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         if self._brackets:
             text = json.dumps(self._brackets)[1:-1] + text
             self._brackets = ""
         (self._held if self._key else self._pieces).append(text)
 
     def _end_string(self) -> None:
-        self._say('"')
+        self._write_text('"')
         self._quote = ""
         if self._is_text:
             self._read_text()
@@ -235,7 +235,7 @@ class JsonArguments(UnclosedStrings):
             self._expects = "colon" if self._key else "comma"
 
     def _read_text(self) -> None:
-        """Read the text that the arguments are written as."""
+        """Parse arguments that are written as a text."""
         text = json.loads(self.take())
         if text.strip() in _NOTHING:
             self._empty()
@@ -252,7 +252,7 @@ class JsonArguments(UnclosedStrings):
 
 
 def _value(word: str) -> str:
-    """A word as JSON: a number, true, false or null, else a text."""
+    """Return a word as JSON: a number, true, false or null, else a text."""
     if _NUMBER.fullmatch(word):
         return word
     return WORDS.get(word) or number(word) or json.dumps(word, ensure_ascii=False)

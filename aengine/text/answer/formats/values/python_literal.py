@@ -1,4 +1,4 @@
-"""Converts a Python literal to JSON while it is being written."""
+"""Converts a Python literal to JSON while the model writes it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ Expects = Literal["value", "value or end", "key or end", "colon", "comma", "noth
 
 
 class LiteralReader(UnclosedStrings):
-    """Converts one literal, given in any pieces: a string, a number, True, False, None, a list, a tuple, a dict, or
-    JSON.
+    """Converts one literal, given in any pieces: a string, number, True, False, None, list, tuple, dict, or JSON.
 
-    Whatever is a key becomes a string. Time is linear.
+    Keys become strings. Time is linear.
     """
 
     __slots__ = ("_comma", "_expects", "_pieces", "_word")
@@ -34,17 +33,17 @@ class LiteralReader(UnclosedStrings):
     def __init__(self, tags: tuple[str, ...] = ()) -> None:
         super().__init__(tags)
         self._expects: Expects = "value"
-        self._comma = False  # one has come, and nothing since
+        self._comma = False  # whether a comma has come and nothing since
         self._word: list[str] = []  # the beginning of a number or name
         self._pieces: list[str] = []
 
     @property
     def done(self) -> bool:
-        """Whether the literal is complete. A number or a name is so only once a character follows it, or with `end`."""
+        """Whether the literal is complete. A number or name is complete when a character follows it, or with `end`."""
         return self._expects == "nothing"
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Parse from a place in the text; returns where the part of it ends that belongs to the literal."""
+        """Parse `text[at:]`. Returns where the part of the text ends that belongs to the literal."""
         while at < len(text) and not self.done and not self.broken:
             if self._quote:
                 at = self._read_string(text, at)
@@ -67,7 +66,7 @@ class LiteralReader(UnclosedStrings):
             self._end_word()
 
     def close(self) -> None:
-        """End whatever is open, so that it is JSON all the same."""
+        """Close everything that is open, so that the result is JSON."""
         self.end()
         if self._quote:
             self._pass(self._search.flush())
@@ -80,13 +79,13 @@ class LiteralReader(UnclosedStrings):
         self._expects = "nothing"
 
     def take(self) -> str:
-        """The JSON that has come since the last time."""
+        """Return the new JSON."""
         pieces = "".join(self._pieces)
         self._pieces.clear()
         return pieces
 
     def _take(self, character: str) -> bool:
-        """Parse a character between strings and words. False: it does not belong here."""
+        """Parse a character between strings and words. Returns False if it does not belong here."""
         if (
             self._closers
             and character == self._closers[-1]
@@ -163,7 +162,7 @@ class LiteralReader(UnclosedStrings):
         kind = escape[1:2] or character
         if kind in _HEX_DIGITS:
             if len(escape) > 1 and character not in "0123456789abcdefABCDEF":
-                return self._end_escape(escape, at)  # none, after all
+                return self._end_escape(escape, at)  # not an escape after all
             if len(escape) == 1 + _HEX_DIGITS[kind]:
                 return self._end_escape(_character(int(escape[2:] + character, 16)), at + 1)
         elif kind in "01234567":
@@ -178,16 +177,16 @@ class LiteralReader(UnclosedStrings):
 
     def _end_escape(self, text: str, at: int) -> int:
         self._escape = ""
-        self._say(text)
+        self._write_text(text)
         return at
 
     def _end_string(self) -> None:
-        self._say("")
+        self._write_text("")
         self._quote = ""
         self._pieces.append('"')
         self._end_value()
 
-    def _say(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         if self._brackets:
             self._pieces.append(json.dumps(self._brackets)[1:-1])
             self._brackets = ""
@@ -207,7 +206,7 @@ def _is_surrogate(text: str) -> bool:
 
 
 def number(word: str) -> str | None:
-    """A number as JSON writes it."""
+    """Return a number as JSON writes it; None if the word is no number."""
     try:
         if math.isfinite(float(json.loads(word, parse_constant=float))):
             return word

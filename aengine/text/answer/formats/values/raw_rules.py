@@ -39,14 +39,15 @@ RAW_FORMATS = {
 
 _OF_A_STRING = {"type", "format", "pattern", "minLength", "maxLength", "$defs", "definitions"}
 _LONGEST_PATTERN = 1000
-_CLASSES = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]"}  # as JSON schemas mean them
+_CLASSES = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]"}  # with the meaning of JSON schemas
 _KNOWN_ESCAPE = re.compile(r"\\[dw.+*?()\[\]{}|/^$-]")
 _GROUP = re.compile(r"\[[^]]*\]|\((\?:)?[^()]*\)")
 
 
 def raw_value_rules(rule: str, schema: Schema, stop: str, end: str, tool: CallableTool, where: str) -> list[str]:
-    """Grammar rules of which `rule` describes a value and the text behind it, `end`, of which `stop` is the beginning
-    of no value's part. where: the schema's place in the request.
+    """Return rules in which `rule` describes a value followed by `end`.
+
+    stop: the beginning of `end`, which no value contains. where: the schema's place in the request.
     """
     found = alternatives(schema)
     kinds = kinds_of(found)
@@ -78,7 +79,10 @@ def raw_value_rules(rule: str, schema: Schema, stop: str, end: str, tool: Callab
 
 
 def _written(schema: Schema, stop: str, kinds: frozenset[Kind]) -> list[str] | None:
-    """The texts of the listed values, if any are listed; those that would be read as something else are left out."""
+    """Return the texts of the listed values; None if none are listed.
+
+    Values that would be read as something else are left out.
+    """
     values = schema.get("enum")
     if not isinstance(values, list):
         return None
@@ -87,14 +91,14 @@ def _written(schema: Schema, stop: str, kinds: frozenset[Kind]) -> list[str] | N
 
 
 def raw_text(schema: Schema, tool: CallableTool, where: str) -> str:
-    """The terminal of a string as the schema has it, where nothing but strings is without quotes."""
+    """Return the terminal of a string that matches the schema, if only strings are written without quotes."""
     return _text(schema, frozenset({"string"}), tool, where)
 
 
 def _text(schema: Schema, kinds: frozenset[Kind], tool: CallableTool, where: str) -> str:
-    """The terminal of a string as the schema has it, beginning like no value of the other kinds.
+    """Return the terminal of a string that matches the schema and does not begin like a value of the other kinds.
 
-    Of several bounds one is enough where the tool is not strict: a grammar may have only a few intersections.
+    If the tool is not strict, one of several bounds is enough: a grammar may have only a few intersections.
     """
     form, written = schema.get("format"), schema.get("pattern")
     least, most = schema.get("minLength", 0), schema.get("maxLength")
@@ -127,8 +131,10 @@ def _is_count(value: object) -> bool:
 
 
 def _whole(searched: str) -> str | None:
-    """A regex that the whole text matches, from one that is searched for. None where it says too much to be sure that
-    it can be written like that, and that the text behind the value is no part of what it matches.
+    """Turn a regex that is searched for into one that the whole text matches.
+
+    Returns None unless it is certain that the regex can be rewritten, and that it cannot match the text after the
+    value.
     """
     begins, ends = searched.startswith("^"), searched.endswith("$") and not searched.endswith("\\$")
     inner = searched[int(begins) : len(searched) - int(ends)]

@@ -1,4 +1,4 @@
-"""Converts strings that are written without quotes to JSON."""
+"""Converts strings without quotes to JSON."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BEGINNINGS: dict[Kind, str] = {"number": "-0123456789", "integer": "-0123456789"
 
 
 class RawText:
-    """Converts a value as it is written, in any pieces, to JSON of one of its kinds.
+    """Converts a value, given in any pieces, to JSON of one of its kinds.
 
-    A string comes as it is written; what might be something else comes as a whole. `trimmed`: one line break on either
-    side is none of the value's.
+    A string is passed on as it comes. A value that may be something else is converted as a whole. trimmed: one line
+    break on either side does not belong to the value.
     """
 
     __slots__ = ("_begun", "_held", "_kinds", "_starts", "_trimmed", "_whole", "_words")
@@ -32,12 +32,12 @@ class RawText:
         self._kinds = kinds
         self._starts = "".join(BEGINNINGS.get(kind, "") for kind in kinds)
         self._words = [word for word, (kind, _) in WORDS.items() if kind in kinds]
-        self._begun = not trimmed  # the line break at its start has come, or cannot come any more
+        self._begun = not trimmed  # whether a line break at the start has come or can no longer come
         self._held = ""  # a line break that may be the last one
-        self._whole: list[str] | None = []  # what has come, unless it is known to be a string
+        self._whole: list[str] | None = []  # all text so far, unless it is known to be a string
 
     def feed(self, text: str) -> str:
-        """The JSON that is certain now that more has come."""
+        """Return the new JSON that is certain."""
         if text and not self._begun:
             self._begun = True
             text = text.removeprefix("\n")
@@ -55,8 +55,9 @@ class RawText:
         return f'"{_inner(begun)}'
 
     def finish(self, closed: bool = True) -> str:
-        """The rest of the JSON, once the value is complete. closed: its own tag ends it; a line break before another
-        one is none of the value's.
+        """Return the rest of the JSON, once the value is complete.
+
+        closed: its own tag ends the value. A line break before another tag does not belong to the value.
         """
         end = self._held if closed and not self._trimmed else ""
         if self._whole is None:
@@ -64,7 +65,7 @@ class RawText:
         return as_json("".join([*self._whole, end]), self._kinds)
 
     def _is_string(self) -> bool:
-        """Whether the value can be nothing but a string, now that more has come."""
+        """Return whether the value can only be a string."""
         if "string" not in self._kinds or self._whole is None:
             return False
         if self._kinds == {"string"}:
@@ -74,9 +75,9 @@ class RawText:
 
 
 def as_json(text: str, kinds: frozenset[Kind]) -> str:
-    """Convert a whole value to JSON: of one of the kinds if its text is that, else a string.
+    """Convert a whole value to JSON of one of the kinds if possible, else to a string.
 
-    Without strings among the kinds, blanks around it say nothing, and JSON of another kind is the client's to refuse.
+    If no kind is a string, blanks around the value are ignored, and the client must refuse JSON of another kind.
     """
     mixed = "string" in kinds
     stripped = text if mixed else text.strip()
@@ -90,7 +91,7 @@ def as_json(text: str, kinds: frozenset[Kind]) -> str:
 
 
 def _json_of(text: str) -> str | None:
-    """Convert text that is JSON, or a Python literal, to JSON."""
+    """Convert text that is JSON or a Python literal to JSON; None if it is neither."""
     try:
         json.loads(text, parse_constant=_refuse)
         return text

@@ -1,4 +1,4 @@
-"""Reads a tool's JSON schema for formats that are not JSON: its parameters, and the kinds that a value may be of."""
+"""Reads a tool's JSON schema for formats that are not JSON: its parameters, and the kinds of their values."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _DEFINITIONS = ("$defs", "definitions")
 _OF_AN_OBJECT = {"type", "properties", "required", "additionalProperties", *_DEFINITIONS}
 ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$id"}
 _MAX_DEPTH = 16  # of references to references
-_MAX_ALTERNATIVES = 64  # of one value, looked into; where there are more it may be anything
+_MAX_ALTERNATIVES = 64  # of one value; with more of them it may be anything
 _LONGEST = 2**20  # characters of definitions, repeated for each parameter
 
 
 class Parameter(NamedTuple):
-    """One of a tool's parameters. Its schema brings the definitions that it refers to."""
+    """One of a tool's parameters. Its schema includes the definitions that it refers to."""
 
     name: str
     schema: Schema
@@ -30,7 +30,7 @@ class Parameter(NamedTuple):
 
 
 def parameters_of(schema: Schema | None) -> list[Parameter]:
-    """The declared parameters, in the schema's order; those that are required and not declared come last."""
+    """Return the declared parameters in the schema's order, then those that are required but not declared."""
     whole = _resolved(schema or {})
     properties, required = whole.get("properties"), whole.get("required")
     declared = properties if isinstance(properties, dict) else {}
@@ -40,7 +40,7 @@ def parameters_of(schema: Schema | None) -> list[Parameter]:
 
 
 def further_of(schema: Schema | None) -> Schema | None:
-    """The schema of undeclared parameters. None: there may be none, or it declares some."""
+    """Return the schema of undeclared parameters; None if none are allowed, or some are declared."""
     whole = _resolved(schema or {})
     if whole.get("properties") or whole.get("required") or whole.get("additionalProperties") is False:
         return None
@@ -48,8 +48,10 @@ def further_of(schema: Schema | None) -> Schema | None:
 
 
 def check_parameters(tool: CallableTool) -> None:
-    """Raise `InvalidRequestError`, naming the place, where parameters with schemas of their own cannot say what the
-    tool's schema says: strict ones with further bounds, and definitions too large to be repeated for each parameter.
+    """Raise `InvalidRequestError`, naming the place, if the parameters' own schemas cannot express the tool's schema.
+
+    Strict tools must have no further bounds on the object. Definitions must not be too large to be repeated for each
+    parameter.
     """
     whole = _resolved(object_schema(tool))
     for key in whole:
@@ -64,7 +66,7 @@ def check_parameters(tool: CallableTool) -> None:
 
 
 def alternatives(schema: Schema) -> list[Schema]:
-    """The schemas of one kind each that a value must match one of; an empty one for what may be anything."""
+    """Return schemas of one kind each, one of which a value must match. An empty schema allows anything."""
     found: list[Schema] = []
     left = [schema]
     for _ in range(_MAX_ALTERNATIVES):
@@ -80,7 +82,7 @@ def alternatives(schema: Schema) -> list[Schema]:
 
 
 def _branches(schema: Schema) -> list[Schema] | None:
-    """The listed alternatives of a schema; None where it does not list any."""
+    """Return the listed alternatives of a schema; None if it lists none."""
     for key in ("anyOf", "oneOf", "allOf"):
         options = schema.get(key)
         if isinstance(options, list) and 0 < len(options) <= (1 if key == "allOf" else _MAX_ALTERNATIVES):
@@ -97,7 +99,7 @@ def _branches(schema: Schema) -> list[Schema] | None:
 
 
 def kinds_of(schemas: Iterable[Schema]) -> frozenset[Kind]:
-    """The kinds of values that these schemas, as `alternatives` has them, allow."""
+    """Return the kinds of values that these schemas, results of alternatives(), allow."""
     found: set[Kind] = set()
     for schema in schemas:
         found |= {schema["type"]} if "type" in schema else EVERYTHING
@@ -105,7 +107,7 @@ def kinds_of(schemas: Iterable[Schema]) -> frozenset[Kind]:
 
 
 def kind_of(value: object) -> Kind:
-    """The kind of a value in JSON schemas' terms; a number without a fraction is an integer."""
+    """Return the kind of a value in the terms of JSON schemas. A number without a fraction is an integer."""
     match value:
         case None:
             return "null"
@@ -124,7 +126,7 @@ def kind_of(value: object) -> Kind:
 
 
 def _resolved(schema: Schema) -> Schema:
-    """The schema that a reference names, with what stands beside the reference."""
+    """Return the schema that a reference names, with the keywords next to the reference."""
     for _ in range(_MAX_DEPTH):
         path = schema.get("$ref")
         if not isinstance(path, str):

@@ -22,20 +22,20 @@ class HeldBrackets(ABC):
 
     def __init__(self) -> None:
         self._closers: list[str] = []  # the brackets that close what is open, innermost last
-        self._brackets = ""  # closing brackets and blanks at the end of what has come of the string
+        self._brackets = ""  # closing brackets and blanks at the end of the string so far
 
     @abstractmethod
-    def _say(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         """Write brackets that were held back, then text of the string."""
 
     def _pass(self, text: str) -> None:
         """Write text of the string, but hold back the brackets and blanks at its end."""
         kept = text.rstrip(self._around + BLANKS)
         if kept:
-            self._say(kept)
+            self._write_text(kept)
         self._brackets += text[len(kept) :]
         if len(self._brackets) > _LONGEST:
-            self._say("")
+            self._write_text("")
 
     def _drop_closing_brackets(self) -> None:
         """Drop blanks and the brackets that close what is open from the end of a string without a quote."""
@@ -70,7 +70,7 @@ class UnclosedStrings(HeldBrackets):
         """tags: the markers of the call and around it."""
         super().__init__()
         self.broken = False  # the next character cannot be part of the value
-        self.left = ""  # text that was fed and follows the value: a word, or a tag and what comes after it
+        self.left = ""  # text that was fed and follows the value: a word, or a tag and the text after it
         self._tags = tags
         self._quote = ""  # the quote of the open string; empty outside strings
         self._escape = ""  # the beginning of an escape in the string
@@ -88,7 +88,7 @@ class UnclosedStrings(HeldBrackets):
 
     @abstractmethod
     def _may_follow(self) -> str:
-        """Return the characters of which one comes after the string."""
+        """Return the characters that may follow the string."""
 
     def settle(self) -> str:
         """End the text: decide about the waiting text. Returns the part of it that follows the value."""
