@@ -27,7 +27,7 @@ class PartialCall(ABC):
         """Whether the text is a call; it stays one from then on."""
 
     def _break(self, tag: str) -> None:
-        """End the call: the next character cannot be part of it, nor can `tag`, the text that might have become a tag."""
+        """End the call: the next character cannot be part of it, nor can `tag`, which might have become a tag."""
         self.broken = True
         self.left = tag if self.begun else ""
 

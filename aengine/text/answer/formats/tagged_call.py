@@ -68,7 +68,7 @@ class TaggedCall(PartialCall):
     __slots__ = ("_end", "_keys", "_kinds", "_settled", "_tags", "_tools", "_trimmed", "_value")
 
     def __init__(self, tools: Tools, closing: str, opening: str, outer: tuple[str, ...], *, trimmed: bool) -> None:
-        """closing, opening: the tags of a value. outer: the other tags. trimmed: drop the line breaks around a value."""
+        """closing, opening: a value's tags. outer: the other tags. trimmed: drop the line breaks around a value."""
         super().__init__()
         self._tools = tools
         self._tags = (closing, opening, outer)
