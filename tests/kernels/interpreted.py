@@ -20,8 +20,7 @@ CASES = 12  # of one file
 # Around assembly, which the interpreter does not know; and what reductions add with, which it does itself.
 NOT_INTERPRETED = (
     "aengine.kernels.collective.lanes.",
-    "aengine.kernels.collective.pulled.",
-    "aengine.kernels.collective.pushed.",
+    "aengine.kernels.collective.kernels.",
     "aengine.kernels.delta.decode._sums_of_three",
     "aengine.kernels.delta.decode._sums_of_two",
     "aengine.kernels.linear.int4.block._offsets_of_none",

@@ -29,10 +29,10 @@ from aengine.kernels.attention import (
 )
 from aengine.kernels.attention.config import decode_config
 from aengine.kernels.attention.heads import Heads
+from aengine.kernels.collective.kernels import arrived_kernel
 from aengine.kernels.collective.mailboxes import LANES, PROGRAMS, Mailbox
+from aengine.kernels.collective.overlapped import sum_two_parts
 from aengine.kernels.collective.peers import PeerCollective
-from aengine.kernels.collective.pulled import arrived_kernel
-from aengine.kernels.collective.two_parts import sum_two_parts
 from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
 from aengine.kernels.elementwise import gate_output

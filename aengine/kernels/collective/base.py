@@ -1,4 +1,4 @@
-"""What a shard of a model asks of the ranks that hold its other shards."""
+"""What a rank of a model asks of the ranks that hold its other shards."""
 
 from __future__ import annotations
 
@@ -11,60 +11,61 @@ from torch import Tensor
 from aengine.kernels.linear.base import Norm
 
 
-class SumUnderWay(Protocol):
-    """A sum that was begun beside other work of this rank."""
+class PendingSum(Protocol):
+    """A sum that overlaps with other work of this rank."""
 
     tokens: int
 
     def finish(self, residual: Tensor, norm: Norm | None = None, normed: Tensor | None = None) -> None:
-        """The residual, the very one that it was begun with, becomes the sum; normed `norm` of it, where there is one.
+        """Write the sum to the residual, and `norm` of it to `normed` if there is a norm.
 
-        To be called in the order in which sums were begun, on the stream that goes on with them.
+        The residual must be the one that the sum began with. Sums are finished in the order in which they began, on the
+        stream that uses them next.
         """
         ...
 
 
 class Collective(Protocol):
-    """One rank's part in what all ranks compute together; each rank has one of its own.
+    """One rank's side of what all ranks compute together. Each rank has one.
 
-    All ranks call the same methods in the same order with tensors of the same shapes and types, and each gets the same
-    bits: sums are of float32 in the order of the ranks, whoever comes first. On a GPU every method enqueues only, so
-    that a step can be captured into a CUDA graph; on a CPU it waits for the other ranks' threads.
+    All ranks call the same methods in the same order, with tensors of the same shapes and dtypes, and all get the same
+    bits: sums are computed in float32 in the order of the ranks. On a GPU every method only enqueues work, so a step
+    can be captured into a CUDA graph. On a CPU it waits for the other ranks' threads.
     """
 
     index: int  # of this rank
     count: int  # of ranks
-    under_way: deque[SumUnderWay]  # begun and not finished, the first of them first
+    pending: deque[PendingSum]  # begun and not finished, oldest first
 
     def begin_step(self, rehearsal: bool, halves: bool) -> None:
-        """Forget what a step has left under way that failed. All ranks sum something before anything is begun.
+        """Drop sums that a failed step left pending. In each step all ranks call `sum` before `begin_sum`.
 
-        rehearsal: of what is captured next. halves: whether it may come in pieces.
+        rehearsal: the step rehearses what is captured next. halves: whether the step may be computed in pieces.
         """
         ...
 
     def sum(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
-        """`residual` plus the sum over the ranks of their parts, each [tokens, width], rounded once: [tokens, width].
+        """Return the residual plus the sum of all ranks' parts, [tokens, width], rounded once.
 
-        part may be used up; residual, which is the same on every rank, as well.
+        The result may take the memory of part or residual. The residual is the same on every rank.
         """
         ...
 
     def sum_and_norm(self, part: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-        """`sum`, and `norm` of it: [tokens, width] each."""
+        """Return `sum` and `norm` of it, [tokens, width] each."""
         ...
 
     def pieces(self, tokens: int) -> Sequence[slice]:
-        """In which pieces so many tokens are best computed and summed: the one's sum beside the next one's products."""
+        """Return the pieces to compute so many tokens in. A piece's sum overlaps with the next one's products."""
         ...
 
-    def begin_sum(self, part: Tensor, residual: Tensor) -> SumUnderWay:
-        """`sum` of a piece, which others may be computed beside. Neither tensor changes hands before it is finished."""
+    def begin_sum(self, part: Tensor, residual: Tensor) -> PendingSum:
+        """Begin the `sum` of a piece. Until it is finished, the caller must not use or free either tensor."""
         ...
 
     def gather(self, part: Tensor, width: int) -> Tensor:
-        """The ranks' columns side by side, by rank: [rows, n] each -> [rows, width], the last of them cut off.
+        """Return the ranks' parts [rows, n] side by side in the order of the ranks, cut to `width` columns.
 
-        width is at most count * n. The result is contiguous.
+        width is at most count * n. The result [rows, width] is contiguous.
         """
         ...

@@ -1,4 +1,4 @@
-"""How sums and gathers are cut into programs, by their size: measured on two H200s (bench/KERNELS.md)."""
+"""How sums and gathers are divided into programs, by size. Measured on two H200s (bench/KERNELS.md)."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from aengine.kernels.launch import find_borders, power_of_two
 
 FUSED_BYTES = 3 << 20
 FUSED_LANES = 1024  # of a row
-AT_ONCE_ROWS = 128  # with a norm, a processor each
+AT_ONCE_ROWS = 128  # with a norm: each has a processor to itself
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """How what is pushed is cut."""
+    """How a kernel that pushes divides its data."""
 
-    lanes: int  # a program takes at once; with a norm those of a token
+    lanes: int  # of a program's iteration; with a norm all of a token's
     num_warps: int
     programs: int = PROGRAMS
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """How what is pulled is cut."""
+    """How a kernel that pulls divides its data."""
 
-    block: int  # elements a program takes at once
+    block: int  # elements of a program's iteration
     num_warps: int
     programs: int
 
 
-OVERLAPPED_ROWS = 4096  # of a step from which on one half is added up beside the other half's products
-ROW_TILE = 128  # rows that matrix products take at once
-BESIDE = Pulled(4096, 16, 32)  # processors enough for the link; the others multiply
+OVERLAPPED_ROWS = 4096  # of a step from which on the sum of one half overlaps with the other half's products
+ROW_TILE = 128  # rows of a tile of matrix products
+OVERLAPPED_SUM = Pulled(4096, 16, 32)  # programs enough for the link; other processors multiply
 
 
 def sum_config(lanes: int, count: int) -> Pushed | Pulled:
-    """For so many lanes of `count` ranks.
+    """Return the config of a sum of so many lanes over `count` ranks.
 
-    Pushed, count - 1 times the bytes of a part go through each link; pulled, that times 2 / count. Against this stand
-    7 us for telling addresses and parting, as long as 2 MB take.
+    Pushing sends a part's bytes count - 1 times through each link. Pulling sends 2 / count of that, but exchanging
+    addresses and waiting at the end take 7 us, the time of 2 MB.
     """
     return _pushed(lanes) if lanes <= _most_pushed(count) else Pulled(8192, 32, 24)
 
@@ -57,7 +57,7 @@ def sum_borders(row: int, count: int, most: int) -> list[int]:
 
 
 def sum_pieces(rows: int) -> list[slice]:
-    """Which rows are added up together, beside others' products."""
+    """Return which rows are summed together, while products of others run."""
     if rows < OVERLAPPED_ROWS:
         return [slice(0, rows)]
     half = rows // 2 // ROW_TILE * ROW_TILE
@@ -65,16 +65,16 @@ def sum_pieces(rows: int) -> list[slice]:
 
 
 def norm_config(rows: int, row: int, count: int) -> Pushed | None:
-    """For rows of so many lanes; None where a norm of its own is faster."""
+    """Return the config of a sum with a norm, for rows of so many lanes. None: a separate norm is faster."""
     if rows * row * LANE * (count - 1) > FUSED_BYTES or row > FUSED_LANES:
         return None
     warps = min(16, max(1, power_of_two(row) // 32))
-    # Where rows fill no power of two and processors take turns, fewer threads that all have something to do are faster.
+    # If rows fill no power of two and processors take several, fewer threads without idle ones are faster.
     return Pushed(row, warps // 2 if rows > AT_ONCE_ROWS and row != power_of_two(row) and warps > 1 else warps)
 
 
 def gather_config(lanes: int, count: int) -> Pushed | Pulled:
-    """For so many lanes of each of `count` ranks: pushed where a mailbox holds them."""
+    """Return the config of a gather of so many lanes of each rank: pushed if a mailbox holds them."""
     return _pushed(lanes) if lanes <= LANES // count else Pulled(8192, 32, 128)
 
 
@@ -83,5 +83,5 @@ def _pushed(lanes: int) -> Pushed:
 
 
 def _most_pushed(count: int) -> int:
-    """Lanes of a sum."""
+    """Return the largest sum that is pushed, in lanes."""
     return LANES // count if count == 2 else (2 << 20) * count // ((count - 1) * (count - 2)) // LANE

@@ -1,11 +1,10 @@
-"""Lanes of 16 bytes as Triton's programs see them: four words each, in memory of any device of the host.
+"""Lanes of 16 bytes, four words each, in the memory of any device of the host.
 
-A lane that is sent needs no flag beside it and no fence: the receiver's memory holds EMPTY words until the data come,
-word by word, and whoever has taken them puts EMPTY back. The word is a NaN in every type of float, and a part that
-holds it sends another NaN.
+A lane needs neither a flag nor a fence. The receiver's memory holds EMPTY words until the data arrive, word by word.
+The receiver then puts EMPTY back. EMPTY is a NaN in every float type; a part that contains it sends another NaN.
 
-A tensor of lanes is a tuple of its four words, each int32 [lanes]; as floats it is a tuple of eight, of which every
-second is unused where they have 32 bits.
+A tensor of lanes is a tuple of its four words, each int32 [lanes]. As floats it is a tuple of eight tensors; for
+float32 every second one is unused.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -19,7 +18,7 @@ EMPTY = tl.constexpr(-1)
 
 @triton.jit
 def load_lanes(address, inside):
-    """address: int64 [lanes] of bytes. Lanes that are not inside are zero."""
+    """Load lanes from these addresses, int64 [lanes]. Lanes that are not inside are zero."""
     a, b, c, d = tl.inline_asm_elementwise(
         """{
         .reg .pred p;
@@ -51,7 +50,7 @@ def store_lanes(address, words, inside):
 
 @triton.jit
 def send_lanes(address, words, inside):
-    """Store into the memory of another device; words: none of them EMPTY, but where the own memory is emptied."""
+    """Store words to the memory of another device. None of them may be EMPTY."""
     tl.inline_asm_elementwise(
         """{
         .reg .pred p;
@@ -66,19 +65,19 @@ def send_lanes(address, words, inside):
 
 @triton.jit
 def gave_up(control_ptr):
-    """1 where an earlier kernel of this device has waited in vain, else 0.
+    """Return 1 if an earlier kernel of this device waited in vain, else 0.
 
-    From then on it sends nothing: the others would take it for what it should have sent before.
+    Then this device must send nothing more, because the others would take it for what they wait for.
     """
     return tl.load(control_ptr.to(tl.pointer_type(tl.int32)))
 
 
 @triton.jit
 def receive_lanes(address, inside, control_ptr):
-    """Read own memory until no word is EMPTY.
+    """Read this device's own memory until no word is EMPTY.
 
-    Each thread waits for its own lanes. Every 64th time it looks at control: [0] whether some thread of this device has
-    given up, [1] nanoseconds after which it does so itself, and leaves a mark there. Its words are worthless then.
+    Each thread waits for its own lanes. After every 64 reads it looks at control: [0] is not zero if a thread of this
+    device gave up, [1] holds the nanoseconds after which it gives up itself and sets [0]. Its words are worthless then.
     """
     a, b, c, d = tl.inline_asm_elementwise(
         """{
@@ -124,9 +123,9 @@ def receive_lanes(address, inside, control_ptr):
 
 @triton.jit
 def fence(lane):
-    """What this thread has stored or seen, on any device, comes before all that it does from now on.
+    """Order all memory accesses of each thread so far, on any device, before its later ones.
 
-    lane: any tensor that has something for each thread.
+    lane: any tensor with an element for each thread.
     """
     tl.inline_asm_elementwise(
         "fence.acq_rel.sys; mov.b32 $0, 0;", "=r,r", [lane], dtype=tl.int32, is_pure=False, pack=1
@@ -135,7 +134,7 @@ def fence(lane):
 
 @triton.jit
 def sealed(words):
-    """Words that can be sent."""
+    """Replace EMPTY by another NaN, so that the words can be sent."""
     a, b, c, d = words
     return (
         tl.where(a == EMPTY, -2, a),
@@ -147,7 +146,7 @@ def sealed(words):
 
 @triton.jit
 def chosen(condition, words, others):
-    """The words where it is true, else the others."""
+    """Return words where the condition is true, else others."""
     return (
         tl.where(condition, words[0], others[0]),
         tl.where(condition, words[1], others[1]),
@@ -158,7 +157,7 @@ def chosen(condition, words, others):
 
 @triton.jit
 def widen(words, DTYPE: tl.constexpr):
-    """float32 of all elements."""
+    """Return all elements as float32."""
     a, b = _widen(words[0], DTYPE)
     c, d = _widen(words[1], DTYPE)
     e, f = _widen(words[2], DTYPE)
@@ -168,7 +167,7 @@ def widen(words, DTYPE: tl.constexpr):
 
 @triton.jit
 def narrow(x, DTYPE: tl.constexpr):
-    """The reverse: each element rounded."""
+    """The reverse of `widen`: round each element to DTYPE."""
     return (
         _narrow(x[0], x[1], DTYPE),
         _narrow(x[2], x[3], DTYPE),
@@ -179,19 +178,17 @@ def narrow(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def add(x, y):
-    """Of floats."""
     return x[0] + y[0], x[1] + y[1], x[2] + y[2], x[3] + y[3], x[4] + y[4], x[5] + y[5], x[6] + y[6], x[7] + y[7]
 
 
 @triton.jit
 def multiply(x, y):
-    """Of floats."""
     return x[0] * y[0], x[1] * y[1], x[2] * y[2], x[3] * y[3], x[4] * y[4], x[5] * y[5], x[6] * y[6], x[7] * y[7]
 
 
 @triton.jit
 def total(x):
-    """The sum of a lane's floats, [lanes]."""
+    """Return the sum of each lane's floats, [lanes]."""
     return x[0] + x[1] + x[2] + x[3] + x[4] + x[5] + x[6] + x[7]
 
 

@@ -1,4 +1,4 @@
-"""The memory through which the GPUs of one host, all of one process, reach each other."""
+"""The memory through which the GPUs of one host exchange data. All belong to one process."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from aengine.errors import ConfigError
 PROGRAMS = 256
 LANES = 1 << 21  # of a mailbox for one call: 32 MB
 LANE = 16  # bytes
-# Parts that a copy engine has brought: as many of them as are under way at once, and one more (`peers.py`).
+# Parts that a copy engine brings: one more than may be pending at once (`peers.py`).
 SLOTS = 3
 SLOT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """What one rank has on its device."""
+    """The memory of one rank, on its device."""
 
     lanes: Tensor  # int32 [2, ranks, programs, capacity, 4]
-    addresses: Tensor  # int64 [ranks]: of the lanes of every rank
-    turns: Tensor  # int32 [programs]: which of its two regions each program uses next
-    control: Tensor  # int64 [2]: whether somebody gave up; how long to wait, in nanoseconds
-    slots: Sequence[Tensor] = ()  # of two ranks, of each: uint8 [SLOTS, SLOT_BYTES], on its device
+    addresses: Tensor  # int64 [ranks]: addresses of every rank's lanes
+    turns: Tensor  # int32 [programs]: which of the two regions each program uses next
+    control: Tensor  # int64 [2]: whether a wait was in vain; nanoseconds to wait
+    slots: Sequence[Tensor] = ()  # of two ranks, each uint8 [SLOTS, SLOT_BYTES] on its own device
 
     def renew(self, patience: float) -> None:
-        """As it was when it was opened. The device is to be at rest, as are all others.
+        """Reset the memory. No device may be running work on it.
 
-        Without patience it has given up from the start: nothing is sent.
+        patience: seconds to wait for another rank. 0: as if a wait had been in vain, so nothing is sent.
         """
         self.lanes.fill_(-1)
         self.turns.zero_()
@@ -40,9 +40,10 @@ class Mailbox:
 
 
 def open_mailboxes(devices: Sequence[torch.device], patience: float) -> list[Mailbox]:
-    """One for each rank, on its device, with access to each other's memory; waits for all devices.
+    """Return a mailbox for each rank, on its device, and give devices access to each other's memory.
 
-    patience: seconds to wait for another rank. Raises `ConfigError` where the devices cannot reach each other.
+    patience: seconds to wait for another rank. Waits for all devices. Raises `ConfigError` if devices cannot reach each
+    other.
     """
     for device in devices:
         for other in devices:
@@ -53,7 +54,7 @@ def open_mailboxes(devices: Sequence[torch.device], patience: float) -> list[Mai
                 )
     for device in devices:
         for other in devices:
-            torch.zeros(1, device=device).to(other)  # from now on each may read and write what the other has
+            torch.zeros(1, device=device).to(other)  # from then on each may access the other's memory
     shape = (2, len(devices), PROGRAMS, LANES // len(devices) // PROGRAMS, LANE // 4)
     lanes = [torch.empty(shape, dtype=torch.int32, device=device) for device in devices]
     slots = [
@@ -74,7 +75,7 @@ def open_mailboxes(devices: Sequence[torch.device], patience: float) -> list[Mai
 
 
 def renew(boxes: Sequence[Mailbox], patience: float) -> None:
-    """Begin anew, on all ranks; waits for all of them. patience: seconds to wait for another rank."""
+    """Reset the mailboxes of all ranks; waits for their devices. patience: seconds to wait for another rank."""
     for box in boxes:
         torch.cuda.synchronize(box.lanes.device)
     for box in boxes:

@@ -1,8 +1,8 @@
-"""Ranks that are GPUs of one host and one process: their kernels write and read each other's memory.
+"""Ranks that are GPUs of one host and one process: their kernels access each other's memory.
 
-Each rank's calls are launched on its own device and stream; whoever comes first waits on the device. One thread may
-launch for all of them, a graph or a step each, as long as nothing between waits for a device: a kernel that is used for
-the first time does, when it is loaded (`begin_anew` says how to rehearse).
+Each rank's calls are launched on its own device and stream, and ranks wait for each other on the device. One thread may
+launch a graph or a step for every rank in turn, if nothing in between waits for a device. A kernel's first use does,
+because it loads the kernel; `begin_anew` with patience 0 serves to rehearse.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.errors import ConfigError
-from aengine.kernels.collective.base import SumUnderWay
-from aengine.kernels.collective.beside import Added, Exchanged, copy_across
+from aengine.kernels.collective.base import PendingSum
 from aengine.kernels.collective.config import (
-    BESIDE,
+    OVERLAPPED_SUM,
     Pulled,
     Pushed,
     gather_config,
@@ -27,18 +26,24 @@ from aengine.kernels.collective.config import (
     sum_config,
     sum_pieces,
 )
+from aengine.kernels.collective.kernels import (
+    arrived_kernel,
+    pulled_gather_kernel,
+    pulled_sum_kernel,
+    pushed_gather_kernel,
+    pushed_sum_kernel,
+)
 from aengine.kernels.collective.mailboxes import LANE, SLOT_BYTES, SLOTS, Mailbox, open_mailboxes, renew
-from aengine.kernels.collective.pulled import arrived_kernel, pulled_gather_kernel, pulled_sum_kernel
-from aengine.kernels.collective.pushed import pushed_gather_kernel, pushed_sum_kernel
+from aengine.kernels.collective.overlapped import CopiedSum, SideStreamSum, copy_across
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 
 
 def connect(devices: Sequence[torch.device], patience: float = 2.5) -> list[PeerCollective]:
-    """One `PeerCollective` for each device, by rank.
+    """Return a `PeerCollective` for each device, in the order of the ranks.
 
-    patience: seconds that a kernel waits for another rank; not less than a host may take between launching for the
-    first and the last of them. Raises `ConfigError` where the devices are not 2, 4 or 8, or cannot reach each other.
+    patience: seconds that a kernel waits for another rank; at least what a host may take to launch for all of them.
+    Raises `ConfigError` if the devices are not 2, 4 or 8, or cannot reach each other.
     """
     if len(devices) not in (2, 4, 8) or len(set(devices)) != len(devices):
         raise ConfigError(f"2, 4 or 8 different devices can work together, not {', '.join(map(str, devices))}")
@@ -47,28 +52,29 @@ def connect(devices: Sequence[torch.device], patience: float = 2.5) -> list[Peer
 
 
 def begin_anew(collectives: Sequence[PeerCollective], patience: float) -> None:
-    """As if nothing had been called yet, also after a rank has given up. Waits for all devices.
+    """Reset all ranks, also after one has given up. Waits for all devices.
 
-    patience: seconds. With 0 nobody sends anything or waits, as if all had given up, and results are worthless: so
-    whole ranks can be rehearsed one after the other, while kernels are compiled and loaded.
+    patience: seconds that kernels wait for another rank. With 0 they neither send nor wait, and results are worthless.
+    So ranks can be rehearsed one after the other, while kernels are compiled and loaded.
     """
     renew([one.box for one in collectives], patience)
 
 
 class PeerCollective:
-    """`Collective` of one such GPU.
+    """`Collective` of one GPU.
 
-    Sums that are begun: two ranks have their copy engines exchange parts while processors multiply, and add up what has
-    arrived; more ranks add up on a side stream. A part is copied into the slots of the other rank by turns. Let A copy
-    its part n + 3. It knows that B has made its part n + 2, and B finished the sum n before: at most two are under way.
-    Between steps the sum of the tokens' embeddings, on the stream of all else, keeps ranks together.
+    Pending sums: the copy engines of two ranks exchange parts while processors multiply, and `finish` adds up what
+    arrived. More ranks add up on a side stream. A rank copies its parts into the other's slots, one slot after the
+    other. The slots suffice, because at most two sums are pending: when A copies its part n + 3, it knows that B has
+    made its part n + 2, before which B finished the sum n. Between steps, the sum of the tokens' embeddings on the main
+    stream keeps the ranks together.
 
-    Parts are float16, bfloat16 or float32, contiguous, and where they are summed in rows of whole lanes of 16 bytes;
-    other ones raise `ValueError`. Sums take the place of their parts. Calls are in one order on the device, too: on one
-    stream, or on several that wait for each other.
+    Parts are float16, bfloat16 or float32 and contiguous. For sums their rows are whole lanes of 16 bytes. Other parts
+    raise `ValueError`. A sum takes the memory of its part. Calls have one order on the device as well: they are on one
+    stream, or on streams that wait for each other.
 
-    failed: int32 [1] on the device, 1 after a kernel of this rank has given up waiting. From then on its results are
-    worthless and come at once, and it sends nothing: the others wait in vain as well, once, and give up.
+    failed: int32 [1] on the device. It is 1 after a kernel of this rank has given up waiting. From then on the rank
+    sends nothing, does not wait, and its results are worthless. So the others give up after one wait, too.
     """
 
     def __init__(self, index: int, box: Mailbox) -> None:
@@ -76,25 +82,25 @@ class PeerCollective:
         self.index = index
         self.box = box
         self.failed = box.control.view(torch.int32)[:1]
-        self.under_way: deque[SumUnderWay] = deque()
-        self._last: torch.cuda.Event | None = None  # of the sums that were begun
+        self.pending: deque[PendingSum] = deque()
+        self._last: torch.cuda.Event | None = None  # recorded after the latest sum that was begun
         self._slot = 0  # for the next part
         self._in_pieces = False
         overlap = launch_for(box.lanes.device).overlap
-        self._common = (box.addresses, box.turns, box.control, index)  # of every kernel's arguments
+        self._common = (box.addresses, box.turns, box.control, index)  # arguments of every kernel
         self._unchained = {"COUNT": self.count, "PROGRAMS": programs, "CAPACITY": self._capacity}
         self._constants = {**self._unchained, "OVERLAP": overlap, "launch_pdl": overlap}
 
     @cached_property
     def _side(self) -> torch.cuda.Stream:
-        """For sums beside products. Another priority than theirs makes no difference (bench/README.md)."""
+        """The stream of pending sums. Its priority makes no difference (bench/README.md)."""
         return torch.cuda.Stream(self.box.lanes.device)
 
     def begin_step(self, rehearsal: bool, halves: bool) -> None:
-        self.under_way.clear()
-        # What was never rehearsed may load modules while other ranks wait: no more products than it has to have.
+        self.pending.clear()
+        # A step that was not rehearsed may load kernels while other ranks wait, so it must not use more than it has to.
         self._in_pieces = halves and (rehearsal or torch.cuda.is_current_stream_capturing())
-        self._slot = 0  # on all ranks, also where one had begun more sums than another
+        self._slot = 0  # on all ranks, even if one had begun more sums than another
 
     def sum(self, part: Tensor, residual: Tensor | None = None, config: Pushed | Pulled | None = None) -> Tensor:
         lanes = _lanes(part, residual)
@@ -111,30 +117,30 @@ class PeerCollective:
     def pieces(self, tokens: int) -> Sequence[slice]:
         return sum_pieces(tokens) if self._in_pieces else [slice(0, tokens)]
 
-    def begin_sum(self, part: Tensor, residual: Tensor) -> SumUnderWay:
+    def begin_sum(self, part: Tensor, residual: Tensor) -> PendingSum:
         _lanes(part, residual)
-        if len(self.under_way) >= SLOTS - 1:
-            raise RuntimeError(f"{SLOTS - 1} sums are under way; the first of them is to be finished")
+        if len(self.pending) >= SLOTS - 1:
+            raise RuntimeError(f"{SLOTS - 1} sums are pending; finish the first of them")
         size = part.numel() * part.element_size()
         self._side.wait_stream(torch.cuda.current_stream(part.device))
         with torch.cuda.stream(self._side):
             if not self.box.slots or size > SLOT_BYTES:
-                self._pull(part, residual, residual, BESIDE)
-                return Added(part, residual, self._record(), self.under_way)
+                self._pull(part, residual, residual, OVERLAPPED_SUM)
+                return SideStreamSum(part, residual, self._record(), self.pending)
             own, other = (self.box.slots[rank][self._slot, :size] for rank in (self.index, 1 - self.index))
             self._slot = (self._slot + 1) % SLOTS
             copy_across(part, other)
             arrived_kernel[(1,)](*self._common, THREADS=32, num_warps=1, **self._unchained)
             own = own.view(part.dtype).view(part.shape)
-            return Exchanged(part, residual, self._record(), self.under_way, own, self.index == 0)
+            return CopiedSum(part, residual, self._record(), self.pending, own, self.index == 0)
 
     def _record(self) -> torch.cuda.Event:
         self._last = self._side.record_event()
         return self._last
 
     def _keep_order(self) -> None:
-        """What comes now uses the mailboxes behind what is under way."""
-        if self.under_way and self._last is not None:
+        """Let later calls use the mailboxes only after the pending sums."""
+        if self.pending and self._last is not None:
             torch.cuda.current_stream(self.box.lanes.device).wait_event(self._last)
 
     def sum_and_norm(
@@ -201,7 +207,7 @@ class PeerCollective:
         )  # fmt: skip
 
     def _grid(self, lanes: int, config: Pushed) -> tuple[int]:
-        """Raises `ValueError` for more than the mailboxes hold."""
+        """Raises `ValueError` if the mailboxes do not hold so many lanes."""
         blocks = -(-lanes // config.lanes)  # triton.cdiv takes 3 us
         programs = min(config.programs, blocks)
         if -(-blocks // programs) * config.lanes > self._capacity:
@@ -210,9 +216,9 @@ class PeerCollective:
 
 
 def _lanes(part: Tensor, residual: Tensor | None) -> int:
-    """How many lanes a part has. Raises `ValueError` for tensors that the kernels cannot read."""
+    """Return how many lanes a part has. Raises `ValueError` for tensors that the kernels cannot read."""
     if not part.is_contiguous() or part.shape[-1] * part.element_size() % LANE:
-        raise ValueError(f"parts are contiguous, in rows of whole lanes of {LANE} bytes, not {part.shape}")
+        raise ValueError(f"parts must be contiguous, in rows of whole lanes of {LANE} bytes, got {part.shape}")
     if residual is not None and not (residual.is_contiguous() and residual.dtype == part.dtype):
-        raise ValueError(f"the residual is contiguous and of the parts' type, {part.dtype}")
+        raise ValueError(f"the residual must be contiguous and of the parts' dtype, {part.dtype}")
     return part.numel() * part.element_size() // LANE

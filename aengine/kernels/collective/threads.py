@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process and share its memory: each leaves its part where the others find it."""
+"""Ranks that are threads of one process: each leaves its part where the others find it."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from aengine.kernels.collective.base import SumUnderWay
+from aengine.kernels.collective.base import PendingSum
 from aengine.kernels.linear.base import Norm
 
 
 class Meeting:
-    """Where so many threads meet. A thread that gives up breaks it: the others raise instead of waiting for ever."""
+    """A meeting point of `count` threads. If one gives up, the others raise instead of waiting forever."""
 
     def __init__(self, count: int) -> None:
         self._barrier = threading.Barrier(count)
         self.parts: list[Tensor | None] = [None] * count
 
     def exchange(self, index: int, part: Tensor) -> Sequence[Tensor]:
-        """The parts of all ranks, by rank. Raises `threading.BrokenBarrierError` where one has given up."""
+        """Return the parts of all ranks, by rank. Raises `threading.BrokenBarrierError` if a rank gave up."""
         self.parts[index] = part
         self._barrier.wait()
         parts = [part for part in self.parts if part is not None]
-        self._barrier.wait()  # all have looked before anyone leaves his next part
+        self._barrier.wait()  # all have read before any leaves its next part
         return parts
 
     def give_up(self) -> None:
-        """Let nobody wait any longer, until `renew`."""
+        """Let no thread wait until `renew`."""
         self._barrier.abort()
 
     def renew(self) -> None:
-        """Meet again as if nobody had ever given up. To be called while no thread is within."""
+        """Allow meetings again after `give_up`. Call it while no thread is in `exchange`."""
         self._barrier.reset()
 
 
 class ThreadCollective:
-    """`Collective` of one such thread."""
+    """`Collective` of one thread."""
 
     def __init__(self, index: int, count: int, meeting: Meeting) -> None:
         self.index = index
         self.count = count
-        self.under_way: deque[SumUnderWay] = deque()
+        self.pending: deque[PendingSum] = deque()
         self._meeting = meeting
 
     def begin_step(self, rehearsal: bool, halves: bool) -> None:
-        self.under_way.clear()
+        self.pending.clear()
 
     def sum(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
         parts = self._meeting.exchange(self.index, part)
@@ -64,21 +64,21 @@ class ThreadCollective:
         return x, norm(x)
 
     def pieces(self, tokens: int) -> Sequence[slice]:
-        return [slice(0, tokens)]  # nothing is beside anything
+        return [slice(0, tokens)]  # nothing overlaps
 
-    def begin_sum(self, part: Tensor, residual: Tensor) -> SumUnderWay:
+    def begin_sum(self, part: Tensor, residual: Tensor) -> PendingSum:
         residual.copy_(self.sum(part, residual))
-        return Summed(residual, self.under_way)
+        return FinishedSum(residual, self.pending)
 
     def gather(self, part: Tensor, width: int) -> Tensor:
         parts = self._meeting.exchange(self.index, part)
         return torch.cat(list(parts), dim=-1)[:, :width].contiguous()
 
 
-class Summed:
-    """`SumUnderWay` that is complete from the beginning."""
+class FinishedSum:
+    """A `PendingSum` that is complete from the beginning."""
 
-    def __init__(self, residual: Tensor, queue: deque[SumUnderWay]) -> None:
+    def __init__(self, residual: Tensor, queue: deque[PendingSum]) -> None:
         self.tokens = len(residual)
         self._place = residual.data_ptr()
         self._queue = queue
@@ -86,6 +86,6 @@ class Summed:
 
     def finish(self, residual: Tensor, norm: Norm | None = None, normed: Tensor | None = None) -> None:
         if self._queue.popleft() is not self or residual.data_ptr() != self._place:
-            raise RuntimeError("sums are finished in the order in which they were begun, where they were begun")
+            raise RuntimeError("sums must be finished in the order in which they began, with the same residual")
         if norm is not None and normed is not None:
             normed.copy_(norm(residual))

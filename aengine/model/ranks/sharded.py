@@ -29,7 +29,7 @@ class PreparedNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Of x whose sum is under way as well, in one piece or several: it is finished first."""
-        if self._ranks.under_way:
+        if self._ranks.pending:
             return self._finish(x)
         prepared, self._prepared = self._prepared, None
         same = prepared is not None and prepared[0].data_ptr() == x.data_ptr() and prepared[0].shape == x.shape
@@ -38,7 +38,7 @@ class PreparedNorm:
     def _finish(self, x: Tensor) -> Tensor:
         normed, at = torch.empty_like(x), 0
         while at < len(x):
-            piece = self._ranks.under_way[0]
+            piece = self._ranks.pending[0]
             rows = slice(at, at + piece.tokens)
             piece.finish(x[rows], self.norm, normed[rows])
             at += piece.tokens

@@ -18,10 +18,14 @@ from aengine.kernels.collective.config import (
     sum_borders,
     sum_config,
 )
+from aengine.kernels.collective.kernels import (
+    pulled_gather_kernel,
+    pulled_sum_kernel,
+    pushed_gather_kernel,
+    pushed_sum_kernel,
+)
 from aengine.kernels.collective.mailboxes import LANE, LANES, PROGRAMS, Mailbox
 from aengine.kernels.collective.peers import PeerCollective
-from aengine.kernels.collective.pulled import pulled_gather_kernel, pulled_sum_kernel
-from aengine.kernels.collective.pushed import pushed_gather_kernel, pushed_sum_kernel
 from aengine.kernels.variants import KeptVariants
 
 MB = 1 << 20

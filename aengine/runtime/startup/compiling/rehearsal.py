@@ -19,9 +19,9 @@ from aengine.attention.flash4_offline import compile_flash4, launch_layers
 from aengine.attention.flash_backend import HALVES, OnGathered, flash4_is_installed, flash4_runs_on
 from aengine.attention.triton_backend import TritonAttention
 from aengine.kernels.attention.heads import Scores
-from aengine.kernels.collective.base import SumUnderWay
+from aengine.kernels.collective.base import PendingSum
 from aengine.kernels.collective.config import sum_pieces
-from aengine.kernels.collective.threads import Summed
+from aengine.kernels.collective.threads import FinishedSum
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.offline import Share, compile_utilities, compiling
@@ -100,10 +100,10 @@ class _AbsentRanks:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.under_way: deque[SumUnderWay] = deque()
+        self.pending: deque[PendingSum] = deque()
 
     def begin_step(self, rehearsal: bool, halves: bool) -> None:
-        self.under_way.clear()
+        self.pending.clear()
 
     def sum(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
         return part
@@ -111,8 +111,8 @@ class _AbsentRanks:
     def pieces(self, tokens: int) -> Sequence[slice]:
         return sum_pieces(tokens)
 
-    def begin_sum(self, part: Tensor, residual: Tensor) -> SumUnderWay:
-        return Summed(residual, self.under_way)
+    def begin_sum(self, part: Tensor, residual: Tensor) -> PendingSum:
+        return FinishedSum(residual, self.pending)
 
     def sum_and_norm(self, part: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         return part, part

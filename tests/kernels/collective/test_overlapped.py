@@ -8,7 +8,7 @@ import torch
 from aengine.kernels.torch_kernels import TorchKernels
 from tests.kernels.conftest import relative_error, tolerance
 
-two_parts = pytest.importorskip("aengine.kernels.collective.two_parts")
+overlapped = pytest.importorskip("aengine.kernels.collective.overlapped")
 pytestmark = pytest.mark.gpu
 
 SHAPES = [pytest.param(3, 96, id="tiny"), pytest.param(130, 4096), pytest.param(33, 5120)]
@@ -24,7 +24,7 @@ def test_both_are_added_onto_the_residual_and_rounded_once(
     expected = (first.float() + second.float() + residual.float()).to(dtype)
     norm = TorchKernels().norm(torch.rand(hidden, device=device).to(dtype) + 0.5, 1e-6)
     out = torch.empty_like(residual)
-    two_parts.sum_two_parts(first, second, residual, *((norm, out) if normed else ()))
+    overlapped.sum_two_parts(first, second, residual, *((norm, out) if normed else ()))
     assert residual.equal(expected)
     if normed:
         assert relative_error(out, norm(expected)) < tolerance(dtype)
@@ -32,4 +32,4 @@ def test_both_are_added_onto_the_residual_and_rounded_once(
 
 def test_no_tokens_is_no_work_tiny(device: torch.device) -> None:
     empty = torch.empty(0, 64, device=device)
-    two_parts.sum_two_parts(empty, empty, empty)
+    overlapped.sum_two_parts(empty, empty, empty)
