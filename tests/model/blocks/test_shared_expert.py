@@ -13,10 +13,10 @@ from aengine.kernels.linear.base import Linear
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.linear import LinearSlot
 
-from .checkpoints import write_checkpoint
-from .harness import Harness
-from .lora.adapters import NEW_TOKENS, assert_computes, load, mixed, write_adapter
-from .ranks import Ranks
+from ..checkpoints import write_checkpoint
+from ..harness import Harness
+from ..lora.adapters import NEW_TOKENS, assert_computes, load, mixed, write_adapter
+from ..ranks import Ranks
 
 
 @dataclass(frozen=True)
