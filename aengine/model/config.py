@@ -14,16 +14,9 @@ from aengine.cache.states import StateShape
 from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.model.checkpoint.foreign import refuse_mlx
 from aengine.model.checkpoint.weights import float_linears, has_head
-from aengine.model.families import DEFAULTS, ENDS, FAMILIES
-from aengine.model.families.parts import hidden_size
-from aengine.model.families.wrappers import (
-    LANGUAGE_MODEL,
-    WRAPPERS,
-    Wrapper,
-    aside_of,
-    text_model,
-    ties_its_default,
-)
+from aengine.model.families import FAMILIES, WRAPPERS, Family, ignored_prefixes
+from aengine.model.families.parts import hidden_size, norm_eps
+from aengine.model.families.wrappers import LANGUAGE_MODEL, Wrapper, text_model, ties_its_default
 from aengine.model.fields import Fields, read_json_object, shown
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import QuantConfig
@@ -48,9 +41,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     vocab_size: int
     hidden_size: int
+    rms_norm_eps: float  # of norms within blocks; the others say their own
     layers: tuple[LayerSpec, ...]
-    rms_norm_eps: float
-    ends: EndsSpec = EndsSpec()
+    ends: EndsSpec
     max_position_embeddings: int  # positions it may be used for, what rope scaling adds included
     tie_word_embeddings: bool  # or there is no output matrix at all
     head: Head = "vocabulary"
@@ -233,12 +226,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         path = folder / "config.json"
         values = read_json_object(path)
         refuse_mlx(values, str(path))
-        name, family, head, wrapper = _architecture(Fields(values, str(path)))
+        name, language_model, head, wrapper = _architecture(Fields(values, str(path)))
+        family = FAMILIES[language_model]
         tied_by_default = wrapper is not None and ties_its_default(values, str(path))
         if wrapper is not None or ("text_config" in values and "hidden_size" not in values):
             values = text_model(values, str(path))
-        fields = Fields(values, str(path)).over(DEFAULTS.get(family, {}))
-        layers = FAMILIES[family](fields)
+        fields = Fields(values, str(path)).over(family.defaults)
+        layers = family.layers(fields)
         _refuse_unsupported(fields, family, layers)
         vocab = fields.vocab_size
         ropes = [layer.attention.rope for layer in layers if not isinstance(layer.attention, DeltaSpec)]
@@ -256,9 +250,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             architecture=name,
             vocab_size=vocab,
             hidden_size=hidden_size(fields),
+            rms_norm_eps=norm_eps(fields),
             layers=tuple(layers),
-            rms_norm_eps=fields.number("rms_norm_eps", 0, 1, 1e-6),
-            ends=ENDS[family](fields) if family in ENDS else EndsSpec(),
+            ends=family.ends(fields),
             max_position_embeddings=positions,
             tie_word_embeddings=tied or head != "vocabulary",
             head=head,
@@ -269,7 +263,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             quantization=quantization,
             float_linears=tuple(filter(quantized.quantizes, sorted(float_linears(folder)))) if quantized else (),
             aside=(
-                *aside_of(family),
+                *ignored_prefixes(language_model),
                 *_draft_layers(fields, len(layers)),
                 *_unused_projections(layers),
             ),
@@ -305,14 +299,14 @@ def _labels(fields: Fields) -> int:
     return len(names.names())
 
 
-def _refuse_unsupported(fields: Fields, family: str, layers: Sequence[LayerSpec]) -> None:
-    """Settings that would change the result and that the decoder does not implement."""
+def _refuse_unsupported(fields: Fields, family: Family, layers: Sequence[LayerSpec]) -> None:
+    """Raise `UnsupportedModelError` for settings that would change the result and that the decoder does not support."""
     if not fields.flag("is_causal", default=True):
         raise UnsupportedModelError(f"{fields.source}: is_causal is false; bidirectional models are not supported")
     if fields.present("swiglu_limit") and not any(_clamps(layer) for layer in layers):
         raise UnsupportedModelError(f"{fields.source}: swiglu_limit is set; clamped gates are not supported here")
     by_layer = fields.section("per_layer_config")
-    if by_layer is not None and by_layer.names() and not family.startswith("Gemma4"):
+    if by_layer is not None and by_layer.names() and not family.has_layer_settings:
         raise UnsupportedModelError(f"{fields.source}: per_layer_config is set; layers of their own are not supported")
 
 

@@ -49,7 +49,7 @@ class Decoder:
         device = device or torch.device("meta")
         make = Parameters(
             kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8, ranks, config.lora,
-            config.ends.norm_offset, config.aside,
+            config.aside,
         )  # fmt: skip
         positions = max_positions or config.max_position_embeddings
         tables = PositionTables(positions, device)
@@ -69,8 +69,7 @@ class Decoder:
         hidden, eps = config.hidden_size, config.rms_norm_eps
         head = None if config.tie_word_embeddings else HEAD
         self._embed, self.head = make.embedding("model.embed_tokens", config.vocab_size, hidden, head)
-        # Rounded as the rows are that it scales.
-        self._embedding_scale = torch.tensor(config.ends.embedding_scale, dtype=dtype).item()
+        self._after_embedding = config.ends.embedding_function(dtype)
         inputs = config.ends.layer_inputs
         build = BuildContext(make, hidden, eps, tables, attention)
         self._inputs = None if inputs is None else LayerInputs(build, len(config.layers), inputs, dtype)
@@ -83,7 +82,7 @@ class Decoder:
             # A checkpoint may quantise single layers otherwise, or not at all. Those have kernels of their own.
             stored = [(one.shape, one.dtypes) for group in make.groups[before:] for one in group.entries.values()]
             kinds.append((layer, stored))
-        self._final_norm = make.norm("model.norm", hidden, eps)
+        self._final_norm = make.norm(config.ends.norm.name, hidden, config.ends.norm.eps, config.ends.norm.offset)
         self._classes = make.tensor("score.weight", config.labels, hidden) if config.labels else None
         # One layer of each kind, and the last, behind whose attention only some tokens go on.
         self._rehearsing = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1}
@@ -142,8 +141,8 @@ class Decoder:
         if self.ranks is not None:  # adapters are those of all rows at once
             self.ranks.begin_step(rehearsal, self._halves and adapters is None)
         x = self._embed(input_ids)
-        if self._embedding_scale != 1.0:
-            x = x * self._embedding_scale
+        if self._after_embedding is not None:
+            x = self._after_embedding(x)
         if self._inputs is not None:
             step.inputs = self._inputs(input_ids, x)
         for i, layer in enumerate(self._layers):

@@ -32,7 +32,7 @@ from aengine.model.ranks.sharded import (
     SummedEmbedding,
     SummedNorm,
 )
-from aengine.model.spec import ExpertsSpec
+from aengine.model.spec import ExpertsSpec, NormSpec
 
 HEAD = "lm_head"  # what checkpoints call the output matrix, and adapters as well where it is the embedding
 
@@ -55,13 +55,12 @@ class Parameters:
         to_fp8: bool = False,
         ranks: Collective | None = None,
         lora: LoraRoom | None = None,
-        norm_offset: float = 0.0,
         aside: tuple[str, ...] = (),
     ) -> None:
         """quantization: the formats of linears and experts in the checkpoint; None: all are floats. kv_dtype: of the
         cache; None: `dtype`. to_fp8: whether matrices of floats are quantised while they are loaded. ranks: those that
         the model is spread over; None: it is here alone. lora: the room for adapters; None: no linear knows of any.
-        norm_offset: added to the weights of all norms. aside: what the names of modules begin with that belong to other
+        aside: what the names of modules begin with that belong to other
         parts of the model, which adapters may change as well.
         """
         self.ranks = ranks
@@ -76,7 +75,6 @@ class Parameters:
         self.groups: list[Group] = []
         self._storage = Storage(kernels, dtype, device)
         self._kv_dtype = kv_dtype or dtype
-        self._norm_offset = norm_offset
 
     @property
     def quantizes(self) -> bool:
@@ -111,9 +109,9 @@ class Parameters:
         self.groups.append(DequantizedMatrix(matrix, name, stored, form, self._storage))
         return matrix
 
-    def norm_weight(self, name: str, part: Part) -> Tensor:
-        """The weight of a norm, or a rank's share of it; in float32 where an offset would not survive rounding."""
-        offset, entry = self._norm_offset, None
+    def norm_weight(self, name: str, part: Part, offset: float = 0.0) -> Tensor:
+        """Return the weight of a norm, or a rank's share of it. offset: is added to it; the sum is in float32."""
+        entry = None
         kept = part.width
         if self.ranks is not None and part.units > 1:
             first, last = self.shard.range(part)
@@ -154,9 +152,9 @@ class Parameters:
         self.groups.append(scales)
         return scales
 
-    def norm(self, name: str, width: int, eps: float) -> Norm:
-        """A norm of whole tokens, in the order in which they are computed: the sum made before it prepares it."""
-        norm = self.kernels.norm(self.norm_weight(name, Part(1, width)), eps)
+    def norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> Norm:
+        """Make a norm of whole tokens. Call this in the order of computation: the sum made before prepares it."""
+        norm = self.kernels.norm(self.norm_weight(name, Part(1, width), offset), eps)
         if self.ranks is None or self._rounds_inputs:
             return norm
         prepared = PreparedNorm(norm, self.ranks)
@@ -164,9 +162,9 @@ class Parameters:
             self._last_sum.norm, self._last_sum = prepared, None
         return prepared
 
-    def optional_norm(self, layer: str, name: str | None, width: int, eps: float) -> Norm | None:
-        """`norm` of that name in the layer; None where there is none."""
-        return None if name is None else self.norm(f"{layer}.{name}", width, eps)
+    def layer_norm(self, layer: str, spec: NormSpec | None, width: int) -> Norm | None:
+        """Make a norm of a layer. None: it has none."""
+        return None if spec is None else self.norm(f"{layer}.{spec.name}", width, spec.eps, spec.offset)
 
     def sum(self, prepares: bool = True) -> Sum | None:
         """The sum over ranks that ends a block; None: the model is here alone. prepares: the norm that is made next."""
@@ -178,11 +176,11 @@ class Parameters:
         self._last_sum = Sum(ranks)
         return self._last_sum
 
-    def wide_norm(self, name: str, part: Part, eps: float) -> Norm:
-        """A norm over all of a token's heads."""
+    def wide_norm(self, name: str, part: Part, eps: float, offset: float = 0.0) -> Norm:
+        """Make a norm over all of a token's heads."""
         if self.ranks is None:
-            return self.norm(name, part.width, eps)
-        weight = self.norm_weight(name, part)
+            return self.norm(name, part.width, eps, offset)
+        weight = self.norm_weight(name, part, offset)
         copies = max(1, self.shard.count // part.units)
         return SummedNorm(weight, eps, part.width, copies, self.ranks)
 

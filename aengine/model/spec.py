@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
+import torch
+from torch import Tensor
 
 from aengine.cache.kv import KVLayer
 from aengine.kernels.delta.base import DeltaHeads
@@ -24,6 +27,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     head_dim: int
     # RMS norm before the rotation: of each q and k head, or of all of a token's q, and of all of its k.
     qk_norm: Literal["none", "head", "all"] = "none"
+    qk_norm_offset: float = 0.0  # is added to the weights of these norms
     qkv_bias: bool = False
     out_bias: bool = False
     fused: bool = False  # whether checkpoints have q, k and v in one tensor
@@ -244,21 +248,26 @@ class MLPAndExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp_and_
 FFN = MLPSpec | ExpertsSpec | MLPAndExpertsSpec
 
 
-class LayerNorms(msgspec.Struct, frozen=True, kw_only=True):
-    """The norms of what attention and the feed-forward part take, and of what they give; None: there is none.
+class NormSpec(msgspec.Struct, frozen=True):
+    """An RMS norm of whole tokens."""
 
-    By their names in checkpoints.
-    """
+    name: str  # in checkpoints, within the layer or the model
+    eps: float
+    offset: float = 0.0  # is added to the weight
 
-    before_attention: str | None = "input_layernorm"
-    after_attention: str | None = None
-    before_ffn: str | None = "post_attention_layernorm"
-    after_ffn: str | None = None
+
+class LayerNorms(msgspec.Struct, frozen=True):
+    """The norms of a layer: of the inputs of attention and feed-forward part, and of their results. None: no norm."""
+
+    before_attention: NormSpec | None
+    after_attention: NormSpec | None
+    before_ffn: NormSpec | None
+    after_ffn: NormSpec | None
 
     @property
     def count(self) -> int:
-        names = (self.before_attention, self.after_attention, self.before_ffn, self.after_ffn)
-        return sum(name is not None for name in names)
+        norms = (self.before_attention, self.after_attention, self.before_ffn, self.after_ffn)
+        return sum(norm is not None for norm in norms)
 
 
 class LayerInputsSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,13 +285,23 @@ class LayerInputsSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the layers stand between, and what all their norms have in common."""
+    """What comes before the first layer and after the last one."""
 
+    norm: NormSpec  # after the last layer
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
-    norm_offset: float = 0.0  # added to the weights of all norms
     layer_inputs: LayerInputsSpec | None = None
+
+    def embedding_function(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
+        """Return the function that is applied to rows of the embedding, or None if they are used as they are.
+
+        dtype: of the rows.
+        """
+        if self.embedding_scale == 1.0:
+            return None
+        scale = torch.tensor(self.embedding_scale, dtype=dtype).item()  # rounded like the rows
+        return lambda rows: rows * scale
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,7 +309,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     attention: AttentionSpec | LatentSpec | DeltaSpec  # what it keeps: keys and values in pages, or a state a row
     ffn: FFN
-    norms: LayerNorms = LayerNorms()
+    norms: LayerNorms
     residual_scale: float = 1.0  # of what each part adds
     input_width: int = 0  # of the layer's part of the second embedding, which is added last; 0: there is none
     scalar: bool = False  # whether a number of the checkpoint multiplies what leaves the layer
@@ -304,8 +323,10 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> bool:
-        """Whether each part comes back onto the residual stream as it is, behind a norm in front of it."""
-        return self.norms == LayerNorms() and self.residual_scale == 1.0
+        """Whether both parts have a norm before them, and their results are added as they are."""
+        norms = self.norms
+        normed = norms.before_attention is not None and norms.before_ffn is not None
+        return normed and norms.after_attention is None and norms.after_ffn is None and self.residual_scale == 1.0
 
     def indivisible(self, ranks: int) -> str:
         """What cannot be dealt out to so many ranks; empty: everything can be."""

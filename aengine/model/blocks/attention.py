@@ -30,7 +30,7 @@ class Attention:
         """
         make, shares = build.make, spec.shares is not None
         self._kernels = make.kernels
-        self._norm = make.optional_norm(name, layer.norms.before_attention, build.hidden, build.eps)
+        self._norm = make.layer_norm(name, layer.norms.before_attention, build.hidden)
         prefix = f"{name}.self_attn"
         queries, keys = Part(spec.heads, (1 + spec.gate) * spec.head_dim), Part(spec.kv_heads, spec.head_dim)
         parts: dict[str, Part | tuple[Part, ...]] = (
@@ -46,14 +46,19 @@ class Attention:
         self._head_dim = spec.head_dim
         self._wide_norms: list[tuple[slice, Norm]] = []  # of columns of the projection
         if spec.qk_norm == "head":
-            q_norm = make.norm_weight(f"{prefix}.q_norm", Part(1, spec.head_dim))
-            k_norm = None if shares else make.norm_weight(f"{prefix}.k_norm", Part(1, spec.head_dim))
+            one, offset = Part(1, spec.head_dim), spec.qk_norm_offset
+            q_norm = make.norm_weight(f"{prefix}.q_norm", one, offset)
+            k_norm = None if shares else make.norm_weight(f"{prefix}.k_norm", one, offset)
             self._heads = replace(self._heads, q_norm=q_norm, k_norm=k_norm)
         elif spec.qk_norm == "all":
             first, second = heads * spec.head_dim, make.shard.units(spec.kv_heads) * spec.head_dim
+            offset = spec.qk_norm_offset
             self._wide_norms = [
-                (slice(first), make.wide_norm(f"{prefix}.q_norm", queries, build.eps)),
-                (slice(first, first + second), make.wide_norm(f"{prefix}.k_norm", keys, build.eps)),
+                (slice(first), make.wide_norm(f"{prefix}.q_norm", queries, build.eps, offset)),
+                (
+                    slice(first, first + second),
+                    make.wide_norm(f"{prefix}.k_norm", keys, build.eps, offset),
+                ),
             ]
         self._cos_sin = build.tables.rope(spec.rope, spec.head_dim)
         self._growth = None if spec.growth is None else build.tables.growth(spec.growth)

@@ -16,7 +16,7 @@ class BuildContext:
 
     make: Parameters
     hidden: int
-    eps: float  # of RMS norms
+    eps: float  # of the norms within blocks; `NormSpec` has that of the others
     tables: PositionTables
     attention: AttentionBackend
 

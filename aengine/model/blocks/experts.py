@@ -19,7 +19,7 @@ class MixtureOfExperts:
     def __init__(self, build: BuildContext, name: str, layer: LayerSpec, spec: ExpertsSpec) -> None:
         """name: the layer's name in checkpoints."""
         make, hidden, block = build.make, build.hidden, f"{name}.{spec.block}"
-        self._norm = make.optional_norm(name, layer.norms.before_ffn, hidden, build.eps)
+        self._norm = make.layer_norm(name, layer.norms.before_ffn, hidden)
         self._route = make.route(f"{block}.{spec.router_name}", hidden, spec)
         self._experts = make.experts(f"{block}.experts", hidden, spec)
         self._shared = None if spec.shared is None else SharedExpert(build, block, spec)

@@ -8,7 +8,7 @@ from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.shard import Part
-from aengine.model.spec import LayerSpec, MLPSpec
+from aengine.model.spec import LayerSpec, MLPSpec, NormSpec
 
 
 class MLP:
@@ -28,13 +28,13 @@ class MLP:
 class GatedMLP:
     """A norm, then down(activation(gate) * up). Gate and up are one product."""
 
-    def __init__(self, build: BuildContext, name: str, norm: str | None, spec: MLPSpec) -> None:
-        """name: the layer's name in checkpoints; norm: the norm's name within it."""
+    def __init__(self, build: BuildContext, name: str, norm: NormSpec | None, spec: MLPSpec) -> None:
+        """name: the layer's name in checkpoints."""
         make = build.make
         self._kernels = make.kernels
         self._activation = spec.activation
         inner = Part(spec.inner)
-        self._norm = make.optional_norm(name, norm, build.hidden, build.eps)
+        self._norm = make.layer_norm(name, norm, build.hidden)
         parts: dict[str, Part | tuple[Part, ...]] = (
             {f"{name}.mlp.gate_up_proj": (inner, inner)}
             if spec.fused

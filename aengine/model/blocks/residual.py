@@ -12,6 +12,7 @@ from aengine.kernels.linear.base import Linear, Norm
 from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.sharded import Sum
+from aengine.model.spec import NormSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,11 @@ class Addition:
     scale: float
 
     @classmethod
-    def of_block(cls, build: BuildContext, layer: str, norm: str | None, scale: float) -> Self:
-        """norm: the name of the block's last norm within the layer."""
+    def of_block(cls, build: BuildContext, layer: str, norm: NormSpec | None, scale: float) -> Self:
+        """layer: its name in checkpoints; norm: of the block's result."""
         # In this order: a sum prepares the norm that is made next. That is this block's own, or the next block's.
         total = build.make.sum(prepares=norm is not None or scale == 1.0)
-        return cls(total, build.make.optional_norm(layer, norm, build.hidden, build.eps), scale)
+        return cls(total, build.make.layer_norm(layer, norm, build.hidden), scale)
 
     @property
     def plain(self) -> bool:

@@ -1,78 +1,84 @@
-"""One small file for each family of models: config.json -> the layers of its decoder."""
+"""The table of model families. A family turns config.json into the layers of a decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from aengine.model.families.hybrids import qwen3_5, qwen3_5_moe, qwen3_next
-from aengine.model.families.hybrids.parts import ends as hybrid_ends
-from aengine.model.families.latents import deepseek
-from aengine.model.families.mixtures import glm4_moe, mixtral, olmoe, qwen2_moe, qwen3_moe
-from aengine.model.families.plain import (
-    granite,
-    llama,
-    ministral3,
-    mistral,
-    olmo2,
-    phi3,
-    qwen2,
-    qwen3,
-    seed_oss,
-    smollm3,
-)
-from aengine.model.families.sliding import gemma, gemma4, gpt_oss, olmo3
+from aengine.model.families import deepseek, gemma, gemma4, hybrids, mixtures, plain
+from aengine.model.families.parts import plain_ends
+from aengine.model.families.wrappers import Wrapper
 from aengine.model.fields import Fields
 from aengine.model.spec import EndsSpec, LayerSpec
 
-# By the name in `architectures`.
-FAMILIES: dict[str, Callable[[Fields], list[LayerSpec]]] = {
-    "LlamaForCausalLM": llama.layers,
-    "MistralForCausalLM": mistral.layers,
-    "Qwen2ForCausalLM": qwen2.layers,
-    "Qwen3ForCausalLM": qwen3.layers,
-    "MixtralForCausalLM": mixtral.layers,
-    "Qwen2MoeForCausalLM": qwen2_moe.layers,
-    "Qwen3MoeForCausalLM": qwen3_moe.layers,
-    "OlmoeForCausalLM": olmoe.layers,
-    "Olmo2ForCausalLM": olmo2.layers,
-    "Olmo3ForCausalLM": olmo3.layers,
-    "Phi3ForCausalLM": phi3.layers,
-    "GraniteForCausalLM": granite.layers,
-    "SmolLM3ForCausalLM": smollm3.layers,
-    "SeedOssForCausalLM": seed_oss.layers,
-    "Ministral3ForCausalLM": ministral3.layers,
-    "Glm4MoeForCausalLM": glm4_moe.layers,
-    "Qwen3NextForCausalLM": qwen3_next.layers,
-    "Qwen3_5ForCausalLM": qwen3_5.layers,
-    "Qwen3_5MoeForCausalLM": qwen3_5_moe.layers,
-    "Gemma2ForCausalLM": gemma.gemma2,
-    "Gemma3ForCausalLM": gemma.gemma3,
-    "Gemma4ForCausalLM": gemma4.layers,
-    "Gemma4UnifiedForCausalLM": gemma4.layers,
-    "DeepseekV2ForCausalLM": deepseek.v2,
-    "DeepseekV3ForCausalLM": deepseek.v3,
-    "Glm4MoeLiteForCausalLM": deepseek.glm_flash,
-    "GptOssForCausalLM": gpt_oss.layers,
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One row of the table."""
+
+    title: str  # as model/README.md names it
+    layers: Callable[[Fields], list[LayerSpec]]
+    ends: Callable[[Fields], EndsSpec] = plain_ends
+    defaults: Mapping[str, object] = field(default_factory=dict)  # values of keys that config.json leaves out
+    ignored_prefixes: tuple[str, ...] = ()  # of the names of tensors that are not used
+    has_layer_settings: bool = False  # whether `layers` reads per_layer_config
+
+
+_DRAFTS = ("mtp.",)  # heads that draft tokens
+
+# By the name in `architectures`. With another ending, `Model` or `ForSequenceClassification`, it is the same family.
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family("Llama 2 and 3.x", plain.llama),
+    "MistralForCausalLM": Family("Mistral", plain.mistral),
+    "Qwen2ForCausalLM": Family("Qwen2 and 2.5", plain.qwen2),
+    "Qwen3ForCausalLM": Family("Qwen3", plain.qwen3),
+    "MixtralForCausalLM": Family("Mixtral", mixtures.mixtral),
+    "Qwen2MoeForCausalLM": Family("Qwen2-MoE", mixtures.qwen2_moe),
+    "Qwen3MoeForCausalLM": Family("Qwen3-MoE", mixtures.qwen3_moe),
+    "OlmoeForCausalLM": Family("OLMoE", mixtures.olmoe),
+    "Olmo2ForCausalLM": Family("OLMo 2", plain.olmo2),
+    "Olmo3ForCausalLM": Family("OLMo 3", plain.olmo3),
+    "Phi3ForCausalLM": Family("Phi-3 and 4", plain.phi3),
+    "GraniteForCausalLM": Family("Granite", plain.granite, plain.granite_ends),
+    "SmolLM3ForCausalLM": Family("SmolLM3", plain.smollm3, defaults=plain.SMOLLM3),
+    "SeedOssForCausalLM": Family("Seed-OSS", plain.seed_oss),
+    "Ministral3ForCausalLM": Family("Ministral 3", plain.ministral3),
+    "Glm4MoeForCausalLM": Family("GLM-4.5 to 4.7", mixtures.glm4_moe),
+    "Qwen3NextForCausalLM": Family("Qwen3-Next", hybrids.qwen3_next, hybrids.ends, ignored_prefixes=_DRAFTS),
+    "Qwen3_5ForCausalLM": Family("Qwen3.5 to 3.8", hybrids.qwen3_5, hybrids.ends, ignored_prefixes=_DRAFTS),
+    "Qwen3_5MoeForCausalLM": Family(
+        "Qwen3.5 to 3.8 with experts", hybrids.qwen3_5_moe, hybrids.ends, ignored_prefixes=_DRAFTS
+    ),
+    "Gemma2ForCausalLM": Family("Gemma 2", gemma.gemma2, gemma.ends, gemma.GEMMA2),
+    "Gemma3ForCausalLM": Family("Gemma 3", gemma.gemma3, gemma.ends, gemma.GEMMA3),
+    "Gemma4ForCausalLM": Family("Gemma 4", gemma4.layers, gemma4.ends, gemma4.GEMMA4, has_layer_settings=True),
+    "Gemma4UnifiedForCausalLM": Family("Gemma 4", gemma4.layers, gemma4.ends, gemma4.UNIFIED, has_layer_settings=True),
+    "DeepseekV2ForCausalLM": Family("DeepSeek-V2", deepseek.v2, defaults=deepseek.V2),
+    "DeepseekV3ForCausalLM": Family("DeepSeek-V3", deepseek.v3, defaults=deepseek.V3),
+    "Glm4MoeLiteForCausalLM": Family("GLM-4.7-Flash", deepseek.glm_flash, defaults=deepseek.FLASH),
+    "GptOssForCausalLM": Family("gpt-oss", mixtures.gpt_oss, defaults=mixtures.GPT_OSS),
 }
-_HYBRIDS = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
-# What stands before their first layer and behind their last one, where it is not the usual.
-ENDS: dict[str, Callable[[Fields], EndsSpec]] = {
-    "GraniteForCausalLM": granite.ends,
-    "Gemma2ForCausalLM": gemma.ends,
-    "Gemma3ForCausalLM": gemma.ends,
-    "Gemma4ForCausalLM": gemma4.ends,
-    "Gemma4UnifiedForCausalLM": gemma4.ends,
-    **dict.fromkeys(_HYBRIDS, hybrid_ends),
+
+_VISION = ("vision_tower.", "multi_modal_projector.")
+_MISTRAL_OR_GEMMA3 = (*_VISION, *(f"model.{name}" for name in _VISION))
+_SENSES = ("vision_tower.", "audio_tower.", "vision_embedder.", "embed_vision.", "embed_audio.")
+_GEMMA4 = (*_SENSES, *(f"model.{name}" for name in _SENSES))
+_QWEN = ("model.visual.", "visual.")
+
+# Larger models of which the language model is loaded, by the name in `architectures`.
+WRAPPERS: dict[str, Wrapper] = {
+    "Qwen3_5ForConditionalGeneration": Wrapper({"qwen3_5_text": "Qwen3_5ForCausalLM"}, _QWEN),
+    "Qwen3_5MoeForConditionalGeneration": Wrapper({"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, _QWEN),
+    "Mistral3ForConditionalGeneration": Wrapper(
+        {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}, _MISTRAL_OR_GEMMA3
+    ),
+    "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "Gemma3ForCausalLM"}, _MISTRAL_OR_GEMMA3),
+    "Gemma4ForConditionalGeneration": Wrapper({"gemma4_text": "Gemma4ForCausalLM"}, _GEMMA4),
+    "Gemma4UnifiedForConditionalGeneration": Wrapper({"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, _GEMMA4),
 }
-# What config.json means where it is silent, where other families mean something else.
-DEFAULTS: dict[str, Mapping[str, object]] = {
-    "SmolLM3ForCausalLM": smollm3.DEFAULTS,
-    "Gemma2ForCausalLM": gemma.GEMMA2,
-    "Gemma3ForCausalLM": gemma.GEMMA3,
-    "Gemma4ForCausalLM": gemma4.GEMMA4,
-    "Gemma4UnifiedForCausalLM": gemma4.UNIFIED,
-    "DeepseekV2ForCausalLM": deepseek.V2,
-    "DeepseekV3ForCausalLM": deepseek.V3,
-    "Glm4MoeLiteForCausalLM": deepseek.FLASH,
-    "GptOssForCausalLM": gpt_oss.DEFAULTS,
-}
+
+
+def ignored_prefixes(family: str) -> tuple[str, ...]:
+    """Return the prefixes of tensors that a file may have besides a family's own, whatever class wrote the file."""
+    around = (one.ignored_prefixes for one in WRAPPERS.values() if family in one.families.values())
+    return (*FAMILIES[family].ignored_prefixes, *(name for names in around for name in names))

@@ -1,4 +1,4 @@
-"""Parts of layers as config.json describes them, the same in most families; bounds that no model exceeds."""
+"""Reads parts of layers from config.json, as most families have them, with bounds that no model exceeds."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Literal
 from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
+from aengine.kernels.experts.routing.router import Router
 from aengine.model.fields import Fields, shown
 from aengine.model.rope import read_rope
-from aengine.model.spec import FFN, Activation, AttentionSpec, LayerNorms, LayerSpec, MLPSpec
+from aengine.model.spec import FFN, Activation, AttentionSpec, EndsSpec, LayerNorms, LayerSpec, MLPSpec, NormSpec
 
-# Far above any real model, far below what would overflow a size.
+# Far above any real model, and far below what would overflow a size.
 MAX_WIDTH = 2**20
+MAX_HEADS = 2**14
 _MAX_LAYERS = 4096
-# Names that mean x * sigmoid(x).
-SILU: dict[str, Activation] = {"silu": "silu", "swish": "silu"}
-BEFORE = LayerNorms()  # where most families have them
-_MAX_HEADS = 2**14
+MAX_EXPERTS = 512  # of the router's kernel
+SILU: dict[str, Activation] = {"silu": "silu", "swish": "silu"}  # names of x * sigmoid(x)
+_EPS = 1e-6  # of norms, if the file does not give it
 
 
 def hidden_size(fields: Fields) -> int:
@@ -29,12 +30,43 @@ def layer_count(fields: Fields) -> int:
     return fields.integer("num_hidden_layers", 1, _MAX_LAYERS)
 
 
+def norm_eps(fields: Fields) -> float:
+    return fields.number("rms_norm_eps", 0, 1, _EPS)
+
+
+def layer_norms(
+    fields: Fields,
+    *,
+    before_attention: str | None = "input_layernorm",
+    after_attention: str | None = None,
+    before_ffn: str | None = "post_attention_layernorm",
+    after_ffn: str | None = None,
+    offset: float = 0.0,
+) -> LayerNorms:
+    """Return the norms of a layer by their names in checkpoints. None: there is no such norm.
+
+    offset: is added to the weights of all four.
+    """
+    eps = norm_eps(fields)
+    names = (before_attention, after_attention, before_ffn, after_ffn)
+    return LayerNorms(*(None if name is None else NormSpec(name, eps, offset) for name in names))
+
+
+def plain_ends(fields: Fields, norm_offset: float = 0.0) -> EndsSpec:
+    """Return what most families have before and after their layers: only a norm after the last one.
+
+    norm_offset: is added to its weight.
+    """
+    return EndsSpec(norm=NormSpec("model.norm", norm_eps(fields), norm_offset))
+
+
 def attention(
     fields: Fields,
     *,
     kv_heads_default: bool = False,
     head_dim: int | None = None,
     qk_norm: Literal["none", "head", "all"] = "none",
+    qk_norm_offset: float = 0.0,
     qkv_bias: bool = False,
     out_bias: bool = False,
     fused: bool = False,
@@ -45,10 +77,14 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> AttentionSpec:
-    """kv_heads_default: as many KV heads as heads where the file names none; head_dim: where it names none (None:
-    hidden_size / heads). partial, part, theta, and `rope` as its section: as `read_rope` takes them; the others: as
-    `AttentionSpec` has them."""
-    heads = fields.integer("num_attention_heads", 1, _MAX_HEADS)
+    """Return attention over keys and values. Arguments that are not listed are those of `AttentionSpec`.
+
+    Args:
+        kv_heads_default: Whether a file may leave out the number of KV heads. It then equals the number of heads.
+        head_dim: Used if the file does not give it. None: hidden_size / heads.
+        rope: The section with the rotation, as `read_rope` takes it; partial, part and theta too.
+    """
+    heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     kv_heads = fields.integer("num_key_value_heads", 1, heads, heads if kv_heads_default else None)
     if heads % kv_heads:
         raise fields.fail("num_attention_heads", f"({heads}) is no multiple of num_key_value_heads ({kv_heads})")
@@ -62,6 +98,7 @@ def attention(
         kv_heads=kv_heads,
         head_dim=dim,
         qk_norm=qk_norm,
+        qk_norm_offset=qk_norm_offset,
         qkv_bias=qkv_bias,
         out_bias=out_bias,
         fused=fused,
@@ -78,7 +115,7 @@ def mlp(
     activations: Mapping[str, Activation] = SILU,
     key: str = "hidden_act",
 ) -> MLPSpec:
-    """activations: what the family may have, by the names that files have for it, and the usual one first."""
+    """activations: those that the family may have, by their names in files. The first one is the default."""
     activation = activations[known_activation(fields, activations, key)]
     return MLPSpec(
         inner=fields.integer("intermediate_size", 1, MAX_WIDTH), bias=bias, fused=fused, activation=activation
@@ -86,7 +123,7 @@ def mlp(
 
 
 def known_activation(fields: Fields, names: Mapping[str, Activation] = SILU, key: str = "hidden_act") -> str:
-    """The name that the file has for its activation. Raises `UnsupportedModelError` unless it is one of `names`."""
+    """Return the file's name of its activation. Raises `UnsupportedModelError` unless it is one of `names`."""
     name = fields.text(key, next(iter(names)))
     if name not in names:
         raise UnsupportedModelError(
@@ -100,10 +137,17 @@ def layers_of(
     heads: AttentionSpec | Callable[[int], AttentionSpec],
     ffn: FFN | Callable[[int], FFN],
     windows: Sequence[int | None] | None = None,
-    norms: LayerNorms = BEFORE,
+    norms: LayerNorms | None = None,
     residual_scale: float = 1.0,
 ) -> list[LayerSpec]:
-    """heads, ffn: the same in all layers, or of each; windows: None: no layer has one."""
+    """Return all layers.
+
+    Args:
+        heads, ffn: The same in all layers, or functions of the layer.
+        windows: The window of each layer. None: no layer has one.
+        norms: None: one norm before attention and one before the feed-forward part.
+    """
+    norms = norms or layer_norms(fields)
     return [
         LayerSpec(
             attention=replace(heads(i) if callable(heads) else heads, window=window),
@@ -113,3 +157,94 @@ def layers_of(
         )
         for i, window in enumerate(windows or [None] * layer_count(fields))
     ]
+
+
+# ---- mixtures of experts
+
+
+def expert_count(fields: Fields) -> int:
+    """Read num_local_experts, as transformers 5 writes it, or num_experts, as older versions did."""
+    known_activation(fields)
+    key = "num_local_experts" if fields.present("num_local_experts") else "num_experts"
+    return fields.integer(key, 1, MAX_EXPERTS)
+
+
+def expert_width(fields: Fields, key: str = "moe_intermediate_size") -> int:
+    return fields.integer(key, 1, MAX_WIDTH)
+
+
+def softmax_router(fields: Fields, renormalise: bool | None = None) -> Router:
+    """Return a router that takes a softmax over all experts and then the best.
+
+    renormalise: None means that the file says it.
+    """
+    if renormalise is None:
+        renormalise = fields.flag("norm_topk_prob", default=False)
+    top_k = fields.integer("num_experts_per_tok", 1, expert_count(fields))
+    return Router(top_k=top_k, renormalise=renormalise)
+
+
+def sparse_layers(fields: Fields) -> list[bool]:
+    """Return which layers have experts, as Qwen's files say it: one in each step, except those listed as dense."""
+    step = fields.integer("decoder_sparse_step", 1, 2**31, 1)
+    dense = fields.list_of_integers("mlp_only_layers") if fields.present("mlp_only_layers") else []
+    return [(layer + 1) % step == 0 and layer not in dense for layer in range(layer_count(fields))]
+
+
+# ---- sliding windows
+
+
+def windows_by_layer(fields: Fields) -> list[int | None]:
+    """Return the window of each layer, as Qwen's files say it.
+
+    If `use_sliding_window` is set, the layers with a window are in `layer_types`, or begin at `max_window_layers`.
+    """
+    layers = layer_count(fields)
+    window = sliding_window(fields) if fields.flag("use_sliding_window", default=False) else None
+    if fields.present("layer_types"):
+        slides = layer_types(fields)
+        if any(slides) and window is None:
+            raise fields.fail("layer_types", "asks for sliding attention while no sliding_window is in use")
+    elif window is not None:
+        first = fields.integer("max_window_layers", 0, 2**31, 28)
+        slides = [layer >= first for layer in range(layers)]
+    else:
+        slides = [False] * layers
+    return [window if slide else None for slide in slides]
+
+
+def sliding_window(fields: Fields) -> int | None:
+    """Return the window. Null means that there is none; a file without the key means 4096."""
+    if fields.named("sliding_window") and not fields.present("sliding_window"):
+        return None
+    return fields.integer("sliding_window", 1, 2**31, 4096)
+
+
+def layer_types(fields: Fields) -> list[bool]:
+    """Return which layers have a sliding window, as `layer_types` says."""
+    types = fields.strings("layer_types")
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise UnsupportedModelError(f"{fields.source}: layer type {shown(kind)} is not supported")
+    if len(types) != (layers := layer_count(fields)):
+        raise fields.fail("layer_types", f"names {len(types)} layers of {layers}")
+    return [kind == "sliding_attention" for kind in types]
+
+
+def slides_by_layer(fields: Fields, every: int) -> list[bool]:
+    """Return which layers have a sliding window: as `layer_types` says, or all but one in `every`."""
+    if fields.present("layer_types"):
+        return layer_types(fields)
+    return [(layer + 1) % every != 0 for layer in range(layer_count(fields))]
+
+
+def rope_sections(fields: Fields) -> tuple[Fields | None, Fields | None]:
+    """Return the rotation's settings for layers with a window, and for those without one.
+
+    A `rope_scaling` applies only to the latter. None: the file only has its rope_theta.
+    """
+    plain = Fields({}, fields.source)
+    section = fields.section("rope_parameters")
+    if section is None or not (section.present("sliding_attention") or section.present("full_attention")):
+        return plain, fields.section("rope_scaling") or section
+    return section.section("sliding_attention") or plain, section.section("full_attention") or plain

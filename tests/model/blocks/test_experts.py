@@ -18,9 +18,10 @@ from aengine.model.blocks.mlp import MLP
 from aengine.model.groups import Group
 from aengine.model.parameters import Parameters
 from aengine.model.rope import PositionTables
-from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerNorms, LayerSpec, MLPSpec
+from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerNorms, LayerSpec, MLPSpec, NormSpec
 
 HIDDEN, INNER, TOKENS = 16, 24, 5
+NO_NORMS = LayerNorms(None, None, None, None)
 CPU = torch.device("cpu")
 ONE = ExpertsSpec(count=1, inner=INNER, router=Router(top_k=1, renormalise=True))  # whose weight is always 1
 
@@ -52,10 +53,10 @@ def fill(groups: list[Group]) -> None:
 @pytest.mark.parametrize(
     "norms",
     [
-        LayerNorms(),
-        LayerNorms(before_ffn=None, after_ffn="post_feedforward_layernorm"),
-        LayerNorms(before_ffn="pre_feedforward_layernorm", after_ffn="post_feedforward_layernorm"),
-        LayerNorms(before_ffn=None),
+        LayerNorms(None, None, NormSpec("before", 1e-6), None),
+        LayerNorms(None, None, None, NormSpec("after", 1e-6)),
+        LayerNorms(None, None, NormSpec("before", 1e-3, 1.0), NormSpec("after", 1e-5)),
+        NO_NORMS,
     ],
     ids=["before", "after", "both", "none"],
 )
@@ -67,7 +68,12 @@ def test_one_expert_is_an_mlp_of_the_same_layer(norms: LayerNorms, residual_scal
         layer = LayerSpec(attention=attention, ffn=spec, norms=norms, residual_scale=residual_scale)
         context = build_context()
         made: Any = block(context, "layer", layer, spec)  # type: ignore[arg-type]
-        names = {name for group in context.make.groups for name in group.entries if "norm" in name}
+        names = {
+            name
+            for group in context.make.groups
+            for name in group.entries
+            if name in ("layer.before.weight", "layer.after.weight")
+        }
         assert len(names) == (norms.before_ffn is not None) + (norms.after_ffn is not None)
         fill(context.make.groups)
         results.append(made(x.clone(), step))
@@ -77,9 +83,7 @@ def test_one_expert_is_an_mlp_of_the_same_layer(norms: LayerNorms, residual_scal
 def test_a_shared_expert_reads_what_the_others_read_if_no_norm_comes_before() -> None:
     """Neither may see x after the other has added to it."""
     shared = ExpertsSpec(count=1, inner=INNER, router=ONE.router, shared=MLPSpec(inner=INNER))
-    layer = LayerSpec(
-        attention=AttentionSpec(heads=1, kv_heads=1, head_dim=HIDDEN), ffn=shared, norms=LayerNorms(before_ffn=None)
-    )
+    layer = LayerSpec(attention=AttentionSpec(heads=1, kv_heads=1, head_dim=HIDDEN), ffn=shared, norms=NO_NORMS)
     x, context, step = torch.randn(TOKENS, HIDDEN), build_context(), FiveTokens()
     block: Any = MixtureOfExperts(context, "layer", layer, shared)
     fill(context.make.groups)

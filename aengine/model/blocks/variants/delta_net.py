@@ -29,7 +29,7 @@ class GatedDeltaNet:
         keys, values = Part(spec.key_heads, spec.key_dim), Part(spec.value_heads, spec.value_dim)
         each = Part(spec.value_heads)
         heads = DeltaHeads(units(spec.key_heads), units(spec.value_heads), spec.key_dim, spec.value_dim)  # this rank's
-        self._norm = make.optional_norm(layer, norms.before_attention, hidden, eps)
+        self._norm = make.layer_norm(layer, norms.before_attention, hidden)
         self._widths = [heads.channels, heads.values, heads.value_heads, heads.value_heads]
         rows: dict[str, tuple[Range, ...]] = {}
         if spec.interleaved:

@@ -32,7 +32,7 @@ class LatentAttention:
         make, hidden = build.make, build.hidden
         name, norms, self._spec = f"{layer}.self_attn", layer_spec.norms, spec
         heads, latent = Part(spec.heads, spec.key_dim), Part(1, spec.latent)
-        self._norm = make.optional_norm(layer, norms.before_attention, hidden, build.eps)
+        self._norm = make.layer_norm(layer, norms.before_attention, hidden)
         down: dict[str, Part | tuple[Part, ...]] = {f"{name}.kv_a_proj_with_mqa": latent}
         self._query_norm = None
         if spec.query_rank:

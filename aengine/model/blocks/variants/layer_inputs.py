@@ -43,7 +43,8 @@ class LayerInput:
         self._index = index
         self._gate = make.linear({f"{layer}.per_layer_input_gate": Part(spec.input_width)}, hidden)
         self._projection = make.linear({f"{layer}.per_layer_projection": Part(hidden)}, spec.input_width)
-        self._add = Addition(None, make.optional_norm(layer, "post_per_layer_input_norm", hidden, build.eps), scale=1.0)
+        norm = make.norm(f"{layer}.post_per_layer_input_norm", hidden, build.eps)
+        self._add = Addition(None, norm, scale=1.0)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         if step.inputs is None:

@@ -31,7 +31,7 @@ class MLPAndExperts:
         self._experts = make.experts(f"{layer}.experts", hidden, experts)
         self._experts_sum = make.sum(prepares=False)
         self._experts_norm = make.norm(f"{layer}.post_feedforward_layernorm_2", hidden, eps)
-        norm = make.optional_norm(layer, norms.after_ffn, hidden, eps)
+        norm = make.layer_norm(layer, norms.after_ffn, hidden)
         self._add = Addition(None, norm, layer_spec.residual_scale)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:

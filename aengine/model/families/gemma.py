@@ -1,20 +1,27 @@
-"""Gemma 2 and 3: norms on both sides of attention and MLP, their weights 1 + w; GELU; two kinds of layers by turns."""
+"""Gemma 2 and 3: norms before and after attention and MLP, with weights 1 + w; GELU; a window in most layers."""
 
 from __future__ import annotations
 
 import math
 
+from msgspec.structs import replace
+
 from aengine.errors import UnsupportedModelError
-from aengine.model.families.parts import attention, hidden_size, layers_of, mlp
-from aengine.model.families.windows import rope_sections, slides_by_layer, sliding_window
+from aengine.model.families.parts import (
+    attention,
+    hidden_size,
+    layer_norms,
+    layers_of,
+    mlp,
+    plain_ends,
+    rope_sections,
+    slides_by_layer,
+    sliding_window,
+)
 from aengine.model.fields import Fields
 from aengine.model.spec import Activation, AttentionSpec, EndsSpec, LayerNorms, LayerSpec
 
-NORMS = LayerNorms(
-    after_attention="post_attention_layernorm",
-    before_ffn="pre_feedforward_layernorm",
-    after_ffn="post_feedforward_layernorm",
-)
+_OFFSET = 1.0  # norm weights are stored as their difference from 1
 GELU: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu"}
 _COMMON: dict[str, object] = {
     "num_attention_heads": 8,
@@ -29,7 +36,7 @@ GEMMA2: dict[str, object] = {
     "final_logit_softcapping": 30.0,
     "vocab_size": 256_000,
 }
-# What files of Gemma 3 leave out, they mean as they were first read.
+# Gemma 3's files leave out what was the default of their first reader.
 GEMMA3: dict[str, object] = {
     **_COMMON,
     "max_position_embeddings": 131_072,
@@ -50,7 +57,7 @@ def gemma3(fields: Fields) -> list[LayerSpec]:
         raise UnsupportedModelError(f"{fields.source}: use_bidirectional_attention is not supported")
     near, far = rope_sections(fields)
     local = fields.number("rope_local_base_freq", 1.0, 1e15, 10_000.0)
-    # What is said outside of its section is of the layers that do not slide.
+    # A rope_theta outside of the sections is for the layers without a window.
     sliding = _heads(fields.without("rope_theta"), qk_norm=True, rope=near, theta=local)
     full = _heads(fields, qk_norm=True, rope=far, theta=1_000_000.0)
     slides = slides_by_layer(fields, every=fields.integer("sliding_window_pattern", 1, 2**31, 6))
@@ -58,10 +65,21 @@ def gemma3(fields: Fields) -> list[LayerSpec]:
 
 
 def ends(fields: Fields) -> EndsSpec:
-    return EndsSpec(
+    return replace(
+        plain_ends(fields, norm_offset=_OFFSET),
         embedding_scale=math.sqrt(hidden_size(fields)),
         logit_softcap=cap(fields, "final_logit_softcapping"),
-        norm_offset=1.0,
+    )
+
+
+def sandwich_norms(fields: Fields, offset: float) -> LayerNorms:
+    """Return norms before and after attention, and before and after the feed-forward part."""
+    return layer_norms(
+        fields,
+        after_attention="post_attention_layernorm",
+        before_ffn="pre_feedforward_layernorm",
+        after_ffn="post_feedforward_layernorm",
+        offset=offset,
     )
 
 
@@ -71,6 +89,7 @@ def _heads(fields: Fields, qk_norm: bool = False, rope: Fields | None = None, th
         fields,
         head_dim=256,
         qk_norm="head" if qk_norm else "none",
+        qk_norm_offset=_OFFSET,
         qkv_bias=bias,
         out_bias=bias,
         rope=rope,
@@ -84,7 +103,8 @@ def _layers(fields: Fields, sliding: AttentionSpec, full: AttentionSpec, slides:
     window = sliding_window(fields)
     ffn = mlp(fields, activations=GELU, key="hidden_activation")
     windows = [window if slide else None for slide in slides]
-    return layers_of(fields, lambda i: sliding if slides[i] else full, ffn, windows, NORMS)
+    norms = sandwich_norms(fields, _OFFSET)
+    return layers_of(fields, lambda i: sliding if slides[i] else full, ffn, windows, norms)
 
 
 def cap(fields: Fields, key: str) -> float | None:

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3, Kimi K2, GLM-4.7-Flash: attention over latents; experts, a shared one, first layers dense."""
+"""Families with attention over latents: DeepSeek-V2 and V3, Kimi K2, GLM-4.7-Flash. Their first layers are dense."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.experts.routing.router import Router
-from aengine.model.families.mixtures import glm4_moe
-from aengine.model.families.parts import MAX_WIDTH, layer_count, mlp
+from aengine.model.families.mixtures import sigmoid_experts
+from aengine.model.families.parts import MAX_HEADS, MAX_WIDTH, layer_count, layer_norms, mlp
 from aengine.model.fields import Fields, shown
 from aengine.model.rope import read_rope, sharpening
 from aengine.model.spec import ExpertsSpec, LatentSpec, LayerSpec
 
-_MAX_HEADS = 2**14
 V3: dict[str, object] = {
     "n_group": 8,
     "topk_group": 4,
@@ -41,7 +40,7 @@ FLASH: dict[str, object] = {
 
 
 def v3(fields: Fields) -> list[LayerSpec]:
-    return _layers(fields, glm4_moe.experts(fields), _first_dense(fields))
+    return _layers(fields, sigmoid_experts(fields), _first_dense(fields))
 
 
 def v2(fields: Fields) -> list[LayerSpec]:
@@ -56,13 +55,14 @@ def glm_flash(fields: Fields) -> list[LayerSpec]:
         if len(types) != count or not {*types} <= {"dense", "sparse"}:
             raise fields.fail("mlp_layer_types", f"must name {count} layers dense or sparse, is {shown(types)}")
         dense = [kind == "dense" for kind in types]
-    return _layers(fields, glm4_moe.experts(fields), dense)
+    return _layers(fields, sigmoid_experts(fields), dense)
 
 
 def _layers(fields: Fields, experts: ExpertsSpec, dense: list[bool]) -> list[LayerSpec]:
     attention = _attention(fields)
     ffn = mlp(fields, bias=fields.flag("mlp_bias", default=False))
-    return [LayerSpec(attention=attention, ffn=ffn if is_dense else experts) for is_dense in dense]
+    norms = layer_norms(fields)
+    return [LayerSpec(attention=attention, ffn=ffn if is_dense else experts, norms=norms) for is_dense in dense]
 
 
 def _first_dense(fields: Fields) -> list[bool]:
@@ -71,7 +71,7 @@ def _first_dense(fields: Fields) -> list[bool]:
 
 
 def _attention(fields: Fields) -> LatentSpec:
-    heads = fields.integer("num_attention_heads", 1, _MAX_HEADS)
+    heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     plain = fields.integer("qk_nope_head_dim", 1, MAX_WIDTH)
     rotated = fields.integer("qk_rope_head_dim", 2, MAX_WIDTH)
     value_dim = fields.integer("v_head_dim", 1, MAX_WIDTH)
@@ -98,7 +98,7 @@ def _softmax_experts(fields: Fields) -> ExpertsSpec:
     if method not in ("greedy", "group_limited_greedy"):
         raise UnsupportedModelError(f"{fields.source}: topk_method {shown(method)} is not supported")
     groups = fields if method == "group_limited_greedy" else fields.without("n_group").without("topk_group")
-    experts = glm4_moe.experts(groups)
+    experts = sigmoid_experts(groups)
     plain = experts.router
     router = Router(
         top_k=plain.top_k,

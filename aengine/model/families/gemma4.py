@@ -1,4 +1,7 @@
-"""Gemma 4: Gemma 3 whose layers have heads by their kind; keys that are values, layers that share them, more inputs."""
+"""Gemma 4: Gemma 3 with other heads in layers without a window, whose values may be their keys.
+
+Some layers read the keys and values of earlier ones, and some models have a second embedding for each layer.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,21 @@ import math
 from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
-from aengine.model.families.experts import expert_count, expert_width, softmax_router
-from aengine.model.families.parts import MAX_WIDTH, attention, hidden_size, layer_count, mlp
-from aengine.model.families.sliding.gemma import GELU, NORMS, cap
-from aengine.model.families.windows import rope_sections, slides_by_layer, sliding_window
+from aengine.model.families.gemma import GELU, cap, sandwich_norms
+from aengine.model.families.parts import (
+    MAX_WIDTH,
+    attention,
+    expert_count,
+    expert_width,
+    hidden_size,
+    layer_count,
+    mlp,
+    plain_ends,
+    rope_sections,
+    slides_by_layer,
+    sliding_window,
+    softmax_router,
+)
 from aengine.model.fields import Fields, shown
 from aengine.model.spec import (
     FFN,
@@ -41,7 +55,7 @@ GEMMA4: dict[str, object] = {
     "sliding_window": 512,
     "hidden_size_per_layer_input": 256,
 }
-# Where the file names none: of layers that slide, and of those that do not.
+# Used if the file has none: for layers with a window, and for those without.
 _ROPES: dict[str, object] = {
     "sliding_attention": {"rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
@@ -52,11 +66,11 @@ def layers(fields: Fields) -> list[LayerSpec]:
     if fields.present("use_bidirectional_attention") and fields.text("use_bidirectional_attention") == "all":
         raise UnsupportedModelError(f"{fields.source}: use_bidirectional_attention all is not supported")
     slides = slides_by_layer(fields, every=6)
-    slides[-1] = False  # whatever the file says
+    slides[-1] = False  # the last layer never has a window, whatever the file says
     window, heads, own = sliding_window(fields), _heads(fields, slides), _own_layers(fields)
     dense = mlp(fields, activations=GELU, key="hidden_activation")
     wide = replace(dense, inner=2 * dense.inner) if fields.flag("use_double_wide_mlp", default=False) else dense
-    inputs = _layer_inputs(fields)
+    inputs, norms = _layer_inputs(fields), sandwich_norms(fields, offset=0.0)
     return [
         LayerSpec(
             attention=replace(
@@ -65,7 +79,7 @@ def layers(fields: Fields) -> list[LayerSpec]:
                 shares=None if i < own else _keeper(fields, slides[:own], slide),
             ),
             ffn=_ffn(fields, dense if i < own else wide),
-            norms=NORMS,
+            norms=norms,
             input_width=0 if inputs is None else inputs.width,
             scalar=True,
         )
@@ -74,7 +88,8 @@ def layers(fields: Fields) -> list[LayerSpec]:
 
 
 def ends(fields: Fields) -> EndsSpec:
-    return EndsSpec(
+    return replace(
+        plain_ends(fields),
         embedding_scale=math.sqrt(hidden_size(fields)),
         logit_softcap=cap(fields, "final_logit_softcapping"),
         layer_inputs=_layer_inputs(fields),
@@ -82,7 +97,7 @@ def ends(fields: Fields) -> EndsSpec:
 
 
 def _heads(fields: Fields, slides: list[bool]) -> list[AttentionSpec]:
-    """Of each layer."""
+    """Return the heads of each layer."""
     if not fields.present("rope_parameters"):
         fields = fields.without("rope_parameters").over({"rope_parameters": _ROPES})
     near, far = rope_sections(fields)
@@ -106,7 +121,7 @@ def _heads(fields: Fields, slides: list[bool]) -> list[AttentionSpec]:
 
 
 def _of_layer(fields: Fields, layer: int, slide: bool, equal: bool) -> Fields:
-    """What a layer has of its own: as transformers writes it, layer by layer, or as the publisher does, by kind."""
+    """Return a layer's own settings. transformers writes them for each layer, the publisher for each kind of layer."""
     by_layer = fields.section("per_layer_config")
     if by_layer is not None:
         found = [key for key in by_layer.names() if key.isdecimal() and int(key) == layer]  # "05" where others have 11
@@ -123,13 +138,13 @@ def _of_layer(fields: Fields, layer: int, slide: bool, equal: bool) -> Fields:
 
 
 def _own_layers(fields: Fields) -> int:
-    """How many layers keep keys and values of their own; those behind them read what these keep."""
+    """Return how many layers keep keys and values of their own. The layers after them read theirs."""
     count = layer_count(fields)
     return count - fields.integer("num_kv_shared_layers", 0, count - 1, 0)
 
 
 def _keeper(fields: Fields, slides: list[bool], slide: bool) -> int:
-    """The last of these layers that is of the same kind."""
+    """Return the last layer of the same kind among these."""
     found = [layer for layer, one in enumerate(slides) if one == slide]
     if not found:
         raise fields.fail("num_kv_shared_layers", "leaves no layer whose keys and values the others of its kind share")

@@ -1,1 +1,0 @@
-"""Layers of linear attention, which keep a state, and of full attention by turns."""

@@ -1,1 +1,0 @@
-"""Attention over latents, from which each head makes keys and values of its own."""

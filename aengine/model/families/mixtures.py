@@ -1,0 +1,144 @@
+"""Families with attention over keys and values, and a mixture of experts in some layers or in all."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from aengine.errors import UnsupportedModelError
+from aengine.kernels.experts.routing.router import Router
+from aengine.kernels.experts.rule import GateClamp
+from aengine.model.families.parts import (
+    MAX_EXPERTS,
+    attention,
+    expert_count,
+    expert_width,
+    layer_count,
+    layer_types,
+    layers_of,
+    mlp,
+    sliding_window,
+    softmax_router,
+    sparse_layers,
+    windows_by_layer,
+)
+from aengine.model.families.plain import qwen3_heads, window_in_all_layers
+from aengine.model.fields import Fields
+from aengine.model.spec import ExpertsSpec, LayerSpec, MLPSpec
+
+GPT_OSS: dict[str, object] = {"sliding_window": 128, "rms_norm_eps": 1e-5}
+
+
+def mixtral(fields: Fields) -> list[LayerSpec]:
+    """Mixtral: experts in all layers. The weights of the chosen experts are divided by their sum."""
+    experts = ExpertsSpec(
+        count=expert_count(fields),
+        inner=expert_width(fields, "intermediate_size"),
+        router=softmax_router(fields, renormalise=True),
+        block="block_sparse_moe",
+        gate="w1",
+        up="w3",
+        down="w2",
+    )
+    return layers_of(fields, attention(fields), experts, window_in_all_layers(fields))
+
+
+def qwen2_moe(fields: Fields) -> list[LayerSpec]:
+    """Qwen1.5 and Qwen2 with experts, one of which every token passes. A gate weights that one."""
+    experts = ExpertsSpec(
+        count=expert_count(fields),
+        inner=expert_width(fields),
+        router=softmax_router(fields),
+        shared=MLPSpec(inner=expert_width(fields, "shared_expert_intermediate_size")),
+        shared_gate=True,
+    )
+    dense, sparse = mlp(fields), sparse_layers(fields)
+    heads = attention(fields, qkv_bias=fields.flag("qkv_bias", default=True))
+    return layers_of(fields, heads, lambda i: experts if sparse[i] else dense, windows_by_layer(fields))
+
+
+def qwen3_moe(fields: Fields) -> list[LayerSpec]:
+    """Qwen3 with experts in some layers or in all."""
+    experts = ExpertsSpec(count=expert_count(fields), inner=expert_width(fields), router=softmax_router(fields))
+    dense, sparse = mlp(fields), sparse_layers(fields)
+    window = sliding_window(fields) if fields.flag("use_sliding_window", default=False) else None
+    return layers_of(fields, qwen3_heads(fields), lambda i: experts if sparse[i] else dense, [window] * len(sparse))
+
+
+def olmoe(fields: Fields) -> list[LayerSpec]:
+    """OLMoE: experts in all layers; one norm over all query heads, one over all key heads."""
+    if fields.present("clip_qkv"):
+        raise UnsupportedModelError(f"{fields.source}: clip_qkv is set; clipped queries and keys are not supported")
+    bias = fields.flag("attention_bias", default=False)
+    heads = attention(fields, kv_heads_default=True, qk_norm="all", qkv_bias=bias, out_bias=bias)
+    experts = ExpertsSpec(
+        count=expert_count(fields), inner=expert_width(fields, "intermediate_size"), router=softmax_router(fields)
+    )
+    return layers_of(fields, heads, experts)
+
+
+def glm4_moe(fields: Fields) -> list[LayerSpec]:
+    """GLM-4.5 to 4.7: half of each head rotated; experts chosen by corrected sigmoids; the first layers dense."""
+    heads = attention(
+        fields,
+        qk_norm="head" if fields.flag("use_qk_norm", default=False) else "none",
+        qkv_bias=fields.flag("attention_bias", default=False),
+        partial=True,
+        part=0.5,
+    )
+    dense, sparse = mlp(fields), sigmoid_experts(fields)
+    first = fields.integer("first_k_dense_replace", 0, 2**31, 1)
+    return layers_of(fields, heads, lambda i: dense if i < first else sparse)
+
+
+def sigmoid_experts(fields: Fields) -> ExpertsSpec:
+    """Experts as in DeepSeek-V3: chosen by sigmoids and a correction, from the best groups; one expert is shared."""
+    key = "n_routed_experts" if fields.present("n_routed_experts") else "num_local_experts"
+    count, inner = fields.integer(key, 1, MAX_EXPERTS), expert_width(fields)
+    groups = fields.integer("n_group", 1, count, 1)
+    router = Router(
+        top_k=fields.integer("num_experts_per_tok", 1, count),
+        scoring="sigmoid",
+        renormalise=fields.flag("norm_topk_prob", default=True),
+        groups=groups,
+        chosen_groups=fields.integer("topk_group", 1, groups, 1),
+        scale=fields.number("routed_scaling_factor", 0, 1e6, 1.0),
+    )
+    try:
+        router.check(count)
+    except ValueError as error:
+        raise fields.fail(key, f"and n_group, topk_group do not fit together: {error}") from None
+    shared = fields.integer("n_shared_experts", 0, 64, 1)
+    return ExpertsSpec(
+        count=count,
+        inner=inner,
+        router=router,
+        correction=True,
+        shared=MLPSpec(inner=shared * inner) if shared else None,
+        shared_name="shared_experts",
+    )
+
+
+def gpt_oss(fields: Fields) -> list[LayerSpec]:
+    """gpt-oss: a window in every other layer, a sink for each head, biases everywhere, experts with clamped gates."""
+    bias = fields.flag("attention_bias", default=True)
+    heads = attention(fields, head_dim=64, qkv_bias=bias, out_bias=bias, theta=150_000.0)
+    top_k = "num_experts_per_tok" if fields.present("num_experts_per_tok") else "experts_per_token"
+    count = expert_count(fields)
+    experts = ExpertsSpec(
+        count=count,
+        inner=expert_width(fields, "intermediate_size"),
+        router=Router(top_k=fields.integer(top_k, 1, count, min(4, count)), scoring="softmax_of_chosen"),
+        clamp=GateClamp(
+            alpha=fields.number("swiglu_alpha", 0, 1e3, 1.702), limit=fields.number("swiglu_limit", 1e-3, 1e6, 7.0)
+        ),
+        biases=True,
+        turned=True,
+        router_name="router",
+    )
+    slides = (
+        layer_types(fields)
+        if fields.present("layer_types")
+        else [layer % 2 == 0 for layer in range(layer_count(fields))]
+    )
+    window = sliding_window(fields)
+    return layers_of(fields, replace(heads, sinks=True), experts, [window if slide else None for slide in slides])

@@ -1,1 +1,0 @@
-"""Layers with a sliding window, and layers that see everything, by turns."""
