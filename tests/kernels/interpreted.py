@@ -25,7 +25,7 @@ NOT_INTERPRETED = (
     "aengine.kernels.delta.decode._sums_of_two",
     "aengine.kernels.linear.int4.block._offsets_of_none",
     "aengine.kernels.linear.int4.block.offset",
-    "aengine.kernels.linear.int4.one_row.parted",
+    "aengine.kernels.linear.int4.row.parted",
 )
 met: set[str] = set()
 

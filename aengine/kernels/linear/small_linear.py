@@ -21,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import LIGHT, Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.linear.finish import finish
 from aengine.kernels.linear.low_rank import LARGEST, WIDTH, LowRank, add_low_rank
 from aengine.kernels.linear.one_row import OneRowConfig, one_row
 from aengine.kernels.parts import Parts
@@ -96,7 +97,8 @@ def _small_linear_kernel(
         gdc_wait()
     x_early = tl.load(x_rows + early_k, mask=used, other=0.0)
     if ADD and SPLITS == 1:  # on its way while the weights stream
-        residual = _load_residual(residual_ptr, m, n, rows_m, N)
+        residual_at = residual_ptr + (rows_m * N)[:, None] + n[None, :]
+        residual = tl.load(residual_at, mask=used & (n < N)[None, :], other=0.0).to(tl.float32)
     acc = tl.zeros([BLOCK_N, M] if WEIGHT_FIRST else [M, BLOCK_N], tl.float32)
     for step in tl.range(EARLY, PIECE, BLOCK_K, num_stages=STAGES):
         if (PIECE - EARLY) % BLOCK_K == 0:
@@ -125,39 +127,13 @@ def _small_linear_kernel(
     else:
         x_early = not_before(x_early, OVERLAP)
         result = tl.dot(x_early, tl.trans(w_early), acc, input_precision=PRECISION)
-    if SPLITS == 1:
-        if ADD:
-            result += residual
-        _write(result, bias_ptr, out_ptr, m, n, rows_m, N, BIAS)
-    else:
-        size: tl.constexpr = M * BLOCK_N
-        parts = part_ptr + tile * (SPLITS * size) + rows_m[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-        tl.store(parts + split * size, result, mask=used)
-        tl.debug_barrier()  # every thread's part is stored before one of them announces it
-        if tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == SPLITS - 1:
-            tl.debug_barrier()
-            tl.store(arrived_ptr + tile, 0)
-            whole = tl.zeros([M, BLOCK_N], tl.float32)
-            for other in tl.static_range(SPLITS):
-                # Other processors wrote these: read past the first-level cache.
-                whole += tl.load(parts + other * size, mask=used, other=0.0, cache_modifier=".cg")
-            if ADD:
-                whole += _load_residual(residual_ptr, m, n, rows_m, N)
-            _write(whole, bias_ptr, out_ptr, m, n, rows_m, N, BIAS)
-
-
-@triton.jit
-def _load_residual(residual_ptr, m, n, rows_m, N: tl.constexpr):
-    inside = (rows_m < m)[:, None] & (n < N)[None, :]
-    return tl.load(residual_ptr + (rows_m * N)[:, None] + n[None, :], mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _write(result, bias_ptr, out_ptr, m, n, rows_m, N: tl.constexpr, BIAS: tl.constexpr):
-    if BIAS:
-        result += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    out = out_ptr + (rows_m * N)[:, None] + n[None, :]
-    tl.store(out, result.to(out_ptr.dtype.element_ty), mask=(rows_m < m)[:, None] & (n < N)[None, :])
+    if ADD and SPLITS == 1:
+        result += residual
+    parts = part_ptr + tile * (SPLITS * M * BLOCK_N) + rows_m[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    finish(
+        result, bias_ptr, residual_ptr, out_ptr, parts, arrived_ptr, used, rows_m, n, tile, split, SPLITS,
+        N, SPLITS > 1, True, BIAS, ADD and SPLITS > 1,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.kernels.linear.fp8 import pieces as fp8_pieces
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.int4 import launch as int4_launch
-from aengine.kernels.linear.int4.unpacking import unpacking
+from aengine.kernels.linear.int4.block import unpacking
 from aengine.kernels.offline import OfflineDriver
 from aengine.model.config import ModelConfig
 from aengine.model.lora.files import WEIGHTS

@@ -21,8 +21,15 @@ from aengine.kernels.experts.routing.plan import Plan, make_plan
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.int4.block import add_block, load_scales, load_strips, load_x, one_after_another, unpack
-from aengine.kernels.linear.int4.unpacking import unpacking
+from aengine.kernels.linear.int4.block import (
+    add_block,
+    load_scales,
+    load_strips,
+    load_x,
+    one_after_another,
+    unpack,
+    unpacking,
+)
 from aengine.kernels.variants import keep_variants
 
 LEAST = tl.constexpr(64)  # rows that a quarter of a tile has at least: below, products take as long

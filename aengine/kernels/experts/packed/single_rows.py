@@ -19,10 +19,9 @@ from aengine.kernels.experts.activation import activated, down_biases, gate_up_b
 from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.int4.block import e2m1, offset
-from aengine.kernels.linear.int4.one_row import load_row, operand, parted, quarters
+from aengine.kernels.linear.int4.block import Unpacking, e2m1, offset, unpacking
 from aengine.kernels.linear.int4.packed_codes import BLOCK
-from aengine.kernels.linear.int4.unpacking import Unpacking, unpacking
+from aengine.kernels.linear.int4.row import load_row, operand, parted, quarters
 from aengine.kernels.variants import keep_variants
 
 

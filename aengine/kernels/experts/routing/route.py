@@ -21,7 +21,7 @@ from aengine.kernels.experts.routing.route_rows import RouteRows
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.launch import Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
-from aengine.kernels.parts import Parts
+from aengine.kernels.parts import Parts, is_last, sum_parts
 from aengine.kernels.variants import keep_variants
 
 MAX_EXPERTS = 512
@@ -96,15 +96,9 @@ def _route_kernel(
         size: tl.constexpr = M * EXPERTS
         parts = part_ptr + block * (SPLITS * size) + rows[:, None] * EXPERTS + e[None, :]
         tl.store(parts + split * size, logits, mask=used)
-        tl.debug_barrier()  # every thread's part is stored before one of them announces it
-        last = tl.atomic_add(arrived_ptr + block, 1, sem="acq_rel") == SPLITS - 1
+        last = is_last(arrived_ptr + block, SPLITS)
         if last:
-            tl.debug_barrier()
-            tl.store(arrived_ptr + block, 0)
-            logits = tl.zeros([M, EXPERTS], tl.float32)
-            for other in tl.static_range(SPLITS):
-                # Other processors wrote these: read past the first-level cache.
-                logits += tl.load(parts + other * size, mask=used, other=0.0, cache_modifier=".cg")
+            logits = sum_parts(parts, size, SPLITS, used, UNROLLED=True)
     else:
         last = True
     if last:

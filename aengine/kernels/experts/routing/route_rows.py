@@ -18,6 +18,7 @@ from aengine.kernels.experts.routing.choice import choose_one
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.parts import is_last
 from aengine.kernels.variants import keep_variants
 
 MAX_TOKENS = 4
@@ -82,10 +83,7 @@ def _route_rows_kernel(
         tl.store(h_ptr + place, h, mask=inside)
     logits_ptr += token * EXPERTS
     tl.store(logits_ptr + e, tl.sum(w.to(tl.float32) * h.to(tl.float32), axis=1) + bias, mask=e < E)
-    tl.debug_barrier()  # every thread's part is stored before one of them announces it
-    if tl.atomic_add(arrived_ptr + token, 1, sem="acq_rel") == programs - 1:
-        tl.debug_barrier()
-        tl.store(arrived_ptr + token, 0)
+    if is_last(arrived_ptr + token, programs):
         every = tl.arange(0, EXPERTS)
         # Other processors wrote these: read past the first-level cache.
         logits = tl.load(logits_ptr + every, mask=every < E, other=0.0, cache_modifier=".cg")

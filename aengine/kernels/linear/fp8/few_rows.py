@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
-from aengine.kernels.linear.fp8.finish import finish
+from aengine.kernels.linear.finish import finish
 from aengine.kernels.linear.fp8.one_row import OneRowConfig, one_row_kernel
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.fp8.scales import KernelScales
@@ -100,9 +100,10 @@ def _few_rows_kernel(
         )  # fmt: skip
     if not GROUPED:
         acc *= tl.load(scale_ptr + rows // SCALE_ROWS)[:, None]
+    parts = part_ptr + tile * (SPLITS * M * BLOCK_N) + row[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     finish(
-        tl.trans(acc), bias_ptr, residual_ptr, out_ptr, part_ptr, arrived_ptr, m, n, 0, row, tile, split,
-        N, M, BLOCK_N, SPLITS, BIAS, ADD,
+        tl.trans(acc), bias_ptr, residual_ptr, out_ptr, parts, arrived_ptr, (row < m)[:, None], row, n, tile, split,
+        SPLITS, N, SPLITS > 1, True, BIAS, ADD,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.fp8.finish import finish
+from aengine.kernels.linear.finish import finish
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.parts import Parts
 from aengine.kernels.variants import keep_variants
@@ -83,9 +83,11 @@ def _few_tiles_kernel(
         acc += first * first_scale[:, None]
         second_scale = tl.load(x_scales + (group + 1) * m, mask=used, other=0.0) * tl.load(w_scales + group + 1)
     acc += second * second_scale[:, None]
+    column = tl.arange(0, BLOCK_N)
+    parts = part_ptr + tile * (SPLITS * BLOCK_M * BLOCK_N) + row[:, None] * BLOCK_N + column[None, :]
     finish(
-        acc, bias_ptr, residual_ptr, out_ptr, part_ptr, arrived_ptr, m, n0 + tl.arange(0, BLOCK_N), m0, row, tile,
-        split, N, BLOCK_M, BLOCK_N, SPLITS, BIAS, ADD,
+        acc, bias_ptr, residual_ptr, out_ptr, parts, arrived_ptr, used[:, None], m0 + row, n0 + column, tile, split,
+        SPLITS, N, SPLITS > 1, True, BIAS, ADD,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.linear.fp8.finish import finish
+from aengine.kernels.linear.finish import store_result
 from aengine.kernels.variants import keep_variants
 
 
@@ -80,10 +80,8 @@ def one_row_kernel(
         result *= tl.load(scale_ptr + rows // SCALE_ROWS)[None, :]
     if NORM:
         result *= tl.math.rsqrt(tl.sum(tl.reshape(squares, [STEP])) / K + eps)
-    finish(
-        result, bias_ptr, residual_ptr, out_ptr, out_ptr, out_ptr, 1, n, 0, tl.arange(0, 1), tile, 0,
-        N, 1, BLOCK_N, 1, BIAS, ADD,
-    )  # fmt: skip
+    row = tl.arange(0, 1)
+    store_result(result, bias_ptr, residual_ptr, out_ptr, (row < 1)[:, None], row, n, N, BIAS, ADD)
 
 
 @triton.jit

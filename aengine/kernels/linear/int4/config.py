@@ -22,9 +22,9 @@ class Int4Config:
 
     rows: of x, per program, a power of two; splits: of k, in whole blocks of 128 columns; early: steps of each piece
     that are loaded before the wait, 0 to 2; scaled: scales go onto the weights, not onto the sums of a group;
-    block_per_warp: a step is as many blocks as there are warps, rather than one; for no more than `rows` rows;
-    programs: among which the blocks of all tiles are dealt out evenly, instead of splits; 0: one for each piece;
-    unpacks_ahead: as in `many_rows`, where of the tiles as many are not split as fill whole `rounds` of the processors.
+    block_per_warp: `int4_few_rows_kernel`, for no more than `rows` rows, unsplit and with one early step;
+    unpacks_ahead: `int4_many_rows_kernel`, where of the tiles as many are not split as fill whole `rounds` of the
+    processors.
     """
 
     block_n: int
@@ -35,7 +35,6 @@ class Int4Config:
     early: int
     scaled: bool = False
     block_per_warp: bool = False
-    programs: int = 0
     unpacks_ahead: bool = False
     rounds: int = 0
 
@@ -179,13 +178,13 @@ def _many_rows(m: int, n: int, blocks: int, processors: int) -> Int4Config:
 
 
 def _many_rows_in_step(m: int, n: int, blocks: int, processors: int) -> Int4Config:
-    """Where products wait for one another: whole tiles that fill their last round, or all of them dealt out."""
+    """Where products wait for one another: whole tiles that fill their last round, or smaller ones in pieces of K."""
     # A large tile reads each x less often.
     large, small = (_filled(-(-n // height) * -(-m // 128), processors) for height in (256, 128))
     if max(1.2 * large, small) >= 0.7:
         return Int4Config(256 if 1.2 * large >= small else 128, 128, 1, 3, 8, 0, scaled=True)
-    programs = max(1, min(2 * processors, -(-n // 128) * -(-m // 64) * blocks // 4))
-    return Int4Config(128, 64, 1, 3, 4, 0, scaled=True, programs=programs)
+    tiles = -(-n // 128) * -(-m // 64)
+    return Int4Config(128, 64, max(1, min(2 * processors // tiles, blocks // 4)), 3, 4, 0, scaled=True)
 
 
 def _filled(tiles: int, processors: int) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.launch import launch_for
+from aengine.kernels.linear.int4.block import Unpacking, unpacking
 from aengine.kernels.linear.int4.config import (
     Int4Config,
     OneRowConfig,
@@ -15,15 +16,10 @@ from aengine.kernels.linear.int4.config import (
     int4_config,
     one_row_config,
 )
-from aengine.kernels.linear.int4.dealt_out import int4_dealt_out_kernel
-from aengine.kernels.linear.int4.dequantise import dequantise_kernel
-from aengine.kernels.linear.int4.few_rows import int4_few_rows_kernel
-from aengine.kernels.linear.int4.many_rows import int4_many_rows_kernel
-from aengine.kernels.linear.int4.one_row import int4_one_row_kernel
+from aengine.kernels.linear.int4.few import int4_few_rows_kernel, int4_product_kernel
+from aengine.kernels.linear.int4.many import dequantise_kernel, int4_many_rows_kernel
 from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
-from aengine.kernels.linear.int4.product import int4_product_kernel
-from aengine.kernels.linear.int4.streamed_row import OPERANDS, block_product, int4_streamed_row_kernel
-from aengine.kernels.linear.int4.unpacking import Unpacking, unpacking
+from aengine.kernels.linear.int4.row import OPERANDS, block_product, int4_one_row_kernel, int4_streamed_row_kernel
 from aengine.kernels.parts import Parts
 
 
@@ -54,10 +50,10 @@ class Int4Product:
         if config is None and m == 1 and narrow and (one := one_row_config(weight, launch)):
             return self.row(x, weight, bias, residual, one)
         config = config or int4_config(m, n, weight.blocks, x.element_size(), launch)
-        if config.early * config.step > weight.blocks // config.splits:
+        if config.early > weight.blocks // config.splits:
             raise ValueError(f"{config.early} early blocks do not fit {config.splits} pieces of {weight.blocks} blocks")
-        if config.block_per_warp and m > config.rows:
-            raise ValueError(f"{m} rows of x are more than the {config.rows} of a program whose warps have blocks each")
+        if config.block_per_warp and (m > config.rows or config.splits > 1 or config.early != 1):
+            raise ValueError(f"{m} rows of x are not for {config}")
         out = x.new_empty(m, n) if residual is None else residual
         if not m:
             return out
@@ -73,11 +69,6 @@ class Int4Product:
         }  # fmt: skip
         given = x, weight.words, weight.scales, x if bias is None else bias, out, out
         size, split = config.rows * config.block_n, config.splits > 1
-        if config.programs:
-            programs = min(config.programs, tiles * weight.blocks)
-            scratch = self._parts(x.device, 2 * programs * size, tiles)
-            int4_dealt_out_kernel[(programs,)](*given, *scratch, m, PROGRAMS=programs, SCALED=scaled, **constants)
-            return out
         whole = min(config.rounds * launch.processors, tiles) if config.unpacks_ahead and split else 0
         pieces = (tiles - whole) * config.splits
         scratch = self._parts(x.device, pieces * size, tiles - whole) if split else (x, x)
@@ -86,10 +77,7 @@ class Int4Product:
                 *given, *scratch, m, whole, config.splits, SPLIT=split, **constants
             )
         elif config.block_per_warp:
-            int4_few_rows_kernel[(pieces,)](
-                *given, *scratch, m, config.splits, WARPS=config.warps,
-                SPLIT=split, EARLY=config.early, SCALED=scaled, **constants,
-            )  # fmt: skip
+            int4_few_rows_kernel[(tiles,)](*given, m, WARPS=config.warps, SCALED=scaled, **constants)
         else:
             int4_product_kernel[(pieces,)](
                 *given, *scratch, m, config.splits, SPLIT=split, EARLY=config.early, SCALED=scaled, **constants

@@ -16,9 +16,7 @@ CUTS = {
     "early-and-split": Int4Config(block_n=32, rows=16, splits=2, stages=3, warps=1, early=1),
     "eight-rows": Int4Config(block_n=64, rows=8, splits=1, stages=2, warps=2, early=2),
     "block-per-warp": Int4Config(block_n=32, rows=32, splits=1, stages=2, warps=2, early=1, block_per_warp=True),
-    "block-per-warp-and-split": Int4Config(16, rows=16, splits=2, stages=3, warps=2, early=0, block_per_warp=True),
-    "dealt-out": Int4Config(32, rows=16, splits=1, stages=2, warps=4, early=0, scaled=True, programs=5),
-    "dealt-out-to-many": Int4Config(32, rows=16, splits=1, stages=2, warps=4, early=0, scaled=True, programs=11),
+    "block-per-warp-of-many": Int4Config(16, rows=16, splits=1, stages=3, warps=4, early=1, block_per_warp=True),
     "ahead": Int4Config(64, rows=32, splits=1, stages=2, warps=4, early=0, scaled=True, unpacks_ahead=True),
     "ahead-and-split": Int4Config(64, rows=16, splits=2, stages=3, warps=4, early=0, scaled=True, unpacks_ahead=True),
     "ahead-rest-split": Int4Config(
@@ -48,7 +46,7 @@ def random_weight(form: str, n: int, k: int, device: torch.device) -> Int4Weight
 
 def fits(cut: str, m: int, k: int, **_: object) -> bool:
     """Whether the cut is one for this shape."""
-    return not CUTS[cut].block_per_warp or (m <= CUTS[cut].rows and k >= 128 * CUTS[cut].warps)
+    return not CUTS[cut].block_per_warp or m <= CUTS[cut].rows
 
 
 @pytest.mark.interpreted(15)
@@ -136,8 +134,11 @@ def test_more_early_blocks_than_a_piece_has_are_refused_tiny(device: torch.devic
         int4_launch.Int4Product()(torch.zeros(1, 384, device=device), packed, config=Int4Config(16, 16, 2, 2, 1, 2))
 
 
-def test_more_rows_than_warps_with_blocks_of_their_own_hold_are_refused_tiny(device: torch.device) -> None:
+@pytest.mark.parametrize(("m", "splits", "early"), [(9, 1, 1), (8, 2, 1), (8, 1, 0)], ids="tiny-{}".format)
+def test_what_warps_with_blocks_of_their_own_cannot_do_is_refused(
+    m: int, splits: int, early: int, device: torch.device
+) -> None:
     packed = packed_codes.pack_codes(random_weight("128", 16, 384, device))
-    cut = Int4Config(16, 8, 1, 2, 1, 0, block_per_warp=True)
-    with pytest.raises(ValueError, match="9 rows of x are more than the 8"):
-        int4_launch.Int4Product()(torch.zeros(9, 384, device=device), packed, config=cut)
+    cut = Int4Config(16, 8, splits, 2, 1, early, block_per_warp=True)
+    with pytest.raises(ValueError, match=f"{m} rows of x are not for"):
+        int4_launch.Int4Product()(torch.zeros(m, 384, device=device), packed, config=cut)

@@ -1,9 +1,9 @@
-"""The product of many rows where tensor cores work by themselves (Hopper): a block is unpacked while they multiply.
+"""Many rows and a weight of 4-bit codes: a product of our own, and dense weights for the library's product.
 
-A block of 128 columns is one product with the weights as the left operand, in registers, and that is what makes it
-asynchronous: the next block's weights go into other registers meanwhile. A tile has as many rows of x as fit, so that
-few weights are unpacked twice. Tiles that fill whole rounds of the processors are a program's own, those left over are
-split. For the rest see `product`.
+`int4_many_rows_kernel` is for Hopper, whose tensor cores multiply asynchronously. A block of 128 columns is one product
+with the weights as the left operand, in registers; the next block is unpacked into other registers meanwhile. A tile
+has as many rows of x as fit, so that few weights are unpacked twice. Tiles that fill whole rounds of the processors
+belong to one program each; the tiles left over are split along K.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from aengine.kernels.linear.finish import finish
 from aengine.kernels.linear.int4.block import load_scales, load_words, one_after_another, unpack
-from aengine.kernels.linear.int4.results import finish
 from aengine.kernels.variants import keep_variants
 
 
@@ -73,7 +73,50 @@ def int4_many_rows_kernel(
         x = tl.load(x_columns + block * 128, mask=inside, other=0.0)
         w0, w1, w2, w3 = unpack(words, scales, x, MXFP4, True, ASM, BASE, LIFT)
         acc = tl.dot(one_after_another(w0, w1, w2, w3, BLOCK_N), x, acc, input_precision=PRECISION)
+    inner = tl.arange(0, M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     finish(
-        tl.trans(acc), bias_ptr, residual_ptr, out_ptr, part_ptr, arrived_ptr,
-        m, n, rows_m, tile - whole, split, pieces, M, BLOCK_N, N, SPLIT, BIAS, ADD,
+        tl.trans(acc), bias_ptr, residual_ptr, out_ptr, part_ptr + (tile - whole) * (pieces * M * BLOCK_N) + inner,
+        arrived_ptr, (rows_m < m)[:, None], rows_m.to(tl.int64), n, tile - whole, split, pieces, N, SPLIT,
+        False, BIAS, ADD,
     )  # fmt: skip
+
+
+@keep_variants
+@triton.jit
+def dequantise_kernel(
+    words_ptr,  # [tiles of 16 rows, blocks, 512] int16
+    scales_ptr,  # [groups, N] int32
+    out_ptr,  # [N, K]
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MXFP4: tl.constexpr,
+    ASM: tl.constexpr,
+    BASE: tl.constexpr,
+    LIFT: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    block = tl.program_id(0) % BLOCKS
+    n = tl.program_id(0) // BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside_n = tl.minimum(n, N - 1)
+    c = tl.arange(0, 32)[None, :]
+    if OVERLAP:
+        gdc_launch_dependents()
+    words = load_words(words_ptr, tl.program_id(0) // BLOCKS, block, N, BLOCKS, BLOCK_N)
+    scales = load_scales(scales_ptr, block, inside_n, MXFP4, GROUP, N)
+    if OVERLAP:
+        gdc_wait()
+    out = out_ptr + n.to(tl.int64)[:, None] * K
+    inside = (n < N)[:, None]
+    w0, w1, w2, w3 = unpack(words, scales, tl.zeros([1], out_ptr.dtype.element_ty), MXFP4, True, ASM, BASE, LIFT)
+    _store_quarter(out, w0, block * 128 + c, inside, K)
+    _store_quarter(out, w1, block * 128 + 32 + c, inside, K)
+    _store_quarter(out, w2, block * 128 + 64 + c, inside, K)
+    _store_quarter(out, w3, block * 128 + 96 + c, inside, K)
+
+
+@triton.jit
+def _store_quarter(out, quarter, k, inside, K: tl.constexpr):
+    tl.store(out + k, quarter, mask=inside & (k < K) if K % 128 else inside)
