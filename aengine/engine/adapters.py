@@ -21,7 +21,7 @@ from aengine.scheduling.sequence import LoadedAdapter, Sequence
 from aengine.types import AdapterInfo
 
 if TYPE_CHECKING:  # torch, which `load` imports
-    from aengine.model.lora.adapter import Adapter
+    from aengine.model.lora.memory import Adapter
     from aengine.runtime.adapters import AdapterPlaces
 
 log = logging.getLogger("aengine")

@@ -319,7 +319,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
 
 def _fingerprint(folder: Path, config: EngineConfig, runtime: Runtime) -> bytes:
     weights = b"" if runtime.weights is None else runtime.weights.digest
-    return fingerprint_of(folder, config, runtime.model, weights, runtime.dtypes, runtime.pool.max_model_len)
+    return fingerprint_of(folder, config, runtime.model, weights, runtime.dtypes)
 
 
 def described_model(config: EngineConfig, folder: Path) -> ModelConfig:

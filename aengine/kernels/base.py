@@ -9,14 +9,13 @@ from torch import Tensor
 
 from aengine.kernels.attention.heads import Heads, LatentHeads
 from aengine.kernels.delta.base import DeltaNet, DeltaWeights
-from aengine.kernels.experts.base import Experts
+from aengine.kernels.experts.base import Experts, RegisteredExperts
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
-from aengine.kernels.linear.base import Linear, Norm
+from aengine.kernels.linear.base import Linear, Norm, RegisteredLinear
 from aengine.kernels.linear.weights import QuantizedWeight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
-from aengine.kernels.registered import RegisteredExperts, RegisteredLinear
 
 
 class Route(Protocol):

@@ -10,7 +10,7 @@ from aengine.kernels.attention.heads import Heads, LatentHeads
 from aengine.kernels.attention.inputs import latent_inputs, qk_norm_rope_store
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.triton_delta import TritonDelta
-from aengine.kernels.experts.base import Experts
+from aengine.kernels.experts.base import Experts, RegisteredExperts
 from aengine.kernels.experts.fp8.experts import Fp8Experts
 from aengine.kernels.experts.packed.experts import PackedExperts
 from aengine.kernels.experts.routing.route import Route, TritonRoute
@@ -22,7 +22,7 @@ from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig
 from aengine.kernels.experts.triton_experts import TritonExperts, WithShared
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.base import Linear
+from aengine.kernels.linear.base import Linear, RegisteredLinear
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
 from aengine.kernels.linear.fp8.linear import Fp8Linear
@@ -35,7 +35,6 @@ from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapt
 from aengine.kernels.lora.order import TokenOrder
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted, TritonAdaptedExperts
 from aengine.kernels.parts import Parts
-from aengine.kernels.registered import RegisteredExperts, RegisteredLinear
 
 
 class TritonKernels:

@@ -56,7 +56,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     to_fp8: bool = False  # whether matrices of floats become FP8 while they are loaded
     unpacked_copies: bool = False  # whether 4-bit matrices are kept as floats as well
     ranks: int = 1  # that it is spread over
-    aside: tuple[str, ...] = ()  # what the names of tensors begin with that belong to other parts of the model
+    ignored_prefixes: tuple[
+        str, ...
+    ] = ()  # what the names of tensors begin with that belong to other parts of the model
     lora: LoraRoom | None = None  # the room that is kept for adapters
 
     @property
@@ -262,7 +264,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             bos_token_id=bos[0] if bos else None,
             quantization=quantization,
             float_linears=tuple(filter(quantized.quantizes, sorted(float_linears(folder)))) if quantized else (),
-            aside=(
+            ignored_prefixes=(
                 *ignored_prefixes(language_model),
                 *_draft_layers(fields, len(layers)),
                 *_unused_projections(layers),

@@ -49,7 +49,7 @@ class Decoder:
         device = device or torch.device("meta")
         make = Parameters(
             kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8, ranks, config.lora,
-            config.aside,
+            config.ignored_prefixes,
         )  # fmt: skip
         positions = max_positions or config.max_position_embeddings
         tables = PositionTables(positions, device)

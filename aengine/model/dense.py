@@ -13,8 +13,8 @@ from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.linear.fp8.quantize import GROUP, quantize_fp8
 from aengine.kernels.linear.weights import Fp8Weight
 from aengine.model.groups import Cut, Entry
-from aengine.model.linear import ExpertsSlot, LinearSlot
 from aengine.model.ranks.shard import ExpertsShare, Range, Split
+from aengine.model.slots import ExpertsSlot, LinearSlot
 from aengine.model.spec import ExpertsSpec
 
 
@@ -31,7 +31,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredMatrix:
     """A matrix [outputs, inputs] of a checkpoint, and what a rank keeps of it. None: everything."""
 
     outputs: int
@@ -64,13 +64,13 @@ class Stored:
         return Entry((self.outputs,), cut=Cut(0, self.rows) if self.rows else None)
 
 
-class Dense:
+class FloatLinear:
     """The parts of a fused matrix, one below the other, and of its bias."""
 
     def __init__(
         self,
         linear: LinearSlot,
-        parts: Mapping[str, Stored],
+        parts: Mapping[str, StoredMatrix],
         bias: bool,
         storage: Storage,
         to_fp8: bool = False,
@@ -118,7 +118,7 @@ class Dense:
         return {f"{name}.{kind}": rows for name, rows in zip(self._heights, used.split(list(self._heights.values())))}
 
 
-class DenseExperts:
+class FloatExperts:
     """The matrices of a layer's experts, which checkpoints hold one by one or all in one."""
 
     def __init__(
@@ -193,7 +193,7 @@ class DenseExperts:
         )
 
 
-class TurnedExperts:
+class TransposedExperts:
     """Experts of floats as gpt-oss stores them: inputs before outputs, columns of gate and up by turns.
 
     gate_up [experts, hidden, 2 * inner] and down [experts, inner, hidden] are brought into the usual form.

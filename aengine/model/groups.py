@@ -33,7 +33,7 @@ class Cut:
     axis: int
     ranges: tuple[tuple[int, int], ...]
 
-    def of(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def kept_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of what is kept of a tensor of `shape`."""
         kept = sum(stop - start for start, stop in self.ranges)
         return (*shape[: self.axis], kept, *shape[self.axis + 1 :])
@@ -54,7 +54,7 @@ class Entry:
     @property
     def kept(self) -> tuple[int, ...]:
         """The shape of the place that it is read into."""
-        return self.shape if self.cut is None else self.cut.of(self.shape)
+        return self.shape if self.cut is None else self.cut.kept_shape(self.shape)
 
 
 class Group(Protocol):
@@ -77,7 +77,7 @@ class Group(Protocol):
         ...
 
 
-class Plain:
+class PlainTensor:
     """One tensor that is used as it is read. It has its memory from the beginning."""
 
     def __init__(

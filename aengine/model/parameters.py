@@ -14,10 +14,9 @@ from aengine.kernels.collective.base import Collective
 from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.fp8.quantize import GROUP
-from aengine.model.dense import Dense, DenseExperts, Storage, Stored, TurnedExperts, gate_first
-from aengine.model.groups import Cut, Entry, Group, Plain
+from aengine.model.dense import FloatExperts, FloatLinear, Storage, StoredMatrix, TransposedExperts, gate_first
+from aengine.model.groups import Cut, Entry, Group, PlainTensor
 from aengine.model.kv_scales import LoadedKVScales
-from aengine.model.linear import ExpertsSlot, LinearSlot
 from aengine.model.lora.memory import AdapterMemory
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import LinearFormat, QuantConfig
@@ -32,6 +31,7 @@ from aengine.model.ranks.sharded import (
     SummedEmbedding,
     SummedNorm,
 )
+from aengine.model.slots import ExpertsSlot, LinearSlot
 from aengine.model.spec import ExpertsSpec, NormSpec
 
 HEAD = "lm_head"  # what checkpoints call the output matrix, and adapters as well where it is the embedding
@@ -55,16 +55,18 @@ class Parameters:
         to_fp8: bool = False,
         ranks: Collective | None = None,
         lora: LoraRoom | None = None,
-        aside: tuple[str, ...] = (),
+        ignored_prefixes: tuple[str, ...] = (),
     ) -> None:
-        """quantization: the formats of linears and experts in the checkpoint; None: all are floats. kv_dtype: of the
-        cache; None: `dtype`. to_fp8: whether matrices of floats are quantised while they are loaded. ranks: those that
-        the model is spread over; None: it is here alone. lora: the room for adapters; None: no linear knows of any.
-        aside: what the names of modules begin with that belong to other
-        parts of the model, which adapters may change as well.
+        """
+        quantization: the formats of linears and experts in the checkpoint. None: all are floats.
+        kv_dtype: of the cache. None: `dtype`.
+        to_fp8: whether matrices of floats are quantised while they are loaded.
+        ranks: the ranks that the model is spread over. None: one device holds all of it.
+        lora: the room for adapters. None: there are no adapters.
+        ignored_prefixes: of the names of modules that belong to unused parts of the model. Adapters may name them.
         """
         self.ranks = ranks
-        self.adapters = None if lora is None else AdapterMemory(lora, kernels, dtype, device, aside)
+        self.adapters = None if lora is None else AdapterMemory(lora, kernels, dtype, device, ignored_prefixes)
         self._last_sum: Sum | None = None  # behind which no norm has come yet
         # Inputs in FP8 are normed in the pass that rounds them.
         self._rounds_inputs = to_fp8 or (quantization is not None and quantization.rounds_inputs)
@@ -84,7 +86,7 @@ class Parameters:
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor that is used as it is."""
         tensor = self._storage.empty(*shape)
-        self.groups.append(Plain(name, tensor))
+        self.groups.append(PlainTensor(name, tensor))
         return tensor
 
     def rows(self, name: str, parts: Part | tuple[Part, ...], *inner: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -94,7 +96,7 @@ class Parameters:
         dtype = dtype or self._storage.dtype
         tensor = torch.empty((kept, *inner), dtype=dtype, device=self._storage.device)
         cut = None if self.ranks is None else Cut(0, ranges)
-        self.groups.append(Plain(name, tensor, entry=Entry((width(parts), *inner), cut=cut)))
+        self.groups.append(PlainTensor(name, tensor, entry=Entry((width(parts), *inner), cut=cut)))
         return tensor
 
     def matrix(self, name: str, parts: Part | tuple[Part, ...], inputs: int) -> Tensor:
@@ -104,7 +106,7 @@ class Parameters:
         form = None if self._quantization is None else self._quantization.format_of(name)
         if form is None:
             return self.rows(f"{name}.weight", parts, inputs)
-        stored = Stored(width(parts), inputs, rows=None if self.ranks is None else self.shard.ranges(parts))
+        stored = StoredMatrix(width(parts), inputs, rows=None if self.ranks is None else self.shard.ranges(parts))
         matrix = self._storage.empty(*stored.kept)
         self.groups.append(DequantizedMatrix(matrix, name, stored, form, self._storage))
         return matrix
@@ -118,14 +120,14 @@ class Parameters:
             kept, entry = last - first, Entry((part.width,), cut=Cut(0, ((first, last),)))
         if not offset:
             weight = self._storage.empty(kept)
-            self.groups.append(Plain(f"{name}.weight", weight, entry=entry))
+            self.groups.append(PlainTensor(f"{name}.weight", weight, entry=entry))
             return weight
         weight = torch.empty(kept, dtype=torch.float32, device=self._storage.device)
 
         def ready() -> None:
             weight.add_(offset)
 
-        self.groups.append(Plain(f"{name}.weight", weight, ready, entry))
+        self.groups.append(PlainTensor(f"{name}.weight", weight, ready, entry))
         return weight
 
     def sinks(self, name: str, heads: Part) -> Tensor:
@@ -133,7 +135,7 @@ class Parameters:
         first, last = self.shard.range(heads)
         sinks = torch.empty(last - first, dtype=torch.float32, device=self._storage.device)
         entry = Entry((heads.width,), cut=None if self.ranks is None else Cut(0, ((first, last),)))
-        self.groups.append(Plain(f"{name}.sinks", sinks, entry=entry))
+        self.groups.append(PlainTensor(f"{name}.sinks", sinks, entry=entry))
         return sinks
 
     def scaled_norm(self, name: str, width: int, factor: float, eps: float) -> Norm:
@@ -143,7 +145,7 @@ class Parameters:
         def ready() -> None:
             weight.mul_(factor)
 
-        self.groups.append(Plain(name, weight, ready))
+        self.groups.append(PlainTensor(name, weight, ready))
         return self.kernels.norm(weight, eps)
 
     def kv_scales(self, name: str) -> LoadedKVScales:
@@ -203,22 +205,24 @@ class Parameters:
         """
         if rows:
             return self._linear(
-                {name: Stored(width(part), inputs, rows[name]) for name, part in parts.items()}, bias, floats
+                {name: StoredMatrix(width(part), inputs, rows[name]) for name, part in parts.items()}, bias, floats
             )
         if self.ranks is None or split is None:
-            whole = {name: Stored(width(part), inputs) for name, part in parts.items()}
+            whole = {name: StoredMatrix(width(part), inputs) for name, part in parts.items()}
             return self._linear(whole, bias, floats)
         if split == "outputs":
-            stored = {name: Stored(width(part), inputs, rows=self.shard.ranges(part)) for name, part in parts.items()}
+            stored = {
+                name: StoredMatrix(width(part), inputs, rows=self.shard.ranges(part)) for name, part in parts.items()
+            }
             return self._linear(stored, bias, floats)
         columns = self.shard.range(Part(inputs))
-        stored = {name: Stored(width(part), inputs, columns=columns) for name, part in parts.items()}
+        stored = {name: StoredMatrix(width(part), inputs, columns=columns) for name, part in parts.items()}
         # Of the products that are added up one has the bias.
         return self._linear(stored, bias and self.shard.index == 0, floats)
 
     def _linear(
         self,
-        parts: Mapping[str, Stored],
+        parts: Mapping[str, StoredMatrix],
         bias: bool,
         floats: bool,
         outputs: int | None = None,
@@ -230,13 +234,13 @@ class Parameters:
         form = None if self._quantization is None or floats else self._quantization.format_of(*parts)
         to_fp8 = self._to_fp8 and linear.outputs >= GROUP and "lm_head" not in parts
         self.groups.append(
-            Dense(linear, parts, bias, self._storage, to_fp8)
+            FloatLinear(linear, parts, bias, self._storage, to_fp8)
             if form is None
             else QuantizedLinear(linear, parts, bias, form, self._storage)
         )
         return linear
 
-    def _loaded(self, parts: Mapping[str, Stored], inputs: int, outputs: int) -> LinearSlot:
+    def _loaded(self, parts: Mapping[str, StoredMatrix], inputs: int, outputs: int) -> LinearSlot:
         """With room for its adapters, where it has any."""
         memory = self.adapters
         weights = None if memory is None else memory.site(parts, inputs, outputs)
@@ -247,8 +251,8 @@ class Parameters:
     def shared_gate(self, name: str, hidden: int) -> tuple[Tensor, Linear]:
         """The gate of a shared expert, [1, hidden], and the linear that it is where adapters change it."""
         row, kernels = self._storage.empty(1, hidden), self.kernels
-        linear = self._loaded({name: Stored(1, hidden)}, hidden, 1)
-        self.groups.append(Plain(f"{name}.weight", row, lambda: linear.load(kernels.dense(row, None))))
+        linear = self._loaded({name: StoredMatrix(1, hidden)}, hidden, 1)
+        self.groups.append(PlainTensor(f"{name}.weight", row, lambda: linear.load(kernels.dense(row, None))))
         return row, linear
 
     def experts(self, name: str, hidden: int, spec: ExpertsSpec) -> ExpertsSlot:
@@ -266,11 +270,11 @@ class Parameters:
         if forms is not None:
             self.groups.append(QuantizedExperts(experts, name, spec, forms, self._storage, share, rule))
         elif not spec.turned:
-            self.groups.append(DenseExperts(experts, name, spec, self._storage, share, self._to_fp8, rule))
+            self.groups.append(FloatExperts(experts, name, spec, self._storage, share, self._to_fp8, rule))
         elif self._to_fp8:
             raise ConfigError(f"quantization: the experts of {name} cannot become FP8 while they are loaded; use auto")
         else:
-            self.groups.append(TurnedExperts(experts, name, spec, self._storage, share, rule))
+            self.groups.append(TransposedExperts(experts, name, spec, self._storage, share, rule))
         return experts
 
     def _expert_biases(self, name: str, hidden: int, spec: ExpertsSpec, share: ExpertsShare) -> tuple[Tensor, Tensor]:
@@ -291,8 +295,8 @@ class Parameters:
             if another:
                 down.zero_()
 
-        self.groups.append(Plain(f"{name}.gate_up_proj_bias", gate_up, sort, entries[0]))
-        self.groups.append(Plain(f"{name}.down_proj_bias", down, once, entries[1]))
+        self.groups.append(PlainTensor(f"{name}.gate_up_proj_bias", gate_up, sort, entries[0]))
+        self.groups.append(PlainTensor(f"{name}.down_proj_bias", down, once, entries[1]))
         return gate_up, down
 
     def _share(
@@ -335,7 +339,7 @@ class Parameters:
         correction = None
         if spec.correction:  # small differences of it decide: as exact as it is stored
             correction = torch.empty(spec.count, dtype=torch.float32, device=self._storage.device)
-            self.groups.append(Plain(f"{name}.e_score_correction_bias", correction))
+            self.groups.append(PlainTensor(f"{name}.e_score_correction_bias", correction))
         bias = self.tensor(f"{name}.bias", spec.count) if spec.biases else None
         return self.kernels.route(weight, correction, spec.router, bias)
 
@@ -352,10 +356,14 @@ class Parameters:
         entry = None if self.ranks is None else Entry((count, width), cut=Cut(0, ((first, last),)))
         kept = table[: last - first]
         if head is None:
-            tied = self._loaded({HEAD: Stored(count, width, rows=((first, last),) if entry else None)}, width, rows)
-            self.groups.append(Plain(f"{name}.weight", kept, lambda: tied.load(kernels.dense(table, None)), entry))
+            tied = self._loaded(
+                {HEAD: StoredMatrix(count, width, rows=((first, last),) if entry else None)}, width, rows
+            )
+            self.groups.append(
+                PlainTensor(f"{name}.weight", kept, lambda: tied.load(kernels.dense(table, None)), entry)
+            )
         else:
-            self.groups.append(Plain(f"{name}.weight", kept, entry=entry))
+            self.groups.append(PlainTensor(f"{name}.weight", kept, entry=entry))
         scores: Linear = tied if head is None else self._scores(head, count, width)
         if self.ranks is None:
             return Embedding(table), Head(scores, None, count)
@@ -365,9 +373,9 @@ class Parameters:
     def _scores(self, head: str, count: int, width: int) -> Linear:
         """A rank's rows of the output matrix."""
         if self.ranks is None:
-            return self._linear({head: Stored(count, width)}, bias=False, floats=False)
+            return self._linear({head: StoredMatrix(count, width)}, bias=False, floats=False)
         form = None if self._quantization is None else self._quantization.format_of(head)
         multiple = 1 if form is None else row_multiple(form.stored(head, count, width))
         rows = self.shard.rows(count, multiple)
         outputs = self.shard.each(count, multiple)
-        return self._linear({head: Stored(count, width, rows=(rows,))}, bias=False, floats=False, outputs=outputs)
+        return self._linear({head: StoredMatrix(count, width, rows=(rows,))}, bias=False, floats=False, outputs=outputs)

@@ -10,9 +10,8 @@ from typing import Protocol
 
 import torch
 
-from aengine.model.lora.adapter import Adapter
 from aengine.model.lora.linears import Linears
-from aengine.model.lora.memory import AdapterMemory, Filling
+from aengine.model.lora.memory import Adapter, AdapterMemory, FactorCopy
 from aengine.model.lora.read import read_adapter
 
 
@@ -48,7 +47,7 @@ class AdapterPlaces(Protocol):
 class Filler(Protocol):
     """Copies into the memory of one rank's places."""
 
-    def fill(self, filling: Filling) -> None:
+    def fill(self, filling: FactorCopy) -> None:
         """Copy, or enqueue it, beside steps that are running. The values may be used up once `wait` has returned."""
         ...
 
@@ -60,7 +59,7 @@ class Filler(Protocol):
 class HostFiller:
     """On a CPU, where a copy has happened when the call returns."""
 
-    def fill(self, filling: Filling) -> None:
+    def fill(self, filling: FactorCopy) -> None:
         rows, columns = filling.values.shape
         filling.into.zero_()[:rows, :columns].copy_(filling.values)
 
@@ -105,7 +104,7 @@ class RankedPlaces:
     def fill(self, adapter: Adapter, place: int) -> None:
         """`put`, blocking."""
         for memory, filler in zip(self._memories, self._fillers, strict=True):
-            for filling in memory.fillings(adapter, place):
+            for filling in memory.copies(adapter, place):
                 filler.fill(filling)
         for filler in self._fillers:
             filler.wait()

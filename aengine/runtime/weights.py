@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from aengine.model.checkpoint.digest import WeightsDigest
+from aengine.model.checkpoint.staging import WeightsDigest
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.loading.reload import matching_checkpoint
+from aengine.model.loading.load import matching_checkpoint
 
 
 class Weights:

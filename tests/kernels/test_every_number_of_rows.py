@@ -42,7 +42,9 @@ def quantized(form: str, *shape: int, device: torch.device) -> QuantizedWeight:
         return Fp8Weight(values, scale, (128, 128), "group")
     codes = torch.randint(0, 16, shape, dtype=torch.uint8, device=device)
     if form == "mxfp4":
-        return Mxfp4Weight.of(codes, torch.randint(119, 122, (*experts, n, k // 32), dtype=torch.uint8, device=device))
+        return Mxfp4Weight.from_codes(
+            codes, torch.randint(119, 122, (*experts, n, k // 32), dtype=torch.uint8, device=device)
+        )
     return Int4Weight(codes, (torch.rand(*experts, n, k // 128, device=device) + 0.1) / (6 * k**0.5))
 
 

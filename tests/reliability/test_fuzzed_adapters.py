@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from aengine.errors import AdapterError
 from aengine.model.config import ModelConfig
 from aengine.model.loading.load import adaptable_linears
-from aengine.model.lora.adapter import Adapter
 from aengine.model.lora.linears import Linears
+from aengine.model.lora.memory import Adapter
 from aengine.model.lora.read import read_adapter
 from aengine.model.lora.room import LoraRoom, kind_of
 

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from aengine.kernels.linear.base import Registered
+
 
 class Experts(Protocol):
     """down(activation(gate(h)) * up(h)) of each of a token's experts, weighted and summed. They own their weights."""
@@ -26,3 +28,7 @@ class Experts(Protocol):
         only on a GPU.
         """
         ...
+
+
+class RegisteredExperts(Experts, Registered, Protocol):
+    """Experts that own their weights."""

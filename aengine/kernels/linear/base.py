@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -50,3 +51,21 @@ class Linear(Protocol):
         None if it is faster to leave the activation to the product that follows.
         """
         ...
+
+
+@runtime_checkable
+class Registered(Protocol):
+    """An object made of a weight that a checkpoint holds."""
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        """Everything that was made of the weight, by name. A reload overwrites tensors and keeps constants.
+
+        A value may also be another `Registered`, a dataclass, or a list of such values. Scratch memory of a product is
+        left out, as is what other objects register.
+        """
+        ...
+
+
+class RegisteredLinear(Linear, Registered, Protocol):
+    """A linear that owns its weight."""

@@ -8,8 +8,8 @@ from aengine.kernels.experts.base import Experts
 from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
-from aengine.model.linear import ExpertsSlot
 from aengine.model.ranks.shard import Part
+from aengine.model.slots import ExpertsSlot
 from aengine.model.spec import ExpertsSpec, LayerSpec
 
 

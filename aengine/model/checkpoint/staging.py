@@ -11,18 +11,33 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import sha256
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from aengine.errors import WeightsError
-from aengine.model.checkpoint.digest import WeightsDigest
 from aengine.model.checkpoint.pieces import Piece
 
 BUFFER_BYTES = 32 * 2**20  # few and large: every piece waits for the interpreter, which others use meanwhile
 READERS = 14  # at most: one core copies some GB/s out of the page cache, the bus takes 50
 SENDING = 2  # buffers that the device empties meanwhile
+
+
+class WeightsDigest:
+    """The SHA-256 of all pieces, whichever order they are read in. `add` may be called in any thread."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[tuple[str, str, int], bytes] = {}
+
+    def add(self, piece: Piece, data: memoryview) -> None:
+        """Add the contents of a piece. Other threads run meanwhile."""
+        self._pieces[piece.path.name, piece.name, piece.start] = sha256(data).digest()
+
+    def result(self) -> bytes:
+        """Return the digest, once all pieces have been added."""
+        return sha256(repr(sorted(self._pieces.items())).encode()).digest()
 
 
 class Buffer(Protocol):

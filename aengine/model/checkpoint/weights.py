@@ -1,4 +1,4 @@
-"""Filling a decoder from the safetensors files of a checkpoint.
+"""FactorCopy a decoder from the safetensors files of a checkpoint.
 
 All headers are read first and every parameter is accounted for, so that a checkpoint that does not fit
 is refused before any memory is taken. Then the files are read from front to back, in pieces that go
@@ -19,13 +19,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from aengine.errors import WeightsError
-from aengine.model.checkpoint.digest import WeightsDigest
 from aengine.model.checkpoint.pieces import Piece, Place, cut
 from aengine.model.checkpoint.safetensors import INDEX, SINGLE, TensorEntry, read_header
-from aengine.model.checkpoint.staging import BUFFER_BYTES, copy_pieces, staging_ring
+from aengine.model.checkpoint.staging import BUFFER_BYTES, WeightsDigest, copy_pieces, staging_ring
 from aengine.model.families.wrappers import alone
 from aengine.model.fields import read_json_object
-from aengine.model.groups import Entry, Group, Plain, entries_of
+from aengine.model.groups import Entry, Group, PlainTensor, entries_of
 
 log = logging.getLogger("aengine")
 
@@ -47,13 +46,17 @@ class _Source:
 class Checkpoint:
     """The weights of one folder, matched to the parameters of one model."""
 
-    def __init__(self, folder: Path, groups: Iterable[Group], tied: bool, aside: tuple[str, ...] = ()) -> None:
-        """Read the headers only. `groups` are the parameters that the model has. aside: what the names of tensors
-        begin with that are left where they are.
+    def __init__(
+        self, folder: Path, groups: Iterable[Group], tied: bool, ignored_prefixes: tuple[str, ...] = ()
+    ) -> None:
+        """Read the headers only.
 
-        Raises `WeightsError`, naming the tensor, when one is missing, unexpected, there twice, of another
-        shape or another dtype, and when a file is damaged. The output matrix of a model with `tied`
-        embeddings may be there: `copy_into` checks that it is the embedding.
+        groups: the parameters that the model has.
+        tied: whether the output matrix is the embedding. If the files hold it, `copy_into` checks that it is.
+        ignored_prefixes: tensors whose names begin with one of these are not read.
+
+        Raises `WeightsError`, naming the tensor, if one is missing, unexpected, there twice, of another shape or
+        dtype, or if a file is damaged.
         """
         self._sources: dict[str, _Source] = {}
         entries = entries_of(groups)
@@ -63,7 +66,7 @@ class Checkpoint:
             for spelled, found in read_header(path).items():
                 # Files saved from the bare decoder lack the prefix.
                 name = alone(spelled)
-                if aside and name.startswith(aside):
+                if ignored_prefixes and name.startswith(ignored_prefixes):
                     left.append(spelled)
                     continue
                 name = name if name in entries or name == _HEAD else f"model.{name}"
@@ -78,7 +81,7 @@ class Checkpoint:
                 _check(source, entry)
                 self._sources[name] = source
         if left:
-            log.info("%s: left aside %d tensors of parts that are not used: %s", folder, len(left), _listed(left))
+            log.info("%s: ignored %d tensors of parts that are not used: %s", folder, len(left), _listed(left))
         there = set(self._sources)
         for name, entry in entries.items():
             if entry.replaces and name in there:
@@ -103,7 +106,7 @@ class Checkpoint:
             embedding, entry = group.open([_EMBEDDING])[_EMBEDDING], group.entries[_EMBEDDING]
             if _HEAD in self._sources and not any(_HEAD in group.entries for group in groups):
                 heads.append((torch.empty_like(embedding), embedding))
-                groups = [*groups, Plain(_HEAD, heads[-1][0], entry=entry)]
+                groups = [*groups, PlainTensor(_HEAD, heads[-1][0], entry=entry)]
             for group in groups:
                 there = [name for name in group.entries if name in self._sources]
                 if not there:  # all of it is optional, and what an earlier checkpoint had of it goes

@@ -1,4 +1,4 @@
-"""What keys and values depend on beside the tokens, as a digest: cached ones of another model are no use."""
+"""A digest of what keys and values depend on besides the tokens. Those of another model must not be used."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ if TYPE_CHECKING:  # torch
 
 
 def fingerprint_of(
-    folder: Path, config: EngineConfig, model: ModelConfig, weights: bytes, dtypes: tuple[str, str], max_model_len: int
+    folder: Path, config: EngineConfig, model: ModelConfig, weights: bytes, dtypes: tuple[str, str]
 ) -> bytes:
-    """Return the fingerprint of a checkpoint as it is loaded: of its configuration, its weights, what it computes in
-    and keeps, and how its keys are rotated where so many positions may come.
+    """Return the fingerprint of a checkpoint as it is loaded. A copy of the checkpoint has the same fingerprint.
 
-    weights: the digest of all that was read of them. A copy of the checkpoint has the same fingerprint.
+    weights: the digest of all weights that were read. dtypes: of computing, and of keys and values.
     """
     parts: list[object] = [weights, dtypes, model.ranks, config.page_size, config.quantization, config.load_format]
-    parts += [model.far(config.max_model_len or model.max_position_embeddings), model.far(max_model_len)]
     if config.load_format == "dummy":
         parts.append(config.seed)
     parts.append((folder / "config.json").read_bytes())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import torch
 
 from aengine.attention.base import AttentionBackend
@@ -15,14 +16,17 @@ from aengine.errors import WeightsError
 from aengine.kernels.base import Kernels
 from aengine.kernels.collective.base import Collective
 from aengine.kernels.torch_kernels import TorchKernels
-from aengine.model.checkpoint.digest import WeightsDigest
 from aengine.model.checkpoint.foreign import explained, refuse_layout
+from aengine.model.checkpoint.staging import WeightsDigest
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.loading.dummy import fill_random
+from aengine.model.groups import needed
 from aengine.model.lora.linears import Linears
 from aengine.model.lora.room import LoraRoom
+
+_OF_THE_DEVICE = ("ranks", "lora", "unpacked_copies")  # rather than of the checkpoint
+_CONVERTED = ("dtype",)  # while weights are read
 
 
 def adaptable_linears(config: ModelConfig) -> Linears:
@@ -51,7 +55,7 @@ def checkpoint_of(folder: Path, whole: Decoder) -> Checkpoint:
     """
     config = whole.config
     try:
-        return Checkpoint(folder, whole.groups, config.tie_word_embeddings, config.aside)
+        return Checkpoint(folder, whole.groups, config.tie_word_embeddings, config.ignored_prefixes)
     except WeightsError as error:
         refuse_layout(folder)
         raise explained(folder, error) from None
@@ -117,3 +121,55 @@ def load_shards(
         for decoder in decoders:
             fill_random(decoder, seed)
     return decoders
+
+
+def fill_random(decoder: Decoder, seed: int) -> None:
+    """Fill every parameter on its own device: matrices normal with variance 1 / inputs, norms 1, biases 0.
+
+    The same seed gives the same weights on the same kind of device.
+    """
+    generator = torch.Generator(decoder.device).manual_seed(seed)
+    for group in decoder.groups:
+        entries = group.entries
+        # Experts are quicker filled all in one.
+        whole = {name for name, entry in entries.items() if entry.replaces}
+        covered = {name for entry in entries.values() for name in entry.replaces}
+        names = [name for name in (whole | set(needed(entries))) if name not in covered]
+        places = group.open(names)
+        for name in sorted(names):
+            place = places[name]
+            if (value := entries[name].random_value) is not None:
+                place.fill_(value)
+            elif place.dtype == torch.float8_e4m3fn:
+                for part in place.view(-1).split(2**24):  # there is no generator of such numbers
+                    part.copy_(torch.empty_like(part, dtype=torch.float32).normal_(0.0, 4.0, generator=generator))
+            elif not place.is_floating_point():
+                place.random_(generator=generator)
+            elif "scale" in name:
+                place.fill_(2.0**-8)  # together with numbers of about 4
+            elif place.dim() > 1:
+                place.normal_(0.0, place.shape[-1] ** -0.5, generator=generator)
+            else:
+                place.fill_(0.0 if name.endswith(".bias") else 1.0)
+        group.close()
+
+
+def matching_checkpoint(folder: Path, model: ModelConfig, loaded: ModelConfig) -> Checkpoint:
+    """The weights in `folder`, whose config.json describes `model`, where they fit what is loaded. Reads headers only.
+
+    Raises `WeightsError`, naming the first thing that differs, and as `Checkpoint` does.
+    """
+    for name in model.__struct_fields__:
+        old, new = getattr(loaded, name), getattr(model, name)
+        if name not in (*_OF_THE_DEVICE, *_CONVERTED) and old != new:
+            raise WeightsError(
+                f"{folder / 'config.json'}: {name} is {_shown(new)}, that of the loaded model {_shown(old)}; weights "
+                f"are reloaded for the same model alone, another one needs another engine"
+            )
+    plain = msgspec.structs.replace(loaded, lora=None)
+    return checkpoint_of(folder, Decoder(plain, TorchKernels(), TorchAttention()))
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from aengine.errors import AdapterError
-from aengine.model.dense import Stored
+from aengine.model.dense import StoredMatrix
 from aengine.model.families.wrappers import alone
 from aengine.model.lora.files import Pair
 from aengine.model.lora.fused_experts import FusedExperts, unfuse
@@ -38,7 +38,7 @@ class Linears:
 
     def __init__(self, memory: AdapterMemory) -> None:
         self.sites = memory.sites
-        self._aside = memory.aside
+        self._ignored_prefixes = memory.ignored_prefixes
         self._site_of = {name: site for site in self.sites for name in self.sites[site].parts}
         self._fused = {
             name: FusedExperts(name, layer.hidden, layer.spec) for name, layer in memory.layers_of_experts.items()
@@ -53,7 +53,7 @@ class Linears:
         site = self._site_of[name]
         return site, self.sites[site], list(self.sites[site].parts).index(name)
 
-    def stored(self, name: str) -> Stored:
+    def stored(self, name: str) -> StoredMatrix:
         return self.sites[self._site_of[name]].parts[name]
 
     def changes(self, pair: Pair, peft: tuple[int, ...] | None) -> list[Change]:
@@ -63,7 +63,7 @@ class Linears:
         `AdapterError` where there is no such linear, or one of another shape.
         """
         module = alone(pair.module)
-        if self._aside and module.startswith(self._aside):
+        if self._ignored_prefixes and module.startswith(self._ignored_prefixes):
             return []
         for name in (module, f"model.{module}"):
             if self._fused and name.endswith(_ROUTERS):

@@ -12,23 +12,42 @@ from aengine.kernels.base import Kernels
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
-from aengine.model.dense import Stored
-from aengine.model.lora.adapter import Adapter, Factors
+from aengine.model.dense import StoredMatrix
 from aengine.model.lora.room import LoraRoom, kind_of
 from aengine.model.ranks.shard import ExpertsShare
 from aengine.model.spec import ExpertsSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Factors:
+    """What an adapter adds to one linear, which may be several fused ones. In the model's dtype."""
+
+    a: Tensor  # [parts, rank, inputs]; zero where a part has a smaller rank, or none
+    b: Tensor  # [outputs, rank], times the adapter's scale
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """All that one adapter adds, of the whole model."""
+
+    rank: int  # the largest of its modules
+    linears: Mapping[str, Factors]  # by the names of the linears; what it leaves out has none
+
+    @property
+    def bytes(self) -> int:
+        return sum(factors.a.nbytes + factors.b.nbytes for factors in self.linears.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Site:
     """A linear of the model, which may be several fused ones."""
 
-    parts: Mapping[str, Stored]  # by their names in checkpoints, in order; what the rank keeps of each
+    parts: Mapping[str, StoredMatrix]  # by their names in checkpoints, in order; what the rank keeps of each
     weights: AdapterWeights | None  # None: there is no room for adapters, or not on this rank
 
 
 @dataclass(frozen=True, slots=True)
-class LayerOfExperts:
+class ExpertsLayer:
     """Experts that files may hold all in one."""
 
     hidden: int
@@ -36,7 +55,7 @@ class LayerOfExperts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filling:
+class FactorCopy:
     """Memory of a place, and what goes there: all that lies below or beside the values is zero."""
 
     into: Tensor  # [rows, columns], contiguous
@@ -52,19 +71,19 @@ class AdapterMemory:
         kernels: Kernels,
         dtype: torch.dtype,
         device: torch.device,
-        aside: tuple[str, ...] = (),
+        ignored_prefixes: tuple[str, ...] = (),
     ) -> None:
-        """aside: what the names of modules begin with that belong to parts of the model which are not used."""
+        """ignored_prefixes: of the names of modules that belong to unused parts of the model."""
         self.room = room
-        self.aside = aside
+        self.ignored_prefixes = ignored_prefixes
         self.tokens = TokenAdapters()
         self.sites: dict[str, Site] = {}  # by the name of the first part; of experts, those of the other ranks as well
-        self.layers_of_experts: dict[str, LayerOfExperts] = {}  # by the name of them all
+        self.layers_of_experts: dict[str, ExpertsLayer] = {}  # by the name of them all
         self._kernels = kernels
         self._dtype = dtype
         self._device = device
 
-    def site(self, parts: Mapping[str, Stored], inputs: int, outputs: int) -> AdapterWeights | None:
+    def site(self, parts: Mapping[str, StoredMatrix], inputs: int, outputs: int) -> AdapterWeights | None:
         """Make room for the adapters of a linear. inputs, outputs: of the rank, which may be more than its parts have.
 
         None where there is to be none.
@@ -86,12 +105,12 @@ class AdapterMemory:
 
         None where there is to be none.
         """
-        self.layers_of_experts[name] = LayerOfExperts(hidden, spec)
+        self.layers_of_experts[name] = ExpertsLayer(hidden, spec)
         made = ExpertAdapters([], [])
         for expert in range(spec.count):
             gate, up, down = (f"{name}.{expert}.{part}" for part in (spec.gate, spec.up, spec.down))
-            rows = Stored(spec.inner, hidden, rows=None if share.columns is None else (share.columns,))
-            columns = Stored(hidden, spec.inner, columns=share.columns)
+            rows = StoredMatrix(spec.inner, hidden, rows=None if share.columns is None else (share.columns,))
+            columns = StoredMatrix(hidden, spec.inner, columns=share.columns)
             if not share.experts[0] <= expert < share.experts[1]:  # another rank has it
                 self.sites[gate] = Site({gate: rows, up: rows}, None)
                 self.sites[down] = Site({down: columns}, None)
@@ -118,27 +137,27 @@ class AdapterMemory:
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
-    def fillings(self, adapter: Adapter, place: int) -> Iterator[Filling]:
+    def copies(self, adapter: Adapter, place: int) -> Iterator[FactorCopy]:
         """What fills a place with an adapter, whatever was there before."""
         for name, site in self.sites.items():
             if site.weights is not None:
-                yield from _fillings(site, site.weights, adapter.linears.get(name), place)
+                yield from _copies(site, site.weights, adapter.linears.get(name), place)
 
 
-def _fillings(site: Site, weights: AdapterWeights, factors: Factors | None, place: int) -> Iterator[Filling]:
+def _copies(site: Site, weights: AdapterWeights, factors: Factors | None, place: int) -> Iterator[FactorCopy]:
     first, second = weights.a[place], weights.b[place]
     if factors is None:
         nothing = first.new_empty((0, 0), device="cpu")
-        yield from (Filling(first, nothing), Filling(second, nothing))
+        yield from (FactorCopy(first, nothing), FactorCopy(second, nothing))
         return
     row = at = 0  # of the whole matrix, and of what is kept of it
     for index, part in enumerate(site.parts.values()):
         columns, rows = part.columns or (0, part.inputs), part.rows or ((0, part.outputs),)
         own = first[index * weights.rank : (index + 1) * weights.rank]
-        yield Filling(own, factors.a[index][:, slice(*columns)])
+        yield FactorCopy(own, factors.a[index][:, slice(*columns)])
         width = weights.outputs[index]
         put = at
         for start, stop in rows:
-            yield Filling(second[put : min(put + stop - start, at + width)], factors.b[row + start : row + stop])
+            yield FactorCopy(second[put : min(put + stop - start, at + width)], factors.b[row + start : row + stop])
             put += stop - start
         row, at = row + part.outputs, at + width

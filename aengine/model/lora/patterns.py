@@ -55,7 +55,7 @@ class Patterns(Generic[T]):
             values.setdefault(name[1].replace("\\.", "."), value)
         return cls(values)
 
-    def of(self, module: str, default: T) -> T:
+    def value_for(self, module: str, default: T) -> T:
         """The module's number."""
         ends = {"^" + module, *_ends(module)}
         return next((value for name, value in self.values.items() if name in ends), default)

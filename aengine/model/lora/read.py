@@ -9,11 +9,10 @@ from pathlib import Path
 import torch
 
 from aengine.errors import AdapterError
-from aengine.model.lora.adapter import Adapter, Factors
 from aengine.model.lora.base_copy import check_copy
 from aengine.model.lora.files import Contents, Pair, read_contents
 from aengine.model.lora.linears import Change, Linears
-from aengine.model.lora.memory import Site
+from aengine.model.lora.memory import Adapter, Factors, Site
 from aengine.model.lora.room import EXPERTS, LoraRoom, kind_of
 from aengine.model.lora.settings import Settings
 
@@ -46,7 +45,7 @@ def read_adapter(
     if contents.copy is not None:
         check_copy(*contents.copy, base)
     if left := sum(not changes for _, changes in found):
-        log.info("%s: left aside its factors of %d modules of parts that are not used", folder, left)
+        log.info("%s: ignored its factors of %d modules of parts that are not used", folder, left)
     factors: dict[str, Factors] = {}
     for pair, changes in found:
         a, b = pair.a.read(), pair.b.read()

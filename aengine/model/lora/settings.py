@@ -109,7 +109,7 @@ class Settings:
         Raises `AdapterError` where that is another one than the settings say, or where they say no alpha in words
         that can be read.
         """
-        if self.ranks.readable and rank != (configured := self.ranks.of(module, self.rank)):
+        if self.ranks.readable and rank != (configured := self.ranks.value_for(module, self.rank)):
             raise AdapterError(
                 f"{self.source}: r (or rank_pattern) makes the rank of {module} {configured}, its factors have {rank}"
             )
@@ -118,7 +118,7 @@ class Settings:
                 f"{self.source}: alpha_pattern holds a regular expression, only names of modules are read; write those "
                 f"that it means"
             )
-        alpha = self.alphas.of(module, self.alpha)
+        alpha = self.alphas.value_for(module, self.alpha)
         return alpha / math.sqrt(rank) if self.rank_stabilised else alpha / rank
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from aengine.errors import UnsupportedModelError, WeightsError
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.linear.weights import QuantizedWeight
-from aengine.model.dense import Storage, Stored
+from aengine.model.dense import Storage, StoredMatrix
 from aengine.model.groups import Entry
-from aengine.model.linear import ExpertsSlot, LinearSlot
 from aengine.model.quant.base import LinearFormat, StoredTensor
 from aengine.model.quant.read_plan import ReadPlan, why_indivisible
 from aengine.model.ranks.shard import ExpertsShare, Range, Split
+from aengine.model.slots import ExpertsSlot, LinearSlot
 from aengine.model.spec import ExpertsSpec
 
 
@@ -25,7 +25,7 @@ class QuantizedLinear:
     """The parts of a fused matrix in one format, and its bias in floats."""
 
     def __init__(
-        self, linear: LinearSlot, parts: Mapping[str, Stored], bias: bool, form: LinearFormat, storage: Storage
+        self, linear: LinearSlot, parts: Mapping[str, StoredMatrix], bias: bool, form: LinearFormat, storage: Storage
     ) -> None:
         """parts: by the checkpoint's names of the linears, in order. Rows of the linear beyond theirs are zero. Raises
         `ConfigError` where a rank's columns cannot be read alone.
@@ -93,7 +93,7 @@ class DequantizedMatrix(QuantizedLinear):
     Beside what the file has of it only the one matrix is there in float32, and no longer than it is closed.
     """
 
-    def __init__(self, matrix: Tensor, name: str, part: Stored, form: LinearFormat, storage: Storage) -> None:
+    def __init__(self, matrix: Tensor, name: str, part: StoredMatrix, form: LinearFormat, storage: Storage) -> None:
         """matrix: of what is kept of `part`."""
         rows, columns = part.kept
         super().__init__(LinearSlot(columns, rows), {name: part}, False, form, storage)

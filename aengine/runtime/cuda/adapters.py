@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aengine.model.lora.memory import Filling
+from aengine.model.lora.memory import FactorCopy
 
 BUFFER_BYTES = 8 * 2**20  # of each of the two: a copy that a step's own uploads may come behind
 
@@ -21,7 +21,7 @@ class DeviceFiller:
             self._emptied = [torch.cuda.Event(blocking=True) for _ in range(2)]
         self._current = self._used = 0
 
-    def fill(self, filling: Filling) -> None:
+    def fill(self, filling: FactorCopy) -> None:
         into, values = filling.into, filling.values
         rows, columns = values.shape
         with torch.cuda.stream(self._stream):

@@ -14,7 +14,7 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.kernels.collective.threads import Meeting, ThreadCollective
 from aengine.kernels.torch_kernels import TorchKernels
-from aengine.model.checkpoint.digest import WeightsDigest
+from aengine.model.checkpoint.staging import WeightsDigest
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.loading.load import Placement, load_shards

@@ -21,10 +21,10 @@ from aengine.kernels.collective.peers import connect
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for
 from aengine.kernels.triton_kernels import TritonKernels
-from aengine.model.checkpoint.digest import WeightsDigest
+from aengine.model.checkpoint.staging import WeightsDigest
 from aengine.model.config import ModelConfig
 from aengine.model.loading.load import Placement, load_shards
-from aengine.model.lora.adapter import Adapter
+from aengine.model.lora.memory import Adapter
 from aengine.model.spec import AttentionSpec
 from aengine.runtime.cuda.adapters import DeviceFiller
 from aengine.runtime.cuda.capture import Executors, GraphSizes, Pools, capture, make_executor

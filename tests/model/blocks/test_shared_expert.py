@@ -11,7 +11,7 @@ from torch import Tensor
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.torch_kernels import TorchKernels
-from aengine.model.linear import LinearSlot
+from aengine.model.slots import LinearSlot
 
 from ..checkpoints import write_checkpoint
 from ..harness import Harness

@@ -71,7 +71,7 @@ def test_each_rank_gets_its_ranges_of_the_one_reading(
         borders = sorted(data.draw(st.lists(st.integers(0, shape[axis]), min_size=4, max_size=4)))
         ranges = ((borders[0], borders[1]), (borders[2], borders[3]))
         kept = Cut(axis, ranges)
-        places.append(Place(torch.zeros(kept.of(shape)), kept))
+        places.append(Place(torch.zeros(kept.kept_shape(shape)), kept))
         expected.append(torch.cat([values.narrow(axis, low, high - low) for low, high in ranges], axis))
     pieces = list(cut(PATH, "a", entry, places, most_bytes))
     assert [piece.start for piece in pieces] == sorted({piece.start for piece in pieces})

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from aengine.errors import WeightsError
 from aengine.model.checkpoint import staging
-from aengine.model.checkpoint.digest import WeightsDigest
 from aengine.model.checkpoint.pieces import Piece, Place, cut
 from aengine.model.checkpoint.safetensors import read_header
-from aengine.model.checkpoint.staging import Buffer, StagingBuffer, copy_pieces, staging_ring
+from aengine.model.checkpoint.staging import Buffer, StagingBuffer, WeightsDigest, copy_pieces, staging_ring
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

@@ -230,7 +230,7 @@ def test_a_published_configuration_is_understood(name: str, tmp_path: Path) -> N
     if name in BILLIONS:
         assert config.parameters / 1e9 == pytest.approx(BILLIONS[name], rel=2e-3)
     drafts = CONFIGS[name].get("num_nextn_predict_layers", 0)
-    assert len([prefix for prefix in config.aside if prefix.startswith("model.layers.")]) == drafts
+    assert len([prefix for prefix in config.ignored_prefixes if prefix.startswith("model.layers.")]) == drafts
 
 
 @pytest.mark.parametrize("name", TENSORS)

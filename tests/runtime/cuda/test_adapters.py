@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from aengine.model.lora.memory import Filling
+from aengine.model.lora.memory import FactorCopy
 from aengine.runtime.adapters import HostFiller
 from aengine.runtime.cuda import adapters
 
@@ -67,8 +67,8 @@ def test_what_arrives_is_what_a_cpu_copies(
         for rows, columns, own_rows, own_columns in ((8, 16, 8, 16), (30, 8, 30, 3), (8, 16, 5, 16), (4, 4, 0, 0)):
             values = torch.randn(2 * own_rows, own_columns, generator=generator).to(dtype)[::2]
             places = [torch.full((rows, columns), 7.0, dtype=dtype) for _ in range(2)]
-            filler.fill(Filling(places[0], values))
-            host.fill(Filling(places[1], values))
+            filler.fill(FactorCopy(places[0], values))
+            host.fill(FactorCopy(places[1], values))
             got.append(places[0])
             expected.append(places[1])
         filler.wait()
@@ -81,4 +81,4 @@ def test_a_row_that_fits_no_buffer_is_refused(late_copies: list[Any], monkeypatc
     stream: Any = None
     filler = adapters.DeviceFiller(torch.device("cpu"), stream)
     with pytest.raises(ValueError, match="fits no buffer"):
-        filler.fill(Filling(torch.zeros(1, 17), torch.zeros(1, 17)))
+        filler.fill(FactorCopy(torch.zeros(1, 17), torch.zeros(1, 17)))

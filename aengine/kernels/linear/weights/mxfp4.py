@@ -26,7 +26,7 @@ class Mxfp4Weight(QuantizedWeight):
     scale: Tensor  # [..., n, k / 32] uint8: 2 ** (scale - 127)
 
     @classmethod
-    def of(cls, codes: Tensor, scale: Tensor) -> Self:
+    def from_codes(cls, codes: Tensor, scale: Tensor) -> Self:
         """codes [..., n, k] uint8, 0 to 15."""
         return cls(codes[..., 0::2] | codes[..., 1::2] << 4, scale)
 

@@ -40,7 +40,9 @@ def packed_weight(experts: int, n: int, k: int, kind: str, device: torch.device)
     """Scales of different magnitudes, so that one in the wrong place shows."""
     codes = torch.randint(0, 16, (experts, n, k), dtype=torch.uint8, device=device)
     if kind == "mxfp4":
-        return Mxfp4Weight.of(codes, torch.randint(120, 124, (experts, n, k // 32), dtype=torch.uint8, device=device))
+        return Mxfp4Weight.from_codes(
+            codes, torch.randint(120, 124, (experts, n, k // 32), dtype=torch.uint8, device=device)
+        )
     group = {"int4-32": 32, "int4-64": 64}.get(kind, 128)
     shape = (experts, n, k // group)
     scale = 2.0 ** -torch.randint(4, 8, shape, device=device) * (1 + torch.rand(shape, device=device)).bfloat16()

@@ -11,7 +11,7 @@ from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8 import cublas_lt
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts, Side
 from aengine.kernels.linear.fp8.quantize import E4M3
-from aengine.model.overwrite import overwrite
+from aengine.model.slots import overwrite
 from tests.kernels.conftest import relative_error
 from tests.kernels.linear.fp8.reference import exact_product, random_inputs, random_weight
 

@@ -52,7 +52,7 @@ def test_a_last_block_is_filled_up_and_a_row_with_one_scale_is_one_group() -> No
 
 def test_exponents_of_a_block_are_one_word() -> None:
     scale = torch.randint(100, 140, (2, 5), dtype=torch.uint8)
-    packed = pack_codes(Mxfp4Weight.of(codes(2, 160), scale))
+    packed = pack_codes(Mxfp4Weight.from_codes(codes(2, 160), scale))
     assert packed.mxfp4
     assert packed.scales.shape == (2, 2)
     for quarter in range(5):

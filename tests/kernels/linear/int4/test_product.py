@@ -37,7 +37,7 @@ SHAPES = [
 def random_weight(form: str, n: int, k: int, device: torch.device) -> Int4Weight | Mxfp4Weight:
     codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
     if form == "mxfp4":
-        return Mxfp4Weight.of(codes, torch.randint(110, 135, (n, k // 32), dtype=torch.uint8, device=device))
+        return Mxfp4Weight.from_codes(codes, torch.randint(110, 135, (n, k // 32), dtype=torch.uint8, device=device))
     group = k if form == "row" else int(form.removeprefix("zeros-"))
     scale = (torch.rand(n, k // group, device=device) + 0.1).half()
     zero = torch.randint(0, 16, scale.shape, dtype=torch.uint8, device=device) if "zeros" in form else None

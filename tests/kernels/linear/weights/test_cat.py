@@ -93,7 +93,7 @@ def test_every_operation_of_mxfp4() -> None:
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (3, 8, 64), dtype=torch.uint8, generator=generator)
     scale = torch.randint(100, 150, (3, 8, 2), dtype=torch.uint8, generator=generator)
-    weight = Mxfp4Weight.of(codes, scale)
+    weight = Mxfp4Weight.from_codes(codes, scale)
     exact = weight.dequantize()
     assert torch.equal(weight.cat([weight]).dequantize(), torch.cat([exact, exact], 1))
     assert torch.equal(weight.rows([(1, 3), (6, 8)]).dequantize(), exact[:, [1, 2, 6, 7]])

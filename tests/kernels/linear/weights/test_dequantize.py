@@ -47,7 +47,7 @@ def test_mxfp4_has_sixteen_values_and_powers_of_two_down_to_the_subnormal_one() 
     scale = torch.tensor([[127], [128], [0], [252]], dtype=torch.uint8)
     magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     values = torch.tensor([*magnitudes, *(-value for value in magnitudes)] * 2, dtype=torch.float64)
-    out = Mxfp4Weight.of(codes, scale).dequantize()
+    out = Mxfp4Weight.from_codes(codes, scale).dequantize()
     for row, exponent in zip(out, (0, 1, -127, 125)):
         assert torch.equal(row.double(), values * 2.0**exponent)
     assert out.isfinite().all()
@@ -55,7 +55,7 @@ def test_mxfp4_has_sixteen_values_and_powers_of_two_down_to_the_subnormal_one() 
 
 def test_mxfp4_keeps_two_codes_in_a_byte() -> None:
     codes = torch.randint(0, 16, (2, 3, 64), dtype=torch.uint8)
-    weight = Mxfp4Weight.of(codes, torch.zeros(2, 3, 2, dtype=torch.uint8))
+    weight = Mxfp4Weight.from_codes(codes, torch.zeros(2, 3, 2, dtype=torch.uint8))
     assert weight.pairs.shape == (2, 3, 32)
     assert weight.shape == codes.shape
     assert torch.equal(weight.codes, codes)

@@ -22,7 +22,7 @@ from tests.model.checkpoints import write_checkpoint
 def read(folder: Path) -> None:
     config = ModelConfig.from_folder(folder)
     groups = Decoder(config, TorchKernels(), TorchAttention()).groups
-    Checkpoint(folder, groups, config.tie_word_embeddings, config.aside)
+    Checkpoint(folder, groups, config.tie_word_embeddings, config.ignored_prefixes)
 
 
 def add(folder: Path, name: str) -> None:
@@ -35,12 +35,12 @@ def change(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_what_a_model_sees_with_is_left_aside_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_model_sees_with_is_ignored_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_checkpoint("mistral3", tmp_path)
     with caplog.at_level(logging.INFO, "aengine"):
         read(tmp_path)
     [line] = [record.getMessage() for record in caplog.records if record.name == "aengine"]
-    assert "left aside" in line
+    assert "ignored" in line
     assert "multi_modal_projector" in line
 
 
@@ -58,7 +58,7 @@ def test_an_unknown_language_model_is_refused_with_the_list(tmp_path: Path) -> N
         read(tmp_path)
 
 
-def test_layers_that_draft_are_left_aside_only_where_the_file_names_them(tmp_path: Path) -> None:
+def test_layers_that_draft_are_ignored_only_where_the_file_names_them(tmp_path: Path) -> None:
     write_checkpoint("glm4-moe", tmp_path, num_hidden_layers=2)
     add(tmp_path, "model.layers.2.enorm.weight")
     change(tmp_path, num_nextn_predict_layers=1)

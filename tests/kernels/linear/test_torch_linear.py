@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aengine.kernels.linear import packed_linear as module
-from aengine.kernels.linear.packed_linear import pack, packed_linear, padded_rows
+from aengine.kernels.linear import torch_linear as module
+from aengine.kernels.linear.torch_linear import pack, packed_linear, padded_rows
 
 needs_onednn = pytest.mark.skipif(not module.AVAILABLE, reason="this torch was built without oneDNN")
 

@@ -17,6 +17,7 @@ from aengine.kernels.experts.packed.experts import PackedExperts
 from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.torch_experts import TorchExperts
 from aengine.kernels.experts.triton_experts import TritonExperts
+from aengine.kernels.linear.base import Registered
 from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
@@ -30,9 +31,8 @@ from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.torch_linear import TorchLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.linear.weights import Fp8Weight, Int4Weight
-from aengine.kernels.registered import Registered
 from aengine.model.dense import in_fp8
-from aengine.model.overwrite import captured, overwrite
+from aengine.model.slots import captured, overwrite
 
 
 def fp8(seed: int, experts: int | None = None) -> Fp8Weight:

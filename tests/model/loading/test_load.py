@@ -8,7 +8,7 @@ import pytest
 from aengine.errors import WeightsError
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import DEMO
-from aengine.model.loading.reload import matching_checkpoint
+from aengine.model.loading.load import matching_checkpoint
 
 
 def test_what_the_device_has_of_a_model_is_no_difference() -> None:
