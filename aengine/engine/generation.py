@@ -93,13 +93,14 @@ class Generation(ABC):
         priority: int = 0,
         cache_salt: str | None = None,
         adapter: str | None = None,
+        clip: bool = False,
         **sampling: Any,
     ) -> Stream:
         """Validate, tokenize and enqueue. The consumer of the stream must `abort()` it when it stops early.
 
         `sampling` overrides single fields of the checkpoint's default `SamplingParams`; `params` replaces
         them. A lower `priority` goes first; requests with different `cache_salt` share no cached prefix. `adapter` is
-        the name of a loaded one.
+        the name of a loaded one. `clip` cuts max_tokens to what the prompt leaves of the context; else it is refused.
 
         Raises `InvalidRequestError`, `ContextLengthError`, `QueueFullError`, `ModelNotFoundError`;
         `EngineNotReadyError`, `EngineClosedError` or `EngineFailedError` where the engine does not serve.
@@ -114,21 +115,12 @@ class Generation(ABC):
             token_ids = await ready.tokenizer.encode(prompt, context=self.max_model_len)
         else:
             token_ids = one_prompt(prompt)
+        if clip and params.max_tokens is not None:
+            most = max(1, self.max_model_len - len(token_ids))
+            params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, most))
         grammar = await ready.grammar(params)
         await self._gate.enter()
         return self._enqueue(token_ids, params, grammar, banned, request_id, priority, cache_salt, adapter)
-
-    async def submit_within_context(self, prompt: Prompt, params: SamplingParams, **options: Any) -> Stream:
-        """Like `submit`, but cut max_tokens to what the prompt leaves of the context, instead of refusing it."""
-        ready = self._serving()
-        self._gate.check()
-        params.validate(self.vocab_size)  # first: a text takes longer
-        if isinstance(prompt, str):
-            prompt = await ready.tokenizer.encode(prompt, context=self.max_model_len)
-        if params.max_tokens is not None:
-            most = max(1, self.max_model_len - len(prompt))
-            params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, most))
-        return await self.submit(prompt, params, **options)
 
     async def submit_chat(
         self,

@@ -1,26 +1,27 @@
-"""What endpoints have in common: a request is decoded, an answer bounded, a response made."""
+"""The base of the endpoints that read a JSON body: they accept a request, admit its prompt, and respond."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.errors import InvalidRequestError
-from aengine.http.door.auth import CALLER
+from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.door.body import FIELDS, LARGE, decode
+from aengine.http.door.context import context_of
 from aengine.http.engine_like import EngineLike, StreamLike
-from aengine.http.fields.prompts import CandidateBudget
+from aengine.http.fields.prompts import CandidateBudget, Prompt, cut
 from aengine.http.fields.unknown import RequestBody
-from aengine.http.state import ServerState
+from aengine.http.state import ChosenModel, ServerState
 from aengine.http.streams import sse
 from aengine.http.streams.document import DocumentResponse
 from aengine.http.streams.sse import EventEncoder, EventStreamResponse
 from aengine.requests.sampling_params import SamplingParams
+from aengine.text.reading.answer_reading import AnswerReading, ChoiceReader
 from aengine.types import Completion
 
 _MOST_FIELDS = 1000  # of a body; no API has a tenth of them, and each is looked up
@@ -28,36 +29,109 @@ _MOST_FIELDS = 1000  # of a body; no API has a tenth of them, and each is looked
 T = TypeVar("T", bound=RequestBody)
 
 
+class Accepted(NamedTuple, Generic[T]):
+    """A request whose body has been read, and what answers it."""
+
+    engine: EngineLike
+    body: T
+    model: ChosenModel
+    cache_salt: str | None
+
+
+class RenderedChat(NamedTuple):
+    """A chat as a prompt, and how its answers are read."""
+
+    token_ids: list[int]
+    opens_thought: bool  # the answer begins within a thought
+    reading: AnswerReading
+
+
+class Admitted(NamedTuple):
+    """A request that the engine works on."""
+
+    stream: StreamLike
+    prompt: Prompt  # as it was enqueued
+    readers: list[ChoiceReader]  # of a chat's answers, one for each choice
+
+
 class Endpoint:
-    """The base of an endpoint that generates."""
+    """The base of an endpoint with a JSON body."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def _accept(self, request: Request, decoder: msgspec.json.Decoder[T]) -> tuple[EngineLike, T]:
-        """Decode the request: the engine and the body, refused in this order: unreadable, no engine, invalid."""
-        body = await self._state.bodies.read(request)
+    async def _accept(self, request: Request, decoder: msgspec.json.Decoder[T]) -> Accepted[T]:
+        """Read and check the request. It is refused in this order: unreadable, no engine, invalid, unknown model."""
+        data = await self._state.bodies.read(request)
         await self._state.turnstile.enter()
-        engine, read = self._state.require_engine(), decode(body, decoder)
-        if len(body) > LARGE:
+        engine, body = self._state.require_engine(), decode(data, decoder)
+        if len(data) > LARGE:
             await asyncio.sleep(0)  # that took a while, and so will the rest
-        fields = decode(body, FIELDS)
+        fields = decode(data, FIELDS)
         if len(fields) > _MOST_FIELDS:
             raise InvalidRequestError(f"the body has {len(fields)} fields, and at most {_MOST_FIELDS} are looked at")
-        if "structured_outputs" in fields or not fields.keys() <= set(read.__struct_fields__):
-            self._state.unknown_fields.check(fields, type(read), request.scope["path"])
-        return engine, read
-
-    def _candidates(self, engine: EngineLike, params: SamplingParams, **counts: Any) -> CandidateBudget:
-        return CandidateBudget(self._state.config.max_answer_candidates, engine, params, **counts)
+        if "structured_outputs" in fields or not fields.keys() <= set(body.__struct_fields__):
+            self._state.unknown_fields.check(fields, type(body), request.scope["path"])
+        model = self._state.choose_model(body.model)
+        return Accepted(engine, body, model, self._salt(request, getattr(body, "cache_salt", None)))
 
     def _salt(self, request: Request, own: str | None) -> str | None:
         """The request's cache salt, `own` if it has one, apart from those of other API keys if the server's knob or
         several keys ask for that.
         """
-        config, caller = self._state.config, request.scope.get(CALLER)
+        config, caller = self._state.config, context_of(request.scope).caller
         apart = len(set(config.api_keys)) > 1 if config.salt_by_key is None else config.salt_by_key
         return f"{caller}/{own or ''}" if apart and caller is not None else own
+
+    async def _admit(
+        self,
+        accepted: Accepted[Any],
+        prompt: Prompt | RenderedChat,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        names: Mapping[str, str],
+        budget: CandidateBudget | None = None,
+        last_tokens: int | None = None,
+        clip: bool = True,
+    ) -> Admitted:
+        """Enqueue a prompt. Every request that generates gets to the engine by this method.
+
+        names: the request's names for parameters of the engine, for errors.
+        last_tokens: only so many of the prompt's last tokens are kept.
+        clip: max_tokens is cut to what the prompt leaves of the context; else it is refused.
+        Raises `InvalidRequestError`, `QueueFullError` and their like.
+        """
+        engine = accepted.engine
+        chat = prompt if isinstance(prompt, RenderedChat) else None
+        text_or_ids: Prompt = prompt.token_ids if isinstance(prompt, RenderedChat) else prompt
+        with renamed_param(names):
+            if last_tokens is not None:
+                text_or_ids = await cut(text_or_ids, last_tokens, engine.tokenizer)
+            if budget is not None:
+                text_or_ids, params = await budget.add(text_or_ids)
+            if chat is not None:
+                params = chat.reading.engine_params(params, chat.opens_thought)
+            stream = await engine.submit(
+                text_or_ids,
+                params,
+                request_id=request_id,
+                priority=getattr(accepted.body, "priority", None) or 0,
+                cache_salt=accepted.cache_salt,
+                adapter=accepted.model.adapter,
+                clip=clip,
+            )
+        readers: list[ChoiceReader] = []
+        if chat is not None:
+            bytes_of = engine.tokenizer.token_bytes
+            readers = [chat.reading.reader(chat.opens_thought, bytes_of) for _ in range(params.n)]
+        return Admitted(stream, text_or_ids, readers)
+
+    def _candidates(self, engine: EngineLike, params: SamplingParams, **counts: Any) -> CandidateBudget | None:
+        """The bound on the logprobs of an answer; None for a request that asks for none."""
+        if params.logprobs is None and params.prompt_logprobs is None:
+            return None
+        return CandidateBudget(self._state.config.max_answer_candidates, engine, params, **counts)
 
     def _stream(self, stream: StreamLike, encoder: EventEncoder) -> Response:
         config = self._state.config

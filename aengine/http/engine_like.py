@@ -141,14 +141,12 @@ class EngineLike(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         adapter: str | None = None,
+        clip: bool = False,
     ) -> StreamLike:
-        """Validate and enqueue. Raises `InvalidRequestError`, `QueueFullError` and their like at once."""
-        ...
+        """Validate and enqueue. Raises `InvalidRequestError`, `QueueFullError` and their like at once.
 
-    async def submit_within_context(
-        self, prompt: str | Sequence[int], params: SamplingParams, **options: Any
-    ) -> StreamLike:
-        """Like `submit`, but cut max_tokens to what the prompt leaves of the context, instead of refusing it."""
+        clip: cut max_tokens to what the prompt leaves of the context, instead of refusing it.
+        """
         ...
 
     async def embed(

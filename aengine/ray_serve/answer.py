@@ -10,8 +10,9 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import AengineError
+from aengine.http.door.context import context_of
 from aengine.http.door.door import request_id_of
-from aengine.http.door.errors import REQUEST_ID, ErrorBody, error_body_for, error_response, speaks_anthropic
+from aengine.http.door.errors import ErrorBody, error_body_for, error_response, speaks_anthropic
 from aengine.http.responses.events import failure_of
 from aengine.http.streams import sse
 from aengine.ray_serve.call import Head
@@ -88,7 +89,7 @@ class Answer:
 
 def identified(scope: Scope, send: Send) -> Send:
     """Give a request the id that its engine will know it by, and the refusals of Anthropic's clients their header."""
-    scope[REQUEST_ID] = request_id = request_id_of(Headers(scope=scope))
+    context_of(scope).request_id = request_id = request_id_of(Headers(scope=scope))
     own = (_REQUEST_ID, request_id.encode())
     scope["headers"] = [own, *((name, value) for name, value in scope["headers"] if name != _REQUEST_ID)]
     if not speaks_anthropic(scope):

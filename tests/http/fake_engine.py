@@ -197,19 +197,14 @@ class FakeEngine:
             return await self._streams.get()
 
     async def submit(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any
-    ) -> FakeStream:
-        return self._admit(prompt, len(prompt.split() if isinstance(prompt, str) else prompt), params, options)
-
-    async def submit_within_context(
-        self, prompt: str | Sequence[int], params: SamplingParams, **options: Any
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, *, clip: bool = False, **options: Any
     ) -> FakeStream:
         length = len(prompt.split() if isinstance(prompt, str) else prompt)
-        if params.max_tokens is not None:
+        if clip and params is not None and params.max_tokens is not None:
             params = msgspec.structs.replace(
                 params, max_tokens=min(params.max_tokens, max(1, self.max_model_len - length))
             )
-        return await self.submit(prompt, params, **options)
+        return self._admit(prompt, length, params, options)
 
     async def encode_chat(
         self, messages: list[dict[str, Any]], context: int | None = None, **options: Any

@@ -97,7 +97,6 @@ class CountTokensRequest(RequestBody, kw_only=True):
     thinking: ThinkingConfig | None = None  # None: as the chat template has it
     output_config: OutputConfig | None = None
     output_format: JsonOutputFormat | None = None  # the older place of output_config.format
-    model: str | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

@@ -18,61 +18,47 @@ from aengine.http.anthropic.events import MessageEventEncoder
 from aengine.http.anthropic.prompt import chat_messages, has_late_system
 from aengine.http.anthropic.tools import tool_use_of
 from aengine.http.door.errors import OVERLOADED, MessagesErrorBody
-from aengine.http.endpoint import Endpoint, json_response
+from aengine.http.endpoint import RenderedChat, json_response
 from aengine.http.engine_like import EngineLike
 from aengine.http.openai.messages import tools_for_template
+from aengine.http.openai.rendering import ChatEndpoint
 from aengine.http.openai.tools import ToolUse
 from aengine.http.operation import ANSWERS, Operation
 from aengine.http.state import ServerState
 from aengine.requests.sampling_params import SamplingParams
 from aengine.requests.structured import Structured
 from aengine.text.answer.parser import ChatPrompt
-from aengine.text.reading.answer_reading import AnswerReading
 
 _MANY = 2000  # blocks of messages, some 10 ms
+_NAMES = {"prompt": "messages", "stop": "stop_sequences"}
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountTokensRequest)
 
 
-class Messages(Endpoint):
+class Messages(ChatEndpoint):
     async def create(self, request: Request) -> Response:
         """The assistant's next message."""
-        engine, body = await self._accept(request, _decoder)
-        model = self._state.choose_model(body.model)
+        accepted = await self._accept(request, _decoder)
+        engine, body = accepted.engine, accepted.body
         plan = AnswerPlan(
             id=f"msg_{uuid.uuid4().hex}",
-            model=model.name,
+            model=accepted.model.name,
             max_tokens=body.max_tokens,
             shows_thoughts=body.thinking is None or body.thinking.display != "omitted",
         )
         params = _params(body, engine.default_params)
         tools = tool_use_of(body)
-        thinks = _enable_thinking(body)
-        reading = AnswerReading(
-            self._state.config,
-            engine.answer_format,
-            tools.rules,
-            may_think=engine.answer_format.may_think(thinks),
-            structured=params.structured,
-        )
+        reading = self._reading(engine, tools, params, _enable_thinking(body))
         prompt = await _prompt(engine, body, tools, engine.max_model_len)
-        with renamed_param({"prompt": "messages", "stop": "stop_sequences"}):
-            stream = await engine.submit_within_context(
-                prompt.token_ids,
-                reading.engine_params(params, prompt.opens_thought),
-                request_id=plan.id,
-                cache_salt=self._salt(request, body.cache_salt),
-                adapter=model.adapter,
-            )
-        reader = reading.reader(prompt.opens_thought, engine.tokenizer.token_bytes)
+        chat = RenderedChat(prompt.token_ids, prompt.opens_thought, reading)
+        stream, _, (reader,) = await self._admit(accepted, chat, params, plan.id, names=_NAMES)
         if body.stream:
             return self._stream(stream, MessageEventEncoder(plan, stream, reader))
         return self._whole(stream, lambda completion: message_body(plan, completion, reader))
 
     async def count_tokens(self, request: Request) -> Response:
         """The length of the prompt that the same request would make, however long."""
-        engine, body = await self._accept(request, _count_decoder)
-        self._state.choose_model(body.model)
+        engine, body, _, _ = await self._accept(request, _count_decoder)
         prompt = await _prompt(engine, body, tool_use_of(body), None)
         return json_response(TokenCount(len(prompt.token_ids)))
 

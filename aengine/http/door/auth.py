@@ -8,11 +8,11 @@ from hashlib import sha256
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from aengine.http.door.context import context_of
 from aengine.http.door.errors import HTTPError, error_response
 
 # The path exactly as the router will see it; `/` is the static page, which asks its reader for the key.
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready"})
-CALLER = "aengine.caller"  # in the ASGI scope: the digest of the key that the request names, where keys are asked for
 
 
 class ApiKeyMiddleware:
@@ -51,7 +51,7 @@ class ApiKeyMiddleware:
         # Both at once is what clients of Anthropic's do whose user has set both: one that is good will do.
         callers = [caller for key in keys if (caller := self._caller(key.strip())) is not None]
         if callers:
-            scope[CALLER] = callers[0]
+            context_of(scope).caller = callers[0]
         return bool(callers)
 
     def _caller(self, key: bytes) -> str | None:

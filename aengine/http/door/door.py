@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.config import ServerConfig
 from aengine.http.door.auth import ApiKeyMiddleware
-from aengine.http.door.errors import ANTHROPIC_PATHS, ID_HEADERS, REQUEST_ID, HTTPError, error_response
+from aengine.http.door.context import context_of
+from aengine.http.door.errors import HTTPError, error_response, id_headers
 from aengine.http.door.origin import OriginMiddleware
 from aengine.http.door.paths import ServedPaths
 
@@ -41,10 +42,8 @@ class Door:
             await self._inside(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        scope[REQUEST_ID] = request_id = request_id_of(headers)
-        names = ("x-request-id", "request-id") if ANTHROPIC_PATHS.fullmatch(scope["path"]) else ("x-request-id",)
-        scope[ID_HEADERS] = dict.fromkeys(names, request_id)
-        own = [(name.encode(), request_id.encode()) for name in names]
+        context_of(scope).request_id = request_id_of(headers)
+        own = [(name.encode(), value.encode()) for name, value in id_headers(scope).items()]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

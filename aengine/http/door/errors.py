@@ -25,14 +25,13 @@ from aengine.errors import (
     QueueFullError,
     RequestAbortedError,
 )
+from aengine.http.door.context import context_of
 
 # Folders in front of a file name. A slash inside a word (a model id), after another one (a URL) or after a method of
 # HTTP (an endpoint) starts none.
 _FOLDERS = re.compile(r"(?<![\w./:-])(?<!GET )(?<!POST )(?:~|[A-Za-z]:)?[/\\](?=[^\s/\\])(?:[^/\\\s'\"`]+[/\\])*")
 OVERLOADED = 529  # no standard status, but the one that Anthropic's clients know for a server with too much to do
-REQUEST_ID = "aengine.request_id"  # in the ASGI scope: what the answer has as `X-Request-Id` and `request-id`
-ID_HEADERS = "aengine.id_headers"  # in the ASGI scope: the request's id, as headers of its answer
-ANTHROPIC_PATHS = re.compile(r"/*(?:v1/+){0,2}messages(?:/.*)?", re.DOTALL)  # aliases and all below
+_ANTHROPIC_PATHS = re.compile(r"/*(?:v1/+){0,2}messages(?:/.*)?", re.DOTALL)  # aliases and all below
 MAX_MESSAGE = 2000  # characters
 _TYPES = {
     401: "authentication_error",
@@ -74,14 +73,20 @@ class MessagesErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 def speaks_anthropic(scope: Scope) -> bool:
     """Whether the request is for a path of Anthropic's, served or not."""
-    return ANTHROPIC_PATHS.fullmatch(scope.get("path", "")) is not None
+    return _ANTHROPIC_PATHS.fullmatch(scope.get("path", "")) is not None
+
+
+def id_headers(scope: Scope) -> dict[str, str]:
+    """The request's id as headers of its answer; Anthropic's clients read it under another name as well."""
+    names = ("x-request-id", "request-id") if speaks_anthropic(scope) else ("x-request-id",)
+    return dict.fromkeys(names, context_of(scope).request_id or "")
 
 
 def messages_error_body(status: int, message: str, param: str | None, scope: Scope) -> MessagesErrorBody:
     """The JSON body of an error that is answered with this status."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     details = MessagesErrorCode(_CODES[param]) if param in _CODES else msgspec.UNSET
-    return MessagesErrorBody(error=MessagesErrorDetail(kind, message, details), request_id=scope.get(REQUEST_ID))
+    return MessagesErrorBody(error=MessagesErrorDetail(kind, message, details), request_id=context_of(scope).request_id)
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -204,7 +209,7 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
-    return error_response(error, request.scope.get(ID_HEADERS))  # outside of the door, which sets them else
+    return error_response(error, id_headers(request.scope))  # this handler runs outside of the door, which adds them
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

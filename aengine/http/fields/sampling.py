@@ -76,7 +76,6 @@ class Drawing(RequestBody, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     shown_special_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
-    model: str | None = None
     priority: Int | None = None
     cache_salt: str | None = None
     user: str | None = None  # taken, not used

@@ -160,6 +160,8 @@ class RequestBody(msgspec.Struct, kw_only=True):
     passed_over: ClassVar[frozenset[str]] = frozenset()  # fields that it does not have and that are ignored in silence
     refuses_other_fields: ClassVar[bool] = False  # those of other requests that generate
 
+    model: str | None = None
+
 
 class UnknownFields:
     """Refuses unsupported fields that would change an answer, and logs each other unknown name once."""

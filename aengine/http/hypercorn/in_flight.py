@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Protocol
 
 import anyio
 import h11
@@ -20,7 +19,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.errors import AengineError, EngineClosedError
-from aengine.http.door.errors import REQUEST_ID, HTTPError, error_response
+from aengine.http.door.context import Abortable, RequestContext, context_of
+from aengine.http.door.errors import HTTPError, error_response
 from aengine.http.hypercorn.accepted import chunked, reset_connection
 
 _log = logging.getLogger(__name__)
@@ -28,24 +28,9 @@ _log = logging.getLogger(__name__)
 _ERROR_RESPONSE_SECONDS = 1.0
 _PIECE = 2**16  # bytes
 SHUTTING_DOWN = "the server is shutting down"
-ACTIVE_REQUEST = "aengine.active_request"  # in a request's scope: its `ActiveRequest`
-# In a request's scope: takes the pieces of an answer between its beginning and the last one, the two that middleware
-# looks at.
-PIECES = "aengine.pieces"
 OTHER = "other"  # a method that HTTP does not define, or a path that leads nowhere
 LEFT = 499  # the client was gone before its answer began
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
-
-
-class Abortable(Protocol):
-    """What an engine does for a request."""
-
-    @property
-    def id(self) -> str: ...
-
-    def abort(self) -> bool | None:
-        """End it. False: there was nothing to end."""
-        ...
 
 
 class InFlight:
@@ -63,15 +48,16 @@ class InFlight:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with anyio.CancelScope() as cut:
-            scope[ACTIVE_REQUEST] = request = ActiveRequest(cut, send)
-            scope[PIECES] = request.send
+            context = context_of(scope)
+            request = ActiveRequest(cut, send, context)
+            context.send_piece, context.cut = request.send, request.cut
             self._active.add(request)
             self._idle.clear()
             try:
                 await self.app(scope, receive, request.send)
             except anyio.get_cancelled_exc_class():
                 if request.status is None:  # its body was still on its way, or its prompt was being read
-                    closed = error_response(request.cancel_error, {"Connection": "close"})
+                    closed = error_response(cancel_error(scope), {"Connection": "close"})
                     with anyio.move_on_after(_ERROR_RESPONSE_SECONDS, shield=True):
                         await closed(scope, receive, request.send)
                 raise
@@ -94,8 +80,9 @@ class InFlight:
         """
         found = 0
         for request in self._active:
-            if request.work is not None and request_id in (request.work.id, request.request_id):
-                found += request.work.abort() is not False
+            context = request.context
+            if context.work is not None and request_id in (context.work.id, context.request_id):
+                found += context.work.abort() is not False
         return found
 
     async def idle(self) -> None:
@@ -135,24 +122,20 @@ class ActiveRequest:
     __slots__ = (
         "_chunks",
         "_send",
-        "cancel_error",
+        "context",
         "disconnected",
         "last_progress",
         "pending",
-        "request_id",
         "scope",
         "status",
-        "work",
     )
 
-    def __init__(self, scope: anyio.CancelScope, send: Send) -> None:
+    def __init__(self, scope: anyio.CancelScope, send: Send, context: RequestContext) -> None:
         self.scope = scope
+        self.context = context
         self._send = send
         self._chunks: tuple[h11.Connection, Callable[[RawData], Awaitable[None]]] | None = None  # see `chunked`
-        self.cancel_error: AengineError = EngineClosedError(SHUTTING_DOWN)  # what cancels it, for its client
         self.status: int | None = None  # once the answer has begun
-        self.work: Abortable | None = None  # of the engine, while that lasts
-        self.request_id: str | None = None  # its `X-Request-Id`, from then on
         self.disconnected = False
         self.pending = 0  # sends that have not returned: the reader's buffers are full
         self.last_progress = 0.0  # monotonic seconds when one began after none, or returned
@@ -189,7 +172,7 @@ class ActiveRequest:
         """
         self.disconnected = True
         self.last_progress = monotonic()
-        self.cancel_error = cancel_error
+        self.context.cancel_error = cancel_error
         if not reset_connection(self._send):
             self.scope.cancel()
 
@@ -197,20 +180,17 @@ class ActiveRequest:
 @contextmanager
 def at_work(scope: Scope, work: Abortable) -> Iterator[None]:
     """Meanwhile the engine does `work` for a request, and it may be aborted by its id or by the request's own."""
-    request: ActiveRequest | None = scope.get(ACTIVE_REQUEST)
-    if request is not None:
-        request.work, request.request_id = work, scope.get(REQUEST_ID)
+    context = context_of(scope)
+    context.work = work
     try:
         yield
     finally:
-        if request is not None:
-            request.work = None
+        context.work = None
 
 
 def cancel_error(scope: Scope) -> AengineError:
     """The error for the client of a response that is cancelled."""
-    request: ActiveRequest | None = scope.get(ACTIVE_REQUEST)
-    return EngineClosedError(SHUTTING_DOWN) if request is None else request.cancel_error
+    return context_of(scope).cancel_error or EngineClosedError(SHUTTING_DOWN)
 
 
 class StatusCounts:

@@ -15,6 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aengine.http.door.context import RequestContext, context_of
 from aengine.http.door.errors import HTTPError, error_response
 
 _PATIENCE = 0.05  # seconds that an early answer waits: most bodies have arrived by then, and the connection may go on
@@ -22,7 +23,6 @@ _PATIENCE = 0.05  # seconds that an early answer waits: most bodies have arrived
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 * 2**20
 _CLOSE = (b"connection", b"close")
-_CLIENT = "aengine.client"  # in the ASGI scope
 
 
 class Receiving:
@@ -54,7 +54,7 @@ class Receiving:
             raise failure
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, tasks: TaskGroup) -> None:
-        client = scope[_CLIENT] = _Client(receive, tasks)
+        client = _Client(receive, tasks, context_of(scope))
 
         async def send_reading(message: Message) -> None:
             """Read on meanwhile, so that hypercorn's queue has room for the news that the client has left."""
@@ -95,20 +95,14 @@ def _refusal(scope: Scope) -> HTTPError | None:
     return None
 
 
-def client_disconnected(scope: Scope) -> bool:
-    """Whether the handler is cancelled because its client disconnected."""
-    client: _Client = scope[_CLIENT]
-    return client.left
-
-
 class _Client:
-    def __init__(self, receive: Receive, tasks: TaskGroup) -> None:
+    def __init__(self, receive: Receive, tasks: TaskGroup, context: RequestContext) -> None:
         self._receive = receive
         self._tasks = tasks
+        self._context = context
         self._watched = False
         self.ended = False  # its body, or it has left
         self.answered = False  # the last message is on its way: there is nothing left to cancel
-        self.left = False
 
     async def receive(self) -> Message:
         """The application's own: once it has the whole body, the client is watched."""
@@ -132,6 +126,6 @@ class _Client:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.left = True
+        self._context.client_left = True
         if not self.answered:
             self._tasks.cancel_scope.cancel()

@@ -7,7 +7,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aengine.http.hypercorn.in_flight import PIECES
+from aengine.http.door.context import context_of
 from aengine.timeline import SENDS, Timeline
 
 
@@ -35,5 +35,5 @@ class TracedSends:
                 self._timeline.span(track, name, begin, time.perf_counter(), counts)
                 heapq.heappush(self._free, track)
 
-        scope[PIECES] = traced
+        context_of(scope).send_piece = traced
         await self._app(scope, receive, traced)

@@ -11,12 +11,12 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.errors import InvalidRequestError, renamed_param
-from aengine.http.engine_like import EngineLike, StreamLike
-from aengine.http.fields.prompts import Prompt, cut
+from aengine.errors import InvalidRequestError
+from aengine.http.endpoint import RenderedChat
+from aengine.http.engine_like import EngineLike
+from aengine.http.fields.prompts import Prompt
 from aengine.http.fields.sampling import Logprobs, Sampling, TokenId
 from aengine.http.fields.unknown import REFUSED_WITH_PROMPTS, Unsupported
-from aengine.http.openai.admission import ChatEndpoint
 from aengine.http.openai.bodies import PromptLogprobs, UsageBody
 from aengine.http.openai.logprobs import usage_body
 from aengine.http.openai.messages import (
@@ -26,8 +26,8 @@ from aengine.http.openai.messages import (
     messages_for_template,
     refuse_chat_fields,
     template_options,
-    tools_for_template,
 )
+from aengine.http.openai.rendering import ChatEndpoint
 from aengine.http.openai.tools import choose_tools
 from aengine.http.operation import ANSWERS, Operation
 from aengine.http.state import ServerState
@@ -38,7 +38,6 @@ from aengine.http.streams.sse import EventEncoder
 from aengine.requests.sampling_params import (
     SamplingParams,
 )
-from aengine.text.reading.answer_reading import AnswerReading
 from aengine.text.reading.read_stream import ReadStream
 from aengine.types import Choice, Completion, FinishReason, Fragment, TokenLogprob, Usage
 
@@ -99,59 +98,41 @@ _decoder = msgspec.json.Decoder(GenerateRequest)
 
 class Generate(ChatEndpoint):
     async def create(self, request: Request) -> Response:
-        engine, body = await self._accept(request, _decoder)
-        model = self._state.choose_model(body.model)
+        accepted = await self._accept(request, _decoder)
+        engine, body = accepted.engine, accepted.body
         max_tokens = None if body.fill_context else DEFAULT_MAX_TOKENS
         params = body.params(engine.default_params, max_tokens=max_tokens, logprobs=body.logprobs)
         streamed = body.stream is None or body.stream
-        copies = params.n if streamed else 1
-        budget = self._candidates(engine, params, copies=copies, streamed=streamed)
-        prompt, reading, opens_thought = await self._prompt(engine, body, params)
-        prompt = await cut(prompt, body.truncate_prompt_tokens, engine.tokenizer)
-        if reading is not None:
-            params = reading.engine_params(params, opens_thought)
-        request_id = f"gen-{uuid.uuid4().hex}"
-        # The endpoint's own default is cut to the context, what the request says is refused beyond it.
-        submit = engine.submit_within_context if body.max_tokens is None else engine.submit
+        budget = self._candidates(engine, params, copies=params.n if streamed else 1, streamed=streamed)
         name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"
-        with renamed_param({"prompt": name}):
-            prompt, params = await budget.add(prompt)
-            admitted: StreamLike = await submit(
-                prompt,
-                params,
-                request_id=request_id,
-                priority=body.priority or 0,
-                cache_salt=self._salt(request, body.cache_salt),
-                adapter=model.adapter,
-            )
-        if reading is not None:
-            readers = [reading.reader(opens_thought, engine.tokenizer.token_bytes) for _ in range(params.n)]
-            admitted = ReadStream(admitted, [reader.parser for reader in readers])
-        stream, prompt_logprobs_of = with_prompt_logprobs(admitted, engine.tokenizer, body.prompt_logprobs)
+        stream, _, readers = await self._admit(
+            accepted,
+            await self._prompt(engine, body, params),
+            params,
+            f"gen-{uuid.uuid4().hex}",
+            names={"prompt": name},
+            budget=budget,
+            last_tokens=body.truncate_prompt_tokens,
+            clip=body.max_tokens is None,  # the request's own is refused beyond the context, the default is cut
+        )
+        if readers:
+            stream = ReadStream(stream, [reader.parser for reader in readers])
+        stream, prompt_logprobs_of = with_prompt_logprobs(stream, engine.tokenizer, body.prompt_logprobs)
         if streamed:
             return self._stream(stream, GenerateEventEncoder(params.n, prompt_logprobs_of))
         return self._whole(stream, lambda completion: completion_body(completion, prompt_logprobs_of))
 
-    async def _prompt(
-        self, engine: EngineLike, body: GenerateRequest, params: SamplingParams
-    ) -> tuple[Prompt, AnswerReading | None, bool]:
-        """The prompt as text or ids; a chat is rendered, and comes with how to read its answer, and whether that begins
-        within a thought. Raises `InvalidRequestError` unless exactly one is given.
-        """
+    async def _prompt(self, engine: EngineLike, body: GenerateRequest, params: SamplingParams) -> Prompt | RenderedChat:
+        """The prompt as text or ids, or a rendered chat. Raises `InvalidRequestError` unless exactly one is given."""
         if [body.prompt, body.input_ids, body.messages].count(None) != 2:
             raise InvalidRequestError("exactly one of prompt, input_ids and messages must be given", "prompt")
         if body.messages is None:
             refuse_chat_fields(body)
-            return body.prompt if body.prompt is not None else body.input_ids or [], None, False
-        options, tools = template_options(body), body.tools or []
-        reading = self._reading(engine, choose_tools(tools, None, parallel=True), params, options)
-        chat = await engine.encode_chat(
-            messages_for_template(body.messages),
-            tools=tools_for_template(tools),
-            context=engine.max_model_len if body.truncate_prompt_tokens is None else None,
-            **options,
-        )
-        return chat.token_ids, reading, chat.opens_thought
+            return body.prompt if body.prompt is not None else body.input_ids or []
+        tools = choose_tools(body.tools or [], None, parallel=True)
+        context = engine.max_model_len if body.truncate_prompt_tokens is None else None
+        messages = messages_for_template(body.messages)
+        return await self._render(engine, messages, tools, params, template_options(body), context)
 
 
 class GenerateEventEncoder(EventEncoder):

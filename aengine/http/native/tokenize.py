@@ -65,7 +65,6 @@ class TokenizeRequest(RequestBody, kw_only=True):
     continue_final_message: bool | None = None  # the answer goes on with the last message
     add_special_tokens: bool | None = None  # None: true for a prompt, false for messages
     return_token_strs: bool | None = None
-    model: str | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

@@ -11,12 +11,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.errors import InvalidRequestError
-from aengine.http.openai.admission import ChatEndpoint
+from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.openai.bodies import ChatBody, ChatRequest
 from aengine.http.openai.chunks import ChatChunkEncoder, call_body, delta_body, finish_reason
 from aengine.http.openai.logprobs import ChatLogprobs, usage_body
 from aengine.http.openai.messages import messages_for_template, template_options
+from aengine.http.openai.rendering import ChatEndpoint
 from aengine.http.openai.tools import NO_TOOLS, tool_use
 from aengine.http.operation import ANSWERS, Operation
 from aengine.http.state import ServerState
@@ -30,14 +30,14 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 class Chat(ChatEndpoint):
     async def create(self, request: Request) -> Response:
-        engine, body = await self._accept(request, _decoder)
-        model = self._state.choose_model(body.model)
+        accepted = await self._accept(request, _decoder)
+        engine, body = accepted.engine, accepted.body
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
         head = {
             "id": request_id,
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
-            "model": model.name,
+            "model": accepted.model.name,
         }
         names = {"prompt": "messages", "logprobs": "top_logprobs"}
         if body.max_completion_tokens is not None:
@@ -49,31 +49,32 @@ class Chat(ChatEndpoint):
         params = body.params(
             engine.default_params, max_tokens=None, logprobs=(body.top_logprobs or 0) if body.logprobs else None
         )
-        chat = await self._submit_chat(
-            engine,
-            messages_for_template(body.messages),
-            tool_use(body) if body.tools or body.tool_choice else NO_TOOLS,
+        messages, options = messages_for_template(body.messages), template_options(body)
+        tools = tool_use(body) if body.tools or body.tool_choice else NO_TOOLS
+        context = engine.max_model_len if body.truncate_prompt_tokens is None else None
+        with renamed_param(names):
+            chat = await self._render(engine, messages, tools, params, options, context)
+        admitted = await self._admit(
+            accepted,
+            chat,
             params,
-            template_options(body),
+            request_id,
             names=names,
-            request_id=request_id,
-            priority=body.priority,
-            cache_salt=self._salt(request, body.cache_salt),
-            adapter=model.adapter,
-            streamed=bool(body.stream),
+            budget=self._candidates(engine, params, copies=1, streamed=bool(body.stream)),
             last_tokens=body.truncate_prompt_tokens,
-            tokens_as_ids=bool(body.return_tokens_as_token_ids),
         )
-        prompt_ids = chat.token_ids if body.return_token_ids else None
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = ChatLogprobs(engine.tokenizer.token_bytes, bool(body.return_tokens_as_token_ids))
+        readers = admitted.readers
+        prompt_ids = admitted.prompt if body.return_token_ids and not isinstance(admitted.prompt, str) else None
         if body.stream:
-            encoder = ChatChunkEncoder(head, chat.stream, usage_shown, chat.readers, chat.logprobs, prompt_ids)
-            return self._stream(chat.stream, encoder)
-        stream, prompt_logprobs_of = with_prompt_logprobs(chat.stream, engine.tokenizer, body.prompt_logprobs)
+            encoder = ChatChunkEncoder(head, admitted.stream, usage_shown, readers, logprobs, prompt_ids)
+            return self._stream(admitted.stream, encoder)
+        stream, prompt_logprobs_of = with_prompt_logprobs(admitted.stream, engine.tokenizer, body.prompt_logprobs)
         return self._whole(
             stream,
-            lambda completion: chat_body(
-                head | prompt_logprobs_of(0), completion, chat.readers, chat.logprobs, prompt_ids
-            ),
+            lambda completion: chat_body(head | prompt_logprobs_of(0), completion, readers, logprobs, prompt_ids),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -31,19 +31,21 @@ DEFAULT_MAX_TOKENS = 16
 MAX_CHOICES = 1024  # of one request: prompts x n
 MAX_ECHO = 2**25  # characters that `echo` may repeat in one answer, over all choices; whole ones hold them thrice
 
+_NO_NAMES: Mapping[str, str] = {}  # all parameters have the engine's names
+
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
 
 class Completions(Endpoint):
     async def create(self, request: Request) -> Response:
-        engine, body = await self._accept(request, _decoder)
-        model = self._state.choose_model(body.model)
+        accepted = await self._accept(request, _decoder)
+        engine, body = accepted.engine, accepted.body
         request_id = f"cmpl-{uuid.uuid4().hex}"
         head = {
             "id": request_id,
             "object": "text_completion",
             "created": int(time.time()),
-            "model": model.name,
+            "model": accepted.model.name,
         }
         params = _params(body, engine.default_params)
         usage_shown = body.usage_shown()
@@ -58,7 +60,6 @@ class Completions(Endpoint):
             prompts=len(prompts),
             field="logprobs" if body.prompt_logprobs is None else "prompt_logprobs",
         )
-        salt = self._salt(request, body.cache_salt)
         repeated = EchoBudget(params.n)
         streams: list[StreamLike] = []
         read: list[tuple[str, Sequence[int]]] = []  # of each prompt: the text that is repeated, and its ids
@@ -70,11 +71,11 @@ class Completions(Endpoint):
                 prompt = await cut(prompt, body.truncate_prompt_tokens, engine.tokenizer)
                 text = text_of(prompt, engine.tokenizer) if body.echo else ""
                 repeated.add(text)
-                prompt, params = await budget.add(prompt)
                 if body.return_token_ids and isinstance(prompt, str):
                     prompt = await engine.tokenizer.encode(prompt, context=engine.max_model_len)
+                admitted = await self._admit(accepted, prompt, params, own_id, names=_NO_NAMES, budget=budget)
+                stream, prompt = admitted.stream, admitted.prompt
                 read.append((text, () if isinstance(prompt, str) else prompt))
-                stream = await _submit(engine, prompt, params, body, own_id, salt, model.adapter)
                 streams.append(_echoing(stream, engine, text, prompt, body) if body.echo else stream)
         except BaseException:
             for stream in streams:
@@ -104,25 +105,6 @@ def _refuse_unsupported(body: CompletionRequest) -> None:
         raise InvalidRequestError("suffix is not supported: the models served here do not fill in gaps", "suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidRequestError("best_of is not supported: ask for n and choose by logprobs", "best_of")
-
-
-async def _submit(
-    engine: EngineLike,
-    prompt: Prompt,
-    params: SamplingParams,
-    body: CompletionRequest,
-    request_id: str,
-    cache_salt: str | None,
-    adapter: str | None,
-) -> StreamLike:
-    return await engine.submit_within_context(
-        prompt,
-        params,
-        request_id=request_id,
-        priority=body.priority or 0,
-        cache_salt=cache_salt,
-        adapter=adapter,
-    )
 
 
 def _form(

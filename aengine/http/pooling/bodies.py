@@ -41,7 +41,6 @@ class PooledFields(RequestBody, kw_only=True):
 
     refused: ClassVar[Mapping[str, Unsupported]] = _REFUSED
 
-    model: str | None = None
     priority: Int | None = None
     cache_salt: str | None = None
     user: str | None = None  # taken, not used

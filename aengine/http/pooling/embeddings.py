@@ -63,8 +63,7 @@ _classify_decoder = msgspec.json.Decoder(ClassifyRequest)
 
 class Embeddings(Endpoint):
     async def create(self, request: Request) -> Response:
-        engine, body = await self._accept(request, _embedding_decoder)
-        model = self._state.choose_model(body.model)
+        engine, body, model, salt = await self._accept(request, _embedding_decoder)
         request_id = f"embd-{uuid.uuid4().hex}"
         with renamed_param(_NAMES), abortable(request, engine, request_id):
             found = await engine.embed(
@@ -73,7 +72,7 @@ class Embeddings(Endpoint):
                 normalize=body.normalize,
                 request_id=request_id,
                 priority=body.priority or 0,
-                cache_salt=self._salt(request, body.cache_salt),
+                cache_salt=salt,
                 adapter=model.adapter,
             )
         in_base64 = body.encoding_format == "base64"
@@ -88,15 +87,14 @@ class Embeddings(Endpoint):
         return Response(b"".join(document(answer)), media_type="application/json")
 
     async def classify(self, request: Request) -> Response:
-        engine, body = await self._accept(request, _classify_decoder)
-        model = self._state.choose_model(body.model)
+        engine, body, model, salt = await self._accept(request, _classify_decoder)
         request_id = f"classify-{uuid.uuid4().hex}"
         with renamed_param(_NAMES), abortable(request, engine, request_id):
             found = await engine.classify(
                 await _prompts(engine, body),
                 request_id=request_id,
                 priority=body.priority or 0,
-                cache_salt=self._salt(request, body.cache_salt),
+                cache_salt=salt,
                 adapter=model.adapter,
             )
         data = [

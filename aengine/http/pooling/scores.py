@@ -32,8 +32,7 @@ _rerank_decoder = msgspec.json.Decoder(RerankRequest)
 
 class Scores(Endpoint):
     async def score(self, request: Request) -> Response:
-        engine, body = await self._accept(request, _score_decoder)
-        model = self._state.choose_model(body.model)
+        engine, body, model, salt = await self._accept(request, _score_decoder)
         names, queries, documents = _texts(body)
         for query in [queries] if isinstance(queries, str) else queries:
             _refuse_empty(query, names["queries"])
@@ -45,7 +44,7 @@ class Scores(Endpoint):
                 instruction=body.instruction,
                 request_id=request_id,
                 priority=body.priority or 0,
-                cache_salt=self._salt(request, body.cache_salt),
+                cache_salt=salt,
                 adapter=model.adapter,
             )
         data = [ScoreData(index=index, score=score) for index, score in enumerate(found.values)]
@@ -55,8 +54,7 @@ class Scores(Endpoint):
         )
 
     async def rerank(self, request: Request) -> Response:
-        engine, body = await self._accept(request, _rerank_decoder)
-        model = self._state.choose_model(body.model)
+        engine, body, model, salt = await self._accept(request, _rerank_decoder)
         _refuse_empty(body.query, "query")
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         request_id = f"rerank-{uuid.uuid4().hex}"
@@ -68,7 +66,7 @@ class Scores(Endpoint):
                 instruction=body.instruction,
                 request_id=request_id,
                 priority=body.priority or 0,
-                cache_salt=self._salt(request, body.cache_salt),
+                cache_salt=salt,
                 adapter=model.adapter,
             )
         shown = body.return_documents is not False

@@ -10,10 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import renamed_param
-from aengine.http.door.auth import CALLER
+from aengine.http.door.context import context_of
 from aengine.http.endpoint import json_response
-from aengine.http.openai.admission import ChatEndpoint
+from aengine.http.openai.logprobs import ChatLogprobs
 from aengine.http.openai.messages import template_options, tools_for_template
+from aengine.http.openai.rendering import ChatEndpoint
 from aengine.http.operation import ANSWERS, Operation
 from aengine.http.responses.answer import InputTokens, ResponseBody, ResponseHead
 from aengine.http.responses.bodies import ENCRYPTED, LOGPROBS, InputItem, Reasoning, ResponsesRequest
@@ -38,10 +39,10 @@ class Responses(ChatEndpoint):
         self._kept = kept
 
     async def create(self, request: Request) -> Response:
-        engine, body = await self._accept(request, _decoder)
-        model = self._state.choose_model(body.model)
+        accepted = await self._accept(request, _decoder)
+        engine, body = accepted.engine, accepted.body
         body.refuse_unsupported()
-        caller: str | None = request.scope.get(CALLER)
+        caller = context_of(request.scope).caller
         tools = read_tools(body)
         include = body.include or ()
         params = body.params(
@@ -53,47 +54,40 @@ class Responses(ChatEndpoint):
         response_id = f"resp_{uuid.uuid4().hex}"
         kept = bool(self._kept.most) and body.store is not False
         keep = await self._keeper(body, response_id, caller) if kept else keep_nothing
-        chat = await self._submit_chat(
-            engine,
-            await self._messages(body, caller),
-            tools.use,
-            params,
-            template_options(body),
-            names=_NAMES,
-            request_id=response_id,
-            priority=body.priority,
-            cache_salt=self._salt(request, body.cache_salt),
-            adapter=model.adapter,
-            streamed=False,  # the last events of a stream have them once more
-        )
-        head = ResponseHead(response_id, model.name, body, params, stored=kept)
+        messages = await self._messages(body, caller)
+        with renamed_param(_NAMES):
+            chat = await self._render(engine, messages, tools.use, params, template_options(body), engine.max_model_len)
+        # Streams count like whole answers: their last events have all logprobs once more.
+        budget = self._candidates(engine, params, copies=1, streamed=False)
+        stream, _, (reader,) = await self._admit(accepted, chat, params, response_id, names=_NAMES, budget=budget)
+        head = ResponseHead(response_id, accepted.model.name, body, params, stored=kept)
         reasoning = body.reasoning or Reasoning()
         output = Output(
             summaries=(reasoning.summary or reasoning.generate_summary) is not None,
             encrypted=ENCRYPTED in include,
             called=tools.called,
         )
-        (reader,) = chat.readers
-        logprobs = None if chat.logprobs is None else MessageLogprobs(chat.logprobs, reader.thought)
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = MessageLogprobs(ChatLogprobs(engine.tokenizer.token_bytes), reader.thought)
         if body.stream:
-            return self._stream(chat.stream, ResponseEventEncoder(head, output, reader, logprobs, keep))
+            return self._stream(stream, ResponseEventEncoder(head, output, reader, logprobs, keep))
 
         async def whole(completion: Completion) -> object:
             answer = await response_body(head, completion, output, reader, logprobs)
             keep(answer)
             return answer
 
-        return self._whole(chat.stream, whole)
+        return self._whole(stream, whole)
 
     async def count(self, request: Request) -> Response:
         """The length of the prompt that the same request would make, however long."""
-        engine, body = await self._accept(request, _decoder)
-        self._state.choose_model(body.model)
+        engine, body, _, _ = await self._accept(request, _decoder)
         body.refuse_unsupported()
         offered = read_tools(body).use.offered
         with renamed_param(_NAMES):
             prompt = await engine.encode_chat(
-                await self._messages(body, request.scope.get(CALLER)),
+                await self._messages(body, context_of(request.scope).caller),
                 tools=tools_for_template(offered) if offered else None,
                 **template_options(body),
             )

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
-from aengine.http.door.auth import CALLER
+from aengine.http.door.context import context_of
 from aengine.http.door.errors import HTTPError
 from aengine.http.endpoint import json_response
 from aengine.http.operation import NAMES, Operation
@@ -184,7 +184,7 @@ class KeptResponseEndpoints:
 
     async def delete(self, request: Request) -> Response:
         kept = self._find(request)
-        self._kept.forget(request.scope.get(CALLER), kept.id)
+        self._kept.forget(context_of(request.scope).caller, kept.id)
         return json_response(DeletedResponse(kept.id))
 
     async def input_items(self, request: Request) -> Response:
@@ -213,7 +213,7 @@ class KeptResponseEndpoints:
             raise HTTPError(
                 404, "not_found", "no responses are kept here; the server's knob kept_responses says how many are"
             )
-        found = self._kept.find(request.scope.get(CALLER), response_id)
+        found = self._kept.find(context_of(request.scope).caller, response_id)
         if found is None:
             raise HTTPError(404, "not_found", f"there is no response {response_id[:100]!r} here (any more)")
         return found
@@ -222,7 +222,9 @@ class KeptResponseEndpoints:
         if kept.previous is None:
             return []
         try:
-            return await items_of(self._kept.turns(request.scope.get(CALLER), kept.previous, "previous_response_id"))
+            return await items_of(
+                self._kept.turns(context_of(request.scope).caller, kept.previous, "previous_response_id")
+            )
         except InvalidRequestError:  # forgotten
             return []
 

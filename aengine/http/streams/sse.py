@@ -20,10 +20,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import AengineError
+from aengine.http.door.context import context_of
 from aengine.http.door.errors import HTTPError, error_body_for
 from aengine.http.engine_like import StreamLike
-from aengine.http.hypercorn.in_flight import ACTIVE_REQUEST, PIECES, ActiveRequest, at_work, cancel_error
-from aengine.http.hypercorn.receiving import client_disconnected
+from aengine.http.hypercorn.in_flight import at_work, cancel_error
 from aengine.http.streams.fragments import merge, sliced
 from aengine.types import Fragment, Usage
 
@@ -121,14 +121,14 @@ class EventStreamResponse(Response):
     async def _pump(self, scope: Scope, send: Send) -> None:
         try:
             await self._send(send, {"type": "http.response.start", "status": 200, "headers": HEADERS})
-            pieces = scope.get(PIECES, send)
+            pieces = context_of(scope).send_piece or send
             if opening := self._encoder.opening():
                 await self._send(pieces, body_message(opening))
             last = await self._send_events(pieces)
         except AengineError as error:
             last = self._error_event(scope, error)
         except get_cancelled_exc_class():
-            if not self._given_up and not client_disconnected(scope):  # the server shuts down, or nothing is read
+            if not self._given_up and not context_of(scope).client_left:  # the server shuts down, or nothing is read
                 with anyio.move_on_after(_ERROR_EVENT_SECONDS, shield=True):
                     await self._send(send, body_message(self._error_event(scope, cancel_error(scope)), more=False))
             raise
@@ -177,10 +177,8 @@ class EventStreamResponse(Response):
             if self._stream.backlog > self._max_backlog:
                 _log.warning("%s: its reader is %d fragments behind; aborted", self._stream.id, self._stream.backlog)
                 self._given_up = True
-                request: ActiveRequest | None = scope.get(ACTIVE_REQUEST)
-                if request is not None:
-                    error = HTTPError(408, "reader_timeout", f"{self._stream.backlog} fragments were not read")
-                    request.cut(error)
+                if (cut := context_of(scope).cut) is not None:
+                    cut(HTTPError(408, "reader_timeout", f"{self._stream.backlog} fragments were not read"))
                 tasks.cancel_scope.cancel()
                 return
             silence = silence + tick if self._sent == seen and not self._sending else 0.0

@@ -70,6 +70,6 @@ async def test_a_text_is_tokenized_once(monkeypatch: pytest.MonkeyPatch) -> None
             return await encode(text, *args, **options)
 
         monkeypatch.setattr(engine.tokenizer, "encode", counted)
-        stream = await engine.submit_within_context(PROMPT, SamplingParams(max_tokens=MOST))
+        stream = await engine.submit(PROMPT, SamplingParams(max_tokens=MOST), clip=True)
         stream.abort()
     assert texts == [PROMPT]

@@ -8,7 +8,8 @@ import anyio
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aengine.http.hypercorn.receiving import Receiving, client_disconnected
+from aengine.http.door.context import context_of
+from aengine.http.hypercorn.receiving import Receiving
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +60,7 @@ async def test_work_is_cancelled_when_its_client_leaves() -> None:
         try:
             await anyio.sleep_forever()
         finally:
-            why.append(client_disconnected(scope))
+            why.append(context_of(scope).client_left)
 
     await client.ask(app)
     assert why == [True]
@@ -141,7 +142,7 @@ async def test_a_cancellation_from_outside_is_not_a_departure() -> None:
         try:
             await anyio.sleep_forever()
         finally:
-            why.append(client_disconnected(scope))
+            why.append(context_of(scope).client_left)
 
     with anyio.move_on_after(0.01) as scope:
         await client.ask(app)

@@ -1,0 +1,46 @@
+"""The context of one request, which middleware and endpoints share through its ASGI scope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.types import Scope, Send
+
+from aengine.errors import AengineError
+
+_KEY = "aengine"  # in the ASGI scope
+
+
+class Abortable(Protocol):
+    """The work of the engine for a request."""
+
+    @property
+    def id(self) -> str: ...
+
+    def abort(self) -> bool | None:
+        """End the work. Returns False if there was none."""
+        ...
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """What is known of one request."""
+
+    request_id: str | None = None  # the answer's `X-Request-Id`
+    caller: str | None = None  # the digest of the API key, if the server asks for keys
+    client_left: bool = False
+    work: Abortable | None = None  # set while the engine works for the request
+    # Sends the pieces of an answer between its first and its last message, past the middleware.
+    send_piece: Send | None = None
+    cut: Callable[[AengineError], None] | None = None  # ends the connection; the error is for the client
+    cancel_error: AengineError | None = None  # why the request was cancelled, for the client
+
+
+def context_of(scope: Scope) -> RequestContext:
+    """Return the context in the scope, or put a new one there."""
+    context: RequestContext | None = scope.get(_KEY)
+    if context is None:
+        context = scope[_KEY] = RequestContext()
+    return context
