@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -14,15 +14,14 @@ from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.door.body import FIELDS, LARGE, decode
 from aengine.http.door.context import context_of
 from aengine.http.engine_like import EngineLike, StreamLike
+from aengine.http.fields.messages import TemplateOptions, tools_for_template
 from aengine.http.fields.prompts import CandidateBudget, Prompt, cut
+from aengine.http.fields.tools import ToolUse
 from aengine.http.fields.unknown import RequestBody
 from aengine.http.state import ChosenModel, ServerState
 from aengine.http.streams import sse
-from aengine.http.streams.document import DocumentResponse
-from aengine.http.streams.sse import EventEncoder, EventStreamResponse
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.reading.answer_reading import AnswerReading, ChoiceReader
-from aengine.types import Completion
 
 _MOST_FIELDS = 1000  # of a body; no API has a tenth of them, and each is looked up
 
@@ -73,15 +72,42 @@ class Endpoint:
         if "structured_outputs" in fields or not fields.keys() <= set(body.__struct_fields__):
             self._state.unknown_fields.check(fields, type(body), request.scope["path"])
         model = self._state.choose_model(body.model)
-        return Accepted(engine, body, model, self._salt(request, getattr(body, "cache_salt", None)))
+        config, caller, salt = self._state.config, context_of(request.scope).caller, getattr(body, "cache_salt", None)
+        salt_by_key = len(set(config.api_keys)) > 1 if config.salt_by_key is None else config.salt_by_key
+        if salt_by_key and caller is not None:
+            salt = f"{caller}/{salt or ''}"
+        return Accepted(engine, body, model, salt)
 
-    def _salt(self, request: Request, own: str | None) -> str | None:
-        """The request's cache salt, `own` if it has one, apart from those of other API keys if the server's knob or
-        several keys ask for that.
+    async def _render(
+        self,
+        engine: EngineLike,
+        messages: list[dict[str, Any]],
+        tools: ToolUse,
+        params: SamplingParams,
+        options: TemplateOptions,
+        context: int | None,
+    ) -> RenderedChat:
+        """Render and tokenize a chat.
+
+        Raises `InvalidRequestError`, and `ContextLengthError` for `context` tokens or more.
         """
-        config, caller = self._state.config, context_of(request.scope).caller
-        apart = len(set(config.api_keys)) > 1 if config.salt_by_key is None else config.salt_by_key
-        return f"{caller}/{own or ''}" if apart and caller is not None else own
+        reading = self._reading(engine, tools, params, (options["template_kwargs"] or {}).get("enable_thinking"))
+        offered = tools_for_template(tools.offered) if tools.offered else None
+        prompt = await engine.encode_chat(messages, tools=offered, context=context, **options)
+        return RenderedChat(prompt.token_ids, prompt.opens_thought, reading)
+
+    def _reading(
+        self, engine: EngineLike, tools: ToolUse, params: SamplingParams, enable_thinking: object
+    ) -> AnswerReading:
+        """How the answers are read. enable_thinking: as the template gets it; None if the request does not say."""
+        form = engine.answer_format
+        return AnswerReading(
+            self._state.config,
+            form,
+            tools.rules,
+            may_think=form.may_think(enable_thinking),
+            structured=params.structured,
+        )
 
     async def _admit(
         self,
@@ -132,13 +158,6 @@ class Endpoint:
         if params.logprobs is None and params.prompt_logprobs is None:
             return None
         return CandidateBudget(self._state.config.max_answer_candidates, engine, params, **counts)
-
-    def _stream(self, stream: StreamLike, encoder: EventEncoder) -> Response:
-        config = self._state.config
-        return EventStreamResponse(stream, encoder, heartbeat=config.heartbeat, max_backlog=config.max_stream_backlog)
-
-    def _whole(self, stream: StreamLike, body_of: Callable[[Completion], Awaitable[object]]) -> Response:
-        return DocumentResponse(stream, body_of)
 
 
 def json_response(payload: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

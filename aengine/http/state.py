@@ -29,6 +29,8 @@ class ServerState:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.engine: EngineLike | None = None
+        # The names under which the model is listed, that of answers first; empty until the engine is there.
+        self.model_names: tuple[str, ...] = config.served_model_name
         self.phase: Phase = "loading"
         self.reason = "the model is still loading"
         self.loop_delay = LoopDelay()
@@ -39,6 +41,7 @@ class ServerState:
 
     def ready(self, engine: EngineLike) -> None:
         self.engine, self.phase, self.reason = engine, "ready", ""
+        self.model_names = self.config.served_model_name or (engine.model_name,)
 
     def failed(self, error: BaseException) -> None:
         """Note that the engine has failed: every request from now on is answered with the reason, as far as clients may
@@ -61,13 +64,6 @@ class ServerState:
     def model_name(self) -> str | None:
         """The name that answers show; None before the engine is there."""
         return next(iter(self.model_names), None)
-
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """The names under which the model is listed, that of answers first; empty before the engine is there."""
-        if self.config.served_model_name:
-            return self.config.served_model_name
-        return (self.engine.model_name,) if self.engine is not None else ()
 
     def is_model(self, name: str) -> bool:
         """Whether the name is one of the model's own: a listed one or, unless names were given, its folder's path."""

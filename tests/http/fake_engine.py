@@ -6,17 +6,31 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from aengine.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
+from aengine.http import EngineLike
 from aengine.latency import Latencies
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline
-from aengine.types import AdapterInfo, DeviceMemory, Fragment, SleepMode, Stats, TokenLogprob, TopLogprob, Usage
+from aengine.types import (
+    AdapterInfo,
+    Classes,
+    DeviceMemory,
+    Embeddings,
+    Fragment,
+    Ranking,
+    Scores,
+    SleepMode,
+    Stats,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 
 VOCAB_SIZE = 1000
 CACHED_TOKENS = 2
@@ -232,6 +246,21 @@ class FakeEngine:
         self._streams.put_nowait(stream)
         return stream
 
+    async def embed(self, prompts: Any, **options: Any) -> Embeddings:
+        raise InvalidRequestError("the fake embeds nothing", "prompt")
+
+    async def classify(self, prompts: Any, **options: Any) -> Classes:
+        raise InvalidRequestError("the fake knows no classes", "prompt")
+
+    async def score(self, queries: Any, documents: Any, **options: Any) -> Scores:
+        raise InvalidRequestError("the fake scores nothing", "prompt")
+
+    async def rerank(self, query: str, documents: Any, **options: Any) -> Ranking:
+        raise InvalidRequestError("the fake ranks nothing", "prompt")
+
+    def abort(self, request_id: str) -> bool:
+        return False
+
     def has_adapter(self, name: str) -> bool:
         return any(adapter.name == name for adapter in self.adapters)
 
@@ -267,6 +296,10 @@ class FakeEngine:
 
     def devices(self) -> list[DeviceMemory]:
         return self.gpus
+
+
+if TYPE_CHECKING:
+    _conforms: EngineLike = FakeEngine()  # mypy checks that the fake has all that the HTTP layer asks of an engine
 
 
 def adapter_info(name: str, path: str, running: int = 0, waiting: int = 0) -> AdapterInfo:

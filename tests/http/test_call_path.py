@@ -15,7 +15,7 @@ from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
 
-FUNCTIONS, FILES = 65, 16
+FUNCTIONS, FILES = 66, 16
 ROOM = Path(aengine.http.__file__).parent
 BESIDE = {ROOM / "loop_delay.py"}  # runs all the time, whoever asks for what
 EACH_SECOND = {

@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from aengine.http.fields.messages import WrittenName
 from aengine.http.fields.sampling import Count, Probability, StopStrings, Temperature, TopK
 from aengine.http.fields.unknown import REFUSED_WITH_PROMPTS, RequestBody, Unsupported
-from aengine.http.openai.messages import WrittenName
 
 
 class ResultPart(msgspec.Struct, kw_only=True):

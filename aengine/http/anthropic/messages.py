@@ -18,13 +18,14 @@ from aengine.http.anthropic.events import MessageEventEncoder
 from aengine.http.anthropic.prompt import chat_messages, has_late_system
 from aengine.http.anthropic.tools import tool_use_of
 from aengine.http.door.errors import OVERLOADED, MessagesErrorBody
-from aengine.http.endpoint import RenderedChat, json_response
+from aengine.http.endpoint import Endpoint, RenderedChat, json_response
 from aengine.http.engine_like import EngineLike
-from aengine.http.openai.messages import tools_for_template
-from aengine.http.openai.rendering import ChatEndpoint
-from aengine.http.openai.tools import ToolUse
+from aengine.http.fields.messages import tools_for_template
+from aengine.http.fields.tools import ToolUse
 from aengine.http.operation import ANSWERS, Operation
 from aengine.http.state import ServerState
+from aengine.http.streams.document import DocumentResponse
+from aengine.http.streams.sse import EventStreamResponse
 from aengine.requests.sampling_params import SamplingParams
 from aengine.requests.structured import Structured
 from aengine.text.answer.parser import ChatPrompt
@@ -35,7 +36,7 @@ _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountTokensRequest)
 
 
-class Messages(ChatEndpoint):
+class Messages(Endpoint):
     async def create(self, request: Request) -> Response:
         """The assistant's next message."""
         accepted = await self._accept(request, _decoder)
@@ -53,8 +54,8 @@ class Messages(ChatEndpoint):
         chat = RenderedChat(prompt.token_ids, prompt.opens_thought, reading)
         stream, _, (reader,) = await self._admit(accepted, chat, params, plan.id, names=_NAMES)
         if body.stream:
-            return self._stream(stream, MessageEventEncoder(plan, stream, reader))
-        return self._whole(stream, lambda completion: message_body(plan, completion, reader))
+            return EventStreamResponse(stream, MessageEventEncoder(plan, stream, reader), self._state.config)
+        return DocumentResponse(stream, lambda completion: message_body(plan, completion, reader))
 
     async def count_tokens(self, request: Request) -> Response:
         """The length of the prompt that the same request would make, however long."""

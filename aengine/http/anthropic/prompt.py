@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from aengine.errors import InvalidRequestError
 from aengine.http.anthropic.bodies import ContentBlock, CountTokensRequest, ResultPart
-from aengine.http.openai.messages import left_out
+from aengine.http.fields.messages import left_out
 
 _BLOCKS = {
     "system": ("text",),

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from aengine.errors import InvalidRequestError
 from aengine.http.anthropic.bodies import CountTokensRequest, InputTool, InputToolChoice
-from aengine.http.openai.messages import Function, Tool
-from aengine.http.openai.tools import ToolUse
+from aengine.http.fields.messages import Function, Tool
+from aengine.http.fields.tools import ToolUse
 
 _AUTO = InputToolChoice(type="auto")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,6 +12,7 @@ from starlette.types import Scope, Send
 from aengine.errors import AengineError
 
 _KEY = "aengine"  # in the ASGI scope
+_ANTHROPIC_PATHS = re.compile(r"/*(?:v1/+){0,2}messages(?:/.*)?", re.DOTALL)  # aliases and all paths below
 
 
 class Abortable(Protocol):
@@ -44,3 +46,16 @@ def context_of(scope: Scope) -> RequestContext:
     if context is None:
         context = scope[_KEY] = RequestContext()
     return context
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether the request is for a path of Anthropic's API, served or not."""
+    return _ANTHROPIC_PATHS.fullmatch(scope.get("path", "")) is not None
+
+
+def id_headers(scope: Scope) -> dict[str, str]:
+    """Return the request's id as headers of its answer, for Anthropic's clients also under the name that they read."""
+    own = {"x-request-id": context_of(scope).request_id or ""}
+    if _ANTHROPIC_PATHS.fullmatch(scope["path"]):
+        own["request-id"] = own["x-request-id"]
+    return own

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.config import ServerConfig
 from aengine.http.door.auth import ApiKeyMiddleware
-from aengine.http.door.context import context_of
-from aengine.http.door.errors import HTTPError, error_response, id_headers
+from aengine.http.door.context import context_of, id_headers
+from aengine.http.door.errors import HTTPError, error_response
 from aengine.http.door.origin import OriginMiddleware
 from aengine.http.door.paths import ServedPaths
 

@@ -25,13 +25,12 @@ from aengine.errors import (
     QueueFullError,
     RequestAbortedError,
 )
-from aengine.http.door.context import context_of
+from aengine.http.door.context import context_of, id_headers, speaks_anthropic
 
 # Folders in front of a file name. A slash inside a word (a model id), after another one (a URL) or after a method of
 # HTTP (an endpoint) starts none.
 _FOLDERS = re.compile(r"(?<![\w./:-])(?<!GET )(?<!POST )(?:~|[A-Za-z]:)?[/\\](?=[^\s/\\])(?:[^/\\\s'\"`]+[/\\])*")
 OVERLOADED = 529  # no standard status, but the one that Anthropic's clients know for a server with too much to do
-_ANTHROPIC_PATHS = re.compile(r"/*(?:v1/+){0,2}messages(?:/.*)?", re.DOTALL)  # aliases and all below
 MAX_MESSAGE = 2000  # characters
 _TYPES = {
     401: "authentication_error",
@@ -69,17 +68,6 @@ class MessagesErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["error"] = "error"
     error: MessagesErrorDetail
     request_id: str | None = None
-
-
-def speaks_anthropic(scope: Scope) -> bool:
-    """Whether the request is for a path of Anthropic's, served or not."""
-    return _ANTHROPIC_PATHS.fullmatch(scope.get("path", "")) is not None
-
-
-def id_headers(scope: Scope) -> dict[str, str]:
-    """The request's id as headers of its answer; Anthropic's clients read it under another name as well."""
-    names = ("x-request-id", "request-id") if speaks_anthropic(scope) else ("x-request-id",)
-    return dict.fromkeys(names, context_of(scope).request_id or "")
 
 
 def messages_error_body(status: int, message: str, param: str | None, scope: Scope) -> MessagesErrorBody:

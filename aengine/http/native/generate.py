@@ -12,14 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
-from aengine.http.endpoint import RenderedChat
+from aengine.http.endpoint import Endpoint, RenderedChat
 from aengine.http.engine_like import EngineLike
-from aengine.http.fields.prompts import Prompt
-from aengine.http.fields.sampling import Logprobs, Sampling, TokenId
-from aengine.http.fields.unknown import REFUSED_WITH_PROMPTS, Unsupported
-from aengine.http.openai.bodies import PromptLogprobs, UsageBody
-from aengine.http.openai.logprobs import usage_body
-from aengine.http.openai.messages import (
+from aengine.http.fields.messages import (
     ChatMessage,
     ReasoningEffort,
     Tools,
@@ -27,14 +22,18 @@ from aengine.http.openai.messages import (
     refuse_chat_fields,
     template_options,
 )
-from aengine.http.openai.rendering import ChatEndpoint
-from aengine.http.openai.tools import choose_tools
+from aengine.http.fields.prompts import Prompt
+from aengine.http.fields.sampling import Logprobs, Sampling, TokenId
+from aengine.http.fields.tools import choose_tools
+from aengine.http.fields.unknown import REFUSED_WITH_PROMPTS, Unsupported
+from aengine.http.openai.bodies import PromptLogprobs, UsageBody
+from aengine.http.openai.logprobs import usage_body
 from aengine.http.operation import ANSWERS, Operation
 from aengine.http.state import ServerState
 from aengine.http.streams import sse
-from aengine.http.streams.document import document, encoded_list
+from aengine.http.streams.document import DocumentResponse, document, encoded_list
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, no_prompt_logprobs, with_prompt_logprobs
-from aengine.http.streams.sse import EventEncoder
+from aengine.http.streams.sse import EventEncoder, EventStreamResponse
 from aengine.requests.sampling_params import (
     SamplingParams,
 )
@@ -96,7 +95,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(GenerateRequest)
 
 
-class Generate(ChatEndpoint):
+class Generate(Endpoint):
     async def create(self, request: Request) -> Response:
         accepted = await self._accept(request, _decoder)
         engine, body = accepted.engine, accepted.body
@@ -119,8 +118,8 @@ class Generate(ChatEndpoint):
             stream = ReadStream(stream, [reader.parser for reader in readers])
         stream, prompt_logprobs_of = with_prompt_logprobs(stream, engine.tokenizer, body.prompt_logprobs)
         if streamed:
-            return self._stream(stream, GenerateEventEncoder(params.n, prompt_logprobs_of))
-        return self._whole(stream, lambda completion: completion_body(completion, prompt_logprobs_of))
+            return EventStreamResponse(stream, GenerateEventEncoder(params.n, prompt_logprobs_of), self._state.config)
+        return DocumentResponse(stream, lambda completion: completion_body(completion, prompt_logprobs_of))
 
     async def _prompt(self, engine: EngineLike, body: GenerateRequest, params: SamplingParams) -> Prompt | RenderedChat:
         """The prompt as text or ids, or a rendered chat. Raises `InvalidRequestError` unless exactly one is given."""

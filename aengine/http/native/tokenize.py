@@ -16,9 +16,7 @@ from aengine.http.door.body import FIELDS, decode
 from aengine.http.door.errors import HTTPError
 from aengine.http.endpoint import json_response
 from aengine.http.engine_like import EngineLike
-from aengine.http.fields.sampling import TokenId
-from aengine.http.fields.unknown import REFUSED, RequestBody, Unsupported
-from aengine.http.openai.messages import (
+from aengine.http.fields.messages import (
     ChatMessage,
     ReasoningEffort,
     Tools,
@@ -27,6 +25,8 @@ from aengine.http.openai.messages import (
     template_options,
     tools_for_template,
 )
+from aengine.http.fields.sampling import TokenId
+from aengine.http.fields.unknown import REFUSED, RequestBody, Unsupported
 from aengine.http.operation import ANSWERS, NAMES, SERVES, Operation
 from aengine.http.state import ServerState
 from aengine.requests.sampling_params import (

@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from aengine.errors import InvalidRequestError
+from aengine.http.fields.messages import ChatMessage, ReasoningEffort, ToolChoice, Tools
 from aengine.http.fields.sampling import Count, Int, Logprobs, Sampling, TokenId
 from aengine.http.fields.unknown import REFUSED_WITH_CHATS, Unsupported
-from aengine.http.openai.messages import ChatMessage, ReasoningEffort, ToolChoice, Tools
 from aengine.types import FinishReason
 
 

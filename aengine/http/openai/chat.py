@@ -12,15 +12,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError, renamed_param
+from aengine.http.endpoint import Endpoint
+from aengine.http.fields.messages import messages_for_template, template_options
+from aengine.http.fields.tools import NO_TOOLS, ToolUse, choose_tools
 from aengine.http.openai.bodies import ChatBody, ChatRequest
 from aengine.http.openai.chunks import ChatChunkEncoder, call_body, delta_body, finish_reason
 from aengine.http.openai.logprobs import ChatLogprobs, usage_body
-from aengine.http.openai.messages import messages_for_template, template_options
-from aengine.http.openai.rendering import ChatEndpoint
-from aengine.http.openai.tools import NO_TOOLS, tool_use
 from aengine.http.operation import ANSWERS, Operation
 from aengine.http.state import ServerState
+from aengine.http.streams.document import DocumentResponse
 from aengine.http.streams.prompt_logprobs import with_prompt_logprobs
+from aengine.http.streams.sse import EventStreamResponse
 from aengine.text.answer.deltas import Answer, ReasoningDelta
 from aengine.text.reading.answer_reading import ChoiceReader
 from aengine.types import Choice, Completion, is_cut
@@ -28,7 +30,7 @@ from aengine.types import Choice, Completion, is_cut
 _decoder = msgspec.json.Decoder(ChatRequest)
 
 
-class Chat(ChatEndpoint):
+class Chat(Endpoint):
     async def create(self, request: Request) -> Response:
         accepted = await self._accept(request, _decoder)
         engine, body = accepted.engine, accepted.body
@@ -70,12 +72,17 @@ class Chat(ChatEndpoint):
         prompt_ids = admitted.prompt if body.return_token_ids and not isinstance(admitted.prompt, str) else None
         if body.stream:
             encoder = ChatChunkEncoder(head, admitted.stream, usage_shown, readers, logprobs, prompt_ids)
-            return self._stream(admitted.stream, encoder)
+            return EventStreamResponse(admitted.stream, encoder, self._state.config)
         stream, prompt_logprobs_of = with_prompt_logprobs(admitted.stream, engine.tokenizer, body.prompt_logprobs)
-        return self._whole(
+        return DocumentResponse(
             stream,
             lambda completion: chat_body(head | prompt_logprobs_of(0), completion, readers, logprobs, prompt_ids),
         )
+
+
+def tool_use(body: ChatRequest) -> ToolUse:
+    """Read `tools`, `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequestError`, naming the field."""
+    return choose_tools(body.tools or [], body.tool_choice, parallel=body.parallel_tool_calls is not False)
 
 
 async def chat_body(

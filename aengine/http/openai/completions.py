@@ -23,7 +23,9 @@ from aengine.http.openai.gathered import GatheredStream
 from aengine.http.openai.logprobs import CompletionForm, CompletionLogprobs, TextOffsets, usage_body
 from aengine.http.operation import ANSWERS, Operation
 from aengine.http.state import ServerState
+from aengine.http.streams.document import DocumentResponse
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, with_prompt_logprobs
+from aengine.http.streams.sse import EventStreamResponse
 from aengine.requests.sampling_params import SamplingParams
 from aengine.types import Completion
 
@@ -85,8 +87,10 @@ class Completions(Endpoint):
         stream = streams[0] if len(streams) == 1 else GatheredStream(request_id, streams, params.n)
         if not body.stream:
             stream, prompt_logprobs_of = with_prompt_logprobs(stream, engine.tokenizer, body.prompt_logprobs)
-            return self._whole(stream, lambda completion: completion_body(head, completion, prompt_logprobs_of, form))
-        return self._stream(stream, CompletionChunkEncoder(head, stream, usage_shown, form))
+            return DocumentResponse(
+                stream, lambda completion: completion_body(head, completion, prompt_logprobs_of, form)
+            )
+        return EventStreamResponse(stream, CompletionChunkEncoder(head, stream, usage_shown, form), self._state.config)
 
 
 def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:

@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from aengine.errors import InvalidRequestError
+from aengine.http.fields.messages import FunctionName, ReasoningEffort, WrittenName
 from aengine.http.fields.sampling import Count, Drawing, Int, Logprobs
 from aengine.http.fields.unknown import REFUSED_WITH_CHATS, Unsupported
-from aengine.http.openai.messages import FunctionName, ReasoningEffort, WrittenName
 from aengine.requests.structured import Structured
 
 MAX_TOOLS = 128  # of a request, those in namespaces included

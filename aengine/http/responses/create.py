@@ -11,10 +11,9 @@ from starlette.responses import Response
 
 from aengine.errors import renamed_param
 from aengine.http.door.context import context_of
-from aengine.http.endpoint import json_response
+from aengine.http.endpoint import Endpoint, json_response
+from aengine.http.fields.messages import template_options, tools_for_template
 from aengine.http.openai.logprobs import ChatLogprobs
-from aengine.http.openai.messages import template_options, tools_for_template
-from aengine.http.openai.rendering import ChatEndpoint
 from aengine.http.operation import ANSWERS, Operation
 from aengine.http.responses.answer import InputTokens, ResponseBody, ResponseHead
 from aengine.http.responses.bodies import ENCRYPTED, LOGPROBS, InputItem, Reasoning, ResponsesRequest
@@ -26,14 +25,15 @@ from aengine.http.responses.logprobs import MessageLogprobs
 from aengine.http.responses.tools import read_tools
 from aengine.http.responses.whole import response_body
 from aengine.http.state import ServerState
-from aengine.http.streams.document import document
+from aengine.http.streams.document import DocumentResponse, document
+from aengine.http.streams.sse import EventStreamResponse
 from aengine.types import Completion
 
 _NAMES = {"prompt": "input", "messages": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 
 
-class Responses(ChatEndpoint):
+class Responses(Endpoint):
     def __init__(self, state: ServerState, kept: KeptResponses) -> None:
         super().__init__(state)
         self._kept = kept
@@ -71,14 +71,16 @@ class Responses(ChatEndpoint):
         if params.logprobs is not None:
             logprobs = MessageLogprobs(ChatLogprobs(engine.tokenizer.token_bytes), reader.thought)
         if body.stream:
-            return self._stream(stream, ResponseEventEncoder(head, output, reader, logprobs, keep))
+            return EventStreamResponse(
+                stream, ResponseEventEncoder(head, output, reader, logprobs, keep), self._state.config
+            )
 
         async def whole(completion: Completion) -> object:
             answer = await response_body(head, completion, output, reader, logprobs)
             keep(answer)
             return answer
 
-        return self._whole(stream, whole)
+        return DocumentResponse(stream, whole)
 
     async def count(self, request: Request) -> Response:
         """The length of the prompt that the same request would make, however long."""

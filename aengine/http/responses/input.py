@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from aengine.errors import InvalidRequestError
-from aengine.http.openai.messages import left_out
+from aengine.http.fields.messages import left_out
 from aengine.http.responses.bodies import InputItem, InputPart
 from aengine.http.responses.tools import full_name
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from aengine.errors import InvalidRequestError
-from aengine.http.openai.messages import (
+from aengine.http.fields.messages import (
     AllowedTools,
     AllowedToolsChoice,
     ChosenFunction,
@@ -18,7 +18,7 @@ from aengine.http.openai.messages import (
     Tool,
     ToolChoice,
 )
-from aengine.http.openai.tools import ToolUse, choose_tools
+from aengine.http.fields.tools import ToolUse, choose_tools
 from aengine.http.responses.bodies import (
     MAX_TOOLS,
     NamedTool,

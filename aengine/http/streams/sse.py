@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from aengine.config import ServerConfig
 from aengine.errors import AengineError
 from aengine.http.door.context import context_of
 from aengine.http.door.errors import HTTPError, error_body_for
@@ -97,12 +98,12 @@ class EventStreamResponse(Response):
     because Starlette's handlers return one.
     """
 
-    def __init__(self, stream: StreamLike, encoder: EventEncoder, *, heartbeat: float, max_backlog: int) -> None:
+    def __init__(self, stream: StreamLike, encoder: EventEncoder, config: ServerConfig) -> None:
         self.background = None
         self._stream = stream
         self._encoder = encoder
-        self._heartbeat = heartbeat
-        self._max_backlog = max_backlog
+        self._heartbeat = config.heartbeat
+        self._max_backlog = config.max_stream_backlog
         self._sent = 0  # messages
         self._sending = False
         self._pinging = False

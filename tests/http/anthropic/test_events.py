@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from aengine.config import ServerConfig
 from aengine.http.anthropic.answer import AnswerPlan, content_blocks, message_body
 from aengine.http.anthropic.events import MessageEventEncoder
-from aengine.http.openai.messages import Function, Tool
-from aengine.http.openai.tools import ToolUse
+from aengine.http.fields.messages import Function, Tool
+from aengine.http.fields.tools import ToolUse
 from aengine.http.streams import sse
 from aengine.text.answer.deltas import CallDelta, ContentDelta, ReasoningDelta
 from aengine.text.answer.parser import AnswerFormat

@@ -10,7 +10,7 @@ import pytest
 from aengine.errors import InvalidRequestError
 from aengine.http.anthropic.bodies import CountTokensRequest
 from aengine.http.anthropic.tools import tool_use_of
-from aengine.http.openai.tools import ToolUse
+from aengine.http.fields.tools import ToolUse
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 

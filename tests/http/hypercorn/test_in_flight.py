@@ -12,6 +12,7 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from aengine.config import ServerConfig
 from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.hypercorn.receiving import Receiving
 from aengine.http.native.generate import GenerateEventEncoder
@@ -96,7 +97,7 @@ async def test_where_the_connection_goes_on_a_stream_says_why_it_ends() -> None:
 
     stream = FakeStream("r", prompt_tokens=1, one_by_one=False)
     stream.put(Fragment("x", (1,)))
-    reply = EventStreamResponse(stream, GenerateEventEncoder(1), heartbeat=10, max_backlog=1000)
+    reply = EventStreamResponse(stream, GenerateEventEncoder(1), ServerConfig(heartbeat=10, max_stream_backlog=1000))
     in_flight = InFlight(Receiving(reply))
     async with anyio.create_task_group() as tasks:
         await tasks.start(in_flight.watch_readers, 0.05)

@@ -15,7 +15,7 @@ from aengine.errors import InvalidRequestError
 from aengine.http.anthropic.answer import AnswerPlan
 from aengine.http.anthropic.events import MessageEventEncoder
 from aengine.http.openai.bodies import ChatRequest
-from aengine.http.openai.tools import tool_use
+from aengine.http.openai.chat import tool_use
 from aengine.requests.sampling_params import SamplingParams
 from aengine.requests.structured import Structured
 from aengine.text.answer.harmony import CONTROL, HARMONY_THOUGHT

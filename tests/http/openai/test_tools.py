@@ -9,8 +9,7 @@ import pytest
 
 from aengine.config import ServerConfig
 from aengine.http.openai.bodies import ChatRequest
-from aengine.http.openai.chat import chat_body
-from aengine.http.openai.tools import tool_use
+from aengine.http.openai.chat import chat_body, tool_use
 from aengine.requests.sampling_params import SamplingParams
 from aengine.requests.structured import Structured
 from aengine.text.answer.deltas import CallDelta, join_deltas

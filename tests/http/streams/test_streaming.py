@@ -9,6 +9,7 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from aengine.config import ServerConfig
 from aengine.errors import EngineFailedError
 from aengine.http.hypercorn.receiving import Receiving
 from aengine.http.native.generate import GenerateEventEncoder
@@ -73,7 +74,7 @@ def start(
     stream: FakeStream, wire: Wire, *, n: int = 1, heartbeat: float = 10, max_backlog: int = 100
 ) -> asyncio.Task[None]:
     encoder = GenerateEventEncoder(n)
-    reply = EventStreamResponse(stream, encoder, heartbeat=heartbeat, max_backlog=max_backlog)
+    reply = EventStreamResponse(stream, encoder, ServerConfig(heartbeat=heartbeat, max_stream_backlog=max_backlog))
     return answer(reply, wire)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from aengine.errors import InvalidRequestError
-from aengine.http.openai.bodies import ChatRequest
-from aengine.http.openai.messages import AllowedToolsChoice, ChosenTool, Tool, ToolChoice
+from aengine.http.fields.messages import AllowedToolsChoice, ChosenTool, Tool, ToolChoice
 from aengine.text.answer.formats.base import CallableTool
 from aengine.text.reading.tools import CallRules
 
@@ -47,11 +46,6 @@ def _in_chats(index: int) -> str:
 
 
 NO_TOOLS = ToolUse([], [], False, True, _in_chats)
-
-
-def tool_use(body: ChatRequest) -> ToolUse:
-    """Read `tools`, `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequestError`, naming the field."""
-    return choose_tools(body.tools or [], body.tool_choice, parallel=body.parallel_tool_calls is not False)
 
 
 def choose_tools(
