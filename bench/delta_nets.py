@@ -14,9 +14,8 @@ import torch
 from aengine.kernels.delta.across import carry_across
 from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.delta.blocks import Blocks
-from aengine.kernels.delta.config import across_config, convolve_config
 from aengine.kernels.delta.convolve import convolve
-from aengine.kernels.delta.triton_delta import TritonDelta
+from aengine.kernels.delta.triton_delta import TritonDelta, across_config, convolve_config
 from aengine.kernels.delta.within import solve_within
 from aengine.kernels.launch import launch_for
 from bench.kernel_timing import DEVICE, graph_time, random_half
@@ -71,7 +70,7 @@ def decodes(rows: int, kept: torch.dtype) -> dict[str, object]:
 def chunks(lens: Sequence[int]) -> dict[str, object]:
     own, pool, batch = weights(), state(len(lens) + 1, torch.float32), step(range(1, len(lens) + 1), lens)
     qkv, z, b, a = random_half(sum(lens), sum(COLUMNS)).split(COLUMNS, dim=1)
-    net, blocks, out = TritonDelta(own), Blocks.of(batch), random_half(sum(lens), HEADS.values)
+    net, blocks, out = TritonDelta(own), Blocks.from_batch(batch), random_half(sum(lens), HEADS.values)
     launch = launch_for(DEVICE)
     turns = convolve_config(HEADS, WIDTH, blocks.most, launch)
     parts = convolve(qkv, pool, own, batch, blocks, turns)

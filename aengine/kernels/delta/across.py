@@ -1,8 +1,8 @@
-"""The state of a chunk from block to block, and what its tokens read of it.
+"""The recurrence over the blocks of a chunk, and its results.
 
-A program has some columns of a value head's state, from the chunk's first block to its last one: what the block's keys
-find there is taken from its values, the triangular system makes the corrections of what is left, the queries read the
-state and, through `seen`, the corrections; then these are written.
+A program has some columns of a value head's state and goes through the chunk's blocks in order. It subtracts from the
+values what the keys find in the state. The inverse of the triangular system turns the rest into corrections. The
+queries read the state and, through `seen`, the corrections. Then the corrections are written to the state.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -36,7 +36,7 @@ from aengine.kernels.variants import keep_variants
     ]
 )
 def _across_kernel(
-    qkv_ptr,  # [tokens, CHANNELS]: behind the convolution
+    qkv_ptr,  # [tokens, CHANNELS]: after the convolution
     z_ptr,  # [tokens, VALUE_HEADS * VALUE_DIM]
     out_ptr,  # [tokens, VALUE_HEADS * VALUE_DIM]
     solved_ptr,
@@ -45,7 +45,7 @@ def _across_kernel(
     beta_ptr,
     recurrence_ptr,  # [slots, VALUE_HEADS, KEY_DIM, VALUE_DIM]
     norm_ptr,
-    slots_ptr,  # of chunks, as the next one
+    slots_ptr,  # of chunks, like sources_ptr
     sources_ptr,
     starts_ptr,
     saves_ptr,
@@ -173,7 +173,7 @@ def _norm_kernel(
 
 @dataclass(frozen=True, slots=True)
 class AcrossConfig:
-    """How one shape is cut up. block_v: columns of a program; of a head with more, the norm is a kernel of its own."""
+    """How the kernels divide one shape. block_v: columns of a program; if a head has more, a second kernel norms."""
 
     block_v: int
     warps: int
@@ -191,7 +191,7 @@ def carry_across(
     blocks: Blocks,
     config: AcrossConfig,
 ) -> None:
-    """Write the chunks' results to out [tokens, values], contiguous, and their states to where they go."""
+    """Write the chunks' results to out [tokens, values], contiguous, and their new states to their slots."""
     heads, first = weights.heads, batch.num_decodes
     overlap, exact = launch_for(qkv.device).overlap, qkv.dtype == torch.float32
     block_v = min(config.block_v, power_of_two(heads.value_dim))

@@ -1,13 +1,13 @@
-"""A gated delta net: what it is made of, what it keeps of a sequence, and a step as it sees it.
+"""Gated delta nets: their weights, the state of a sequence, and a step as they see it.
 
-Every value head has a matrix S [key_dim, value_dim]. A token forgets by a factor, exp(g), corrects what S answers to
-its key by beta, and asks with its query:
+Every value head has a state matrix S [key_dim, value_dim]. A token decays S by a factor exp(g), corrects by beta what S
+returns for the token's key, and reads S with its query:
 
     S = exp(g) * S;  S = S + k (beta * (v - S^T k))^T;  o = S^T q
     g = -exp(a_log) * softplus(a + dt_bias);  beta = sigmoid(b)
 
-q, k and v come through a causal convolution of each channel and SiLU; q and k have length 1, q is then divided by
-sqrt(key_dim); and o leaves as weight * rms_norm(o) * silu(z).
+q, k and v first pass a causal convolution of each channel and SiLU. q and k are normalised to length 1, and q is
+divided by sqrt(key_dim). The output is weight * rms_norm(o) * silu(z).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 P = TypeVar("P")
 
-BLOCK = 64  # tokens that chunks compute at once, by their positions: 0 to 63, 64 to 127, ...
+BLOCK = 64  # tokens of a block of a chunk, by position: 0 to 63, 64 to 127, ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class DeltaHeads:
 
     @property
     def keys(self) -> int:
-        """The width of all key heads, which is that of all query heads."""
+        """The width of all key heads, and of all query heads."""
         return self.key_heads * self.key_dim
 
     @property
@@ -44,16 +44,16 @@ class DeltaHeads:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: q, then k, then v."""
+        """The channels of the convolution: q, then k, then v."""
         return 2 * self.keys + self.values
 
 
 @dataclass(slots=True)
 class DeltaWeights:
-    """The tensors of a layer between its projections; all may be filled later."""
+    """The tensors of a layer between its projections. They may be filled later."""
 
     heads: DeltaHeads
-    conv: Tensor  # [channels, width]: the last one belongs to the token itself
+    conv: Tensor  # [channels, width]: the last column is for the token itself
     a_log: Tensor  # [value_heads]
     dt_bias: Tensor  # [value_heads]
     norm: Tensor  # [value_dim]
@@ -62,37 +62,34 @@ class DeltaWeights:
 
 @dataclass(slots=True)
 class DeltaState:
-    """What a layer keeps of sequences, in slots. Slots that nobody wrote may hold anything.
+    """The state of a layer for all sequences, in slots. Slots that were never written may hold anything.
 
-    A slot lies contiguous within each tensor; slots may lie apart.
+    Each slot is contiguous in each tensor. Slots need not be adjacent.
     """
 
-    conv: Tensor  # [slots, width, channels] in the model's dtype: the input of position p is in row p % width
+    conv: Tensor  # [slots, width, channels] in the model's dtype: row p % width holds the input of position p
     recurrence: Tensor  # [slots, value_heads, key_dim, value_dim] float32 or bfloat16: S
 
 
 @dataclass(slots=True)
 class StateBatch:
-    """A step as layers with a state see it: first the decodes, of which the i-th has token i, then the chunks.
+    """A step as layers with a state see it: first the decodes, whose i-th has token i, then the chunks.
 
-    Slot 0 belongs to nobody and is neither read nor written. Every other slot is written at most once a step, and one
-    that a sequence begins with and does not end in is written by nobody.
+    Slot 0 is never read or written. Every other slot is written at most once a step. A slot that a sequence starts from
+    but does not end in is not written.
     """
 
-    # [decodes + chunks] int32: where each one's state goes. 0: padding, whose results are zero. -1: a decode that there
-    # is not, whose token belongs to a chunk; they come last among the decodes.
+    # [decodes + chunks] int32: the slot that takes each new state. 0: padding, whose results are zero. -1: no decode;
+    # its token belongs to a chunk. These come last among the decodes.
     slots: Tensor
-    sources: Tensor  # [decodes + chunks] int32: where the state before the step is; 0: it begins at zero
-    starts: (
-        Tensor  # [chunks + 1] int32: the token each chunk begins with, and where the last one ends; some may be empty
-    )
-    positions: Tensor  # [tokens] int64: of each token in its sequence; of padding anything
-    # [tokens] int32: a slot that gets the state after this token too; 0: none. Of a chunk only tokens whose next
-    # position is a multiple of BLOCK have one, and its last one.
+    sources: Tensor  # [decodes + chunks] int32: the slot of each state before the step; 0: it starts from zero
+    starts: Tensor  # [chunks + 1] int32: each chunk's first token, and the last one's end; chunks may be empty
+    positions: Tensor  # [tokens] int64: of each token in its sequence; any number for padding
+    # [tokens] int32: a slot that also takes the state after this token; 0: none. In a chunk only tokens before a
+    # multiple of BLOCK, and the last token, may have one.
     saves: Tensor
     num_decodes: int
-    # What kernels work out once a step, for all layers: by what it is. A step that reuses this object with other
-    # tensors clears it.
+    # What kernels compute once a step for all layers, by type. Clear it before reusing this object with other tensors.
     plans: dict[type, object] = field(default_factory=dict)
 
     @property
@@ -100,7 +97,7 @@ class StateBatch:
         return len(self.starts) - 1
 
     def plan(self, kind: type[P], make: Callable[[], P]) -> P:
-        """The plan of this kind, made by the first layer that asks."""
+        """Return the plan of this kind. The first layer that asks makes it."""
         known = self.plans.get(kind)
         if not isinstance(known, kind):
             self.plans[kind] = known = make()
@@ -108,11 +105,12 @@ class StateBatch:
 
 
 class DeltaNet(Protocol):
-    """What lies between the projections of a layer: convolution, gates, recurrence and norm."""
+    """The part of a layer between its projections: convolution, gates, recurrence and norm."""
 
     def __call__(self, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: DeltaState, batch: StateBatch) -> Tensor:
-        """qkv [tokens, channels], z [tokens, values], b, a [tokens, value_heads], one dtype -> [tokens, values].
+        """Return [tokens, values], and update the state in place.
 
-        The state is updated in place. Rows of the inputs are contiguous, and may lie apart.
+        qkv [tokens, channels], z [tokens, values], b and a [tokens, value_heads] have one dtype. Each of their rows is
+        contiguous; rows need not be adjacent.
         """
         ...

@@ -1,4 +1,4 @@
-"""Which blocks of tokens the chunks of a step are computed in: once a step, for all layers."""
+"""The blocks of tokens in which the chunks of a step are computed: planned once a step, for all layers."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from aengine.kernels.variants import keep_variants
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Blocks of the tokens of a chunk whose positions begin at multiples of BLOCK.
+    """Blocks of a chunk's tokens, which begin at positions that are multiples of BLOCK.
 
-    A chunk's first block may begin before it, and its last one end behind it. There is room for as many as there may
-    be, whatever the chunks.
+    A chunk's first block may begin before the chunk, and its last one may end after it. There is room for as many
+    blocks as any division into chunks needs.
     """
 
-    chunks: Tensor  # [most] int32: which chunk each block is of; -1: none
-    tokens: Tensor  # [most] int32: the token at the block's beginning
-    starts: Tensor  # [chunks + 1] int32: the first block of each chunk, and how many there are
+    chunks: Tensor  # [most] int32: the chunk of each block; -1: unused
+    tokens: Tensor  # [most] int32: each block's first token
+    starts: Tensor  # [chunks + 1] int32: the first block of each chunk, and the number of blocks
 
     @property
     def most(self) -> int:
         return len(self.chunks)
 
     @classmethod
-    def of(cls, batch: StateBatch) -> Blocks:
-        """On the device, from what is known there alone."""
+    def from_batch(cls, batch: StateBatch) -> Blocks:
+        """Plan the blocks on the device, without a host sync."""
         tokens, chunks = len(batch.positions), batch.num_chunks
         # n tokens touch at most (n + 126) / 64 blocks, and n.
         most = max(1, min(tokens, (tokens + 2 * (BLOCK - 1) * chunks) // BLOCK))
@@ -64,13 +64,15 @@ def _blocks_kernel(
     BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    own = tl.program_id(0)  # a chunk; behind the last one: blocks of none
+    own = tl.program_id(0)  # a chunk; after the last chunk: the unused blocks
     chunk = tl.arange(0, CHUNKS)
     inside = chunk < chunks
     start = tl.load(starts_ptr + chunk, mask=inside, other=0)
     end = tl.load(starts_ptr + chunk + 1, mask=inside, other=0)
     filled = inside & (start < end)
-    before = (tl.load(positions_ptr + start, mask=filled, other=0) % BLOCK).to(tl.int32)  # of its first block, tokens
+    before = (tl.load(positions_ptr + start, mask=filled, other=0) % BLOCK).to(
+        tl.int32
+    )  # tokens of its first block that precede it
     count = tl.where(filled, (before + end - start + BLOCK - 1) // BLOCK, 0)
     begin = tl.sum(tl.where(chunk < own, count, 0), axis=0)
     number = tl.sum(tl.where(chunk == own, count, 0), axis=0)

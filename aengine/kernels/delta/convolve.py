@@ -1,8 +1,8 @@
-"""The convolution of chunks: q, k and v of their tokens, q and k of length 1.
+"""The convolution of chunks, with SiLU, and the lengths of q and k.
 
-A program has some heads of q, of k or of v, and goes from token to token with the inputs of the last three in
-registers: each is read once, and the next four are on their way. The inputs of tokens before a chunk lie in the ring of
-the slot that it begins with. That ring may be the one it ends in, which is written by a later kernel therefore.
+A program has some heads of q, k or v. It goes from token to token and keeps the inputs of the last three in registers,
+so it reads each input once. It loads the next four tokens in advance. A slot keeps the inputs of the tokens before a
+chunk in a ring. A chunk may start and end in the same slot, so a later kernel writes its ring.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -22,7 +22,7 @@ from aengine.kernels.elementwise import only_if, silu
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
-# What is read a number at a time: no variants by where slices of a batch, and of its blocks, begin.
+# Read one number at a time. Slices of a batch may begin anywhere: no variants for their alignment.
 UNALIGNED = ["slots_ptr", "sources_ptr", "starts_ptr", "positions_ptr", "saves_ptr", "block_tokens_ptr"]
 
 
@@ -31,7 +31,7 @@ def keep_inputs(
     to_ptr, ring_ptr, x_ptr, x_stride, channels, inside, known, copies, token, position, start,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Write the ring behind a token; what lies before its chunk comes from another ring, if `copies`."""
+    """Write the ring as it is after a token. With `copies`, inputs from before the chunk come from another ring."""
     for back in tl.static_range(WIDTH):
         row = (position + WIDTH - back) % WIDTH * CHANNELS + channels
         ours = token - back >= start
@@ -49,7 +49,7 @@ def _convolve_kernel(
     out_ptr,  # [tokens, CHANNELS]
     conv_ptr,  # [slots, WIDTH, CHANNELS]
     weight_ptr,  # [CHANNELS, WIDTH]
-    slots_ptr,  # of chunks, as the next one
+    slots_ptr,  # of chunks, like sources_ptr
     sources_ptr,
     starts_ptr,
     positions_ptr,
@@ -103,7 +103,7 @@ def _convolve_kernel(
             mask=ours[:, None] & inside[None, :], other=0.0,
         )  # fmt: skip
         total += x.to(tl.float32) * weight[None, :]
-    if first_token < start + WIDTH - 1:  # tokens that see what came before the chunk
+    if first_token < start + WIDTH - 1:  # its first tokens see inputs from before the chunk
         for back in tl.static_range(1, WIDTH):
             weight = tl.load(weight_ptr + channels * WIDTH + (WIDTH - 1 - back), mask=inside, other=0.0).to(tl.float32)
             position = begin + (token - start) - back
@@ -138,7 +138,7 @@ def _convolve_in_turn_kernel(
     out_ptr,  # [tokens, CHANNELS]
     conv_ptr,  # [slots, 4, CHANNELS]
     weight_ptr,  # [CHANNELS, 4]
-    slots_ptr,  # of chunks, as the next one
+    slots_ptr,  # of chunks, like sources_ptr
     sources_ptr,
     starts_ptr,
     positions_ptr,
@@ -157,7 +157,7 @@ def _convolve_in_turn_kernel(
     BLOCK_D: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Token by token, with the three before it in registers; the width is 4."""
+    """Token by token, with the inputs of the three before in registers. Only for width 4."""
     PIECES: tl.constexpr = BLOCK // TOKENS
     if OVERLAP:
         gdc_launch_dependents()
@@ -197,7 +197,7 @@ def _convolve_in_turn_kernel(
     x2 = _before(x_ptr, x_stride, ring, channels, inside, first_token - 2, start, begin, known, CHANNELS)
     x3 = _before(x_ptr, x_stride, ring, channels, inside, first_token - 3, start, begin, known, CHANNELS)
     length = tl.where(first_head < KEY_HEADS, KEY_DIM**-0.5, 1.0)
-    # Four tokens at a time, the next four on their way.
+    # Four tokens an iteration; the next four are loaded meanwhile.
     a = _token(x_ptr, x_stride, channels, inside, first_token, stop)
     b = _token(x_ptr, x_stride, channels, inside, first_token + 1, stop)
     c = _token(x_ptr, x_stride, channels, inside, first_token + 2, stop)
@@ -231,13 +231,13 @@ def _convolve_in_turn_kernel(
 
 @triton.jit
 def _token(x_ptr, x_stride, channels, inside, token, stop):
-    """Its inputs; zeros behind the last one."""
+    """Load a token's inputs; zeros after the last token."""
     return tl.load(x_ptr + token.to(tl.int64) * x_stride + channels, mask=only_if(token < stop, inside), other=0.0)
 
 
 @triton.jit
 def _finish(out_ptr, total, is_value, length, inside, there):
-    """SiLU, and of q and k the length, of a token [HEADS, BLOCK_D]."""
+    """Apply SiLU to a token [HEADS, BLOCK_D], normalise q and k, and store."""
     total = silu(total)
     scale = tl.math.rsqrt(tl.sum(total * total, axis=1) + 1e-6) * length
     total *= tl.where(is_value, 1.0, scale)[:, None]
@@ -246,7 +246,7 @@ def _finish(out_ptr, total, is_value, length, inside, there):
 
 @triton.jit
 def _before(x_ptr, x_stride, ring_ptr, channels, inside, token, start, begin, known, CHANNELS: tl.constexpr):
-    """The inputs of a token up to three before a chunk's first, which came before the step; float32."""
+    """Load a token up to three before a program's first, float32. Tokens before the chunk come from the ring."""
     position = begin + token - start
     theirs = known & (token < start) & (position >= 0)
     at = x_ptr + token.to(tl.int64) * x_stride + channels
@@ -257,8 +257,11 @@ def _before(x_ptr, x_stride, ring_ptr, channels, inside, token, start, begin, kn
 
 @dataclass(frozen=True, slots=True)
 class ConvolveConfig:
-    """How one shape is cut up. heads, tokens: of a program, which takes the tokens in turn; heads 0: one, whose tokens
-    it takes at once. heads is a power of two."""
+    """How the kernels divide one shape.
+
+    heads, tokens: of a program, which takes its tokens one after the other; a power of two. heads 0: one head, whose
+    tokens a program takes at once.
+    """
 
     heads: int
     tokens: int
@@ -274,7 +277,7 @@ def convolve(
     blocks: Blocks,
     config: ConvolveConfig,
 ) -> Tensor:
-    """qkv [tokens, channels] -> q / sqrt(key_dim), k, v of the same shape, where a chunk has tokens. Saves rings."""
+    """Return q / sqrt(key_dim), k and v, [tokens, channels], of the chunks. Save the rings that `saves` names."""
     heads, first = weights.heads, batch.num_decodes
     overlap = launch_for(qkv.device).overlap
     out = torch.empty((len(qkv), heads.channels), dtype=qkv.dtype, device=qkv.device)

@@ -1,12 +1,11 @@
-"""One token a sequence through a delta net, in one kernel: convolution, gates, recurrence, gated norm.
+"""One token of each sequence through a delta net, in one kernel: convolution, gates, recurrence, gated norm.
 
-A program has a value head of a row, whose whole state it holds in registers: read once, written once. What reads it,
-S^T k and S^T q, is taken before the correction, so that one pass over it gives both; the correction's own part of the
-result is (q . k) times it.
+A program has one value head of a row and keeps its whole state in registers: read once, written once. It computes S^T k
+and S^T q in one pass before the correction. The correction then adds (q . k) times itself to the result.
 
-States are older than the step (no other kernel of it wrote them), so they are on their way before the wait. The last
-inputs of the convolution lie in a ring: a token writes one row of it and reads the others, so that the value heads of
-one key head do not disturb each other.
+No other kernel of the step writes the states, so they are loaded before the wait. A ring keeps the last inputs of the
+convolution. A token writes one row of the ring and reads the others, so the value heads of one key head do not
+interfere.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -28,7 +27,7 @@ from aengine.kernels.variants import keep_variants
 
 @triton.jit
 def _past(ring_ptr, weight_ptr, channels, inside, position, known, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
-    """What the tokens before this one add to the convolution."""
+    """Return what earlier tokens add to the convolution."""
     total = tl.zeros(channels.shape, tl.float32)
     for back in tl.static_range(1, WIDTH):
         there = only_if(known & (position >= back), inside)
@@ -40,7 +39,7 @@ def _past(ring_ptr, weight_ptr, channels, inside, position, known, CHANNELS: tl.
 
 @triton.jit
 def _filtered(past, weight_ptr, x_ptr, channels, inside, WIDTH: tl.constexpr):
-    """The convolution with the token's own input, and SiLU: float32."""
+    """Add the token's own input, and apply SiLU; float32."""
     x = tl.load(x_ptr + channels, mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + channels * WIDTH + (WIDTH - 1), mask=inside, other=0.0).to(tl.float32)
     return silu(past + x * weight)
@@ -51,7 +50,7 @@ def _keep(
     to_ptr, ring_ptr, x_ptr, channels, inside, position, known, whole,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Write this token's row of a ring; whole: and those before it, of another ring."""
+    """Write this token's row of a ring. whole: also copy the earlier rows from another ring."""
     if whole:
         for back in tl.static_range(1, WIDTH):
             row = (position + WIDTH - back) % WIDTH * CHANNELS
@@ -104,7 +103,7 @@ def _decode_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     THROUGH_MEMORY: tl.constexpr,
-    LATE: tl.constexpr,  # the next product's programs, which ask for their weights at once, begin behind the states
+    LATE: tl.constexpr,  # the next kernel starts after the states are loaded; it would load its weights at once
     OVERLAP: tl.constexpr,
 ):
     REPEATS: tl.constexpr = VALUE_HEADS // KEY_HEADS
@@ -176,7 +175,7 @@ def _decode_kernel(
     o = gated_norm(o, z, norm, eps, 0, VALUE_DIM)
     tl.store(out, o.to(out_ptr.dtype.element_ty), mask=in_v)
 
-    first = only_if(head % REPEATS == 0, in_k)  # of the value heads that read this key head
+    first = only_if(head % REPEATS == 0, in_k)  # one of the value heads that read this key head
     moves = slot != source
     to = conv_ptr + slot * conv_stride
     _keep(to, ring, qkv, q_channels, first, position, known, moves, CHANNELS, WIDTH)
@@ -192,11 +191,11 @@ def _decode_kernel(
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How one shape is cut up."""
+    """How the kernel divides one shape."""
 
     warps: int
-    # Whether q and k go to the threads that have the state through memory, as they always do where threads outnumber
-    # their elements: Triton would compute them anew in each.
+    # Whether q and k reach the threads that hold the state through memory. They always do if there are more threads
+    # than elements, because Triton would compute them in each thread again.
     through_memory: bool = False
     registers: int | None = None  # of a thread, at most
 
@@ -212,7 +211,7 @@ def delta_decode(
     batch: StateBatch,
     config: DecodeConfig,
 ) -> None:
-    """Write the results of the decodes of a step to out [tokens, values], and update their states; as `DeltaNet`."""
+    """Write the decodes' results to out [tokens, values], and update their states. Arguments as in `DeltaNet`."""
     heads = weights.heads
     overlap, programs = launch_for(qkv.device).overlap, batch.num_decodes * heads.value_heads
     block_k, block_v = power_of_two(heads.key_dim), power_of_two(heads.value_dim)

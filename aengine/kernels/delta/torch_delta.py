@@ -1,6 +1,6 @@
-"""The reference: plain torch on any device, in float32. Every other delta net is tested against this one.
+"""The reference for delta nets, in plain torch on any device, in float32. Others are tested against it.
 
-It asks the device which sequences there are, so it cannot be captured.
+It needs a host sync, so it cannot be captured into a graph.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aengine.kernels.delta.base import BLOCK, DeltaState, DeltaWeights, StateBat
 
 
 class TorchDelta:
-    """Decodes token by token, all at once; chunks one after the other, in blocks that are solved as one system."""
+    """A `DeltaNet` that computes all decodes at once, and chunks one after the other in blocks solved as one system."""
 
     def __init__(self, weights: DeltaWeights) -> None:
         self._weights = weights
@@ -36,12 +36,12 @@ class TorchDelta:
     def _decode(
         self, out: Tensor, qkv: Tensor, z: Tensor, g: Tensor, beta: Tensor, state: DeltaState, batch: StateBatch
     ) -> None:
-        rows = (batch.slots[: batch.num_decodes] > 0).nonzero().flatten()  # which of the decodes there are
+        rows = (batch.slots[: batch.num_decodes] > 0).nonzero().flatten()  # of decodes that are no padding
         if not len(rows):
             return
         slots, sources, positions = batch.slots[rows].long(), batch.sources[rows].long(), batch.positions[rows]
         qkv, z, g, beta = qkv[rows], z[rows], g[rows], beta[rows]
-        # What the convolution sees, its own token last.
+        # The inputs of the convolution, the current token last.
         width = state.conv.shape[1]
         past = torch.arange(1 - width, 0, device=qkv.device) + positions.unsqueeze(-1)  # [rows, width - 1]
         seen = state.conv[sources.unsqueeze(-1), past % width]
@@ -72,7 +72,7 @@ class TorchDelta:
         first: int,
         saves: list[int],
     ) -> Tensor:
-        """The tokens of one chunk, the first of them at position `first` -> [tokens, values]."""
+        """Return the results [tokens, values] of a chunk whose first token has position `first`."""
         width = state.conv.shape[1]
         past = torch.arange(first - width + 1, first, device=qkv.device)
         seen = state.conv[source, past % width].masked_fill((past < 0).unsqueeze(-1) | (source == 0), 0.0)
@@ -98,7 +98,9 @@ class TorchDelta:
         return self._normed(torch.cat(results, dim=1).transpose(0, 1), z)
 
     def _heads(self, filtered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the convolution gives, [..., channels] -> SiLU -> q, k, v [..., value_heads, dim]; q, k normed."""
+        """Apply SiLU to the convolution's output [..., channels], and return q, k, v [..., value_heads, dim], q and k
+        normed.
+        """
         heads = self._weights.heads
         q, k, v = F.silu(filtered).split((heads.keys, heads.keys, heads.values), dim=-1)
         repeats = heads.value_heads // heads.key_heads
@@ -106,7 +108,7 @@ class TorchDelta:
         return q * heads.key_dim**-0.5, k, v.unflatten(-1, (heads.value_heads, -1))
 
     def _normed(self, out: Tensor, z: Tensor) -> Tensor:
-        """out [tokens, value_heads, value_dim] float32, z [tokens, values] -> [tokens, values], of z's dtype."""
+        """Return the gated norm [tokens, values] in z's dtype. out: [tokens, value_heads, value_dim] float32."""
         normed = F.rms_norm(out, out.shape[-1:], None, self._weights.eps).to(z.dtype) * self._weights.norm
         return (normed.flatten(1).float() * F.silu(z.float())).to(z.dtype)
 
@@ -116,10 +118,10 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens that follow each other: q, k [heads, n, key_dim], v [heads, n, value_dim], g, beta [heads, n].
+    """Return the results [heads, n, value_dim] of n consecutive tokens, and the state after them.
 
-    What the state s [heads, key_dim, value_dim] answers to them [heads, n, value_dim], and the state behind them.
-    What each token writes depends on what those before it wrote: a triangular system.
+    q, k [heads, n, key_dim], v [heads, n, value_dim], g, beta [heads, n], state s [heads, key_dim, value_dim]. Each
+    token's correction depends on those of earlier tokens: a triangular system.
     """
     total = g.cumsum(-1)
     later = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).triu(1)
@@ -129,5 +131,5 @@ def _delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, s: Tensor) 
     wrong = beta * (v - fade * (k @ s))
     written = torch.linalg.solve_triangular(system, wrong, upper=False, unitriangular=True)
     out = fade * (q @ s) + (q @ k.mT * fades) @ written
-    left = (total[..., -1:] - total).exp().unsqueeze(-1)  # of what each token writes, behind the last one
+    left = (total[..., -1:] - total).exp().unsqueeze(-1)  # how much of each correction is left at the end
     return out, s * fade[:, -1:] + (k * left).mT @ written

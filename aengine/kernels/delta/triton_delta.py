@@ -1,23 +1,58 @@
-"""Delta nets on a CUDA device."""
+"""Delta nets on a CUDA device, and how their kernels divide their work."""
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 from torch import Tensor
 
-from aengine.kernels.delta.across import carry_across
-from aengine.kernels.delta.base import DeltaState, DeltaWeights, StateBatch
+from aengine.kernels.delta.across import AcrossConfig, carry_across
+from aengine.kernels.delta.base import BLOCK, DeltaHeads, DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.delta.blocks import Blocks
-from aengine.kernels.delta.config import across_config, convolve_config, decode_config
-from aengine.kernels.delta.convolve import convolve
-from aengine.kernels.delta.decode import delta_decode
+from aengine.kernels.delta.convolve import ConvolveConfig, convolve
+from aengine.kernels.delta.decode import DecodeConfig, delta_decode
 from aengine.kernels.delta.within import solve_within
-from aengine.kernels.launch import launch_for
+from aengine.kernels.launch import Launch, launch_for, power_of_two
+
+
+@lru_cache
+def decode_config(heads: DeltaHeads, state_size: int) -> DecodeConfig:
+    """Return the config of a decode: each thread holds 128 elements of the state. state_size: bytes of an element."""
+    numbers = power_of_two(heads.key_dim) * power_of_two(heads.value_dim)
+    return DecodeConfig(max(1, numbers // (128 * 32)), through_memory=state_size == 2)
+
+
+@lru_cache
+def convolve_config(heads: DeltaHeads, width: int, blocks: int, launch: Launch) -> ConvolveConfig:
+    """Return the config of the convolution. width: of the convolution; blocks: of all chunks.
+
+    For width 4 a program takes some heads token by token, 8 channels a thread. With few blocks it takes a quarter
+    block.
+    """
+    if width != 4:
+        return ConvolveConfig(0, 32, 4, registers=96)
+    each = math.gcd(heads.key_heads, heads.value_heads, 8)
+    programs = blocks * (2 * heads.key_heads + heads.value_heads) // each
+    tokens = BLOCK if programs >= 8 * launch.processors else BLOCK // 4
+    return ConvolveConfig(each, tokens, max(1, each * power_of_two(max(heads.key_dim, heads.value_dim)) // 256))
+
+
+@lru_cache
+def across_config(heads: DeltaHeads, element_size: int, launch: Launch) -> AcrossConfig:
+    """Return the config of `carry_across`. With less shared memory the pipeline has fewer stages."""
+    block_v = min(64, max(16, power_of_two(heads.value_dim)))
+    keys = power_of_two(heads.key_dim)
+    block = BLOCK * (2 * keys + block_v + 2 * BLOCK) * element_size
+    own = (keys + BLOCK) * block_v * element_size
+    stages = max((n for n in (1, 2, 3) if n * block + own <= launch.shared_memory), default=1)
+    return AcrossConfig(block_v, 4, stages)
 
 
 class TritonDelta:
-    """Decodes take one kernel, chunks three or four.
+    """A `DeltaNet`. Decodes take one kernel, chunks three or four.
 
-    States and rings that a step begins with were written before the last ordinary launch that precedes the layers.
+    The states that a step starts from must be written before the last ordinary launch that precedes the layers.
     """
 
     def __init__(self, weights: DeltaWeights) -> None:
@@ -31,7 +66,7 @@ class TritonDelta:
                 out, qkv, z, b, a, state, weights, batch, decode_config(weights.heads, state.recurrence.element_size())
             )
         if batch.num_chunks and len(qkv):
-            blocks = batch.plan(Blocks, lambda: Blocks.of(batch))
+            blocks = batch.plan(Blocks, lambda: Blocks.from_batch(batch))
             launch = launch_for(qkv.device)
             turns = convolve_config(weights.heads, weights.conv.shape[1], blocks.most, launch)
             parts = convolve(qkv, state, weights, batch, blocks, turns)

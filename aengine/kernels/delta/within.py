@@ -1,8 +1,9 @@
-"""What the tokens of a block are to each other, whatever came before them.
+"""How the tokens of a block depend on each other, independent of the state before the block.
 
-Each token's correction depends on those before it in the block: a triangular system (I + L) w = ..., where L says what
-a token's key finds of another's. Its inverse depends on no state, so all blocks of all chunks have theirs at once:
-by substitution within 16 tokens, then twice by halves, [A 0; E B]^-1 = [A^-1 0; -B^-1 E A^-1 B^-1].
+Each token's correction depends on those of earlier tokens of its block. This is a triangular system (I + L) w = ...,
+where L holds what one token's key finds of another's. The inverse depends on no state, so one launch inverts the
+systems of all blocks of all chunks: by substitution within 16 tokens, then twice by halves, [A 0; E B]^-1 = [A^-1 0;
+-B^-1 E A^-1 B^-1].
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -26,17 +27,17 @@ from aengine.kernels.variants import keep_variants
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Of each block, for each value head."""
+    """Matrices and gates of each block, for each value head."""
 
-    solved: Tensor  # [blocks, value_heads, BLOCK, BLOCK]: the system's inverse
-    seen: Tensor  # [blocks, value_heads, BLOCK, BLOCK]: what each token reads of what each one before it writes
-    fade: Tensor  # [blocks, value_heads, BLOCK] float32: the sums of g from the block's beginning
+    solved: Tensor  # [blocks, value_heads, BLOCK, BLOCK]: the inverse of the system
+    seen: Tensor  # [blocks, value_heads, BLOCK, BLOCK]: how much each token reads of earlier tokens' corrections
+    fade: Tensor  # [blocks, value_heads, BLOCK] float32: sums of g from the block's start
     beta: Tensor  # [blocks, value_heads, BLOCK] float32
 
 
 @triton.jit
 def _joined(system, inverse, HALF: tl.constexpr, PRECISION: tl.constexpr):
-    """From the inverses of blocks of HALF rows on the diagonal those of twice as many."""
+    """Return the inverses of diagonal blocks of 2 * HALF rows, given those of HALF rows."""
     i = tl.arange(0, system.shape[0])
     pair = i // (2 * HALF)
     below = (pair[:, None] == pair[None, :]) & (i[:, None] // HALF > i[None, :] // HALF)
@@ -46,11 +47,11 @@ def _joined(system, inverse, HALF: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _inverse(system, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + system)^-1 of a strictly lower triangular [BLOCK, BLOCK] float32; BLOCK is 64."""
+    """Return (I + system)^-1, float32, of a strictly lower triangular system [BLOCK, BLOCK]; BLOCK is 64."""
     SMALL: tl.constexpr = 16
     COUNT: tl.constexpr = BLOCK // SMALL
     i = tl.arange(0, BLOCK)
-    # The blocks on the diagonal by substitution, all at once.
+    # Invert the diagonal blocks of SMALL rows by substitution, all at once.
     this = tl.arange(0, COUNT)
     diagonal = this[:, None, None, None] == this[None, None, :, None]
     square = tl.reshape(system, [COUNT, SMALL, COUNT, SMALL])
@@ -73,7 +74,7 @@ def _inverse(system, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
 )
 def _within_kernel(
     x_ptr,  # [tokens, CHANNELS]: before the convolution
-    qkv_ptr,  # [tokens, CHANNELS]: behind it
+    qkv_ptr,  # [tokens, CHANNELS]: after it
     b_ptr,
     a_ptr,
     solved_ptr,
@@ -83,7 +84,7 @@ def _within_kernel(
     conv_ptr,  # [slots, WIDTH, CHANNELS]
     a_log_ptr,
     dt_bias_ptr,
-    slots_ptr,  # of chunks, as the next one
+    slots_ptr,  # of chunks, like sources_ptr
     sources_ptr,
     starts_ptr,
     positions_ptr,
@@ -139,7 +140,7 @@ def _within_kernel(
     of_block = block.to(tl.int64) * VALUE_HEADS + head
     tl.store(fade_ptr + of_block * BLOCK + i, fade)
     tl.store(beta_ptr + of_block * BLOCK + i, beta)
-    # What is left of each token's write when another reads it; of later ones nothing.
+    # How much of each token's correction is left when another token reads it; zero for later corrections.
     earlier = i[:, None] >= i[None, :]
     left = tl.exp(tl.where(earlier, fade[:, None] - fade[None, :], float("-inf")))
     seen = tl.dot(q, tl.trans(k), input_precision=PRECISION) * left
@@ -150,7 +151,7 @@ def _within_kernel(
     solved = _inverse(system, BLOCK, INVERSE_PRECISION)
     tl.store(solved_ptr + matrix, solved.to(solved_ptr.dtype.element_ty))
 
-    if first_token + BLOCK >= end:  # the chunk's last tokens are its slot's next inputs
+    if first_token + BLOCK >= end:  # the slot keeps the chunk's last inputs for the next step's convolution
         source = tl.load(sources_ptr + chunk).to(tl.int64)
         last = end - 1
         position = tl.load(positions_ptr + last).to(tl.int32)
@@ -182,7 +183,10 @@ def solve_within(
     batch: StateBatch,
     blocks: Blocks,
 ) -> Within:
-    """x: the inputs of the convolution, of which slots get the last ones; qkv: what it made of them."""
+    """Return the matrices and gates of all blocks, and keep the chunks' last inputs in their slots.
+
+    x: the convolution's input. qkv: its output.
+    """
     heads, first = weights.heads, batch.num_decodes
     overlap, exact = launch_for(x.device).overlap, x.dtype == torch.float32
     squares = (blocks.most, heads.value_heads, BLOCK, BLOCK)
