@@ -141,7 +141,9 @@ class Application:
                     _print(_UNKNOWN_CALLS)
                 if not engine.answer_format.sees_tools:
                     _print(_NO_PLACE_FOR_TOOLS)
-                self.ready_text = f"{', '.join(state.model_names)} is ready after {time.perf_counter() - begin:.1f} s"
+                name, *others = state.model_names
+                aliases = f", also called {' and '.join(others)}," if others else ""
+                self.ready_text = f"{name}{aliases} is ready after {time.perf_counter() - begin:.1f} s"
                 if self.announces:
                     _print(self.ready_text)
                 self.settled.set()

@@ -26,11 +26,21 @@ class UsageError(Exception):
 
 def unknown_command(name: str, commands: Collection[str]) -> str:
     """One sentence about a command that is none of these."""
+    if name in ("help", "version"):
+        return f"unknown command {name!r}; did you mean aengine --{name}?"
     if close := get_close_matches(name, commands, 1, _LIKENESS_OF_COMMANDS):
         return f"unknown command {name!r}; did you mean {close[0]}?"
     if _is_model(name):
         return f"unknown command {name!r}; did you mean aengine serve {shlex.quote(name)}?"
     return f"unknown command {name!r}; there are {', '.join(commands)}"
+
+
+def flag_before_command(argument: str, commands: Collection[str]) -> str:
+    """One sentence about an unknown flag that stands where a command belongs."""
+    flag = argument.partition("=")[0]
+    if close := get_close_matches(flag, ("--help", "--version"), 1):
+        return f"unknown flag {flag}; did you mean {close[0]}?"
+    return f"flag {flag} has no command before it; write aengine {'|'.join(commands)} {flag}"
 
 
 def unknown_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> str:
@@ -82,8 +92,8 @@ def _is_flag(argument: str) -> bool:
 
 
 def _is_model(text: str) -> bool:
-    """Whether it is a folder or looks like owner/name."""
-    return os.path.isdir(text) or _MODEL.fullmatch(text) is not None
+    """Whether it is the folder of a checkpoint or looks like owner/name."""
+    return os.path.isfile(os.path.join(text, "config.json")) or _MODEL.fullmatch(text) is not None
 
 
 def _quoted(text: str) -> str:

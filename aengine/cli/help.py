@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from aengine.cli.errors import UsageError
+
 _WIDTH = 80
+_SWITCH_VALUES = {"true": True, "1": True, "false": False, "0": False}
 _COLUMN = 30  # where the descriptions begin
 _SHOWN = {  # by command, what --help shows
     "serve": (
@@ -64,6 +68,27 @@ class CommandParser(argparse.ArgumentParser):
         """Name the positional arguments alone in the usage; called when all are added."""
         positional = [f" [{action.metavar}]" for action in self._actions if not action.option_strings]
         self.usage = f"%(prog)s{''.join(positional)} [FLAGS]"
+
+    def plain_switches(self, arguments: Sequence[str]) -> Iterator[str]:
+        """Yield the arguments with `--switch=false` written as `--no-switch`, and `--switch=true` as `--switch`.
+
+        argparse refuses values of switches. A switch without its opposite is left out if it is false.
+        """
+        for index, argument in enumerate(arguments):
+            if argument == "--":
+                yield from arguments[index:]
+                return
+            name, equals, value = argument.partition("=")
+            action = self._option_string_actions.get(name)
+            if not equals or not isinstance(action, (argparse.BooleanOptionalAction, argparse._StoreTrueAction)):
+                yield argument
+            elif value.lower() not in _SWITCH_VALUES:
+                raise UsageError(f"{name} is a switch: it takes true or false, not {value!r}")
+            elif _SWITCH_VALUES[value.lower()]:
+                yield name
+            else:
+                is_off = name.startswith("--no-")
+                yield from (other for other in action.option_strings if other.startswith("--no-") != is_off)
 
     def format_short_help(self) -> str:
         """The help of one screen."""

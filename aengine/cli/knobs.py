@@ -79,7 +79,8 @@ def add_knobs(parser: argparse.ArgumentParser, kind: type[T], title: str, skip: 
         else:
             metavar = "|".join(knob.choices) or knob.kind
             # Pairs may be given one by one, each behind a flag of its own.
-            action = "append" if knob.kind == _KINDS[msgspec.inspect.DictType] else "store"
+            action: Any = "append" if knob.kind == _KINDS[msgspec.inspect.DictType] else "store"
+            action = _OneModel if knob.name == "model" else action
             nargs = "+" if knob.name == "served_model_name" else None  # as vLLM's
             group.add_argument(
                 flag(knob.name), default=argparse.SUPPRESS, metavar=metavar, help=text, action=action, nargs=nargs
@@ -116,10 +117,23 @@ def read_knobs(args: argparse.Namespace, kind: type[T], in_file: Mapping[str, An
         raise UsageError(str(error)) from None
 
 
+class _OneModel(argparse.Action):
+    """Stores the model. Raises `UsageError` if it is named twice, alone and by its flag."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, option: str | None = None
+    ) -> None:
+        before = getattr(namespace, "model", value)
+        if before != value:
+            raise UsageError(f"two models are named, {before!r} and {value!r}; leave one out")
+        namespace.model = value
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="?",
+        action=_OneModel,
         metavar="MODEL",
         default=argparse.SUPPRESS,
         help="checkpoint folder or Hugging Face id; without it: the small demo model that comes along (AENGINE_MODEL)",

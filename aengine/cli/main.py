@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 import aengine
 from aengine.cli.chat import command as chat_command
-from aengine.cli.errors import CommandError, UsageError, unknown_arguments, unknown_command
+from aengine.cli.errors import CommandError, UsageError, flag_before_command, unknown_arguments, unknown_command
 from aengine.cli.generate import command as generate_command
 from aengine.cli.help import CommandParser
 from aengine.cli.serve import command as serve_command
@@ -46,9 +46,14 @@ def _run(argv: Sequence[str]) -> int:
         if not argv:
             parser.print_help()
             return 0
-        if not argv[0].startswith("-") and argv[0] not in commands:
-            raise UsageError(unknown_command(argv[0], commands))
-        args, unknown = parser.parse_known_args(argv)
+        first, *rest = argv
+        if first in commands:
+            rest = list(commands[first].plain_switches(rest))
+        elif not first.startswith("-"):
+            raise UsageError(unknown_command(first, commands))
+        elif first.partition("=")[0] not in parser._option_string_actions:
+            raise UsageError(flag_before_command(first, commands))
+        args, unknown = parser.parse_known_args([first, *rest])
         if unknown:
             raise UsageError(unknown_arguments(args.parser, unknown))
         return int(args.run(args))
@@ -64,8 +69,8 @@ def _run(argv: Sequence[str]) -> int:
         return 130
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
-    """The parser, and the names of its commands."""
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, CommandParser]]:
+    """Return the parser, and those of its commands."""
     parser = argparse.ArgumentParser(
         prog="aengine",
         description=_DESCRIPTION,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Collection
 from types import UnionType
 from typing import Any, get_args, get_type_hints
@@ -11,7 +12,8 @@ import msgspec
 
 from aengine.cli.errors import UsageError
 from aengine.config.configure import flag
-from aengine.requests.sampling_params import NAMES, PARAMETERS, SamplingParams, unknown_parameter
+from aengine.errors import InvalidRequestError
+from aengine.requests.sampling_params import NAMES, PARAMETERS, SamplingParams, check_number, unknown_parameter
 
 _TYPES = get_type_hints(SamplingParams)
 _METAVARS: dict[type, str] = {int: "N", float: "X", bool: "true|false"}
@@ -34,9 +36,15 @@ def parse_parameter(name: str, text: str) -> Any:
             return (value,) if isinstance(value, str) else tuple(msgspec.convert(value or (), list[str]))
         if name == "structured":
             return msgspec.convert(value, dict[str, Any] | None)
-        return msgspec.convert(value, _TYPES[name], strict=False)
+        value = msgspec.convert(value, _TYPES[name], strict=False)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            check_number(name, value)
+        return value
     except msgspec.MsgspecError as error:
-        raise UsageError(f"{name}: {error}, got {text!r}") from None
+        wanted = re.sub(r", got `\w+`$", "", str(error))
+        raise UsageError(f"{name}: {wanted}, got {text!r}") from None
+    except InvalidRequestError as error:
+        raise UsageError(str(error)) from None
 
 
 def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:

@@ -139,7 +139,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             kind = type(value)
             if kind not in kinds or (value is not None and not (low <= value <= high and value > above)):
-                _check_number(name, value, float in kinds)
+                check_number(name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens must be between 0 and max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"
@@ -211,10 +211,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequestError(f"{name} cannot be combined with structured output", name)
 
 
-def _check_number(name: str, value: object, is_float: bool) -> None:
+def check_number(name: str, value: object) -> None:
     """Raise `InvalidRequestError` unless the value is a number in its range. Subclasses of int and float are fine."""
-    wanted = (int, float) if is_float else (int,)
-    if not isinstance(value, wanted) or isinstance(value, bool) or not math.isfinite(value):
+    is_float = any(float in kinds for other, kinds, *_ in _NUMBERS if other == name)
+    if not isinstance(value, (int, float) if is_float else int) or isinstance(value, bool) or not math.isfinite(value):
         kind = "a finite number" if is_float else "an integer"
         raise InvalidRequestError(f"{name} must be {kind}, got {value!r}", name)
     parameter = PARAMETERS[name]

@@ -92,6 +92,8 @@ def test_help_loads_nothing_heavy(args: list[str]) -> None:
             "spread over GPUs; use tensor_parallel_size); see aengine serve --help-all",
         ),
         (["generate", "-", "a/b"], "unknown argument 'a/b'; a model is named with --model a/b"),
+        (["--versio"], "unknown flag --versio; did you mean --version?"),
+        (["--port=1"], "flag --port has no command before it; write aengine serve|chat|generate --port"),
         (["serve", "model", "and more"], "unknown argument 'and more'; see aengine serve --help"),
     ],
 )
@@ -108,6 +110,8 @@ def test_a_wrong_flag_suggests_the_right_one(args: list[str], told: str, capsys:
         (["gen"], "unknown command 'gen'; did you mean generate?"),
         (["caht"], "unknown command 'caht'; did you mean chat?"),
         (["sing"], "unknown command 'sing'; there are serve, chat, generate"),
+        (["help"], "unknown command 'help'; did you mean aengine --help?"),
+        (["tests"], "unknown command 'tests'; there are serve, chat, generate"),  # a folder, but no model's
         (["Qwen/Qwen3-8B"], "unknown command 'Qwen/Qwen3-8B'; did you mean aengine serve Qwen/Qwen3-8B?"),
     ],
 )
@@ -140,6 +144,10 @@ def test_a_wrong_command_suggests_the_right_one(args: list[str], told: str, caps
             ["chat", "owner/name", "--url", "http://127.0.0.1:1", "--device", "cpu"],
             "--device, the model 'owner/name' cannot be said to a server: leave it out, or --url",
         ),
+        (["serve", "a", "--model", "b"], "two models are named, 'a' and 'b'; leave one out"),
+        (["serve", "--model", "a", "b"], "two models are named, 'a' and 'b'; leave one out"),
+        (["serve", "--page=maybe"], "--page is a switch: it takes true or false, not 'maybe'"),
+        (["chat", "--temperature", "9"], "temperature must be between 0 and 2, got 9.0"),
         (
             ["serve", "--served-model-name", "qwen", "Qwen/Qwen3-8B"],
             "--served-model-name takes every name that follows, 'Qwen/Qwen3-8B' too, and no model is named: write the "
@@ -164,7 +172,7 @@ def test_a_variable_that_sets_nothing_ends_every_command(
         assert capsys.readouterr().err == f"aengine: {told}\n"
 
 
-@pytest.mark.parametrize("args", [["--port"], ["serve", "--port"]])
+@pytest.mark.parametrize("args", [["serve", "--port"]])
 def test_wrong_arguments(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(args) == 2
     assert "usage: aengine" in capsys.readouterr().err

@@ -39,6 +39,7 @@ def test_a_value(name: str, text: str, value: Any) -> None:
         ("temperature", "warm"),
         ("temperature", "none"),
         ("max_tokens", "2.5"),
+        ("top_k", "-2"),
         ("stop", "[1]"),
         ("stop", "[1"),
         ("structured", "regex"),
@@ -48,3 +49,8 @@ def test_a_value(name: str, text: str, value: Any) -> None:
 def test_what_means_nothing_is_refused_by_name(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=name):
         parse_parameter(name, text)
+
+
+def test_what_was_typed_is_told_once() -> None:
+    with pytest.raises(UsageError, match=r"^stop_token_ids: Expected `array`, got 'abc'$"):
+        parse_parameter("stop_token_ids", "abc")

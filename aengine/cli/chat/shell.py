@@ -63,6 +63,7 @@ class Shell:
         self.messages: list[dict[str, Any]] = []
         self.sampling = dict(sampling)
         self.thinking: bool | None = None
+        self.has_failed = False  # some answer ended with an error
         self._model = model
         self._adapter = adapter
         self._out = out
@@ -118,6 +119,7 @@ class Shell:
             with anyio.CancelScope() as scope, _cancel_on_interrupt(scope):
                 await self._print_answer(content)
         except AengineError as error:
+            self.has_failed = True
             self._remark(f"\n[{error}]" if content else f"[{error}]")
         if scope.cancelled_caught:
             self._remark("\n[stopped]")
@@ -171,6 +173,8 @@ class Shell:
 
     def _set(self, arguments: str) -> None:
         name, _, value = arguments.partition(" ")
+        if not name:
+            raise UsageError(f"/set needs a name: thinking, {', '.join(_SHELL_NAMES)}")
         if name == "thinking":
             if value not in ("true", "false", "none", ""):
                 raise UsageError(f"thinking is true, false or none, not {value!r}")

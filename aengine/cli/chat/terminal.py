@@ -19,12 +19,11 @@ _HISTORY_LINES = 1000
 
 
 def chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
-    """Run the chat shell until the user leaves it."""
-    asyncio.run(_chat(args, sampling))
-    return 0
+    """Run the chat shell until the user leaves it. The exit status is 1 if an answer to a pipe's line failed."""
+    return asyncio.run(_chat(args, sampling))
 
 
-async def _chat(args: argparse.Namespace, sampling: dict[str, Any]) -> None:
+async def _chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
     async with opened_model(args) as model:
         if isinstance(model, Client):
             place = f"{await model.served_model()} on {model.base_url}"
@@ -35,6 +34,7 @@ async def _chat(args: argparse.Namespace, sampling: dict[str, Any]) -> None:
             if sys.stdin.isatty():
                 print(f"{place}; /help tells the commands, Ctrl-C stops an answer, Ctrl-D leaves")
             await shell.run(read)
+        return int(shell.has_failed and not sys.stdin.isatty())
 
 
 @contextmanager

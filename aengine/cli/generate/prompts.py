@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 import anyio
@@ -72,7 +73,9 @@ def _fields(text: bytes, plain: bool) -> dict[str, Any]:
     known = _CHAT_FIELDS if "messages" in value else _PROMPT_FIELDS
     for name in value:
         if name not in known:
-            raise InvalidRequestError(f"unknown field {name!r}; known are {', '.join(known)}", name)
+            close = get_close_matches(name, known, 1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            raise InvalidRequestError(f"unknown field {name!r}{meant}; known are {', '.join(known)}", name)
     return value
 
 

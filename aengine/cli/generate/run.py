@@ -151,6 +151,8 @@ async def _generate(args: argparse.Namespace, sampling: dict[str, Any], source: 
     show = config.progress
     concurrency = args.concurrency or (config.max_num_seqs if args.url is None else _SERVER_CONCURRENCY)
     defaults = sampling if args.adapter is None else sampling | {"adapter": args.adapter}
+    if args.url is None and config.max_queue == 0:
+        raise UsageError("max_queue is 0: no prompt could ever wait its turn, so that none would run; leave it out")
     async with opened_model(args) as model:
         post = cache(partial(post_to, model))  # made for the first line that needs it
         total = await anyio.to_thread.run_sync(_count_lines, args.input) if show else None

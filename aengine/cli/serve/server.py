@@ -184,6 +184,8 @@ def greeting(url: str, ready: str, server: ServerConfig) -> str:
 async def _announce(app: Application, server: ServerConfig, stop: asyncio.Event, url: str) -> None:
     """Print the server's address once it is ready; stop the server when the engine cannot be started or has failed."""
     await app.settled.wait()
+    if stop.is_set():
+        return
     if not app.failed.is_set():
         print(greeting(url, app.ready_text, server), flush=True)
         await app.failed.wait()
@@ -218,12 +220,15 @@ async def _handle_signals(app: Application, stop: asyncio.Event, seconds: float)
                     continue
                 received += 1
                 if received == 1:
-                    _print(f"{number.name}: no new work; running answers have {seconds:g} s (again: end them now)")
+                    if app.settled.is_set():
+                        _print(f"{number.name}: no new work; running answers have {seconds:g} s (again: end them now)")
+                    else:  # a thread that loads weights cannot be told to stop
+                        _print(f"{number.name}: stopping when the model is loaded (again: leave at once)")
                     tasks.start_soon(drain)
                 elif received == 2 and app.settled.is_set():
                     _print(f"{number.name}: ending what still runs")
                     patience.cancel()
-                else:  # a thread that loads weights cannot be told to stop
+                else:
                     _print(f"{number.name}: leaving at once")
                     os._exit(130)
 

@@ -103,6 +103,13 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path: Path) -> None:
     assert (tmp_path / "aengine" / "chat_history").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
+def test_a_line_of_a_pipe_that_has_no_answer_fails_the_command() -> None:
+    done = run("chat", "--adapter", "nope", given="hi\n")
+    assert "[the adapter 'nope' is not loaded" in done.stdout
+    assert done.returncode == 1
+
+
 def running(server: Served) -> float:
     (line,) = (
         line for line in server.client.get("/metrics").text.splitlines() if line.startswith("aengine_requests_running ")

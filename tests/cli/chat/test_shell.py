@@ -109,6 +109,7 @@ async def test_parameters_are_set_shown_and_taken_back() -> None:
     ("line", "told"),
     [
         ("/set temperature hot", "temperature"),
+        ("/set", "/set needs a name: thinking, max_tokens"),
         ("/set heat 3", "no parameter 'heat'"),
         ("/set n 2", "no parameter 'n'"),
         ("/set thinking perhaps", "thinking"),

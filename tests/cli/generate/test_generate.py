@@ -127,6 +127,7 @@ def test_a_batch_file_of_openais() -> None:
     ("args", "status", "told"),
     [
         (["--temperature", "warm"], 2, "temperature"),
+        (["--max-queue", "0"], 2, "max_queue is 0"),
         (["--url", "http://127.0.0.1:9"], 1, "cannot be reached"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)

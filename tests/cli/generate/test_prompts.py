@@ -99,7 +99,7 @@ async def test_several_choices_and_an_id_that_is_passed_through() -> None:
         ("3", "prompt"),
         ("{}", "prompt or messages"),
         ('{"prompt": "a", "messages": []}', "prompt or messages"),
-        ('{"prompt": "a", "max_token": 3}', "unknown field 'max_token'"),
+        ('{"prompt": "a", "max_token": 3}', "unknown field 'max_token' (did you mean max_tokens?)"),
         ('{"prompt": "a", "self": 3}', "unknown field 'self'"),
         ('{"prompt": "a", "tools": []}', "unknown field 'tools'"),
         ("[" * 100_000, "JSON"),

@@ -65,6 +65,24 @@ def test_the_opposite_is_taken_as_the_opposite(started: list[Started]) -> None:
     assert started[0].engine == EngineConfig(prefix_cache=False)
 
 
+@pytest.mark.parametrize(
+    ("flags", "engine", "page"),
+    [
+        ("--prefix-cache=false --page=1", EngineConfig(prefix_cache=False), True),
+        ("--no-prefix-cache=true --no-page=true", EngineConfig(prefix_cache=False), False),
+        ("--no-prefix-cache=false --page=FALSE", EngineConfig(), False),
+        ("--enable-lora=false --enable-chunked-prefill=true", EngineConfig(), True),
+        ("--enable-prefix-caching=false", EngineConfig(prefix_cache=False), True),
+    ],
+)
+def test_a_switch_may_have_a_value(
+    flags: str, engine: EngineConfig, page: bool, started: list[Started], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *flags.split()]) == 0
+    assert (started[0].engine, started[0].server.page) == (engine, page)
+    assert "enable-lora" not in capfd.readouterr().err
+
+
 FILE = """\
 model: owner/name
 port: 9000

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import shlex
 import signal
 import socket
 import ssl
 from pathlib import Path
 
+import anyio
 import httpx2
 import pytest
 import trustme
 
-from aengine.cli.serve.server import listening_sockets
-from aengine.config import ListenConfig
+from aengine.app import Application
+from aengine.cli.serve.server import _announce, _handle_signals, listening_sockets
+from aengine.config import EngineConfig, ListenConfig, ServerConfig
 from tests.cli.running import run, served
 from tests.http.serving import parse_events
 
@@ -162,6 +166,24 @@ def test_a_certificate_that_is_none(certificates: Path, tmp_path: Path) -> None:
         assert done.stderr.count("\n") == 2
 
 
+@pytest.mark.anyio
+async def test_a_signal_while_the_model_loads_is_told_so_and_nothing_is_announced(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    app, stop = Application(EngineConfig(), ServerConfig(), None), asyncio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_announce, app, ServerConfig(), stop, "http://127.0.0.1:1")
+        tasks.start_soon(_handle_signals, app, stop, 30.0)
+        await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        await stop.wait()
+        app.settled.set()  # the thread has loaded the model in the end
+        await asyncio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    told = "aengine: SIGINT: stopping when the model is loaded (again: leave at once)\n"
+    assert capsys.readouterr() == ("", told)
+
+
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = str(sock.getsockname()[1])
@@ -202,7 +224,7 @@ def test_wrong_arguments_are_told_before_anything_is_loaded(args: list[str], env
 @pytest.mark.slow
 def test_knobs_arrive() -> None:
     with served(
-        "--served-model-name", "mine", "--max-body-bytes", "100", "--max-num-seqs", "3", "--access-log"
+        "--served-model-name", "mine", "second", "--max-body-bytes", "100", "--max-num-seqs", "3", "--access-log"
     ) as server:
         assert server.client.get("/v1/models").json()["data"][0]["id"] == "mine"
         assert server.client.post("/generate", json={"prompt": "x" * 200}).status_code == 413
@@ -212,6 +234,7 @@ def test_knobs_arrive() -> None:
         _, rest = server.end()
     told = "".join(server.told) + rest
     assert "up to 3 rows" in told
+    assert "(mine, also called second, is ready after" in told
     assert '"GET /v1/models HTTP/1.1" 200' in told
 
 
