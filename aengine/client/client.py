@@ -15,7 +15,7 @@ from aengine.client.pooling import PooledAnswers
 from aengine.client.stream import RemoteStream
 from aengine.client.wire import read_chunk, read_event, request_body
 from aengine.engine.requests.arguments import check_routing, dict_list, one_chat, one_prompt, resolved_params
-from aengine.engine.requests.consume import collect, drain
+from aengine.engine.requests.stream import collect, drain
 from aengine.errors import (
     AengineError,
     EngineClosedError,

@@ -3,66 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
-import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
 from aengine.config import EngineConfig
 from aengine.config.configure import configure
-from aengine.engine.facts import EngineFacts
-from aengine.engine.generation import Generation
-from aengine.engine.kv_events import Publisher, published_events
+from aengine.engine.addons.adapters import Adapters
+from aengine.engine.addons.kv_events import Publisher, published_events
+from aengine.engine.facts import NOT_ENTERED, EngineFacts
+from aengine.engine.generation import Messages, Prompt
 from aengine.engine.loaded import Loaded, load
-from aengine.engine.loop import StepLoop
-from aengine.engine.pooled_answers import PooledAnswers, Routing
-from aengine.engine.requests.live import LiveChoice, LiveRequest
-from aengine.engine.requests.pooled import PooledPrompt, PooledRequest
-from aengine.engine.requests.stream import Stream
-from aengine.engine.sleep import Sleeping, to_the_end
-from aengine.engine.stats import snapshot
-from aengine.errors import (
-    AengineError,
-    ConfigError,
-    EngineClosedError,
-    EngineFailedError,
-    EngineNotReadyError,
-    InvalidRequestError,
-)
-from aengine.latency import Latencies
+from aengine.engine.requests.stream import Stream, collect, drain
+from aengine.engine.service import Service
+from aengine.engine.sleep import run_to_end
+from aengine.errors import ConfigError, EngineClosedError
 from aengine.requests.sampling_params import SamplingParams
-from aengine.scheduling.sequence import Sequence as TokenSequence
-from aengine.step_plan import Pool, StepPlan
-from aengine.text.grammar.grammars import Matcher
-from aengine.timeline import Timeline
-from aengine.types import Stats
+from aengine.text.answer.parser import ChatPrompt
+from aengine.text.reading.read_stream import ReadStream
+from aengine.types import (
+    Classes,
+    Completion,
+    Embeddings,
+    Fragment,
+    Ranking,
+    Scores,
+    SleepMode,
+)
 
 if TYPE_CHECKING:  # torch, which `load` imports
     from aengine.runtime.startup.start import Start
 
-log = logging.getLogger("aengine")
 
-_NOT_ENTERED = (
-    "the engine has not been started: use it as `async with aengine.Engine(...) as engine: ...`; programs without "
-    "asyncio use aengine.LLM(...)"
-)
+class Engine(EngineFacts):
+    """An LLM on one device or several, used as `async with Engine(...) as engine`.
 
+    The knobs are those of `EngineConfig`, given one by one or as `config=`. Variables `AENGINE_*` fill in knobs that
+    are not given. `start` makes the runtime; tests and benchmarks give their own instead of `start_runtime`.
+    Entering loads the model. Leaving ends all running requests with `EngineClosedError`.
 
-class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
-    """An LLM on one device, used as `async with Engine(...) as engine`.
-
-    The knobs are those of `EngineConfig`, given one by one or as `config=`; `AENGINE_*` variables fill in
-    what is not given. `start` makes the runtime: tests and benchmarks put their own in `start_runtime`'s place.
-    Entering loads the model; leaving ends what still runs with `EngineClosedError`.
+    Properties and methods that need the model raise `EngineNotReadyError` until it is loaded.
     """
 
     def __init__(
@@ -77,22 +63,8 @@ class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
             raise ConfigError("give either config= or single knobs, not both")
         if model is not None:
             knobs["model"] = str(model)
-        self.config = config if config is not None else configure(EngineConfig, **knobs)
-        Sleeping.__init__(self, self.config.max_queue)
+        super().__init__(config if config is not None else configure(EngineConfig, **knobs))
         self._start = start
-        self.failure: BaseException | None = None
-        self.failed = asyncio.Event()  # set once `failure` tells why nothing is served any more
-        self.latencies = Latencies()
-        self.timeline: Timeline | None = None  # there once the engine is entered, where it was asked for
-        self.created = 0  # unix seconds when the engine became ready
-        self._ready_state: Loaded | None = None
-        self._closed = False
-        self._loop: StepLoop | None = None
-        self._home: asyncio.AbstractEventLoop | None = None  # whose tasks may use the engine
-        self._requests: dict[str, LiveRequest | PooledRequest] = {}
-        self._tickets = itertools.count()
-        self._ended_requests = 0
-        self._stopped = anyio.Event()
         self._exit = AsyncExitStack()
 
     # ---- life ---------------------------------------------------------------------------------------------
@@ -102,49 +74,31 @@ class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
             raise EngineClosedError("an Engine can be entered once; make a new one")
         self._home = asyncio.get_running_loop()
         publisher = None if self.config.kv_events is None else Publisher(self.config)
-        loaded: list[Loaded] = []
-        cancelled: asyncio.CancelledError | None = None
+        loading: list[Loaded] = []
         try:
-            await to_the_end(lambda: loaded.append(load(self.config, self._start)))
-        except asyncio.CancelledError as error:
-            cancelled = error  # what has been loaded is closed below
+            await run_to_end(lambda: loading.append(load(self.config, self._start)))
         except BaseException:
             if publisher is not None:
                 publisher.close()
+            with anyio.CancelScope(shield=True):
+                for loaded in loading:  # cancelled, but the model was loaded to the end
+                    await loaded.close()
             raise
-        [ready] = loaded
-        self.timeline = ready.timeline
-        self._loop = StepLoop(
-            ready.scheduler,
-            ready.runtime.runner,
-            lookahead=self.config.lookahead,
-            fill_masks=ready.grammars.fill,
-            prepare_mask=ready.grammars.prepare,
-            fail_request=self._fail_request,
-            timeline=self.timeline,
-            between=ready.look,
-            observe=partial(self._observe_step, ready),
-        )
-        group = await self._exit.enter_async_context(anyio.create_task_group())
-        group.start_soon(self._serve, self._loop, ready)
-        if ready.adapters is not None:
-            group.start_soon(ready.adapters.carry, self._loop.wake, self._fail_sequence)
-        if ready.carriers is not None:
-            group.start_soon(ready.carriers.carry, self._loop.wake)
+        [loaded] = loading
+        self.timeline = loaded.timeline
+        self._service = service = Service(self.config, loaded, self.latencies, self.failed)
+        service.start(await self._exit.enter_async_context(anyio.create_task_group()))
         try:
-            events = published_events(self.config, ready.scheduler.memory.tree, publisher)
+            events = published_events(self.config, loaded.scheduler.memory.tree, publisher)
             await self._exit.enter_async_context(events)
-            if cancelled is not None:
-                raise cancelled
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
-        self._ready_state = ready
         self.created = int(time.time())
         return self
 
     def __enter__(self) -> NoReturn:
-        raise TypeError(_NOT_ENTERED)
+        raise TypeError(NOT_ENTERED)
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -152,170 +106,243 @@ class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed = True
-        for request in list(self._requests.values()):
-            self._fail_request(request, EngineClosedError("the engine was closed"))
-        if self._loop is not None:
-            self._loop.stop()
-            with anyio.CancelScope(shield=True):
-                await self._stopped.wait()  # the last step has landed, the tensors may go
+        if self._service is not None:
+            await self._service.stop()
         # The group is empty, so the body's own exception passes as it is instead of in a group.
         await self._exit.__aexit__(None, None, None)
 
-    async def _serve(self, loop: StepLoop, ready: Loaded) -> None:
-        """The engine task: runs the step loop to its end; nothing escapes from it, every waiter hears of its end."""
-        with anyio.CancelScope(shield=True):
-            try:
-                await loop.run()
-            except Exception as error:  # a bug or a dead device: hand it to everyone who waits
-                log.critical("the engine failed", exc_info=error)
-                self.failure = error
-                failure = EngineFailedError(f"the engine failed: {type(error).__name__}")
-                failure.__cause__ = error
-                for request in list(self._requests.values()):
-                    request.fail(failure)  # the scheduler is not asked: it may be what failed
-                self.failed.set()
-            finally:
-                try:
-                    async with self._changing:  # what is being copied to the device ends first
-                        if ready.adapters is not None:
-                            await ready.adapters.close()
-                        if ready.carriers is not None:
-                            await ready.carriers.close()
-                        await anyio.to_thread.run_sync(ready.runtime.close)
-                except Exception as error:  # a dead device: whoever leaves must not wait for it
-                    log.error("the device did not let go cleanly", exc_info=error)
-                finally:
-                    ready.grammars.close()
-                    self._close_timeline()
-                    self._stopped.set()
+    # ---- requests that generate ---------------------------------------------------------------------------
 
-    def _close_timeline(self) -> None:
-        if self.timeline is not None:
-            try:
-                self.timeline.close()
-            except RuntimeError as error:  # a dead device cannot tell when it was busy
-                log.error("the timeline could not be completed", exc_info=error)
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[Fragment, None]:
+        """Stream the continuation of a prompt: text as the tokenizer reads it, or token ids.
 
-    def _observe_step(self, ready: Loaded, plan: StepPlan, seconds: float) -> None:
-        self.latencies.step_tokens.observe(plan.num_tokens)
-        if ready.carriers is not None:
-            ready.carriers.observe(plan, seconds)
+        `options` are those of `submit`. Closing the generator (break, cancellation, timeout) aborts the
+        request.
+        """
+        return drain(lambda: self.submit(prompt, params, **options))
 
-    # ---- requests -----------------------------------------------------------------------------------------
+    async def complete(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
+        """Like `generate`, collected into one `Completion`."""
+        return await collect(await self.submit(prompt, params, **options))
 
-    def _enqueue(
+    def chat_stream(
+        self, messages: Messages, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[Fragment, None]:
+        """Stream the assistant's next message in a chat, rendered with the checkpoint's chat template.
+
+        `options` are those of `submit_chat`.
+        """
+        return drain(lambda: self.submit_chat(messages, params, **options))
+
+    async def chat(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Completion:
+        """Like `chat_stream`, collected into one `Completion`."""
+        return await collect(await self.submit_chat(messages, params, **options))
+
+    async def submit(
         self,
-        token_ids: list[int],
-        params: SamplingParams,
-        grammar: Matcher | None,
-        banned: tuple[tuple[int, ...], ...],
-        request_id: str | None,
-        priority: int,
-        salt: str | None,
-        adapter: str | None,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+        clip: bool = False,
+        **sampling: Any,
     ) -> Stream:
-        ready = self._serving()  # tokenizing and compiling may have taken a while
-        loaded = ready.adapter(adapter)
-        request_id = self._unused_id(request_id)
-        rank = self._rank(priority)
-        sequence = ready.sequence(
-            token_ids, params, grammar=grammar, banned=banned, rank=rank, salt=salt, adapter=loaded
+        """Validate, tokenize and enqueue. The consumer of the stream must `abort()` it when it stops early.
+
+        Args:
+            params: replaces the checkpoint's default `SamplingParams`.
+            priority: a lower one goes first.
+            cache_salt: requests with different salts share no cached prefix.
+            adapter: the name of a loaded adapter.
+            clip: cut max_tokens to what the prompt leaves of the context. Otherwise the request is refused.
+            sampling: overrides single fields of the default parameters.
+
+        Raises `InvalidRequestError`, `ContextLengthError`, `QueueFullError`, `ModelNotFoundError`;
+        `EngineNotReadyError`, `EngineClosedError` or `EngineFailedError` if the engine does not serve.
+        """
+        return await self._serving().generation.submit(
+            prompt,
+            params,
+            sampling,
+            clip=clip,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            adapter=adapter,
         )
-        request = LiveRequest(request_id, sequence, grammar, ready.tokenizer, self._abort, self._forget, self.latencies)
-        ready.scheduler.add(sequence)
-        self._begin(request)
-        return request.stream
 
-    def _enqueue_pooled(
-        self, prompts: Sequence[list[int]], pool: Pool, request_id: str | None, routing: Routing
-    ) -> PooledRequest:
-        ready = self._serving()  # tokenizing may have taken a while
-        request_id = self._unused_id(request_id)
-        loaded = ready.adapter(routing.adapter)
-        sequences = [
-            ready.pooled_sequence(ids, pool, rank=self._rank(routing.priority), salt=routing.cache_salt, adapter=loaded)
-            for ids in prompts
-        ]
-        request = PooledRequest(request_id, sequences, self._forget, self.latencies)
-        ready.scheduler.add_pooled(sequences)
-        self._begin(request)
-        return request
+    async def submit_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+        **sampling: Any,
+    ) -> ReadStream:
+        """Like `submit` for a chat; `tools` and `template_kwargs` go to the chat template.
 
-    def _unused_id(self, request_id: str | None) -> str:
-        request_id = request_id or secrets.token_hex(12)
-        if request_id in self._requests:
-            raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
-        return request_id
+        Thoughts and tool calls are separated from the text, as `reasoning` and `tool_calls`.
+        With `continue_final_message` the answer continues the last message.
+        """
+        return await self._serving().generation.submit_chat(
+            messages,
+            params,
+            sampling,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            continue_final_message=continue_final_message,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            adapter=adapter,
+        )
 
-    def _rank(self, priority: int) -> tuple[float, int]:
-        """The next place in the queue."""
-        return time.monotonic() + priority * self.config.priority_aging, next(self._tickets)
+    async def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        context: int | None = None,
+    ) -> ChatPrompt:
+        """Return a chat as the model reads it, rendered with the checkpoint's chat template.
 
-    def _begin(self, request: LiveRequest | PooledRequest) -> None:
-        self._requests[request.id] = request
-        if self._loop is not None:
-            self._loop.wake()
+        It ends with the opening of the assistant's next message, without it, or with the last message's content.
+        Raises `InvalidRequestError` if the messages do not suit the template, or have `context` tokens or more.
+        """
+        return await self._serving().generation.encode_chat(
+            messages,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            context=context,
+        )
 
     def abort(self, request_id: str) -> bool:
-        """End a request now and give its memory back; its stream ends with `finish_reason="abort"`.
+        """End a request now and free its memory; its stream ends with `finish_reason="abort"`.
 
-        False if no such request is running.
+        Returns False if no such request is running.
         """
-        request = self._requests.get(request_id)
-        if request is None:
-            return False
-        self._abort(request)
-        return True
+        return self._service is not None and self._service.requests.abort_id(request_id)
 
-    def _abort(self, request: LiveRequest | PooledRequest) -> None:
-        if request.ended:
-            return
-        self._end_sequences(request)
-        request.abort()
+    # ---- requests that pool -------------------------------------------------------------------------------
+    #
+    # `routing` are request_id, priority, cache_salt and adapter, as in `submit`. Cancelling a call frees its memory.
+    # All raise what `submit` raises, and `InvalidRequestError` if the model cannot give such answers.
 
-    def _fail_request(self, request: LiveRequest | PooledRequest, error: AengineError) -> None:
-        """End a request with an error, in every choice or prompt."""
-        self._end_sequences(request)
-        request.fail(error)
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        **routing: Any,
+    ) -> Embeddings:
+        """Return a vector of each prompt: of one or several, each text or token ids.
 
-    def _fail_sequence(self, sequence: TokenSequence, error: AengineError) -> None:
-        """End the request that a sequence belongs to with an error."""
-        if isinstance(sequence.owner, (LiveChoice, PooledPrompt)):
-            self._fail_request(sequence.owner.request, error)
+        It is the hidden state of the last token or the mean of all, as the checkpoint says.
 
-    def _end_sequences(self, request: LiveRequest | PooledRequest) -> None:
-        ready = self._ready()
-        for sequence in request.sequences:
-            ready.scheduler.abort(sequence)
-        if ready.adapters is not None and self._loop is not None:
-            self._loop.wake()  # someone may wait until nobody has the adapter
+        Args:
+            dimensions: keep only so many numbers, if the checkpoint allows it.
+            normalize: scale to length 1. None: as the checkpoint says.
+        """
+        return await self._serving().pooling.embed(prompts, dimensions, normalize, routing)
 
-    def _forget(self, request: LiveRequest | PooledRequest) -> None:
-        del self._requests[request.id]
-        self._ended_requests += 1
-        if not self._requests:
-            self._emptied.set()
+    async def classify(self, prompts: Prompt | Sequence[Prompt], **routing: Any) -> Classes:
+        """Return the probability of each class for each prompt. The model must have a classification head."""
+        return await self._serving().pooling.classify(prompts, routing)
 
-    # ---- its state ----------------------------------------------------------------------------------------
+    async def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+        **routing: Any,
+    ) -> Scores:
+        """Return how well documents suit queries: one query and any number of documents, or as many of both.
 
-    def _ready(self) -> Loaded:
-        if self._home is None:
-            raise EngineNotReadyError(_NOT_ENTERED)
-        if self._ready_state is None:
-            raise EngineNotReadyError("the engine is still loading")
-        return self._ready_state
+        A reranker gives the probability of each pair. For any other model, the embeddings are compared (cosine).
+        instruction: says what makes a document a good one, for a reranker that reads it.
+        """
+        return await self._serving().pooling.score(queries, documents, instruction, routing)
 
-    def _serving(self) -> Loaded:
-        if self._closed:
-            raise EngineClosedError("the engine is closed")
-        if self.failure is not None:
-            raise EngineFailedError(f"the engine failed: {type(self.failure).__name__}")
-        ready = self._ready()
-        if asyncio.get_running_loop() is not self._home:  # nothing would ever wake the consumer
-            raise InvalidRequestError("the engine serves the event loop that it was entered on, and no other")
-        return ready
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        **routing: Any,
+    ) -> Ranking:
+        """Return the documents by their `score` with the query, the best first. top_n: only so many; None: all."""
+        return await self._serving().pooling.rerank(query, documents, top_n, instruction, routing)
 
-    def stats(self) -> Stats:
-        """A snapshot; cheap."""
-        last_step = None if self._loop is None else self._loop.last_step
-        return snapshot(self._ready(), self._ended_requests, last_step)
+    # ---- adapters -----------------------------------------------------------------------------------------
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        """Load an adapter, a PEFT folder or a Hugging Face id, while requests go on. Then requests may name it.
+
+        An adapter of the same name is an error, unless it is to be replaced; its requests then keep the old one.
+        If loading fails, nothing changes. Raises `InvalidRequestError`, `AdapterError`, `HubError`, and `ConfigError`
+        if there is no room for adapters.
+        """
+        await self._adapters().load(name, str(path), replace)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let no new request name an adapter, and wait until its requests are done. Raises `ModelNotFoundError`."""
+        await self._adapters().unload(name)
+
+    def _adapters(self) -> Adapters:
+        adapters = self._serving().loaded.adapters
+        if adapters is None:
+            raise ConfigError("lora_loading: the device has no room for adapters; start with lora_loading=True")
+        return adapters
+
+    # ---- sleep and new weights ----------------------------------------------------------------------------
+
+    async def sleep(self, level: int = 1, *, mode: SleepMode = "wait") -> None:
+        """Move the weights to host memory, drop keys and values, and give the device's memory back.
+
+        New requests are refused from now on. Running requests end first, or at once with `mode="abort"`. Adapters
+        stay loaded. A call that is cancelled while it waits for them changes nothing. Does nothing if the engine
+        sleeps already.
+
+        level: 1, as in vLLM; its level 2, which discards the weights, is refused. Raises `InvalidRequestError`, and
+        `ConfigError` without the knob sleep_mode.
+        """
+        await self._serving().changes.sleep(level, mode)
+
+    async def wake_up(self) -> None:
+        """Bring the weights back to the device; then requests are served again, from an empty prefix cache.
+
+        Raises `EngineNotReadyError` if others have taken the device's memory meanwhile; the engine then sleeps on.
+        """
+        await self._serving().changes.wake_up()
+
+    async def reload(self, folder: str | Path | None = None) -> None:
+        """Read the weights of a checkpoint's folder over those that are loaded. None means the engine's own folder.
+
+        Running requests end with the old weights. New requests wait for the new ones. Cached prefixes are dropped.
+        Adapters stay loaded, and so do the tokenizer, the chat template and the sampling defaults.
+
+        Raises `WeightsError` and its like for a checkpoint of another model, which changes nothing, and
+        `EngineNotReadyError` if the engine sleeps. If reading fails half way, requests are refused until a call
+        succeeds.
+        """
+        await self._serving().changes.reload(folder)

@@ -1,30 +1,78 @@
-"""What is known about a loaded engine, its adapters among it."""
+"""What is known about an engine: its state, its model, its figures."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import asyncio
 
 from aengine.cache.radix import RadixTree
 from aengine.config import EngineConfig
-from aengine.engine.adapters import Adapters
 from aengine.engine.loaded import Loaded
-from aengine.errors import ConfigError
+from aengine.engine.service import Service
+from aengine.errors import EngineClosedError, EngineNotReadyError, InvalidRequestError
+from aengine.latency import Latencies
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.tokens.tokenizer import Tokenizer
-from aengine.types import AdapterInfo, DeviceMemory
+from aengine.timeline import Timeline
+from aengine.types import AdapterInfo, DeviceMemory, Stats
+
+NOT_ENTERED = (
+    "the engine has not been started: use it as `async with aengine.Engine(...) as engine: ...`; programs without "
+    "asyncio use aengine.LLM(...)"
+)
 
 
-class EngineFacts(ABC):
-    """The engine's model, adapters, devices and cache. Raises `EngineNotReadyError` until the model is loaded."""
+class EngineFacts:
+    """The state of an engine. What needs the model raises `EngineNotReadyError` until it is loaded."""
 
-    config: EngineConfig
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.failed = asyncio.Event()  # set once `failure` says why nothing is served any more
+        self.latencies = Latencies()
+        self.timeline: Timeline | None = None  # set on entering, if the config asks for one
+        self.created = 0  # unix seconds when the engine became ready
+        self._service: Service | None = None  # None: the model is not loaded
+        self._closed = False
+        self._home: asyncio.AbstractEventLoop | None = None  # whose tasks may use the engine
 
-    @abstractmethod
-    def _ready(self) -> Loaded: ...
+    def _loaded_service(self) -> Service:
+        if self._home is None:
+            raise EngineNotReadyError(NOT_ENTERED)
+        if self._service is None:
+            raise EngineNotReadyError("the engine is still loading")
+        return self._service
 
-    @abstractmethod
-    def _serving(self) -> Loaded: ...
+    def _ready(self) -> Loaded:
+        return self._loaded_service().loaded
+
+    def _serving(self) -> Service:
+        """Return the service if it takes new requests from this task. Raises what `Engine.submit` raises otherwise."""
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        service = self._loaded_service()
+        service.requests.check()
+        if asyncio.get_running_loop() is not self._home:  # the consumer would never be woken
+            raise InvalidRequestError("the engine serves the event loop that it was entered on, and no other")
+        return service
+
+    # ---- state --------------------------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error for which nothing is served any more."""
+        return None if self._service is None else self._service.requests.failure
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether the device's memory has been given back."""
+        return self._service is not None and self._service.changes.asleep
+
+    @property
+    def refusal(self) -> str:
+        """Why no request is accepted; empty if they are, or wait for weights that are being reloaded."""
+        return "" if self._service is None else self._service.requests.gate.refusal
+
+    # ---- the model ----------------------------------------------------------------------------------------
 
     @property
     def model_name(self) -> str:
@@ -37,9 +85,19 @@ class EngineFacts(ABC):
         return self.config.model_names
 
     @property
+    def lora_loading(self) -> bool:
+        """Whether clients of a server may load and unload adapters."""
+        return self.config.lora_loading
+
+    @property
+    def sleep_mode(self) -> bool:
+        """Whether the engine can sleep."""
+        return self.config.sleep_mode
+
+    @property
     def max_model_len(self) -> int:
         """The longest prompt + output, in tokens."""
-        return self._ready().runtime.pool.max_model_len
+        return self._ready().max_model_len
 
     @property
     def vocab_size(self) -> int:
@@ -48,7 +106,7 @@ class EngineFacts(ABC):
 
     @property
     def default_params(self) -> SamplingParams:
-        """What a request gets that names no sampling parameters: the checkpoint's generation_config.json."""
+        """The parameters of a request that names none: the checkpoint's generation_config.json."""
         return self._ready().default_params
 
     @property
@@ -58,28 +116,13 @@ class EngineFacts(ABC):
 
     @property
     def answer_format(self) -> AnswerFormat:
-        """How the model writes thoughts and calls of tools."""
+        """How the model writes thoughts and tool calls."""
         return self.tokenizer.answer_format
-
-    def devices(self) -> list[DeviceMemory]:
-        """The GPUs that the model lies on, with their memory; asks their driver."""
-        return self._ready().runtime.runner.devices()
-
-    def flush_cache(self) -> None:
-        """Forget every cached prefix.
-
-        Requests that run keep what they have and go on; nothing of them is cached any more.
-        """
-        self._ready().scheduler.flush_cache()
 
     @property
     def prefix_tree(self) -> RadixTree:
-        """The prefix cache, for those who watch it."""
+        """The prefix cache, for watchers."""
         return self._ready().scheduler.memory.tree
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless every page and row is accounted for. For tests and diagnosis."""
-        self._ready().scheduler.check_integrity()
 
     @property
     def adapters(self) -> list[AdapterInfo]:
@@ -87,32 +130,22 @@ class EngineFacts(ABC):
         return adapters.list() if (adapters := self._ready().adapters) is not None else []
 
     def has_adapter(self, name: str) -> bool:
-        """Whether requests may name it."""
+        """Return whether requests may name the adapter."""
         adapters = self._ready().adapters
         return adapters is not None and adapters.has(name)
 
-    @property
-    def lora_loading(self) -> bool:
-        """Whether clients of a server may load and unload adapters."""
-        return self.config.lora_loading
+    def devices(self) -> list[DeviceMemory]:
+        """Ask the driver for the memory of each GPU that holds the model."""
+        return self._ready().runtime.runner.devices()
 
-    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
-        """Load an adapter, a PEFT folder or a Hugging Face id, while requests go on; then requests may name it.
+    def stats(self) -> Stats:
+        """Return a snapshot of the engine's figures; cheap."""
+        return self._loaded_service().stats()
 
-        One of the same name is an error, unless it is to be replaced; who has it goes on with it. Where loading fails,
-        all is as it was: `InvalidRequestError`, `AdapterError`, `HubError`, `ConfigError` where there is no room.
-        """
-        await self._adapters().load(name, str(path), replace)
+    def flush_cache(self) -> None:
+        """Forget every cached prefix. Running requests keep their pages, but none of them is cached any more."""
+        self._ready().scheduler.flush_cache()
 
-    async def unload_adapter(self, name: str) -> None:
-        """Let no new request name an adapter, and wait until those who have it are done.
-
-        Raises `ModelNotFoundError`.
-        """
-        await self._adapters().unload(name)
-
-    def _adapters(self) -> Adapters:
-        adapters = self._serving().adapters
-        if adapters is None:
-            raise ConfigError("lora_loading: the device has no room for adapters; start with lora_loading=True")
-        return adapters
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every page and row is accounted for. For tests and diagnosis."""
+        self._ready().scheduler.check_integrity()

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio.to_thread
 from msgspec.structs import replace
 
-from aengine.cache.radix import Namespace, packed
 from aengine.cache.tiers.disk import DiskPages
 from aengine.config import EngineConfig
-from aengine.engine.adapters import Adapters
+from aengine.engine.addons.adapters import Adapters
+from aengine.engine.addons.tiers import PageCarriers, open_disk, tiers_below
 from aengine.engine.requests.live import begin, make_sibling
-from aengine.engine.tiers import PageCarriers, open_disk, tiers_below
+from aengine.engine.requests.sequences import Sequences
 from aengine.engine.without_collections import without_collections
-from aengine.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelNotFoundError
+from aengine.errors import ConfigError, InvalidRequestError, ModelNotFoundError
 from aengine.model.fields import Fields, read_json_object
 from aengine.model.loading.fingerprint import fingerprint_of
 from aengine.model.loading.hub import resolve_adapter, resolve_model
-from aengine.requests.sampling_params import SamplingParams, check_token_ids
+from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.driver import open_contexts
 from aengine.runtime.preload import link_torch
 from aengine.scheduling.addons.snapshots import SequenceSnapshots
@@ -32,12 +33,11 @@ from aengine.scheduling.addons.windows import SequenceWindows
 from aengine.scheduling.holding import Holding
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import LoadedAdapter
-from aengine.scheduling.sequence import Sequence as TokenSequence
-from aengine.step_plan import Pool
 from aengine.text.grammar.grammars import Grammars, Matcher, check_library
 from aengine.text.grammar.source import GrammarLimits
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.timeline import Timeline
+from aengine.types import Stats
 
 if TYPE_CHECKING:  # torch, which `load` imports
     from aengine.engine.pooling.scorer import Scorer
@@ -51,12 +51,14 @@ if TYPE_CHECKING:  # torch, which `load` imports
 log = logging.getLogger("aengine")
 
 _UNKNOWN_HOST = 16 * 2**30  # bytes of memory that a machine is taken to have which does not say
-_NOTHING_DRAWN = SamplingParams()  # of prompts that are pooled
 SWITCH_SECONDS = 0.0005  # after which a thread that waits for the interpreter gets it
 
 
 class Loaded:
-    """A loaded model: the runtime with its tokenizer, grammars and scheduler, and the checkpoint's defaults."""
+    """A loaded model: the runtime with its tokenizer, grammars and scheduler, and the checkpoint's defaults.
+
+    It owns all of them; `close` ends them.
+    """
 
     def __init__(
         self,
@@ -72,18 +74,18 @@ class Loaded:
         disk: DiskPages | None,
         fingerprint: bytes,
     ) -> None:
-        """fingerprint: of the model, and of all that its keys and values depend on."""
+        """fingerprint: digest of the model and of everything else that its keys and values depend on."""
         self._config = config
-        self._near_positions = runtime.model.near_positions
         self.runtime = runtime
         self.tokenizer = tokenizer
-        self.generation = generation
         self.pooling = pooling
         self.scorer = scorer  # None: pairs are scored by their embeddings
         self.timeline = timeline
         self.grammars = grammars
-        self.adapters = adapters  # None: there is room for none
+        self.adapters = adapters  # None: there is no room for adapters
         self.default_params = replace(SamplingParams(), **generation.sampling)
+        self.max_model_len = runtime.pool.max_model_len
+        self.sequences = Sequences(runtime.model, self.max_model_len, generation.eos_token_ids)
         self.scheduler = Scheduler(
             num_pages=runtime.pool.num_pages,
             page_size=config.page_size,
@@ -97,27 +99,13 @@ class Loaded:
             waiting=None if adapters is None else adapters.queue,
             holdings=_holdings(config, runtime.pool),
         )
-        self.carriers = None  # nothing lies below the pool
+        self.carriers: PageCarriers | None = None  # None: there are no tiers below the pool
         if runtime.copies is not None:
             tiers = tiers_below(self.scheduler.memory, runtime.copies, fingerprint, disk)
             self.carriers = PageCarriers(self.scheduler.attach(tiers), runtime.copies)
 
-    def reloaded(self, folder: Path) -> None:
-        """The weights are those of this folder from here on."""
-        if self.carriers is not None and self.carriers.tiers.disk is not None:
-            self.carriers.tiers.fingerprint = _fingerprint(folder, self._config, self.runtime)
-        if self.runtime.adapters is not None:
-            self.runtime.adapters.rebase(folder)
-
-    def look(self) -> None:
-        """Between two steps: let those who carry adapters and pages know of what is awaited."""
-        if self.adapters is not None:
-            self.adapters.look()
-        if self.carriers is not None:
-            self.carriers.look()
-
     def adapter(self, name: str | None) -> LoadedAdapter | None:
-        """The adapter of that name, None for None. Raises `ModelNotFoundError`."""
+        """Return the adapter of that name, and None for None. Raises `ModelNotFoundError`."""
         if name is None:
             return None
         if self.adapters is None:
@@ -125,109 +113,95 @@ class Loaded:
         return self.adapters.named(name)
 
     async def grammar(self, params: SamplingParams) -> Matcher | None:
-        """A matcher at the start of the parameters' grammar, if they have one."""
+        """Return a matcher at the start of the parameters' grammar, if they have one."""
         return None if params.structured is None else await self.grammars.matcher(params.structured)
 
-    def sequence(
-        self,
-        token_ids: list[int],
-        params: SamplingParams,
-        *,
-        grammar: Matcher | None,
-        banned: tuple[tuple[int, ...], ...],
-        rank: tuple[float, int],
-        salt: str | None,
-        adapter: LoadedAdapter | None,
-    ) -> TokenSequence:
-        """A request's first choice, from which the others fork.
+    def stats(self, ended_requests: int, last_step: float | None) -> Stats:
+        """Return the figures of the scheduler and of all memory that it hands out.
 
-        Raises `InvalidRequestError`, or `ContextLengthError` where the request does not fit the context.
+        last_step: monotonic time, in seconds, at which the newest step was committed.
         """
-        if self.runtime.model.head != "vocabulary":
-            raise InvalidRequestError(
-                "the model has no output matrix and generates nothing: it gives embeddings, scores or classes", "model"
-            )
-        if not token_ids:
-            raise InvalidRequestError("the prompt is empty", "prompt")
-        max_total = self._max_total(len(token_ids), params)  # first: a million ids take a while to look at
-        check_token_ids(token_ids, self.runtime.model.vocab_size, "prompt")
-        near = self._is_near(max_total)
-        ends = grammar is not None or not params.ignore_eos  # a grammar says itself where the output ends
-        return TokenSequence(
-            prompt=packed(token_ids),
-            params=params,
-            seed=params.seed if params.seed is not None else secrets.randbits(63),
-            stop_ids=(self.generation.eos_token_ids if ends else ()) + params.stop_token_ids,
-            max_total=max_total,
-            rank=rank,
-            salt=_salt(salt, adapter, near),
-            adapter=adapter,
-            near=near,
-            banned=banned,
-            siblings=params.n - 1,
+        scheduler = self.scheduler
+        memory, counters = scheduler.memory, scheduler.counters
+        cached = memory.tree.evictable_pages
+        stats = Stats(
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            pages_total=memory.usable_pages,
+            pages_used=memory.usable_pages - memory.allocator.free - cached,
+            pages_cached=cached,
+            pages_free=memory.allocator.free,
+            page_size=memory.page_size,
+            steps=counters.steps,
+            requests=ended_requests,
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            cached_host_tokens=counters.cached_host_tokens,
+            cached_disk_tokens=counters.cached_disk_tokens,
+            computed_tokens=counters.computed_tokens,
+            generated_tokens=counters.generated_tokens,
+            preemptions=counters.preemptions,
+            last_step_age=None if last_step is None else time.monotonic() - last_step,
         )
+        figures: dict[str, int] = {}
+        for holding in memory.holdings:
+            figures |= holding.figures()
+        if self.adapters is not None:
+            figures |= self.adapters.queue.figures()
+        if self.carriers is not None:
+            figures |= self.carriers.tiers.figures()
+        return replace(stats, **figures)
 
-    def pooled_sequence(
-        self,
-        token_ids: list[int],
-        pool: Pool,
-        *,
-        rank: tuple[float, int],
-        salt: str | None,
-        adapter: LoadedAdapter | None,
-    ) -> TokenSequence:
-        """A prompt that is pooled. Raises as `sequence` does."""
-        if not token_ids:
-            raise InvalidRequestError("the prompt is empty", "prompt")
-        context = self.runtime.pool.max_model_len
-        if len(token_ids) > context:
-            raise ContextLengthError(f"{_maximum(context)} However, {len(token_ids)} tokens are given", "prompt")
-        check_token_ids(token_ids, self.runtime.model.vocab_size, "prompt")
-        near = self._is_near(len(token_ids))
-        return TokenSequence(
-            prompt=packed(token_ids),
-            params=_NOTHING_DRAWN,
-            seed=0,
-            stop_ids=(),
-            max_total=len(token_ids) + 1,  # what is taken of it counts as a draw
-            rank=rank,
-            salt=_salt(salt, adapter, near),
-            adapter=adapter,
-            near=near,
-            pool=pool,
-        )
+    # ---- beside the steps ---------------------------------------------------------------------------------
 
-    def _is_near(self, max_total: int) -> bool:
-        """Return whether a sequence of at most so many tokens stays in the trained context.
+    def poll(self) -> None:
+        """Tell the tasks that copy adapters and pages what the scheduler waits for. Called between two steps."""
+        if self.adapters is not None:
+            self.adapters.poll()
+        if self.carriers is not None:
+            self.carriers.poll()
 
-        True for models that rotate all sequences alike.
+    async def pause(self) -> None:
+        """Copy nothing from or to the device until `resume`, and wait for copies that are on their way."""
+        if self.adapters is not None:
+            await self.adapters.pause()
+        if self.carriers is not None:
+            await self.carriers.pause()
+
+    def resume(self) -> None:
+        """Allow copies again after `pause`."""
+        if self.adapters is not None:
+            self.adapters.resume()
+        if self.carriers is not None:
+            self.carriers.resume()
+
+    def reloaded(self, folder: Path) -> None:
+        """Note that the weights are those of this folder from now on."""
+        if self.carriers is not None and self.carriers.tiers.disk is not None:
+            self.carriers.tiers.fingerprint = _fingerprint(folder, self._config, self.runtime)
+        if self.runtime.adapters is not None:
+            self.runtime.adapters.rebase(folder)
+
+    async def close(self) -> None:
+        """Let go of everything, once no step is launched any more: copies, the device, grammars, the timeline.
+
+        Errors are logged: a lost device must not keep callers waiting.
         """
-        return not self._near_positions or max_total <= self._near_positions
-
-    def _max_total(self, prompt_len: int, params: SamplingParams) -> int:
-        context = self.runtime.pool.max_model_len
-        if prompt_len >= context:
-            raise ContextLengthError(
-                f"{_maximum(context)} However, {prompt_len} tokens are given as prompt, and at least one must be left",
-                "prompt",
-            )
-        if params.max_tokens is None:
-            return context
-        if prompt_len + params.max_tokens > context:
-            raise ContextLengthError(
-                f"{_maximum(context)} However, {prompt_len} tokens are given as prompt and max_tokens is "
-                f"{params.max_tokens}, together {prompt_len + params.max_tokens}",
-                "max_tokens",
-            )
-        return prompt_len + params.max_tokens
-
-
-def _salt(salt: str | None, adapter: LoadedAdapter | None, near: bool) -> Namespace:
-    """Return what separates cached prefixes: the request's salt, its adapter, and how its keys are rotated."""
-    if near and adapter is None:
-        return salt
-    number = 0 if adapter is None else adapter.generation
-    return (number if near else -number, salt)
+        try:
+            if self.adapters is not None:
+                await self.adapters.close()
+            if self.carriers is not None:
+                await self.carriers.close()
+            await anyio.to_thread.run_sync(self.runtime.close)
+        except Exception as error:
+            log.error("the device did not let go cleanly", exc_info=error)
+        finally:
+            self.grammars.close()
+            if self.timeline is not None:
+                try:
+                    self.timeline.close()
+                except RuntimeError as error:  # a lost device cannot say when it was busy
+                    log.error("the timeline could not be completed", exc_info=error)
 
 
 def _holdings(config: EngineConfig, pool: PoolSize) -> list[Holding]:
@@ -238,13 +212,6 @@ def _holdings(config: EngineConfig, pool: PoolSize) -> list[Holding]:
     if pool.states is not None:
         holdings.append(SequenceSnapshots(pool.states.snapshots, config.max_num_seqs, config.page_size))
     return holdings
-
-
-def _maximum(context: int) -> str:
-    """The beginning of context errors in OpenAI's own words, by which clients know that they have to shorten a
-    conversation.
-    """
-    return f"This model's maximum context length is {context} tokens."
 
 
 def load(config: EngineConfig, start: Start | None = None) -> Loaded:

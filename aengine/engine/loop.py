@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.engine.requests.live import LiveChoice, LiveRequest
-from aengine.engine.requests.pooled import PooledPrompt, PooledRequest
+from aengine.engine.requests.live import LiveChoice
+from aengine.engine.requests.request import Owner, Request
 from aengine.errors import AengineError, DeviceLostError, EngineFailedError, InvalidRequestError
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase, Update
@@ -40,11 +40,12 @@ class StepLoop:
         self,
         scheduler: Scheduler,
         runner: Runner,
+        news: asyncio.Event,
         *,
         lookahead: bool,
         fill_masks: Callable[[Sequence[Matcher | None]], Awaitable[NDArray[np.int32]]],
         prepare_mask: Callable[[Matcher, Callable[[], None]], None],
-        fail_request: Callable[[LiveRequest | PooledRequest, AengineError], None],
+        fail_request: Callable[[Request, AengineError], None],
         timeline: Timeline | None = None,
         between: Callable[[], None] | None = None,
         observe: Callable[[StepPlan, float], None] | None = None,
@@ -62,32 +63,32 @@ class StepLoop:
         self._observe = observe
         self._launched: dict[int, float] = {}  # monotonic seconds, by step
         self._mark = unmarked if timeline is None else timeline.mark
-        self._wake = asyncio.Event()
+        self._news = news
         self._stopping = False
-        self._resting = False
-        self._at_rest = asyncio.Event()
+        self._paused = False
+        self._still = asyncio.Event()
         self.last_step: float | None = None  # monotonic seconds when the newest step was committed
 
     def wake(self) -> None:
         """Wake the loop: the scheduler has something new."""
-        self._wake.set()
+        self._news.set()
 
     def stop(self) -> None:
         """Let `run` return once nothing is in flight. No new step is launched."""
         self._stopping = True
-        self._wake.set()
+        self._news.set()
 
-    async def rest(self) -> None:
-        """Launch nothing from now on until `go_on`, and wait until nothing is in flight, or `run` has ended."""
-        self._resting = True
-        self._wake.set()
-        await self._at_rest.wait()
+    async def pause(self) -> None:
+        """Launch nothing from now on until `resume`, and wait until nothing is in flight, or `run` has ended."""
+        self._paused = True
+        self._news.set()
+        await self._still.wait()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """End the rest."""
-        self._resting = False
-        self._at_rest.clear()
-        self._wake.set()
+        self._paused = False
+        self._still.clear()
+        self._news.set()
 
     async def run(self) -> None:
         """Serve until stopped. Every launched step is awaited before this returns.
@@ -97,8 +98,8 @@ class StepLoop:
         try:
             await self._run()
         finally:
-            self._resting = True
-            self._at_rest.set()
+            self._paused = True
+            self._still.set()
 
     async def _run(self) -> None:
         step: LaunchedStep | None = None  # the newest one
@@ -127,17 +128,17 @@ class StepLoop:
             if previous is None and step is None:
                 if self._stopping:
                     return
-                if self._resting:
-                    self._at_rest.set()
-                await self._wake.wait()
+                if self._paused:
+                    self._still.set()
+                await self._news.wait()
                 self._mark("idle")
-            self._wake.clear()
+            self._news.clear()
 
     def _launch_next(self, previous: LaunchedStep | None) -> LaunchedStep | None:
         """Launch the step behind `previous`, where there is one and it may be launched before that one is read."""
         if (
             self._stopping
-            or self._resting
+            or self._paused
             or (previous is not None and not self._lookahead)
             or isinstance(previous, _FailedLaunch)
         ):
@@ -207,15 +208,13 @@ class StepLoop:
 
     def _deliver(self, update: Update) -> None:
         owner = update.sequence.owner
-        if not isinstance(owner, (LiveChoice, PooledPrompt)):
+        if not isinstance(owner, Owner):
             return
         if owner.finish_reason is not None or owner.request.ended:
             return  # aborted between two slices
         try:
-            if isinstance(owner, PooledPrompt):
-                owner.deliver(update)
-            elif owner.deliver(update):
-                self._scheduler.finish(update.sequence, owner.delivered)
+            if length := owner.deliver(update):
+                self._scheduler.finish(update.sequence, length)
         except AengineError as error:
             self._fail_request(owner.request, error)
 
@@ -223,7 +222,7 @@ class StepLoop:
         log.error("step %d failed: %s: %s", plan.step, type(error).__name__, error, exc_info=error)
         for sequence in self._scheduler.fail(plan):
             owner = sequence.owner
-            if isinstance(owner, (LiveChoice, PooledPrompt)):
+            if isinstance(owner, Owner):
                 failure = EngineFailedError(f"the step that carried this request failed: {type(error).__name__}")
                 failure.__cause__ = error
                 self._fail_request(owner.request, failure)

@@ -1,9 +1,8 @@
-"""`Engine`'s methods for what is taken of prompts in place of draws: `embed`, `classify`, `score` and `rerank`."""
+"""Answers that are pooled from prompts instead of drawn: embeddings, classes, scores and rankings."""
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,10 @@ from aengine.engine.loaded import Loaded
 from aengine.engine.pooling.scorer import Scorer, refuse_scores
 from aengine.engine.pooling.vectors import cosine, embedding_of, probabilities, vector_of
 from aengine.engine.requests.arguments import check_routing, prompt_list, text_list
-from aengine.engine.requests.gate import Gate
 from aengine.engine.requests.pooled import PooledRequest
+from aengine.engine.requests.registry import Requests
 from aengine.errors import InvalidRequestError, renamed_param
+from aengine.latency import Latencies
 from aengine.step_plan import Pool
 from aengine.types import Classes, Classified, Embeddings, Ranked, Ranking, Scores
 
@@ -28,48 +28,34 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Where a request's prompts go: what the queue orders, what they share cached prefixes with, their adapter."""
+    """The options that a pooled request has in common with one that generates."""
 
-    priority: int
-    cache_salt: str | None
-    adapter: str | None
+    request_id: str | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    adapter: str | None = None
 
 
-class PooledAnswers(ABC):
-    """Prompts are read beside those that generate, through the same steps and the same cache.
+class Pooling:
+    """`Engine`'s requests that pool. Their prompts go through the same steps and the same cache as any others.
 
-    All methods take `request_id`, `priority`, `cache_salt` and `adapter` as `Engine.submit` does. Cancelling one gives
-    its memory back. They raise what `submit` raises, and `InvalidRequestError` where the model does not do what is
-    asked.
+    routing: the fields of `Routing`.
     """
 
-    _gate: Gate
-
-    @abstractmethod
-    def _serving(self) -> Loaded: ...
-
-    @abstractmethod
-    def _enqueue_pooled(
-        self, prompts: Sequence[list[int]], pool: Pool, request_id: str | None, routing: Routing
-    ) -> PooledRequest: ...
-
-    @abstractmethod
-    def abort(self, request_id: str) -> bool: ...
+    def __init__(self, loaded: Loaded, requests: Requests, latencies: Latencies) -> None:
+        self._loaded = loaded
+        self._requests = requests
+        self._latencies = latencies
 
     async def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
-        *,
-        dimensions: int | None = None,
-        normalize: bool | None = None,
-        **routing: Any,
+        dimensions: int | None,
+        normalize: bool | None,
+        routing: dict[str, Any],
     ) -> Embeddings:
-        """A vector of each prompt: text as the tokenizer reads it, or token ids; one of them or several.
-
-        It is the hidden state of the last token, or the mean of all, as the checkpoint says. dimensions: the first so
-        many numbers alone, where the checkpoint allows it. normalize: to length 1; None: as the checkpoint says.
-        """
-        ready = self._serving()
+        """Return a vector of each prompt."""
+        ready = self._loaded
         pooling = ready.pooling
         if pooling.refusal:
             raise InvalidRequestError(f"the model has no embeddings here: {pooling.refusal}", "model")
@@ -79,9 +65,9 @@ class PooledAnswers(ABC):
         vectors = tuple(embedding_of(vector, dimensions, unit) for vector in _vectors(request, ready))
         return Embeddings(vectors, request.usage())
 
-    async def classify(self, prompts: Prompt | Sequence[Prompt], **routing: Any) -> Classes:
-        """How likely each class is of each prompt, where the model has a classification head."""
-        ready = self._serving()
+    async def classify(self, prompts: Prompt | Sequence[Prompt], routing: dict[str, Any]) -> Classes:
+        """Return the probability of each class for each prompt."""
+        ready = self._loaded
         pooling = ready.pooling
         if ready.runtime.model.head != "classes":
             raise InvalidRequestError("the model has no classification head", "model")
@@ -94,16 +80,11 @@ class PooledAnswers(ABC):
         self,
         queries: str | Sequence[str],
         documents: str | Sequence[str],
-        *,
-        instruction: str | None = None,
-        **routing: Any,
+        instruction: str | None,
+        routing: dict[str, Any],
     ) -> Scores:
-        """How well documents suit queries: one query and one or several documents, or as many of both, pair by pair.
-
-        A reranker says how likely it finds each pair; of any other model the embeddings are compared (cosine).
-        instruction: what makes a document a good one, for a reranker that reads it.
-        """
-        ready = self._serving()
+        """Return how well documents suit queries, pair by pair."""
+        ready = self._loaded
         pairs = _pairs(text_list(queries, "queries"), text_list(documents, "documents"))
         if ready.scorer is None:
             refuse_scores(ready.runtime.model, ready.pooling)
@@ -116,17 +97,16 @@ class PooledAnswers(ABC):
         self,
         query: str,
         documents: Sequence[str],
-        *,
-        top_n: int | None = None,
-        instruction: str | None = None,
-        **routing: Any,
+        top_n: int | None,
+        instruction: str | None,
+        routing: dict[str, Any],
     ) -> Ranking:
-        """The documents by their `score` with the query, the best first. top_n: that many of them; None: all."""
+        """Return the documents by their score with the query, the best first."""
         if not isinstance(query, str):
             raise InvalidRequestError(f"query must be text, got {type(query).__name__}", "query")
         if top_n is not None and (not isinstance(top_n, int) or isinstance(top_n, bool) or top_n < 1):
             raise InvalidRequestError(f"top_n must be at least 1, got {top_n!r}", "top_n")
-        scores = await self.score(query, documents, instruction=instruction, **routing)
+        scores = await self.score(query, documents, instruction, routing)
         ranked = sorted((Ranked(*found) for found in enumerate(scores.values)), key=lambda one: -one.score)
         return Ranking(tuple(ranked[:top_n]), scores.usage)
 
@@ -135,7 +115,7 @@ class PooledAnswers(ABC):
     ) -> Scores:
         if instruction is not None and not isinstance(instruction, str):
             raise InvalidRequestError(f"instruction must be text, got {type(instruction).__name__}", "instruction")
-        context = self._serving().runtime.pool.max_model_len
+        context = self._loaded.max_model_len
         ids, total = [], 0
         for query, document in pairs:
             await asyncio.sleep(0)  # a short text is tokenized at once, and there may be thousands
@@ -146,7 +126,7 @@ class PooledAnswers(ABC):
 
     async def _similarities(self, pairs: Sequence[tuple[str, str]], routing: dict[str, Any]) -> Scores:
         """Each text is read once, in however many pairs it is."""
-        ready = self._serving()
+        ready = self._loaded
         if ready.pooling.refusal:
             raise InvalidRequestError(f"the model has no embeddings here: {ready.pooling.refusal}", "model")
         ids: dict[str, list[int]] = {}
@@ -160,41 +140,46 @@ class PooledAnswers(ABC):
         return Scores(tuple(cosine(vectors[one], vectors[other]) for one, other in pairs), request.usage())
 
     async def _encoded(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
-        ready = self._serving()
-        self._gate.check()
+        ready = self._loaded
+        self._requests.gate.check()
         ids, total = [], 0
         for prompt in prompt_list(prompts):
             if isinstance(prompt, str):
                 await asyncio.sleep(0)  # a short text is tokenized at once, and there may be thousands
-                prompt = await ready.tokenizer.encode(prompt, context=ready.runtime.pool.max_model_len, left=0)
+                prompt = await ready.tokenizer.encode(prompt, context=ready.max_model_len, left=0)
             ids.append(prompt)
             total = _counted(total, prompt, "prompt")
         return ids
 
     async def _pooled(self, prompts: Sequence[list[int]], pool: Pool, routing: dict[str, Any]) -> PooledRequest:
-        """Enqueue, and wait for the end. Whatever ends the waiting gives the memory back."""
-        request_id, checked = _routing(**routing)
-        await self._gate.enter()
-        request = self._enqueue_pooled(prompts, pool, request_id, checked)
+        """Enqueue prompts and wait until all are pooled. Whatever ends the waiting frees their memory."""
+        loaded, requests, checked = self._loaded, self._requests, _routing(**routing)
+        await requests.gate.enter()
+        requests.check()  # the engine may have been closed meanwhile
+        request_id = requests.new_id(checked.request_id)
+        adapter = loaded.adapter(checked.adapter)
+        sequences = [
+            loaded.sequences.to_pool(
+                ids, pool, rank=requests.rank(checked.priority), salt=checked.cache_salt, adapter=adapter
+            )
+            for ids in prompts
+        ]
+        request = PooledRequest(request_id, sequences, requests.forget, self._latencies)
+        loaded.scheduler.add_pooled(sequences)
+        requests.begin(request)
         try:
             await request.done
         finally:
-            if not request.ended:
-                self.abort(request.id)
+            requests.abort(request)
         return request
 
 
-def _routing(
-    request_id: str | None = None,
-    priority: int = 0,
-    cache_salt: str | None = None,
-    adapter: str | None = None,
-    **unknown: object,
-) -> tuple[str | None, Routing]:
-    for name in unknown:
+def _routing(**options: Any) -> Routing:
+    for name in options.keys() - Routing.__slots__:
         raise InvalidRequestError(f"unknown parameter {name!r}", name)
-    check_routing(priority, cache_salt, adapter)
-    return request_id, Routing(priority, cache_salt, adapter)
+    routing = Routing(**options)
+    check_routing(routing.priority, routing.cache_salt, routing.adapter)
+    return routing
 
 
 def _counted(total: int, ids: list[int], name: str) -> int:

@@ -16,7 +16,7 @@ import pytest
 
 from aengine import Client, Engine, Fragment, InvalidRequestError, SamplingParams, Structured, Usage
 from aengine.engine.requests.arguments import resolved_params
-from aengine.engine.requests.consume import collect
+from aengine.engine.requests.stream import collect
 from aengine.types import Choice, Completion, PromptLogprob, TokenLogprob, ToolCallDelta, TopLogprob
 from tests.http.fake_engine import VOCAB_SIZE, WORDS, FakeEngine, FakeStream, FragmentStream, adapter_info
 from tests.http.serving import serving

@@ -12,7 +12,7 @@ import pytest
 
 import aengine
 from aengine import ContextLengthError, InvalidRequestError, SamplingParams
-from aengine.engine.requests.seeds import sibling_seed
+from aengine.engine.requests.live import sibling_seed
 from aengine.model.loading.hub import resolve_model
 from aengine.types import join_calls
 

@@ -193,7 +193,8 @@ async def test_an_address_that_is_taken_is_refused_by_its_knob() -> None:
 
 
 def test_without_the_library_the_error_names_the_extra() -> None:
-    code = "import sys; sys.modules['zmq'] = None; from aengine.engine.kv_events import Publisher; Publisher(sys.argv)"
+    module = "aengine.engine.addons.kv_events"
+    code = f"import sys; sys.modules['zmq'] = None; from {module} import Publisher; Publisher(sys.argv)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "pip install '.[kv-events]'" in found.stderr
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aengine.engine import kv_replays
-from aengine.engine.kv_replays import Replays
+from aengine.engine.addons.kv_replays import Replays
 
 zmq = pytest.importorskip("zmq")
 zmq_asyncio = pytest.importorskip("zmq.asyncio")

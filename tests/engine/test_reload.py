@@ -110,7 +110,7 @@ async def test_old_requests_end_with_the_old_weights_and_new_ones_wait(
         while not engine.stats().running:
             await anyio.lowlevel.checkpoint()
         reloading = asyncio.create_task(engine.reload(other))
-        while not engine._gate.holding:  # noqa: ASYNC110 - the gate has no such event
+        while not engine._service.requests.gate.holding:  # noqa: ASYNC110 - the gate has no such event
             await anyio.sleep(0.001)
         new = [asyncio.create_task(ids(engine)) for _ in range(3)]
         assert (await old).token_ids == alone.token_ids
@@ -129,7 +129,7 @@ async def test_only_so_many_wait(other: Path, monkeypatch: pytest.MonkeyPatch) -
         reloading = asyncio.create_task(engine.reload(other))
         assert await asyncio.to_thread(barred.entered.wait, 30)
         first = asyncio.create_task(ids(engine))
-        while not engine._gate.held:
+        while not engine._service.requests.gate.held:
             await anyio.lowlevel.checkpoint()
         with pytest.raises(QueueFullError):
             await ids(engine)

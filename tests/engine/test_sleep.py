@@ -152,7 +152,7 @@ async def test_or_is_aborted_at_once(engine: aengine.Engine) -> None:
 
 
 async def test_no_step_is_in_flight_while_memory_goes(engine: aengine.Engine, memory: Memory) -> None:
-    loop = engine._loop
+    loop = engine._service.loop
     assert loop is not None
     await engine.complete(PROMPT, **GREEDY)
     memory.bar.clear()

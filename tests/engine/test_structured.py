@@ -210,16 +210,16 @@ async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(how: str,
 
 
 async def test_masks_that_cannot_be_filled_fail_the_step_alone(engine: aengine.Engine) -> None:
-    assert engine._loop is not None
-    fill = engine._loop._fill_masks
+    assert engine._service.loop is not None
+    fill = engine._service.loop._fill_masks
 
     async def broken(matchers: object) -> Any:
         raise RuntimeError("no masks")
 
-    engine._loop._fill_masks = broken
+    engine._service.loop._fill_masks = broken
     with pytest.raises(aengine.EngineFailedError, match="RuntimeError"):
         await engine.complete(PROMPT, structured=JSON)
-    engine._loop._fill_masks = fill
+    engine._service.loop._fill_masks = fill
     check(await engine.complete(PROMPT, structured=JSON, max_tokens=150), JSON)
 
 

@@ -76,8 +76,8 @@ async def test_masks_are_told_as_well(tmp_path: Path) -> None:
 
 async def test_without_the_knob_nothing_is_recorded(engine: aengine.Engine) -> None:
     assert engine.timeline is None
-    assert engine._loop is not None
-    assert engine._loop._mark is unmarked
+    assert engine._service.loop is not None
+    assert engine._service.loop._mark is unmarked
 
 
 async def test_what_is_sent_over_http_is_told_with_its_size(tmp_path: Path) -> None:

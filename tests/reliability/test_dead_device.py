@@ -70,7 +70,7 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
                 await asyncio.sleep(0.001)
             asks.append(tasks.create_task(ask(True, priority=-1, **killer(trigger))))
             # The killer waits for a row; one of those who run makes place for it.
-            next(iter(engine._requests.values())).stream.abort()
+            next(iter(engine._service.requests._live.values())).stream.abort()
             await runner.dying.wait()
             asks += [tasks.create_task(ask(stream, input_ids=[5])) for stream in (True, False)]
             await engine.failed.wait()

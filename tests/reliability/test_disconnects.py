@@ -115,7 +115,7 @@ class Range:
         scheduler.abort = noted  # type: ignore[method-assign]
 
     def look(self) -> None:
-        for request in list(self.engine._requests.values()):
+        for request in list(self.engine._service.requests._live.values()):
             sequence = request.choices[0].sequence
             number = sequence.prompt[0] - VICTIM
             when, shoot = self.marked.get(number, ("", lambda: None))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from aengine.engine.requests.pooled import PooledPrompt
-from aengine.engine.requests.seeds import sibling_seed
+from aengine.engine.requests.request import Owner, Request
 from aengine.engine.requests.stream import Stream
 from aengine.errors import NonFiniteLogitsError
 from aengine.latency import Latencies
@@ -19,7 +18,7 @@ from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.types import FinishReason, Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usage
 
 
-class LiveRequest:
+class LiveRequest(Request):
     """One request: its choices, its stream, and the usage that its last fragment reports.
 
     `choices` has the first one from the start, the others from when they begin.
@@ -46,8 +45,8 @@ class LiveRequest:
         sequence: TokenSequence,
         grammar: Matcher | None,
         tokenizer: Tokenizer,
-        abort: Callable[[LiveRequest], None],
-        on_end: Callable[[LiveRequest], None],
+        abort: Callable[[Request], None],
+        on_end: Callable[[Request], None],
         latencies: Latencies,
     ) -> None:
         """sequence: of the first choice; grammar: where every output begins in its grammar."""
@@ -171,10 +170,12 @@ class LiveRequest:
         )
 
 
-class LiveChoice:
+class LiveChoice(Owner):
     """One of the n outputs of a request: detokenizes what its sequence draws."""
 
     __slots__ = ("delivered", "finish_reason", "grammar", "last_token", "request", "sequence", "text", "tokenizer")
+
+    request: LiveRequest
 
     def __init__(self, request: LiveRequest, sequence: TokenSequence, grammar: Matcher | None) -> None:
         self.request = request
@@ -187,11 +188,7 @@ class LiveChoice:
         self.last_token = 0.0  # monotonic seconds; 0 before the first
         sequence.owner = self
 
-    def deliver(self, update: Update) -> bool:
-        """Turn one committed draw into a fragment. True: a stop string matched, so the sequence must end here.
-
-        Raises `NonFiniteLogitsError` for a draw that has no token.
-        """
+    def deliver(self, update: Update) -> int:
         if not update.finite:
             raise NonFiniteLogitsError(
                 f"the model produced NaN or infinity after {self.delivered} output tokens of this request"
@@ -215,7 +212,7 @@ class LiveChoice:
         scores = self._scores() if self.delivered == 1 else None
         self.finish_reason = reason
         self.request.put(self.sequence.index, text, (update.token_id,), logprobs, reason, scores, self.text.stop_string)
-        return stopped
+        return self.delivered if stopped else 0
 
     def end(self, reason: FinishReason) -> None:
         """Close the choice from outside (abort): flush the held text."""
@@ -247,7 +244,7 @@ class LiveChoice:
 
 def begin(sequence: TokenSequence) -> None:
     """For the scheduler: note that the sequence enters the running batch for the first time."""
-    if isinstance(sequence.owner, (LiveChoice, PooledPrompt)):
+    if isinstance(sequence.owner, Owner):
         sequence.owner.request.begin()
 
 
@@ -256,3 +253,13 @@ def make_sibling(leader: TokenSequence, index: int) -> TokenSequence:
     if not isinstance(leader.owner, LiveChoice):
         raise TypeError("only choices of live requests fork")
     return leader.owner.request.make_sibling(index)
+
+
+def sibling_seed(seed: int, index: int) -> int:
+    """The seed of the index-th of n choices: the request's own for the first, far apart for the others."""
+    if index == 0:
+        return seed
+    mixed = (seed + index * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF  # splitmix64's increment and finalizer
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (mixed ^ (mixed >> 31)) >> 1

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from time import monotonic
 
+from aengine.engine.requests.request import Owner, Request
 from aengine.errors import NonFiniteLogitsError, RequestAbortedError
 from aengine.latency import Latencies
 from aengine.scheduling.sequence import Sequence as TokenSequence
@@ -14,7 +15,7 @@ from aengine.scheduling.sequence import Update
 from aengine.types import FinishReason, Usage
 
 
-class PooledRequest:
+class PooledRequest(Request):
     """The prompts of one call, and the future that its caller awaits."""
 
     __slots__ = ("_on_end", "_unended", "arrived", "began", "done", "ended", "id", "latencies", "prompts")
@@ -23,7 +24,7 @@ class PooledRequest:
         self,
         request_id: str,
         sequences: Sequence[TokenSequence],
-        on_end: Callable[[PooledRequest], None],
+        on_end: Callable[[Request], None],
         latencies: Latencies,
     ) -> None:
         self.id = request_id
@@ -95,10 +96,12 @@ class PooledRequest:
             self.done.exception()  # retrieved: a caller that was cancelled meanwhile will not look at it
 
 
-class PooledPrompt:
+class PooledPrompt(Owner):
     """One prompt of a request."""
 
     __slots__ = ("finish_reason", "request", "sequence")
+
+    request: PooledRequest
 
     def __init__(self, request: PooledRequest, sequence: TokenSequence) -> None:
         self.request = request
@@ -106,9 +109,9 @@ class PooledPrompt:
         self.finish_reason: FinishReason | None = None
         sequence.owner = self
 
-    def deliver(self, update: Update) -> None:
-        """Note that the prompt has come to its end. Raises `NonFiniteLogitsError` where it did with no numbers."""
+    def deliver(self, update: Update) -> int:
         if not update.finite:
             raise NonFiniteLogitsError("the model produced NaN or infinity for a prompt of this request")
         self.finish_reason = update.finish_reason
         self.request.prompt_ended()
+        return 0

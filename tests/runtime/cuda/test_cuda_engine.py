@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import aengine
-from aengine.engine.requests.seeds import sibling_seed
+from aengine.engine.requests.live import sibling_seed
 from aengine.errors import NonFiniteLogitsError
 from aengine.model.blocks.attention import Attention
 from aengine.model.config import ModelConfig

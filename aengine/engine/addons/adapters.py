@@ -45,8 +45,8 @@ class _Entry:
 class Adapters:
     """Loads and unloads adapters beside running steps, which wait for neither.
 
-    Reading takes a worker thread, one adapter at a time. `carry`, a task of the engine's, puts those that are awaited
-    into their places on the device; `look`, called between steps, tells it when there is something to do.
+    Reading takes a worker thread, one adapter at a time. `run`, a task of the engine's, puts those that are awaited
+    into their places on the device; `poll`, called between steps, tells it when there is something to do.
     """
 
     def __init__(self, places: AdapterPlaces, host_bytes: int, reserved: Collection[str]) -> None:
@@ -62,10 +62,11 @@ class Adapters:
         self._reading = asyncio.Lock()
         self._news = asyncio.Event()
         self._closing = False
-        self._resting = False
+        self._paused = False
         self._still = asyncio.Event()  # nothing is on its way to the device
         self._still.set()
-        self._ended = asyncio.Event()
+        self._ended = asyncio.Event()  # `run` has ended, or was never called
+        self._ended.set()
         self._wake: Callable[[], None] = lambda: None
         self._fail: Callable[[Sequence, EngineFailedError], None] = lambda sequence, error: None
 
@@ -179,7 +180,7 @@ class Adapters:
 
     # ---- to the device --------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Between two steps: let the carrier know of what is awaited, and let go of what nobody has any more."""
         if self.queue.awaited:
             self._news.set()
@@ -189,15 +190,16 @@ class Adapters:
                 self._leaving.pop(adapter).set()
                 self._news.set()  # its place is empty
 
-    async def carry(self, wake: Callable[[], None], fail: Callable[[Sequence, EngineFailedError], None]) -> None:
+    async def run(self, wake: Callable[[], None], fail: Callable[[Sequence, EngineFailedError], None]) -> None:
         """The task that puts adapters into their places, until `close`.
 
         wake: lets the step loop look again; fail: ends a sequence that waits for an adapter which cannot be put.
         """
         self._wake, self._fail = wake, fail
+        self._ended.clear()
         with anyio.CancelScope(shield=True):  # the device's memory stays until `close` has seen the end of this
             while not self._closing:
-                load = None if self._resting else self.queue.next_load()
+                load = None if self._paused else self.queue.next_load()
                 if load is None:
                     await self._news.wait()
                     self._news.clear()
@@ -220,14 +222,14 @@ class Adapters:
         else:
             self.queue.arrived(load)
 
-    async def rest(self) -> None:
+    async def pause(self) -> None:
         """Put nothing on the device from now on until `go_on`, and wait for what is on its way."""
-        self._resting = True
+        self._paused = True
         await self._still.wait()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """End the rest."""
-        self._resting = False
+        self._paused = False
         self._news.set()
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ import msgspec
 
 from aengine.cache.radix import RadixTree
 from aengine.config import EngineConfig
-from aengine.engine.kv_replays import Replays
+from aengine.engine.addons.kv_replays import Replays
 from aengine.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ WRITING_SECONDS = 10.0  # that a closing engine takes for pages that have yet to
 class PageCarriers:
     """Three lanes, each a task that carries one thing at a time: pages down, pages up, files.
 
-    `look`, called between steps, tells the first and the second that there may be something to do.
+    `poll`, called between steps, tells the first and the second that there may be something to do.
     """
 
     def __init__(self, loading: Loading, copies: PageCopies) -> None:
@@ -50,14 +50,15 @@ class PageCarriers:
         self._unwritten = Complaints()
         self._wake: Callable[[], None] = lambda: None
         self._closing = False
-        self._resting = False
+        self._paused = False
         self._moving = 0  # copies that the device makes
         self._still = asyncio.Event()  # there are none
         self._still.set()
-        self._ended = asyncio.Event()
+        self._ended = asyncio.Event()  # `run` has ended, or was never called
+        self._ended.set()
         self.tiers.on_cleared = self._changed["files"].set
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Between two steps."""
         if self.tiers.store_due:
             self._changed["down"].set()
@@ -68,9 +69,10 @@ class PageCarriers:
         """A step took so long, by which it is judged what computing tokens costs."""
         self.tiers.speeds.computed(sum(len(chunk.token_ids) for chunk in plan.prefill), seconds)
 
-    async def carry(self, wake: Callable[[], None]) -> None:
+    async def run(self, wake: Callable[[], None]) -> None:
         """Serve all lanes until `close`. wake: lets the step loop look again."""
         self._wake = wake
+        self._ended.clear()
         with anyio.CancelScope(shield=True):  # the device's memory stays until `close` has seen the end of this
             async with anyio.create_task_group() as lanes:
                 lanes.start_soon(self._down)
@@ -78,14 +80,14 @@ class PageCarriers:
                 lanes.start_soon(self._write_files)
             self._ended.set()
 
-    async def rest(self) -> None:
+    async def pause(self) -> None:
         """Copy nothing from or to the device from now on until `go_on`, and wait for what is on its way."""
-        self._resting = True
+        self._paused = True
         await self._still.wait()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """End the rest."""
-        self._resting = False
+        self._paused = False
         for changed in self._changed.values():
             changed.set()
 
@@ -118,7 +120,7 @@ class PageCarriers:
 
     async def _down(self) -> None:
         while not self._closing:
-            store = None if self._resting else self.tiers.next_store()
+            store = None if self._paused else self.tiers.next_store()
             if store is None:
                 await self._news("down")
             else:
@@ -138,7 +140,7 @@ class PageCarriers:
 
     async def _up(self) -> None:
         while not self._closing:
-            load = None if self._resting else self.tiers.next_load()
+            load = None if self._paused else self.tiers.next_load()
             if load is None:
                 await self._news("up")
             else:

@@ -1,0 +1,55 @@
+"""What the engine knows of every request, whether it generates or is pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.scheduling.sequence import Update
+from aengine.types import FinishReason
+
+
+class Request:
+    """A request from its arrival to its end. It may have several sequences: choices, or prompts to pool."""
+
+    __slots__ = ()
+
+    id: str
+    ended: bool
+
+    @property
+    def sequences(self) -> Sequence[TokenSequence]:
+        """The sequences that exist so far."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Note that the first sequence enters the running batch."""
+        raise NotImplementedError
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error. Does nothing once it has ended."""
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        """End the request from outside."""
+        raise NotImplementedError
+
+
+class Owner:
+    """The owner of one sequence of a request; it receives what the sequence's steps bring.
+
+    A plain class, not an abstract one: each token is checked with `isinstance`, which takes longer for those.
+    """
+
+    __slots__ = ()
+
+    request: Request
+    finish_reason: FinishReason | None
+
+    def deliver(self, update: Update) -> int:
+        """Hand one committed update to the consumer.
+
+        Returns after how many output tokens the sequence ends if a stop string matched, and 0 otherwise. Raises
+        `NonFiniteLogitsError` if the model produced NaN or infinity.
+        """
+        raise NotImplementedError

@@ -1,0 +1,144 @@
+"""Makes the scheduler's sequences of requests, and refuses requests that the model or its context cannot serve."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from aengine.cache.radix import Namespace, packed
+from aengine.errors import ContextLengthError, InvalidRequestError
+from aengine.requests.sampling_params import SamplingParams, check_token_ids
+from aengine.scheduling.sequence import LoadedAdapter
+from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.step_plan import Pool
+
+if TYPE_CHECKING:  # torch
+    from aengine.model.config import ModelConfig
+
+_NOTHING_DRAWN = SamplingParams()  # of pooled prompts
+
+
+class Sequences:
+    """Makes sequences for one loaded model."""
+
+    def __init__(self, model: ModelConfig, max_model_len: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._model = model
+        self._max_model_len = max_model_len
+        self._eos_token_ids = eos_token_ids
+
+    def to_generate(
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        *,
+        constrained: bool,
+        banned: tuple[tuple[int, ...], ...],
+        rank: tuple[float, int],
+        salt: str | None,
+        adapter: LoadedAdapter | None,
+    ) -> TokenSequence:
+        """Return the sequence of a request's first choice, from which the others fork.
+
+        constrained: whether the output has a grammar, which decides itself where the output ends.
+
+        Raises `InvalidRequestError`, or `ContextLengthError` if the request does not fit the context.
+        """
+        if self._model.head != "vocabulary":
+            raise InvalidRequestError(
+                "the model has no output matrix and generates nothing: it gives embeddings, scores or classes", "model"
+            )
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty", "prompt")
+        max_total = self._max_total(len(token_ids), params)  # before the ids, which take a while if there are millions
+        check_token_ids(token_ids, self._model.vocab_size, "prompt")
+        near = self._is_near(max_total)
+        ends = constrained or not params.ignore_eos
+        return TokenSequence(
+            prompt=packed(token_ids),
+            params=params,
+            seed=params.seed if params.seed is not None else secrets.randbits(63),
+            stop_ids=(self._eos_token_ids if ends else ()) + params.stop_token_ids,
+            max_total=max_total,
+            rank=rank,
+            salt=_namespace(salt, adapter, near),
+            adapter=adapter,
+            near=near,
+            banned=banned,
+            siblings=params.n - 1,
+        )
+
+    def to_pool(
+        self,
+        token_ids: list[int],
+        pool: Pool,
+        *,
+        rank: tuple[float, int],
+        salt: str | None,
+        adapter: LoadedAdapter | None,
+    ) -> TokenSequence:
+        """Return the sequence of a prompt that is pooled. Raises as `to_generate` does."""
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty", "prompt")
+        context = self._max_model_len
+        if len(token_ids) > context:
+            raise ContextLengthError(f"{_maximum(context)} However, {len(token_ids)} tokens are given", "prompt")
+        check_token_ids(token_ids, self._model.vocab_size, "prompt")
+        near = self._is_near(len(token_ids))
+        return TokenSequence(
+            prompt=packed(token_ids),
+            params=_NOTHING_DRAWN,
+            seed=0,
+            stop_ids=(),
+            max_total=len(token_ids) + 1,  # the pooled vector counts as a draw
+            rank=rank,
+            salt=_namespace(salt, adapter, near),
+            adapter=adapter,
+            near=near,
+            pool=pool,
+        )
+
+    def within_context(self, prompt_len: int, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with max_tokens cut to what the prompt leaves of the context."""
+        if params.max_tokens is None:
+            return params
+        most = max(1, self._max_model_len - prompt_len)
+        return replace(params, max_tokens=min(params.max_tokens, most))
+
+    def _is_near(self, max_total: int) -> bool:
+        """Return whether a sequence of at most so many tokens stays in the trained context.
+
+        True for models that rotate all sequences alike.
+        """
+        return not self._model.near_positions or max_total <= self._model.near_positions
+
+    def _max_total(self, prompt_len: int, params: SamplingParams) -> int:
+        context = self._max_model_len
+        if prompt_len >= context:
+            raise ContextLengthError(
+                f"{_maximum(context)} However, {prompt_len} tokens are given as prompt, and at least one must be left",
+                "prompt",
+            )
+        if params.max_tokens is None:
+            return context
+        if prompt_len + params.max_tokens > context:
+            raise ContextLengthError(
+                f"{_maximum(context)} However, {prompt_len} tokens are given as prompt and max_tokens is "
+                f"{params.max_tokens}, together {prompt_len + params.max_tokens}",
+                "max_tokens",
+            )
+        return prompt_len + params.max_tokens
+
+
+def _namespace(salt: str | None, adapter: LoadedAdapter | None, near: bool) -> Namespace:
+    """Return what separates cached prefixes: the request's salt, its adapter, and how its keys are rotated."""
+    if near and adapter is None:
+        return salt
+    number = 0 if adapter is None else adapter.generation
+    return (number if near else -number, salt)
+
+
+def _maximum(context: int) -> str:
+    """Return the first sentence of context errors, in OpenAI's words: clients recognise them by it."""
+    return f"This model's maximum context length is {context} tokens."

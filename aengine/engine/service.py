@@ -1,0 +1,93 @@
+"""A loaded model in service: the parts that serve its requests, and the tasks that they run in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+
+from aengine.config import EngineConfig
+from aengine.engine.generation import Generation
+from aengine.engine.loaded import Loaded
+from aengine.engine.loop import StepLoop
+from aengine.engine.pooled_answers import Pooling
+from aengine.engine.requests.registry import Requests
+from aengine.engine.sleep import DeviceChanges
+from aengine.latency import Latencies
+from aengine.step_plan import StepPlan
+from aengine.types import Stats
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+log = logging.getLogger("aengine")
+
+
+class Service:
+    """Owns the loaded model and everything that serves it. `start` begins its tasks; `stop` ends all of it."""
+
+    def __init__(self, config: EngineConfig, loaded: Loaded, latencies: Latencies, failed: asyncio.Event) -> None:
+        """failed: set once the engine has failed and serves no more."""
+        news = asyncio.Event()
+        self.loaded = loaded
+        self.requests = Requests(
+            loaded.scheduler, news.set, priority_aging=config.priority_aging, most_held=config.max_queue
+        )
+        self.loop = StepLoop(
+            loaded.scheduler,
+            loaded.runtime.runner,
+            news,
+            lookahead=config.lookahead,
+            fill_masks=loaded.grammars.fill,
+            prepare_mask=loaded.grammars.prepare,
+            fail_request=self.requests.fail,
+            timeline=loaded.timeline,
+            between=loaded.poll,
+            observe=self._observe,
+        )
+        self.generation = Generation(loaded, self.requests, latencies)
+        self.pooling = Pooling(loaded, self.requests, latencies)
+        self.changes = DeviceChanges(config, loaded, self.loop, self.requests)
+        self._latencies = latencies
+        self._failed = failed
+        self._ended = asyncio.Event()
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Start the step loop, and the tasks that copy adapters and pages next to it."""
+        tasks.start_soon(self._serve)
+        if self.loaded.adapters is not None:
+            tasks.start_soon(self.loaded.adapters.run, self.loop.wake, self.requests.fail_sequence)
+        if self.loaded.carriers is not None:
+            tasks.start_soon(self.loaded.carriers.run, self.loop.wake)
+
+    async def stop(self) -> None:
+        """End all requests, let the last step land, and close everything. A cancelled caller still waits."""
+        self.requests.close()
+        self.loop.stop()
+        with anyio.CancelScope(shield=True):
+            await self._ended.wait()
+
+    def stats(self) -> Stats:
+        """Return a snapshot of all figures."""
+        return self.loaded.stats(self.requests.ended, self.loop.last_step)
+
+    async def _serve(self) -> None:
+        """Run the step loop to its end, then close everything. No error leaves this task."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await self.loop.run()
+            except Exception as error:  # a bug or a dead device
+                log.critical("the engine failed", exc_info=error)
+                self.requests.give_up(error)
+                self._failed.set()
+            finally:
+                async with self.changes.lock:  # a change of the weights ends first
+                    await self.loaded.close()
+                self._ended.set()
+
+    def _observe(self, plan: StepPlan, seconds: float) -> None:
+        self._latencies.step_tokens.observe(plan.num_tokens)
+        if self.loaded.carriers is not None:
+            self.loaded.carriers.observe(plan, seconds)
