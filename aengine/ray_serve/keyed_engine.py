@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from contextvars import ContextVar
 from math import log2
-from typing import Any, Self
+from typing import Self
 
 from aengine.engine import Engine
-from aengine.engine.requests.stream import Stream
+from aengine.engine.requests.live import LiveRequest
+from aengine.engine.requests.request import Request
 from aengine.ray_serve.routing.cached_keys import CachedKeys
 from aengine.ray_serve.routing.load import Speed
 from aengine.ray_serve.routing.prompt import Prompt
@@ -43,21 +44,24 @@ class KeyedEngine(Engine):
         await super().__aenter__()
         self.cached = CachedKeys(self.config.page_size)
         self.prefix_tree.watchers.append(self.cached)
+        self._serving().requests.on_begin = _keep_tokens
         return self
-
-    def _enqueue(self, token_ids: list[int], *rest: Any) -> Stream:
-        stream = super()._enqueue(token_ids, *rest)
-        asked = ASKED.get()
-        if asked is not None and asked.token_ids is None:  # of several prompts the first
-            sequence = self._requests[stream.id].sequences[0]
-            asked.token_ids, asked.salt = token_ids, sequence.salt
-        return stream
 
     def note(self, asked: Asked) -> None:
         """Tie a prompt's keys to its pages; called when its first token is there, so that they are in the tree."""
         if asked.token_ids is not None and asked.prompt.keys:
             pages = self.prefix_tree.match(asked.token_ids, asked.salt).pages
             self.cached.note(asked.prompt, len(asked.token_ids), pages)
+
+
+def _keep_tokens(request: Request) -> None:
+    """Keep the token ids of the call that is being answered."""
+    asked = ASKED.get()
+    if (
+        asked is not None and asked.token_ids is None and isinstance(request, LiveRequest)
+    ):  # of several prompts the first
+        sequence = request.sequences[0]
+        asked.token_ids, asked.salt = sequence.prompt, sequence.salt
 
 
 async def measure_speed(engine: Engine) -> Speed:

@@ -321,20 +321,26 @@ async def test_the_weights_tell_whose_pages_they_are_not_the_times_of_their_file
 
 
 async def test_keys_that_are_rotated_otherwise_are_not_found(tmp_path: Path) -> None:
-    """By longrope, whose factors depend on the context that the engine is started for."""
+    """By longrope, whose factors depend on whether a request may leave the trained context of 128 tokens."""
     folder = tmp_path / "phi3"
     write_checkpoint("phi3-beyond-the-trained-context", folder, vocab_size=4096, original_max_position_embeddings=128)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, folder)
     knobs = {"model": str(folder), "disk_cache_dir": str(tmp_path / "pages")}
-    turns = []
-    for context in (256, 128, 120):
-        async with engine_with(**knobs, max_model_len=context) as engine:
-            turns.append(await ask(engine, chat(0, 100)))
-            await all_copied(engine)
-    far, near, nearer = turns
-    assert near.token_ids == nearer.token_ids == far.token_ids  # requests this short take the short factors
-    assert [turn.usage.cached_tokens for turn in turns] == [0, 0, 96]
+    async with engine_with(**knobs, max_model_len=256) as engine:
+        far = await ask(engine, chat(0, 100), max_tokens=100)
+        await all_copied(engine)
+        near = await ask(engine, chat(0, 100))
+        await all_copied(engine)
+    assert (far.usage.cached_tokens, near.usage.cached_tokens) == (0, 0)
+    async with engine_with(**knobs, max_model_len=120) as engine:  # all requests are near
+        again = await ask(engine, chat(0, 100))
+    assert again.token_ids == near.token_ids
+    assert again.usage.cached_tokens == 96
+    async with engine_with(**knobs, max_model_len=256) as engine:
+        again = await ask(engine, chat(0, 100), max_tokens=100)
+    assert again.token_ids == far.token_ids
+    assert again.usage.cached_tokens == 96
 
 
 async def test_a_damaged_file_is_computed_anew_and_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

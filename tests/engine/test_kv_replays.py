@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aengine.engine import kv_replays
+from aengine.engine.addons import kv_replays
 from aengine.engine.addons.kv_replays import Replays
 
 zmq = pytest.importorskip("zmq")

@@ -208,11 +208,11 @@ def test_a_bar_is_shown_after_a_while(
     monkeypatch.setattr(llm_module, "BAR_SECONDS", 0.01)
     llm.generate(PROMPTS, max_tokens=20, ignore_eos=True)
     assert capsys.readouterr().err == ""  # no terminal
-    llm.generate(PROMPTS, max_tokens=20, ignore_eos=True, progress=True)
+    llm.generate(PROMPTS, max_tokens=100, ignore_eos=True, progress=True)  # tqdm needs more than 0.1 s
     shown = capsys.readouterr().err
     assert "0/20" in shown  # before the first one is done
     assert "20/20" in shown
-    assert "400 tokens" in shown
+    assert "2000 tokens" in shown
 
 
 @pytest.mark.slow
