@@ -1,4 +1,4 @@
-"""What config.json says, checked and brought into one form."""
+"""Reads and checks config.json, in its older and its newer forms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from aengine.model.quant.formats.pack_quantized import PackQuantized
 from aengine.model.rope import MAX_POSITIONS
 from aengine.model.spec import AttentionSpec, DeltaSpec, EndsSpec, ExpertsSpec, LatentSpec, LayerSpec
 
-# What stands behind the decoder, by the end of its name in `architectures`: a matrix that scores the vocabulary, one
+# What follows the decoder, by the end of its name in `architectures`: a matrix that scores the vocabulary, a matrix
 # that scores classes, or nothing.
 Head = Literal["vocabulary", "classes", "none"]
 _HEADS: dict[str, Head] = {"ForCausalLM": "vocabulary", "ForSequenceClassification": "classes", "Model": "none"}
@@ -36,7 +36,7 @@ _MAX_LABELS = 2**16
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder as config.json describes it."""
+    """A decoder, as config.json and the engine's knobs describe it."""
 
     architecture: str
     vocab_size: int
@@ -44,32 +44,30 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rms_norm_eps: float  # of norms within blocks; the others say their own
     layers: tuple[LayerSpec, ...]
     ends: EndsSpec
-    max_position_embeddings: int  # positions it may be used for, what rope scaling adds included
-    tie_word_embeddings: bool  # or there is no output matrix at all
+    max_position_embeddings: int  # usable positions, with those that rope scaling adds
+    tie_word_embeddings: bool  # also true if there is no output matrix
     head: Head = "vocabulary"
-    labels: int = 0  # how many classes its head knows
+    labels: int = 0  # classes of its head
     dtype: str  # the checkpoint's: float32, bfloat16 or float16
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
-    quantization: str = "{}"  # what config.json says of it, as it says it: JSON
-    float_linears: tuple[str, ...] = ()  # modules that its settings mean as well, and that the files have as floats
-    to_fp8: bool = False  # whether matrices of floats become FP8 while they are loaded
-    unpacked_copies: bool = False  # whether 4-bit matrices are kept as floats as well
-    ranks: int = 1  # that it is spread over
-    ignored_prefixes: tuple[
-        str, ...
-    ] = ()  # what the names of tensors begin with that belong to other parts of the model
-    lora: LoraRoom | None = None  # the room that is kept for adapters
+    quantization: str = "{}"  # the settings of config.json, as JSON
+    float_linears: tuple[str, ...] = ()  # modules that these settings include, but that the files have as floats
+    to_fp8: bool = False  # matrices of floats become FP8 while they are loaded
+    unpacked_copies: bool = False  # 4-bit matrices are kept as floats, too
+    ranks: int = 1  # GPUs that the model is spread over
+    ignored_prefixes: tuple[str, ...] = ()  # of the names of tensors that are not used
+    lora: LoraRoom | None = None  # the room for adapters
 
     @property
     def quantized(self) -> QuantConfig | None:
-        """How the checkpoint's matrices are quantised; None: they are not."""
+        """The formats of the checkpoint's matrices, or None if all are floats."""
         quantized = read_quantization(Fields(msgspec.json.decode(self.quantization), "config.json"))
         return quantized and quantized.without(self.float_linears)
 
     @property
     def fp8(self) -> bool:
-        """Whether matrices are in FP8 once they are loaded."""
+        """Whether matrices are FP8 after loading."""
         return self.to_fp8 or self._has(Fp8)
 
     @property
@@ -82,9 +80,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return quantized is not None and any(isinstance(form, formats) for _, form in quantized.formats)
 
     def quantized_as(self, method: str) -> ModelConfig:
-        """The same, in the format asked for: quantised to FP8 while it is loaded, unless the checkpoint has the format.
+        """Return the same model in a format. FP8 is made from floats while they are loaded.
 
-        Raises `ConfigError` if the checkpoint has another one.
+        Raises `ConfigError` if the checkpoint has another format, or if floats cannot become this one.
         """
         if (quantized := self.quantized) is not None:
             if quantized.method == method:
@@ -95,24 +93,24 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, to_fp8=True)
 
     def with_unpacked_copies(self) -> ModelConfig:
-        """The same, with its 4-bit matrices in floats beside them. Raises `ConfigError` where it has none."""
+        """Return the same model with copies of its 4-bit matrices in floats. Raises `ConfigError` if it has none."""
         if not self.int4:
             raise ConfigError("unpacked_copies: the checkpoint has no matrices of 4-bit integers; leave it out")
         return msgspec.structs.replace(self, unpacked_copies=True)
 
     def far(self, max_positions: int) -> bool:
-        """Whether any layer's keys are rotated otherwise than where fewer positions may come."""
+        """Return whether some layer rotates keys differently because there may be this many positions (longrope)."""
         ropes = (attention.rope for attention in self.attending)
         return any(rope is not None and rope.far(max_positions) for rope in ropes)
 
     @property
     def near_positions(self) -> int:
-        """The trained context, where keys of longer sequences are rotated otherwise (longrope); 0: they are not."""
+        """The trained context, if longer sequences rotate their keys differently (longrope); otherwise 0."""
         ropes = (attention.rope for attention in self.attending)
         return min((rope.original_positions for rope in ropes if rope is not None and rope.short_factors), default=0)
 
     def over(self, ranks: int) -> ModelConfig:
-        """The same, spread over so many ranks. Raises `ConfigError` where it cannot be dealt out evenly."""
+        """Return the same model, spread over ranks. Raises `ConfigError` if it cannot be divided evenly."""
         for layer in self.layers:
             if what := layer.indivisible(ranks):
                 fitting = [str(fewer) for fewer in (1, 2, 4) if not any(one.indivisible(fewer) for one in self.layers)]
@@ -123,25 +121,25 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, ranks=ranks)
 
     def with_room(self, lora: LoraRoom | None) -> ModelConfig:
-        """The same, with room for adapters."""
+        """Return the same model with room for adapters."""
         return msgspec.structs.replace(self, lora=lora)
 
     @property
     def parameters(self) -> int:
-        """How many numbers its weights are."""
+        """The number of weights."""
         hidden = self.hidden_size
         tables = self.end_parameters + self.second_embedding
         return tables + hidden + sum(layer.parameters(hidden) for layer in self.layers)
 
     @property
     def active_parameters(self) -> int:
-        """Of these, how many a token is multiplied with."""
+        """The number of weights that one token uses."""
         hidden = self.hidden_size
         return self.end_parameters + hidden + sum(layer.active_parameters(hidden) for layer in self.layers)
 
     @property
     def end_parameters(self) -> int:
-        """Those of the embedding, of what makes more of it for each layer, and of the output matrix."""
+        """The number of weights of the embedding, the output matrix, the head, and a second embedding's projection."""
         hidden, inputs = self.hidden_size, self.ends.layer_inputs
         vocabulary = self.vocab_size * (1 if self.tie_word_embeddings else 2)
         more = 0 if inputs is None else inputs.parameters(hidden, len(self.layers))
@@ -149,41 +147,41 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def second_embedding(self) -> int:
-        """Those of the embedding that has a part for each layer."""
+        """The number of weights of a second embedding's table."""
         return 0 if self.ends.layer_inputs is None else self.ends.layer_inputs.table(len(self.layers))
 
     @property
     def windows(self) -> list[int | None]:
-        """How many positions, its own included, a query of each layer that attends sees; None: all before it."""
+        """The window of each layer that attends, as in `AttentionSpec`."""
         return [attention.window for attention in self.attending]
 
     @property
     def attending(self) -> list[AttentionSpec | LatentSpec]:
-        """The attention of all layers that read keys and values in pages, in order."""
+        """The attention of all layers that read keys and values from pages, in order."""
         return [layer.attention for layer in self.layers if not isinstance(layer.attention, DeltaSpec)]
 
     @property
     def latents(self) -> bool:
-        """Whether its layers attend to latents; where one does, all do."""
+        """Whether the layers attend to latents. If one does, all do."""
         return any(isinstance(attention, LatentSpec) for attention in self.attending)
 
     @property
     def paging(self) -> list[AttentionSpec | LatentSpec]:
-        """Those of them that keep keys and values of their own, in order."""
+        """The attention of all layers that store their own keys and values in pages, in order."""
         return [attention for attention in self.attending if attention.shares is None]
 
     @property
     def sliding(self) -> tuple[int, ...]:
-        """The places, among the layers that page, of those with a window."""
+        """The indices within `paging` of layers with a window."""
         return tuple(i for i, attention in enumerate(self.paging) if attention.window is not None)
 
     @property
     def recurrent(self) -> list[DeltaSpec]:
-        """Those layers' attention that keeps a state a row, in order."""
+        """The attention of all recurrent layers, in order."""
         return [layer.attention for layer in self.layers if isinstance(layer.attention, DeltaSpec)]
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
-        """About how many bytes the weights, adapters included, take on each rank, where floats are of `dtype`."""
+        """Estimate the bytes of all weights on each rank, with adapters. dtype: of floats."""
         quantized = self.quantized
         inner = 8 if self.to_fp8 else 8 * dtype.itemsize if quantized is None else quantized.bits
         floats = self.end_parameters + self.second_embedding
@@ -197,13 +195,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (kept + (self.parameters - floats) * inner // 8) // self.ranks
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:
-        """What pages of so many tokens hold for this model, on each rank."""
+        """Return the shape of a page on each rank. page_size: in tokens."""
         return KVShape(tuple(paging.kept(self.ranks) for paging in self.paging), page_size, dtype)
 
     def state_shape(self, dtype: torch.dtype, conv_dtype: torch.dtype) -> StateShape | None:
-        """What a slot of states holds for this model, on each rank; None: no layer has a state.
+        """Return the shape of a slot of states on each rank, or None if no layer is recurrent.
 
-        dtype: of the recurrence; conv_dtype: the model's.
+        dtype: of the recurrent state; conv_dtype: of the convolution's state, the model's own.
         """
         recurrent = self.recurrent
         if not recurrent:
@@ -220,9 +218,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
-        """Read `folder`/config.json, in its present or its older spelling.
+        """Read config.json in a folder.
 
-        Raises `UnsupportedModelError` for what this engine would compute wrongly, by name, and
+        Raises `UnsupportedModelError`, naming the setting, for what this engine would compute wrongly. Raises
         `CheckpointError`, naming the key, for values that no model has.
         """
         path = folder / "config.json"
@@ -273,7 +271,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _architecture(fields: Fields) -> tuple[str, str, Head, Wrapper | None]:
-    """The architecture's name, that of its family's language model, its head, and what is around it."""
+    """Return the architecture, its row in `FAMILIES`, its head, and the larger model around it, if any."""
     names = fields.strings("architectures") if fields.present("architectures") else []
     for name in names:
         if name in WRAPPERS:
@@ -290,7 +288,7 @@ def _architecture(fields: Fields) -> tuple[str, str, Head, Wrapper | None]:
 
 
 def _labels(fields: Fields) -> int:
-    """How many classes there are. transformers writes their names, and nothing where there are two."""
+    """Return the number of classes. transformers writes their names, or nothing if there are two."""
     if fields.present("num_labels"):
         return fields.integer("num_labels", 1, _MAX_LABELS)
     names = fields.section("id2label")
@@ -317,14 +315,14 @@ def _clamps(layer: LayerSpec) -> bool:
 
 
 def _draft_layers(fields: Fields, layers: int) -> tuple[str, ...]:
-    """Layers behind the last one, which draft tokens and are not used."""
+    """Return the prefixes of layers after the last one. They draft tokens and are not used."""
     key = "num_mtp_layers" if fields.present("num_mtp_layers") else "num_nextn_predict_layers"
     drafts = fields.integer(key, 0, 64, 0)
     return tuple(f"model.layers.{layer}." for layer in range(layers, layers + drafts))
 
 
 def _unused_projections(layers: Sequence[LayerSpec]) -> tuple[str, ...]:
-    """Of layers that read others' keys and values: what files have for their own."""
+    """Return the prefixes of projections of layers that read other layers' keys and values. Files may have them."""
     shares = (
         i
         for i, one in enumerate(layers)
@@ -334,7 +332,7 @@ def _unused_projections(layers: Sequence[LayerSpec]) -> tuple[str, ...]:
 
 
 def _quantization(values: Mapping[str, object]) -> str:
-    """Modules in it are named as a language model alone names them."""
+    """Return the quantization settings as JSON. Modules have their names outside of a larger model."""
     kept = {key: values[key] for key in QUANTIZATION_KEYS if values.get(key) is not None}
     text = msgspec.json.encode(kept).decode()
     for outer, inner in LANGUAGE_MODEL.items():

@@ -1,4 +1,4 @@
-"""The decoder: one class for every architecture, told apart by the blocks that its `ModelConfig` describes."""
+"""The decoder: one class for every architecture. `ModelConfig` describes its blocks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from aengine.model.spec import LayerSpec, MLPSpec
 class Decoder:
     """A transformer decoder over a paged KV cache.
 
-    It computes once a loader has filled and closed its `groups`. `forward` and `logits` enqueue only, without a host
-    sync, so a decode step can be captured into a CUDA graph; run them under `torch.inference_mode()`.
+    It can compute when a loader has filled and closed its `groups`. `forward` and `logits` only enqueue work and never
+    wait for the device, so that a CUDA graph can capture them. Call them under `torch.inference_mode()`.
     """
 
     def __init__(
@@ -41,10 +41,13 @@ class Decoder:
         kv_dtype: torch.dtype | None = None,
         ranks: Collective | None = None,
     ) -> None:
-        """Build on `device` (None: "meta", shapes alone) for positions below `max_positions` (None: the model's).
+        """Build the layers without their weights.
 
-        kv_dtype: of the pool that keys and values will be kept in, None: `dtype`. ranks: those that the model is spread
-        over, of which this is one; None: it is here alone.
+        Args:
+            device: None means "meta": shapes without memory.
+            max_positions: An upper bound of positions. None means the model's own.
+            kv_dtype: The dtype of the KV pool. None means `dtype`.
+            ranks: The ranks that the model is spread over. None means that there is only one.
         """
         device = device or torch.device("meta")
         make = Parameters(
@@ -53,12 +56,12 @@ class Decoder:
         )  # fmt: skip
         positions = max_positions or config.max_position_embeddings
         tables = PositionTables(positions, device)
-        # What is added to positions of sequences that never leave the trained context; 0: nothing.
+        # Is added to the positions of sequences that never leave the trained context. See `PositionTables`.
         self.near_shift = positions if config.far(positions) else 0
         self.ranks = ranks
         self.adapters = make.adapters
-        # Not of mixtures: they gain 2 % in prefill, and lose 3 % in steps of one row (bench/README.md).
-        # A row's state goes through all of its tokens at once.
+        # Whether ranks compute a step in two halves. Mixtures would gain 2 % in prefill, and lose 3 % in steps of one
+        # row. Recurrent layers need all tokens of a row at once.
         self._halves = not config.recurrent and all(
             isinstance(layer.ffn, MLPSpec) and layer.plain for layer in config.layers
         )
@@ -79,25 +82,25 @@ class Decoder:
         for i, layer in enumerate(config.layers):
             before = len(make.groups)
             self._layers.append(layers.build(i))
-            # A checkpoint may quantise single layers otherwise, or not at all. Those have kernels of their own.
+            # A checkpoint may quantise single layers differently, or not at all. These layers need other kernels.
             stored = [(one.shape, one.dtypes) for group in make.groups[before:] for one in group.entries.values()]
             kinds.append((layer, stored))
         self._final_norm = make.norm(config.ends.norm.name, hidden, config.ends.norm.eps, config.ends.norm.offset)
         self._classes = make.tensor("score.weight", config.labels, hidden) if config.labels else None
-        # One layer of each kind, and the last, behind whose attention only some tokens go on.
+        # One layer of each kind, and the last layer: after its attention only the wanted tokens go on.
         self._rehearsing = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1}
         self._rehearsals_alone = False
         self.groups = make.groups
 
     def thin_out(self) -> None:
-        """Keep one layer of each kind, and the last: where nothing is computed, the others tell nothing new."""
+        """Drop all layers but one of each kind and the last. For a rehearsal on the meta device, these are enough."""
         kept = sorted(self._rehearsing)
         self._layers = [self._layers[i] for i in kept]
         self._rehearsing = set(range(len(kept)))
 
     @contextmanager
     def rehearsals(self) -> Iterator[None]:
-        """Within, every `forward` is a rehearsal."""
+        """Make every `forward` within this block a rehearsal."""
         self._rehearsals_alone = True
         try:
             yield
@@ -116,29 +119,28 @@ class Decoder:
         adapters: Tensor | None = None,
         states: States | None = None,
     ) -> Tensor:
-        """input_ids, positions [tokens] int64 -> normed hidden states; K and V of all tokens go into `kv`.
+        """Return the normed hidden states of wanted tokens, and write K and V of all tokens into `kv`.
 
-        positions: in the sequence, plus `near_shift` if that never leaves the trained context.
-
-        wanted [n] int64: the tokens whose hidden states are returned, [n, hidden]; None: all of them, in order. Behind
-        the last layer's attention nobody looks at the others, so they go no further. rehearsal: leave out the layers
-        that bring no kernels of their own; the numbers mean nothing, but whatever the device loads first is loaded.
-
-        sums [tokens] float32: filled with a number for each token that is finite only if its K and V are, in every
-        layer. It is the sum over what the last attention gives for the token. What a layer keeps of a token comes
-        from its residual, which no later layer makes finite again, and the last attention reads K and V of the token
-        itself. An infinite key whose own products are all -inf alone goes unnoticed: it has no weight.
-
-        adapters [tokens] int32: the place of each token's adapter, 0: it has none; None: no token has one.
-
-        states: where a model with recurrent layers keeps theirs, which the step leaves as they are behind its tokens.
+        Args:
+            input_ids: [tokens] int64.
+            positions: [tokens] int64. Those of a sequence that never leaves the trained context include `near_shift`.
+            wanted: [n] int64, the tokens whose hidden states are returned, [n, hidden]. None means all, in order. After
+                the last layer's attention, only these tokens are computed.
+            rehearsal: Leave out layers that need no other kernels than the layers before them. All kernels are loaded,
+                and the results are undefined.
+            sums: [tokens] float32, filled with a number that is finite only if the token's K and V are, in every layer.
+            adapters: [tokens] int32, the place of each token's adapter, 0 for none. None means that no token has one.
+            states: The states of recurrent layers. They are updated.
         """
+        # `sums` adds up the last attention's output. A layer's K and V come from the residual, which stays infinite
+        # once it is, and the last attention reads K and V of the token itself. Only an infinite key whose products are
+        # all -inf is not noticed: it has no weight.
         rehearsal = rehearsal or self._rehearsals_alone
         tokens = None if self.adapters is None else self.adapters.tokens
-        if tokens is not None:  # before the first launch: kernels that start early read what comes of it
+        if tokens is not None:  # before the first launch, because kernels that start early read it
             tokens.places = adapters
         step = Step(positions, batch, kv, wanted, sums, self.ranks, tokens, states)
-        if self.ranks is not None:  # adapters are those of all rows at once
+        if self.ranks is not None:  # halves have no adapters: these are set for all tokens at once
             self.ranks.begin_step(rehearsal, self._halves and adapters is None)
         x = self._embed(input_ids)
         if self._after_embedding is not None:
@@ -149,21 +151,24 @@ class Decoder:
             if rehearsal and i not in self._rehearsing:
                 continue
             for block in layer:
-                if len(x):  # none: no token of the step is wanted
+                if len(x):  # 0 if no token of the step is wanted
                     x = block(x, step)
         return self._final_norm(x)
 
     @property
     def adapts_logits(self) -> bool:
-        """Whether `logits` looks at the tokens' adapters."""
+        """Whether `logits` reads the tokens' adapters."""
         return self.adapters is not None and self.adapters.has(HEAD)
 
     def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
-        """hidden [n, hidden] from `forward` -> [n, vocab] in the model's dtype. adapters [n] int32: as in `forward`."""
+        """Return logits [n, vocab] in the model's dtype.
+
+        hidden [n, hidden]: from `forward`. adapters [n] int32: as in `forward`.
+        """
         return self.head.whole(self.own_logits(hidden, adapters))
 
     def own_logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
-        """The same of the tokens that this rank has, as `Head.own` gives them: [n, outputs]."""
+        """Return the logits of this rank's part of the vocabulary, [n, outputs]. See `Head.own`."""
         if self.adapters is not None and self.adapters.has(HEAD) and adapters is not self.adapters.tokens.places:
             self.adapters.tokens.places = adapters
         ends = self.config.ends
@@ -173,7 +178,10 @@ class Decoder:
         return logits
 
     def classes(self, hidden: Tensor) -> Tensor:
-        """hidden [n, hidden] from `forward` -> [n, labels] in the model's dtype. Every rank has the whole of them."""
+        """Return the logits of a classification head, [n, labels] in the model's dtype, on every rank.
+
+        hidden [n, hidden]: from `forward`.
+        """
         if self._classes is None:
             raise ValueError("the model has no classification head")
         return F.linear(hidden, self._classes)

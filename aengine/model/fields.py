@@ -1,4 +1,4 @@
-"""Reading a checkpoint's JSON files without trusting a single value in them."""
+"""Reads a checkpoint's JSON files and checks every value."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import cast
 
 from aengine.errors import CheckpointError
 
-_MAX_VOCAB = 2**21  # eight times the largest that there is; grammars take 2 us an id before weights are looked at
-MAX_JSON_BYTES = 16 * 2**20  # the largest index of a real checkpoint has 9 MiB; parsed, they grow twentyfold
+_MAX_VOCAB = 2**21  # eight times the largest known; grammars take 2 us per id before weights are read
+MAX_JSON_BYTES = 16 * 2**20  # the largest index of a real checkpoint has 9 MiB; parsed, it takes 20 times as much
 
 
 def read_json_object(path: Path) -> dict[str, object]:
-    """The object in a JSON file. Raises `CheckpointError`, naming the file, unless there is one."""
+    """Return the object in a JSON file. Raises `CheckpointError`, naming the file, if there is none."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: must hold a JSON object, holds {type(value).__name__}")
@@ -24,14 +24,14 @@ def read_json_object(path: Path) -> dict[str, object]:
 
 
 def read_json(path: Path) -> object:
-    """What a JSON file holds. Raises `CheckpointError`, naming the file, where it cannot be read."""
+    """Return the value in a JSON file. Raises `CheckpointError`, naming the file, if it cannot be read."""
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe or a device would be read for ever
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device might never end
             raise CheckpointError(f"{path}: is no regular file")
         if status.st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB, which no such file is")
-        return json.loads(path.read_bytes())  # which takes Infinity and NaN, as writers in Python leave them
+        return json.loads(path.read_bytes())  # accepts Infinity and NaN, which Python's json writes
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent}: no {path.name} in this folder") from None
     except OSError as error:
@@ -41,9 +41,9 @@ def read_json(path: Path) -> object:
 
 
 class Fields:
-    """Typed, range-checked access to a JSON object; every error is a `CheckpointError` that names file and key.
+    """Typed, range-checked access to a JSON object. Every error is a `CheckpointError` that names file and key.
 
-    A key that is absent and one that is null mean the same: the default, or an error where there is none.
+    An absent key and a null value mean the same: the default, or an error if there is no default.
     """
 
     def __init__(self, values: Mapping[str, object], source: str) -> None:
@@ -54,7 +54,7 @@ class Fields:
         return CheckpointError(f"{self.source}: {printable(key)} {why}")
 
     def named(self, key: str) -> bool:
-        """Whether the key is there, null or not."""
+        """Return whether the object has the key, even with the value null."""
         return key in self._values
 
     def present(self, key: str) -> bool:
@@ -67,11 +67,11 @@ class Fields:
         return type(self._values.get(key)) is int
 
     def over(self, defaults: Mapping[str, object]) -> Fields:
-        """The same, and what it is silent about from `defaults`."""
+        """Return these fields with `defaults` for missing keys."""
         return Fields({**defaults, **self._values}, self.source)
 
     def without(self, key: str) -> Fields:
-        """The same, silent about that key."""
+        """Return these fields without a key."""
         return Fields({name: value for name, value in self._values.items() if name != key}, self.source)
 
     def items(self) -> Iterable[tuple[str, object]]:
@@ -82,7 +82,7 @@ class Fields:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the model has embeddings for."""
+        """The number of tokens that the model has embeddings for."""
         return self.integer("vocab_size", 1, _MAX_VOCAB)
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
@@ -92,7 +92,7 @@ class Fields:
         return value
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """A finite number in [low, high]."""
+        """Return a finite number in [low, high]."""
         value = self._value(key, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
             raise self.fail(key, f"must be a number from {low:g} to {high:g}, is {shown(value)}")
@@ -102,7 +102,7 @@ class Fields:
         return number
 
     def numbers(self, key: str, count: int, low: float, high: float) -> tuple[float, ...]:
-        """A list of `count` finite numbers in [low, high]."""
+        """Return a list of `count` finite numbers in [low, high]."""
         value = self._value(key, None)
         if not isinstance(value, list) or len(value) != count:
             raise self.fail(key, f"must be a list of {count} numbers, is {shown(value)}")
@@ -133,7 +133,7 @@ class Fields:
         return [Fields({key: item}, self.source).strings(key) for item in value]
 
     def integers(self, key: str, count: int, low: int, high: int) -> tuple[int, ...]:
-        """A list of `count` integers in [low, high]."""
+        """Return a list of `count` integers in [low, high]."""
         value = self._value(key, None)
         items = value if isinstance(value, list) else []
         if len(items) != count or not all(type(item) is int and low <= item <= high for item in items):
@@ -147,7 +147,7 @@ class Fields:
         return cast("list[int]", value)
 
     def ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """One token id, a list of them, or none."""
+        """Return the token ids of a key that may hold one id, a list, or null."""
         value = self._values.get(key)
         ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
         for item in ids:
@@ -156,7 +156,7 @@ class Fields:
         return cast("tuple[int, ...]", ids)
 
     def section(self, key: str) -> Fields | None:
-        """A nested object."""
+        """Return a nested object, or None."""
         value = self._values.get(key)
         if value is None:
             return None
@@ -174,11 +174,11 @@ class Fields:
 
 
 def printable(name: str) -> str:
-    """A name of a file in a message: escaped where it would move a terminal's cursor or begin a line."""
+    """Return a file's name for a message. It is escaped if it could move a terminal's cursor or begin a line."""
     return name[:200] if name.isprintable() else repr(name[:200])
 
 
 def shown(value: object) -> str:
-    """A value in a message: not longer than a reader bears."""
+    """Return a value for a message, cut after 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + "..."

@@ -1,4 +1,4 @@
-"""Groups of parameters by the names that checkpoints use: what is read, and made ready, together."""
+"""Groups of a checkpoint's tensors that are read together and become one thing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors spells them
+FLOATS = ("F16", "BF16", "F32", "F64")  # safetensors' names
 DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -28,62 +28,62 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a rank keeps of a stored tensor: ranges of positions along one axis, one behind the other."""
+    """The part of a stored tensor that a rank keeps: ranges along one axis, joined."""
 
     axis: int
     ranges: tuple[tuple[int, int], ...]
 
     def kept_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of what is kept of a tensor of `shape`."""
+        """Return the shape of the kept part of a tensor."""
         kept = sum(stop - start for start, stop in self.ranges)
         return (*shape[: self.axis], kept, *shape[self.axis + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a checkpoint must hold under one name, and what is read of it."""
+    """A tensor that a checkpoint must hold, and the part of it that is read."""
 
     shape: tuple[int, ...]  # in the checkpoint
     dtypes: tuple[str, ...] = FLOATS
-    other_shapes: tuple[tuple[int, ...], ...] = ()  # of as many elements, which files have as well
+    other_shapes: tuple[tuple[int, ...], ...] = ()  # with the same number of elements, which some files use
     optional: bool = False
     replaces: tuple[str, ...] = ()  # if it is there, these must not be
-    cut: Cut | None = None  # None: all of it is read
+    cut: Cut | None = None  # None: the whole tensor is read
     random_value: int | None = None  # fills it where weights are random. None: chosen by its dtype and name.
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """The shape of the place that it is read into."""
+        """The shape of the tensor that it is read into."""
         return self.shape if self.cut is None else self.cut.kept_shape(self.shape)
 
 
 class Group(Protocol):
-    """Tensors of a checkpoint that become one thing together."""
+    """Tensors of a checkpoint that become one thing."""
 
     @property
     def entries(self) -> Mapping[str, Entry]:
-        """What the checkpoint must hold, by name."""
+        """The tensors that the checkpoint must hold, by name."""
         ...
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
-        """A place for each that is `present`, contiguous and of the kept shape (others may have places as well).
+        """Return a contiguous tensor of the kept shape for each name in `present`. It may return more.
 
-        Called when the first of them is about to be read.
+        Called before the first tensor of the group is read.
         """
         ...
 
     def close(self) -> None:
-        """All of them are there, or will be for whatever is enqueued on the current stream from now on."""
+        """Use the tensors. They are filled for all work that is enqueued on the current stream from now on."""
         ...
 
 
 class PlainTensor:
-    """One tensor that is used as it is read. It has its memory from the beginning."""
+    """One tensor that is used as it is read. Its memory exists from the beginning."""
 
     def __init__(
         self, name: str, tensor: Tensor, ready: Callable[[], None] | None = None, entry: Entry | None = None
     ) -> None:
-        """ready: called once the tensor is filled; entry: where the tensor is not all that the checkpoint holds."""
+        """ready: called when the tensor is filled; entry: needed if the checkpoint holds more than the tensor."""
         self.entries = {name: entry or Entry(tuple(tensor.shape))}
         self._tensor = tensor
         self._ready = ready
@@ -97,17 +97,17 @@ class PlainTensor:
 
 
 def entries_of(groups: Iterable[Group]) -> dict[str, Entry]:
-    """All that a checkpoint may hold, by name."""
+    """Return all tensors that a checkpoint may hold, by name."""
     return {name: entry for group in groups for name, entry in group.entries.items()}
 
 
 def needed(entries: Mapping[str, Entry]) -> list[str]:
-    """The names that must be there where nothing stands for others."""
+    """Return the names that must be present, if no tensor replaces others."""
     return [name for name, entry in entries.items() if not entry.optional]
 
 
 def leave_empty(groups: Iterable[Group]) -> None:
-    """Make everything ready without contents: on the meta device, where shapes are all there is."""
+    """Close all groups without filling them. For the meta device."""
     for group in groups:
         group.open(needed(group.entries))
         group.close()

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: the frequencies of each scaling scheme, and the table that the kernels read."""
+"""Rotary position embeddings: the frequencies of each scaling scheme, and the tables that kernels read."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from aengine.errors import UnsupportedModelError
 from aengine.model.fields import Fields, shown
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
-MAX_POSITIONS = 2**26  # far above any real model, far below what would overflow a size
+MAX_POSITIONS = 2**26  # far above any real model, and far below what would overflow a size
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A scaling scheme and its parameters; those of other schemes keep their defaults and mean nothing."""
+    """A scaling scheme and its parameters. The parameters of other schemes are not used."""
 
     theta: float = 10_000.0
-    part: float = 1.0  # of each head that is rotated, its first dimensions; proportional: of the pairs of all of it
+    part: float = 1.0  # of each head, its first dimensions; proportional: the part of all pairs that moves
     type: str = "default"
     factor: float = 1.0
     original_positions: int = 0  # trained context: llama3, yarn and longrope
@@ -30,25 +30,25 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the corrected range to whole dimensions
     attention_factor: float = 1.0  # yarn and longrope: scales cosines and sines
-    short_factors: tuple[float, ...] = ()  # longrope: what each frequency is divided by, within the trained context
-    long_factors: tuple[float, ...] = ()  # and beyond it
+    short_factors: tuple[float, ...] = ()  # longrope: divide the frequencies of sequences in the trained context
+    long_factors: tuple[float, ...] = ()  # longrope: divide the frequencies of longer sequences
 
     @property
     def reach(self) -> int:
-        """How many positions the scaling itself makes usable; 0: it does not say."""
+        """The number of positions that the scaling makes usable, or 0 if it does not say."""
         return int(self.original_positions * self.factor) if self.type == "yarn" else 0
 
     def far(self, max_positions: int) -> bool:
-        """Whether longrope's factors for positions beyond the trained context are in use, where so many may come."""
+        """Return whether longrope's long factors are in use if there may be this many positions."""
         return self.type == "longrope" and max_positions > self.original_positions
 
     def rotated(self, head_dim: int) -> int:
-        """How many dimensions of a head are rotated."""
+        """Return how many dimensions of a head are rotated."""
         return head_dim if self.type == "proportional" else int(head_dim * self.part)
 
 
 class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
-    """Queries that grow with their position p: times 1 + beta * ln(1 + floor(p / positions))."""
+    """A factor of queries that grows with their position p: 1 + beta * ln(1 + floor(p / positions))."""
 
     beta: float
     positions: int
@@ -63,12 +63,18 @@ def read_rope(
     part: float = 1.0,
     theta: float = 10_000.0,
 ) -> RopeConfig:
-    """The rope section of config.json, or the one that is given.
+    """Read the rotation of config.json.
 
-    It is called rope_parameters now and was rope_scaling beside a rope_theta before; where both are
-    there the older one wins, as it does in transformers. partial: whether the family rotates a part of each head where
-    the file says so; part, theta: where it is silent. Raises `UnsupportedModelError` for a scheme that is not one of
-    `ROPE_TYPES`, and `CheckpointError` for values that no model has.
+    Newer files have a section rope_parameters, older ones rope_scaling and rope_theta. If a file has both, the older
+    one counts, as in transformers.
+
+    Args:
+        section: Read this section instead.
+        partial: Whether the family may rotate only a part of each head.
+        part, theta: Defaults.
+
+    Raises `UnsupportedModelError` for a scheme that is not in `ROPE_TYPES`, and `CheckpointError` for values that no
+    model has.
     """
     section = section or config.section("rope_scaling") or config.section("rope_parameters")
     fields = section if section is not None else Fields({}, config.source)
@@ -123,7 +129,7 @@ def read_rope(
 
 
 def sharpening(config: Fields) -> float:
-    """How much sharper scores get with yarn's growth where it says so for all dimensions, as DeepSeek's files do."""
+    """Return the factor of scores that yarn's mscale_all_dim asks for, as in DeepSeek's files."""
     fields = config.section("rope_scaling") or config.section("rope_parameters")
     if fields is None or fields.text("rope_type", fields.text("type", "default")) == "default":
         return 1.0
@@ -132,7 +138,7 @@ def sharpening(config: Fields) -> float:
 
 
 def _read_longrope(rope: RopeConfig, fields: Fields, original: int, positions: int, head_dim: int) -> RopeConfig:
-    """A factor for each frequency; how much sharper attention gets follows from how far the context grows."""
+    """Read longrope. If the file gives no attention factor, it follows from how far the context grows."""
     factor = fields.number("factor", 1e-6, 1e6, positions / original)
     growth = 1.0 if factor <= 1 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     pairs = rope.rotated(head_dim) // 2
@@ -148,7 +154,7 @@ def _read_longrope(rope: RopeConfig, fields: Fields, original: int, positions: i
 
 
 def _yarn_attention_factor(fields: Fields, factor: float) -> float:
-    """How much sharper attention gets with the context's growth, unless the file says it outright."""
+    """Return the file's attention factor, or the one that follows from how far the context grows."""
     if fields.present("attention_factor"):
         return fields.number("attention_factor", 0, 1e3)
     mscale, mscale_all_dim = (fields.number(key, 0, 1e3, 0.0) for key in ("mscale", "mscale_all_dim"))
@@ -162,7 +168,7 @@ def _yarn_growth(factor: float, weight: float) -> float:
 
 
 class PositionTables:
-    """What depends on the position alone, for positions below `max_positions`: one tensor for all layers that agree."""
+    """Tables of values that depend only on the position. Layers with the same settings share a table."""
 
     def __init__(self, max_positions: int, device: torch.device) -> None:
         self._max_positions = max_positions
@@ -171,7 +177,7 @@ class PositionTables:
         self._growths: dict[QueryGrowth, Tensor] = {}
 
     def rope(self, rope: RopeConfig | None, head_dim: int) -> Tensor:
-        """As `rope_table`; None: nothing is rotated, and there are no columns."""
+        """Return `rope_table`, or a table without columns if there is no rotation."""
         if (rope, head_dim) not in self._ropes:
             self._ropes[rope, head_dim] = (
                 torch.empty(self._max_positions, 0, device=self._device)
@@ -181,7 +187,7 @@ class PositionTables:
         return self._ropes[rope, head_dim]
 
     def growth(self, growth: QueryGrowth) -> Tensor:
-        """What queries are multiplied with: [max_positions] float32."""
+        """Return the factor of queries at each position: [max_positions] float32."""
         if growth not in self._growths:
             if self._device.type == "meta":
                 return torch.empty(self._max_positions, device=self._device)
@@ -192,13 +198,15 @@ class PositionTables:
 
 
 def rope_table(rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> Tensor:
-    """[max_positions, rotated] float32: cosines of the rotated / 2 angles of each position, then their sines.
+    """Return cosines, then sines, of the rotated / 2 angles of each position: [max_positions, rotated] float32.
 
-    If longrope's long factors are in use, the rows of the positions within the trained context, with its short factors,
-    come after the others: what is rotated with those stands `max_positions` further down.
+    If longrope's long factors are in use, more rows follow: those of the trained context with the short factors. The
+    row of position p is then at max_positions + p.
     """
     rotated, far = rope.rotated(head_dim), rope.far(max_positions)
-    if device.type == "meta":  # shapes alone; torch's own arange there imports its compiler, which takes seconds
+    if (
+        device.type == "meta"
+    ):  # only the shape matters, and torch.arange would import torch's compiler there, which takes seconds
         length = max_positions + (rope.original_positions if far else 0)
         return torch.empty(length, rotated, dtype=torch.float32, device=device)
 
@@ -212,15 +220,15 @@ def rope_table(rope: RopeConfig, head_dim: int, max_positions: int, device: torc
 
 
 def inverse_frequencies(rope: RopeConfig, rotated: int, far: bool = False) -> Tensor:
-    """Radians per position of each rotated pair: [rotated / 2] float32, on the CPU so that all devices agree.
+    """Return the radians per position of each rotated pair: [rotated / 2] float32.
 
-    far: with longrope's long factors.
+    They are computed on the CPU, so that all devices agree. far: use longrope's long factors.
     """
     exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
     plain = 1.0 / (rope.theta**exponents)
     if rope.type == "linear":
         return plain / rope.factor
-    if rope.type == "proportional":  # the slow pairs stand still
+    if rope.type == "proportional":  # the slow pairs are not rotated
         plain[int(rope.part * rotated // 2) :] = 0.0
         return plain / rope.factor
     if rope.type == "llama3":
@@ -234,16 +242,16 @@ def inverse_frequencies(rope: RopeConfig, rotated: int, far: bool = False) -> Te
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """Slow rotations are stretched by the factor, fast ones kept, those between blended by their wavelength."""
+    """Divide slow frequencies by the factor, keep fast ones, and blend the others by their wavelength."""
     turns = rope.original_positions * plain / (2 * math.pi)  # full rotations within the trained context
     keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
     return (1 - keep) * plain / rope.factor + keep * plain
 
 
 def _yarn(rope: RopeConfig, plain: Tensor, rotated: int) -> Tensor:
-    """As `_llama3`, but blended linearly over the dimensions between two rotation counts."""
+    """Like `_llama3`, but blend linearly over the dimensions between two rotation counts."""
 
-    def dimension(turns: float) -> float:  # the pair that turns so often within the trained context
+    def dimension(turns: float) -> float:  # the pair that makes this number of turns within the trained context
         return rotated * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)

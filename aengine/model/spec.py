@@ -1,4 +1,4 @@
-"""A decoder as data: what its layers are made of, and what follows from that."""
+"""A decoder as data: its layers, and what follows from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aengine.kernels.experts.rule import GateClamp
 from aengine.model.ranks.shard import Shard
 from aengine.model.rope import QueryGrowth, RopeConfig
 
-Activation = Literal["silu", "gelu"]  # gelu: by its approximation with a hyperbolic tangent
+Activation = Literal["silu", "gelu"]  # gelu: its tanh approximation
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
@@ -25,40 +25,40 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     heads: int
     kv_heads: int
     head_dim: int
-    # RMS norm before the rotation: of each q and k head, or of all of a token's q, and of all of its k.
+    # RMS norm before the rotation: of each head, or of all query heads together and of all key heads together.
     qk_norm: Literal["none", "head", "all"] = "none"
     qk_norm_offset: float = 0.0  # is added to the weights of these norms
     qkv_bias: bool = False
     out_bias: bool = False
-    fused: bool = False  # whether checkpoints have q, k and v in one tensor
-    rope: RopeConfig | None = RopeConfig()  # None: nothing is rotated
-    growth: QueryGrowth | None = None  # of queries, behind the rotation
+    fused: bool = False  # checkpoints have q, k and v in one tensor
+    rope: RopeConfig | None = RopeConfig()  # None: no rotation
+    growth: QueryGrowth | None = None  # of queries, after the rotation
     scale: float | None = None  # of scores; None: head_dim ** -0.5
     softcap: float | None = None  # of scores
-    sinks: bool = False  # whether each head has a score beside those of the keys
-    window: int | None = None  # how many positions, its own included, a query sees; None: all before it
-    gate: bool = False  # each query head comes with a gate, whose sigmoid weights what the head has attended to
-    v_norm: bool = False  # RMS norm of each v head, without a weight
-    keys_are_values: bool = False  # values are keys before their norm and rotation
-    shares: int | None = None  # the layer whose keys and values it reads; None: it keeps its own
+    sinks: bool = False  # each head has one more score, of a key whose value is zero
+    window: int | None = None  # positions that a query sees, its own included; None: all
+    gate: bool = False  # a gate for each query head follows it in q_proj; its sigmoid multiplies the head's output
+    v_norm: bool = False  # RMS norm of each value head, without a weight
+    keys_are_values: bool = False  # values are the keys before their norm and rotation
+    shares: int | None = None  # the layer whose keys and values this layer reads; None: its own
 
     def kept(self, ranks: int) -> KVLayer:
-        """What a token leaves in pages, on each rank."""
+        """Return what the KV pool stores of a token, on each rank."""
         return KVLayer(Shard(count=ranks).units(self.kv_heads), self.head_dim)
 
     @property
     def projected(self) -> int:
-        """How many of keys and values are projected for it."""
+        """How many projections it has besides queries: keys and values, keys only, or none."""
         return 0 if self.shares is not None else 1 if self.keys_are_values else 2
 
     @property
     def queries(self) -> int:
-        """The width of all query heads."""
+        """The width of all query heads together."""
         return self.heads * self.head_dim
 
     @property
     def keys(self) -> int:
-        """The width of all key heads, which is that of all value heads."""
+        """The width of all key heads together, and of all value heads."""
         return self.kv_heads * self.head_dim
 
     def parameters(self, hidden: int) -> int:
@@ -69,24 +69,24 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
         return (projection + self.queries) * hidden + norms + biases
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
-        """Outputs and inputs of each product, on each rank."""
+        """Return outputs and inputs of each matrix product, on each rank."""
         heads, kv_heads = Shard(count=ranks).units(self.heads), Shard(count=ranks).units(self.kv_heads)
         projected = (1 + self.gate) * heads + self.projected * kv_heads
         return (projected * self.head_dim, hidden), (hidden, heads * self.head_dim)
 
 
 class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
-    """Causal self-attention over latents: of each token one vector is kept, out of which all heads make theirs."""
+    """Causal self-attention over latents: one vector per token, from which all heads derive keys and values."""
 
     heads: int
-    plain: int  # of each key's dimensions, made of the latent
-    rotated: int  # those behind them, which all heads share, and which are kept beside the latent
+    plain: int  # dimensions of a key that are made from the latent
+    rotated: int  # its other dimensions: shared by all heads, rotated, stored next to the latent
     value_dim: int
-    rank: int  # of the latent
-    query_rank: int  # of the queries' own; 0: they are projected at once
+    rank: int  # the width of the latent
+    query_rank: int  # the width of the queries' latent; 0: queries have one projection
     bias: bool = False  # of the first and the last projection
     rope: RopeConfig = RopeConfig()
-    interleaved: bool = True  # whether neighbours are pairs to be rotated
+    interleaved: bool = True  # pairs of neighbouring dimensions are rotated, instead of pairs from both halves
     scale: float  # of scores
     window: None = None
     shares: None = None
@@ -97,31 +97,31 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
 
     @property
     def latent(self) -> int:
-        """The width of what is kept."""
+        """The width of what the KV pool stores of a token."""
         return self.rank + self.rotated
 
     @property
     def head_dim(self) -> int:
-        """The width of what is multiplied for a score."""
+        """The width of a query and a key as attention reads them."""
         return self.latent
 
     @property
     def queries(self) -> int:
-        """The same of all heads."""
+        """The width of all queries together."""
         return self.heads * self.latent
 
     @property
     def values(self) -> int:
-        """The width of what all heads have attended to."""
+        """The width of the values of all heads together."""
         return self.heads * self.value_dim
 
     def kept(self, ranks: int) -> KVLayer:
-        """What a token leaves in pages, on each rank: the same on all of them."""
+        """Return what the KV pool stores of a token. All ranks store the same."""
         return KVLayer(1, self.latent, both=1)
 
     @property
     def absorbed(self) -> int:
-        """How many numbers make keys and values of latents: no linear has them, and they stay in the model's dtype."""
+        """How many weights turn latents into keys and values. They are no linear and stay in the model's dtype."""
         return self.heads * (self.plain + self.value_dim) * self.rank
 
     def parameters(self, hidden: int) -> int:
@@ -130,7 +130,7 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
         return sum(n * k for n, k in self.linears(hidden)) + self.absorbed + self.query_rank + self.rank + biases
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
-        """Outputs and inputs of each product, on each rank."""
+        """Return outputs and inputs of each matrix product, on each rank."""
         heads = Shard(count=ranks).units(self.heads)
         return (
             (self.query_rank + self.latent, hidden),
@@ -140,14 +140,14 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
 
 
 class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
-    """A gated delta net: linear attention that keeps a state a row, whatever the row's length."""
+    """A gated delta net: linear attention with one state per row, however long the row is."""
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     conv: int  # tokens that each channel's convolution sees, its own included
-    interleaved: bool = False  # in checkpoints q, k, v and z are one matrix, b and a another, both by key head
+    interleaved: bool = False  # checkpoints have one matrix for q, k, v, z and one for b, a, ordered by key head
 
     @property
     def heads(self) -> DeltaHeads:
@@ -155,7 +155,7 @@ class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
 
     @property
     def _projected(self) -> int:
-        """q, k, v, z, b and a of a token."""
+        """The width of q, k, v, z, b and a of a token together."""
         return self.heads.channels + self.heads.values + 2 * self.value_heads
 
     def parameters(self, hidden: int) -> int:
@@ -163,7 +163,7 @@ class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
         return (self._projected + self.heads.values) * hidden + between
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
-        """Outputs and inputs of each product, on each rank."""
+        """Return outputs and inputs of each matrix product, on each rank."""
         return (self._projected // ranks, hidden), (hidden, self.heads.values // ranks)
 
 
@@ -173,7 +173,7 @@ class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
     inner: int
     activation: Activation = "silu"
     bias: bool = False
-    fused: bool = False  # whether checkpoints have gate and up in one tensor
+    fused: bool = False  # checkpoints have gate and up in one tensor
 
     def parameters(self, hidden: int) -> int:
         return 3 * hidden * self.inner + (2 * self.inner + hidden) * self.bias
@@ -182,25 +182,25 @@ class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
         return self.parameters(hidden)
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
-        """Outputs and inputs of each product, on each rank."""
+        """Return outputs and inputs of each matrix product, on each rank."""
         inner = Shard(count=ranks).units(self.inner)
         return (2 * inner, hidden), (hidden, inner)
 
 
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
-    """A mixture of experts: a router sends each token to some of many MLPs, and maybe to one that all share."""
+    """A mixture of experts: a router chooses some of many MLPs for each token. One expert may be shared by all."""
 
     count: int
     inner: int  # of each
     router: Router
-    correction: bool = False  # of the router's scores, in the checkpoint
-    shared: MLPSpec | None = None  # that every token passes
-    clamp: GateClamp | None = None  # None: the gate is a plain SiLU
+    correction: bool = False  # the checkpoint has a correction of the router's scores
+    shared: MLPSpec | None = None  # the expert that every token passes
+    clamp: GateClamp | None = None  # None: the gate is not clamped
     activation: Activation = "silu"
     biases: bool = False  # of the router and of each expert
-    shared_gate: bool = False  # whose result is weighted by a sigmoid
-    # Names in checkpoints, and whether these hold the matrices turned round, columns of gate and up by turns.
-    turned: bool = False
+    shared_gate: bool = False  # the sigmoid of a gate multiplies the shared expert's result
+    turned: bool = False  # checkpoints store matrices transposed, with columns of gate and up in turn
+    # Names in checkpoints.
     block: str = "mlp"
     router_name: str = "gate"
     shared_name: str = "shared_expert"
@@ -216,7 +216,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
         return 3 * hidden * self.inner * self.router.top_k + self._for_all_tokens(hidden)
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
-        """Outputs and inputs of each product that all tokens pass, on each rank; the router is none of them."""
+        """Return outputs and inputs of each product that all tokens pass, on each rank, without the router's."""
         return () if self.shared is None else self.shared.linears(hidden, ranks)
 
     def _for_all_tokens(self, hidden: int) -> int:
@@ -225,7 +225,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
 
 
 class MLPAndExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp_and_experts"):
-    """An MLP and a mixture of experts, each between norms of its own, and the router behind one; they are added up."""
+    """The sum of an MLP and a mixture of experts. Each has norms before and after it, and the router has one before."""
 
     mlp: MLPSpec
     experts: ExpertsSpec
@@ -237,11 +237,11 @@ class MLPAndExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp_and_
         return self.mlp.parameters(hidden) + self.experts.active_parameters(hidden) + self._more(hidden)
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
-        """Outputs and inputs of each product that all tokens pass, on each rank; the router is none of them."""
+        """Return outputs and inputs of each product that all tokens pass, on each rank, without the router's."""
         return self.mlp.linears(hidden, ranks) + self.experts.linears(hidden, ranks)
 
     def _more(self, hidden: int) -> int:
-        """Four norms, of which the layer names the MLP's first, and a factor of each expert."""
+        """Return the size of the four norms that `LayerNorms` does not count, and of a factor for each expert."""
         return 4 * hidden + self.experts.count
 
 
@@ -271,13 +271,13 @@ class LayerNorms(msgspec.Struct, frozen=True):
 
 
 class LayerInputsSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A second embedding of each token, of which every layer gets a part, mixed with a projection of the first."""
+    """A second embedding. Each layer reads its own part of it, mixed with a projection of the first embedding."""
 
     vocab: int
-    width: int  # of each layer's part
+    width: int  # of one layer's part
 
     def parameters(self, hidden: int, layers: int) -> int:
-        """Of what all layers share, the table aside."""
+        """Return the number of weights that all layers share, without the table."""
         return layers * self.width * hidden + self.width
 
     def table(self, layers: int) -> int:
@@ -305,14 +305,14 @@ class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Attention, then a feed-forward part, each between norms of its own."""
+    """Attention, then a feed-forward part. Each adds its result to the residual stream."""
 
-    attention: AttentionSpec | LatentSpec | DeltaSpec  # what it keeps: keys and values in pages, or a state a row
+    attention: AttentionSpec | LatentSpec | DeltaSpec
     ffn: FFN
     norms: LayerNorms
-    residual_scale: float = 1.0  # of what each part adds
-    input_width: int = 0  # of the layer's part of the second embedding, which is added last; 0: there is none
-    scalar: bool = False  # whether a number of the checkpoint multiplies what leaves the layer
+    residual_scale: float = 1.0  # multiplies the result of each part
+    input_width: int = 0  # of the layer's part of a second embedding, which is added last; 0: there is none
+    scalar: bool = False  # a number of the checkpoint multiplies the layer's output
 
     def parameters(self, hidden: int) -> int:
         return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + self._around(hidden)
@@ -329,7 +329,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return normed and norms.after_attention is None and norms.after_ffn is None and self.residual_scale == 1.0
 
     def indivisible(self, ranks: int) -> str:
-        """What cannot be dealt out to so many ranks; empty: everything can be."""
+        """Return what this number of ranks cannot divide evenly, or an empty string."""
         attention, ffn = self.attention, self.ffn
         if isinstance(attention, DeltaSpec):
             if attention.key_heads % ranks:
@@ -338,7 +338,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
             return f"{attention.heads} query heads"
         elif (
             isinstance(attention, AttentionSpec) and attention.kv_heads % ranks and ranks % attention.kv_heads
-        ):  # where there are fewer, several have the same
+        ):  # if there are fewer KV heads than ranks, several ranks have the same one
             return f"{attention.kv_heads} KV heads"
         if isinstance(ffn, MLPAndExpertsSpec):
             if ffn.mlp.inner % ranks:
@@ -346,17 +346,17 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
             ffn = ffn.experts
         if isinstance(ffn, MLPSpec):
             return f"{ffn.inner} columns of the MLP" if ffn.inner % ranks else ""
-        if ffn.inner % ranks and ffn.count < ranks:  # columns of each, or some of them whole
+        if ffn.inner % ranks and ffn.count < ranks:  # ranks have columns of all experts, or some whole experts
             return f"{ffn.count} experts of {ffn.inner} columns"
         if ffn.shared is not None and ffn.shared.inner % ranks:
             return f"{ffn.shared.inner} columns of the shared expert"
         return ""
 
     def active_parameters(self, hidden: int) -> int:
-        """Of these, how many a token is multiplied with."""
+        """Return how many weights one token uses."""
         return self.attention.parameters(hidden) + self.ffn.active_parameters(hidden) + self._around(hidden)
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
-        """Outputs and inputs of each product that all tokens pass, on each rank."""
+        """Return outputs and inputs of each product that all tokens pass, on each rank."""
         added = ((self.input_width, hidden), (hidden, self.input_width)) if self.input_width else ()
         return self.attention.linears(hidden, ranks) + self.ffn.linears(hidden, ranks) + added

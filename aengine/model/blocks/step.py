@@ -49,7 +49,7 @@ class Step:
         return [slice(0, tokens)] if self.ranks is None else self.ranks.pieces(tokens)
 
     def narrow(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the wanted tokens alone. Called after the last attention, when no layer reads the others any more.
+        """Return the wanted tokens only. Called after the last attention: no later layer reads the others.
 
         attended [tokens, width] and x [tokens, hidden] -> the same for the wanted tokens.
         """

@@ -1,1 +1,1 @@
-"""What a rank holds of a model that is spread over several, and what its blocks call to work with the others."""
+"""A model spread over several ranks: the part that each rank holds, and the sums over all ranks."""

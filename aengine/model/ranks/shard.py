@@ -1,17 +1,17 @@
-"""Which part of a model a rank holds: heads, columns of MLPs and rows of the vocabulary, dealt out in equal shares."""
+"""Which part of a model a rank holds. Heads, columns of MLPs and rows of the vocabulary are divided evenly."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Split = Literal["outputs", "inputs"]  # of a linear; None instead: every rank has all of it
-Range = tuple[int, int]  # the first, and the one behind the last
+Split = Literal["outputs", "inputs"]  # of a linear; None: every rank has the whole linear
+Range = tuple[int, int]  # first, end
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Outputs of a linear that stay together in units: `units` heads of `size`, or single columns."""
+    """Outputs of a linear that are divided in units: heads of `size` outputs, or single columns."""
 
     units: int
     size: int = 1
@@ -22,29 +22,29 @@ class Part:
 
 
 def width(parts: Part | tuple[Part, ...]) -> int:
-    """Of all outputs of a tensor."""
+    """Return the number of outputs of a tensor."""
     return sum(part.width for part in parts) if isinstance(parts, tuple) else parts.width
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of `count` shares."""
+    """One of `count` equal shares of a model."""
 
     index: int = 0
     count: int = 1
 
     def units(self, units: int) -> int:
-        """How many units a rank has; where there are fewer than ranks, several ranks have the same one."""
+        """Return how many units a rank has. If there are fewer units than ranks, several ranks have the same one."""
         return max(1, units // self.count)
 
     def range(self, part: Part) -> Range:
-        """This rank's outputs. `LayerSpec.indivisible` says which parts there can be."""
+        """Return this rank's outputs. `LayerSpec.indivisible` says which parts can be divided."""
         units = self.units(part.units)
         first = self.index * part.units // self.count
         return first * part.size, (first + units) * part.size
 
     def ranges(self, parts: Part | tuple[Part, ...]) -> tuple[Range, ...]:
-        """This rank's outputs of a tensor that has several parts, one behind the other."""
+        """Return this rank's outputs of a tensor with several parts in a row."""
         found, at = [], 0
         for part in parts if isinstance(parts, tuple) else (parts,):
             first, last = self.range(part)
@@ -53,26 +53,26 @@ class Shard:
         return tuple(found)
 
     def rows(self, total: int, multiple: int = 1) -> Range:
-        """The same of rows that need not be a multiple of the ranks: the last ranks may have fewer, or none."""
+        """Return this rank's rows. They need not divide evenly: the last ranks may have fewer, or none."""
         each = self.each(total, multiple)
         return min(self.index * each, total), min((self.index + 1) * each, total)
 
     def each(self, total: int, multiple: int = 1) -> int:
-        """The most rows that a rank has of so many. multiple: of which this is one."""
+        """Return the largest number of rows that a rank has, rounded up to a multiple."""
         each = -(-total // self.count)
         return -(-each // multiple) * multiple
 
     def experts(self, total: int) -> Range:
-        """This rank's of so many experts: as many as the other ranks have, or one more or less."""
+        """Return this rank's experts. The numbers of two ranks differ by one at most."""
         return self.index * total // self.count, (self.index + 1) * total // self.count
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsShare:
-    """What a rank has of a layer's experts: columns of all of them, or some of them whole."""
+    """A rank's part of a layer's experts: columns of all experts, or some whole experts."""
 
     experts: Range
-    columns: Range | None = None  # of the inner ones; None: all
+    columns: Range | None = None  # of the experts' inner columns; None: all
 
     @property
     def count(self) -> int:

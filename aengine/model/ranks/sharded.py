@@ -1,4 +1,4 @@
-"""What blocks call where a model is spread over ranks: products with a rank's shard, and sums over all ranks."""
+"""Operations of blocks on several ranks: products with a rank's shard, and sums over all ranks."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from aengine.kernels.linear.base import Linear, Norm
 
 
 class PreparedNorm:
-    """A norm whose result comes with the sum in front of it, in one launch."""
+    """A norm that one launch computes together with the sum before it."""
 
     def __init__(self, norm: Norm, ranks: Collective) -> None:
         self.norm = norm
         self.weight = norm.weight
         self.eps = norm.eps
         self._ranks = ranks
-        self._prepared: tuple[Tensor, Tensor] | None = None  # of what, and the result
+        self._prepared: tuple[Tensor, Tensor] | None = None  # an input and its result
 
     def prepare(self, x: Tensor, normed: Tensor) -> None:
-        """The next call with this very x gives `normed`."""
+        """Let the next call with this x return `normed`."""
         self._prepared = x, normed
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Of x whose sum is under way as well, in one piece or several: it is finished first."""
+        """Norm x. If its sum is still under way, in one piece or several, finish the sum first."""
         if self._ranks.pending:
             return self._finish(x)
         prepared, self._prepared = self._prepared, None
@@ -49,23 +49,24 @@ class PreparedNorm:
 
 
 class Sum:
-    """The sum over all ranks that ends a block, with the norm that begins the next one."""
+    """The sum over all ranks at the end of a block, together with the next block's norm."""
 
     def __init__(self, ranks: Collective) -> None:
         self._ranks = ranks
         self.norm: PreparedNorm | None = None
 
     def __call__(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
-        if self.norm is None or len(part) == 1:  # a single row is normed by the product that follows
+        if self.norm is None or len(part) == 1:  # the next product norms a single row itself
             return self._ranks.sum(part, residual)
         x, normed = self._ranks.sum_and_norm(part, residual, self.norm.norm)
         self.norm.prepare(x, normed)
         return x
 
     def add_result(self, part: Callable[[slice], Tensor], residual: Tensor) -> Tensor:
-        """The sum of what each rank makes of these tokens, on top of the residual, which may be used up.
+        """Add the sum of all ranks' results to the residual, which may be overwritten.
 
-        part: of some of them, [tokens, width]. Of many tokens the sum may still be under way: the norm finishes it.
+        part: returns this rank's result for some of the tokens, [tokens, width]. For many tokens, the sum may still be
+        under way when this returns. The next norm finishes it.
         """
         pieces = self._ranks.pieces(len(residual))
         if len(pieces) == 1:
@@ -78,29 +79,29 @@ class Sum:
 
 
 class Head:
-    """The linear that scores tokens, of which every rank has some."""
+    """The linear that scores tokens. Every rank scores a part of the vocabulary."""
 
     def __init__(self, linear: Linear, ranks: Collective | None, tokens: int) -> None:
-        """tokens: of all ranks together, in order; the last ones may have fewer than outputs, or none."""
-        self.first = 0 if ranks is None else ranks.index * linear.outputs  # which token is this rank's first
+        """tokens: the size of the vocabulary. The last ranks may have fewer tokens than outputs, or none."""
+        self.first = 0 if ranks is None else ranks.index * linear.outputs  # this rank's first token
         self._linear = linear
         self._ranks = ranks
         self._tokens = tokens
 
     def own(self, x: Tensor) -> Tensor:
-        """x [n, hidden] -> the logits of this rank's tokens, and of columns that stand for none: [n, outputs]."""
+        """Return this rank's logits, [n, outputs], for x [n, hidden]. Columns without a token are undefined."""
         return self._linear.apply(x)
 
     def whole(self, own: Tensor) -> Tensor:
-        """The logits of all tokens: [n, tokens]."""
+        """Return the logits of all tokens: [n, tokens]."""
         return own if self._ranks is None else self._ranks.gather(own, self._tokens)
 
 
 class OffsetExperts:
-    """Some of a model's experts, called with the numbers that the model gives them."""
+    """The experts of one rank, called with the model's numbers of experts."""
 
     def __init__(self, experts: Experts, first: int) -> None:
-        """first: the model's number of the first of them."""
+        """first: the model's number of this rank's first expert."""
         self.hidden = experts.hidden
         self.experts = experts.experts
         self._experts = experts
@@ -112,7 +113,7 @@ class OffsetExperts:
 
 
 class Embedding:
-    """A table [vocab, hidden] of which every token takes its row."""
+    """A table [vocab, hidden] with a row for each token."""
 
     def __init__(self, table: Tensor) -> None:
         self._table = table
@@ -122,10 +123,10 @@ class Embedding:
 
 
 class SummedEmbedding:
-    """A table whose rows are dealt out: a token's row comes from the rank that has it."""
+    """A table whose rows are divided among ranks. A token's row comes from the rank that has it."""
 
     def __init__(self, table: Tensor, first: int, total: Sum) -> None:
-        """table [rows of a rank, hidden]; first: the token of its first row."""
+        """table: [rows of this rank, hidden]; first: the token of its first row."""
         self._table = table
         self._first = first
         self._sum = total
@@ -138,10 +139,10 @@ class SummedEmbedding:
 
 
 class SummedNorm:
-    """An RMS norm over columns that are dealt out."""
+    """An RMS norm over columns that are divided among ranks."""
 
     def __init__(self, weight: Tensor, eps: float, width: int, copies: int, ranks: Collective) -> None:
-        """weight [columns of a rank]; width: of all columns; copies: how many ranks have the same ones."""
+        """weight: [columns of this rank]; width: of all columns; copies: how many ranks have the same ones."""
         self.weight = weight
         self.eps = eps
         self._width = width

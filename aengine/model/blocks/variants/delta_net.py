@@ -23,7 +23,7 @@ class GatedDeltaNet:
     def __init__(
         self, build: BuildContext, layer: str, layer_spec: LayerSpec, spec: DeltaSpec, index: int, last: bool
     ) -> None:
-        """layer: its name in checkpoints; index: its place among the states; last: whether no later layer attends."""
+        """layer: its name in checkpoints; index: of its states in the pool; last: whether no later layer attends."""
         make, hidden, eps = build.make, build.hidden, build.eps
         name, norms, units = f"{layer}.linear_attn", layer_spec.norms, make.shard.units
         keys, values = Part(spec.key_heads, spec.key_dim), Part(spec.value_heads, spec.value_dim)
