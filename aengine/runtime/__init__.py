@@ -1,1 +1,1 @@
-"""The device's side of the running batch: its state, the launch of steps, their completion, memory sizing."""
+"""The running batch on the device: its state, how steps are launched and awaited, and how much memory it gets."""

@@ -1,4 +1,4 @@
-"""The adapters that a runtime has on its device: how they are read, and how they get there while steps run."""
+"""Adapters on the device: how they are read, and how they are copied there while steps run."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ from aengine.model.lora.read import read_adapter
 
 
 class AdapterPlaces(Protocol):
-    """Memory for some adapters on every rank; rows of a step name theirs by its place (`NewRow.adapter`)."""
+    """Memory for a fixed number of adapters on every rank. A row names its adapter by place (`NewRow.adapter`)."""
 
-    count: int  # of places, which are numbered from 1
-    max_rank: int  # of an adapter
+    count: int  # places, numbered from 1
+    max_rank: int  # the largest rank an adapter may have
 
     def read(self, folder: Path) -> Adapter:
-        """An adapter out of a PEFT folder, into host memory. Blocks for as long as that takes, in any thread.
+        """Read an adapter from a PEFT folder into host memory. Does blocking I/O; any thread may call it.
 
-        Raises `AdapterError`, which names the field or the tensor, where it cannot be applied exactly.
+        Raises: AdapterError if it cannot be applied exactly. The error names the field or the tensor.
         """
         ...
 
     def rebase(self, base: Path) -> None:
-        """The base's weights are those of this folder now, with which adapters that come are compared."""
+        """Set the folder of the base model's weights, with which adapters read from now on are compared."""
         ...
 
     async def put(self, adapter: Adapter, place: int) -> None:
-        """Fill a place on every rank; every step launched from then on sees it. One at a time.
+        """Copy an adapter into a place on every rank. Steps launched after the call returns see it.
 
-        No step that is on its way may name the place. One that is cancelled is still copied to its end.
+        Only one call may be active. No step in flight may name the place. Cancelling the call does not stop the copy.
         """
         ...
 
     def close(self) -> None:
-        """Wait for what is still being copied. To be called before the runner is closed."""
+        """Wait for copies in progress. Call it before the runner is closed."""
         ...
 
 
 class Filler(Protocol):
-    """Copies into the memory of one rank's places."""
+    """Copies adapters into the places of one rank."""
 
     def fill(self, filling: FactorCopy) -> None:
-        """Copy, or enqueue it, beside steps that are running. The values may be used up once `wait` has returned."""
+        """Copy, or enqueue the copy, while steps run. The values must stay unchanged until `wait` returns."""
         ...
 
     def wait(self) -> None:
-        """Block until all that was enqueued has arrived."""
+        """Block until every enqueued copy is complete."""
         ...
 
 
 class HostFiller:
-    """On a CPU, where a copy has happened when the call returns."""
+    """`Filler` on a CPU. A copy is complete when the call returns."""
 
     def fill(self, filling: FactorCopy) -> None:
         rows, columns = filling.values.shape
         filling.into.zero_()[:rows, :columns].copy_(filling.values)
 
     def wait(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once: copies are synchronous here."""
 
 
 class RankedPlaces:
-    """`AdapterPlaces` of a model on one rank or several: one thread fills them, an adapter after the other."""
+    """`AdapterPlaces` on one rank or several. One thread fills them, one adapter after another."""
 
     def __init__(
         self,
@@ -77,7 +77,12 @@ class RankedPlaces:
         dtype: torch.dtype,
         base: Path | None = None,
     ) -> None:
-        """memories, fillers: of each rank; dtype: of the model; base: the folder of its weights; None: random ones."""
+        """Args:
+        memories: One for each rank.
+        fillers: One for each rank.
+        dtype: The model's.
+        base: The folder of the base model's weights. None: they are random.
+        """
         self._base = base
         self._memories = memories
         self._fillers = fillers
@@ -86,7 +91,7 @@ class RankedPlaces:
         self._room = memories[0].room
         self.count = self._room.places
         self.max_rank = self._room.rank
-        # A thread that is given up goes on to the end of its adapter, and only then is the next one copied.
+        # When a caller is cancelled, the thread still finishes its adapter before it starts the next one.
         self._worker = ThreadPoolExecutor(1, "aengine-adapters", torch.set_num_threads, (1,))
 
     def read(self, folder: Path) -> Adapter:
@@ -102,7 +107,7 @@ class RankedPlaces:
 
     @torch.inference_mode()
     def fill(self, adapter: Adapter, place: int) -> None:
-        """`put`, blocking."""
+        """Like `put`, but blocks."""
         for memory, filler in zip(self._memories, self._fillers, strict=True):
             for filling in memory.copies(adapter, place):
                 filler.fill(filling)
@@ -110,5 +115,5 @@ class RankedPlaces:
             filler.wait()
 
     def close(self) -> None:
-        """Wait for what is still being copied."""
+        """Wait for copies in progress."""
         self._worker.shutdown(wait=True)

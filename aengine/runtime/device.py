@@ -1,4 +1,4 @@
-"""Which device, which dtype, how many threads."""
+"""Chooses the device, the dtypes and the number of CPU threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the first CUDA device if there is one, else the CPU. Raises `ConfigError`."""
+    """Return the device that the knob names. `auto` is the first CUDA device, or the CPU if there is none.
+
+    Raises: ConfigError.
+    """
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
@@ -33,7 +36,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dtype:
-    """`auto` is the checkpoint's dtype on a GPU and float32 on a CPU, where it is the faster one."""
+    """Return the model's dtype. `auto` is the checkpoint's on a GPU, and float32 on a CPU, where it is faster."""
     if name == "auto":
         name = checkpoint if device.type == "cuda" else "float32"
     dtype = DTYPES.get(name)
@@ -43,9 +46,11 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dty
 
 
 def resolve_kv_dtype(name: str, dtype: torch.dtype, capability: tuple[int, int] | None = None) -> torch.dtype:
-    """What keys and values are kept in, of a model in `dtype`. capability: of the GPU; None: on a CPU.
+    """Return the dtype of keys and values for a model in `dtype`.
 
-    Raises `ConfigError` where the device does not know FP8.
+    capability: the GPU's. None means the CPU.
+
+    Raises: ConfigError if the device has no FP8.
     """
     if name == "auto":
         return dtype
@@ -58,7 +63,7 @@ def resolve_kv_dtype(name: str, dtype: torch.dtype, capability: tuple[int, int] 
 
 
 def host_memory() -> int | None:
-    """Bytes of memory that this machine has, where the system says so."""
+    """Return the bytes of memory of this machine, or None if the system does not tell."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # no such call, or no such name
@@ -67,18 +72,18 @@ def host_memory() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ForwardThreads:
-    """Threads of a step on a CPU: `short` ones leave the event loop a core, `long` ones get all there are.
+    """How many threads a step on a CPU uses.
 
-    A short step ends before the loop would miss the core; a long one, a prefill or a large batch, is worth
-    sharing it, and the operating system still gives the mostly idle loop its turns.
+    A short step leaves one core to the event loop. A long step (a prefill or a large batch) takes all cores; the
+    operating system still schedules the loop, which is mostly idle.
     """
 
     short: int
     long: int
-    long_tokens: int  # from this many tokens on
+    long_tokens: int  # a step of at least so many tokens is long
 
-    def of(self, tokens: int) -> int:
-        """Threads for a step of that many tokens."""
+    def for_step(self, tokens: int) -> int:
+        """Return the threads for a step of so many tokens."""
         return self.long if tokens >= self.long_tokens else self.short
 
 
@@ -86,7 +91,7 @@ LONG_STEP_FLOP = 1e9  # 10 to 20 ms on one core
 
 
 def forward_threads(configured: int | None, parameters: int) -> ForwardThreads:
-    """`configured` threads for every step, or what fits a model of that many parameters."""
+    """Return the configured number for every step, or numbers that suit a model of so many parameters."""
     if configured is not None:
         return ForwardThreads(configured, configured, 1)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

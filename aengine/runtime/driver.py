@@ -1,4 +1,4 @@
-"""CUDA's driver, before torch is there."""
+"""Calls of CUDA's driver that are made before torch is imported."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 
 
 def open_contexts(name: str, count: int = 1) -> None:
-    """Initialise CUDA's driver and retain the contexts of `count` devices, the named one first.
+    """Initialise CUDA's driver and retain the contexts of `count` devices, from the named one on.
 
-    These calls leave the interpreter to others. torch makes the same on its first use, and holds the interpreter for
-    them: 0.4 s on an H200. Says nothing where there is no driver or no such device, as `resolve_device` does.
+    These calls release the GIL. torch makes the same calls on first use while it holds the GIL, for 0.4 s on an H200.
+    Does nothing if there is no driver or no such device: `resolve_device` raises the error later.
     """
     named = re.fullmatch(r"(?:auto|cuda)(?::(\d+))?", name)
     if named is None:
@@ -29,7 +29,7 @@ def open_contexts(name: str, count: int = 1) -> None:
 
 
 def driver_version() -> int:
-    """The newest CUDA that the driver knows, as it writes it: 12080 for 12.8; 0 where there is no driver."""
+    """Return the newest CUDA version the driver supports, such as 12080 for 12.8. 0 means there is no driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

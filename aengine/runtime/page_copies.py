@@ -1,4 +1,4 @@
-"""Copies of KV pages between the pools of all ranks and host memory, beside the steps that are running."""
+"""Copies of KV pages between the pools of all ranks and host memory, made while steps run."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from aengine.cache.kv import KVPool, host_zeros
 
 
 class PageCopies(Protocol):
-    """Host memory in slots of one page, and the ways between it and the pool. Copies go on to their end."""
+    """Host memory in slots of one page each, and copies between it and the pool. A copy cannot be cancelled."""
 
     slots: int
-    page_bytes: int  # of a page on all ranks
+    page_bytes: int  # of one page, summed over all ranks
 
     async def to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy pages of the pool, which every launched step has left as they are; one call at a time."""
+        """Copy pages to the host. No step in flight may write them. Only one call may be active."""
         ...
 
     async def to_device(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """Copy slots to pages of the pool that nobody has; steps launched from then on see them. One call at a time."""
+        """Copy slots to unused pages. Steps launched after the call returns see them. Only one call may be active."""
         ...
 
     def memory(self, slot: int) -> list[memoryview]:
-        """A slot's bytes, rank by rank."""
+        """Return a slot's bytes, one view for each rank."""
         ...
 
     def close(self) -> None:
-        """Wait for what is still being copied. To be called before the runner is closed."""
+        """Wait for copies in progress. Call it before the runner is closed."""
         ...
 
 
 class Copier(Protocol):
-    """Copies between one rank's pool and its host memory, [slots, bytes of a page] uint8."""
+    """Copies between the pool of one rank and its host memory, [slots, bytes of a page] uint8."""
 
     host: Tensor
 
@@ -50,16 +50,16 @@ class Copier(Protocol):
         ...
 
     def wait(self, to_host: bool) -> None:
-        """Block until what was enqueued in that direction has arrived."""
+        """Block until the copies enqueued in that direction are complete."""
         ...
 
     def close(self) -> None:
-        """Let go of the memory; nothing is to be copied any more."""
+        """Free the memory. No copy may follow."""
         ...
 
 
 class HostCopier:
-    """On a CPU, where a copy has happened when the call returns."""
+    """`Copier` on a CPU. A copy is complete when the call returns."""
 
     def __init__(self, kv: KVPool, slots: int) -> None:
         self._pages = kv.by_page()
@@ -78,14 +78,14 @@ class HostCopier:
             kind[torch.tensor(pages)] = kept[torch.tensor(slots)]
 
     def wait(self, to_host: bool) -> None:
-        """There is nothing to wait for."""
+        """Return at once: copies are synchronous here."""
 
     def close(self) -> None:
-        """The system takes the memory back with the tensor."""
+        """Do nothing: the memory goes with the tensor."""
 
 
 class RankedCopies:
-    """`PageCopies` of one rank or several: a thread for each direction enqueues on all of them and waits."""
+    """`PageCopies` over one rank or several. A thread for each direction enqueues the copies and waits for them."""
 
     def __init__(self, ranks: Sequence[Copier]) -> None:
         self._ranks = ranks
@@ -101,7 +101,7 @@ class RankedCopies:
         await asyncio.get_running_loop().run_in_executor(self._up, self.copy_to_device, slots, pages)
 
     def copy_to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """`to_host`, blocking."""
+        """Like `to_host`, but blocks."""
         with torch.inference_mode():
             for rank in self._ranks:
                 rank.to_host(pages, slots)
@@ -109,7 +109,7 @@ class RankedCopies:
                 rank.wait(to_host=True)
 
     def copy_to_device(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """`to_device`, blocking."""
+        """Like `to_device`, but blocks."""
         with torch.inference_mode():
             for rank in self._ranks:
                 rank.to_device(slots, pages)

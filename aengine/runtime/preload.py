@@ -1,4 +1,4 @@
-"""torch's shared libraries, linked before torch is imported."""
+"""Links torch's shared libraries before torch is imported."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import importlib.util
 import os
 from pathlib import Path
 
-# In the order and with the scope that torch itself links them: CUDA's libraries for all, then its own.
+# torch itself links them in this order and with these scopes.
 _LIBRARIES = (("libtorch_global_deps.so", os.RTLD_GLOBAL), ("libtorch.so", os.RTLD_LOCAL))
 
 
 def link_torch() -> None:
-    """Link torch's libraries from a thread beside others: an import would hold the interpreter meanwhile, for a third
-    of what importing torch takes.
+    """Link torch's libraries in the calling thread, with the GIL released.
 
-    As a foreign function `dlopen` leaves the interpreter alone, which neither an import nor `ctypes.CDLL` does. These
-    libraries hold no Python. Says nothing where there are none: the import will.
+    Linking is a third of the time that importing torch takes. `dlopen`, called as a foreign function, releases the GIL;
+    an import and `ctypes.CDLL` hold it. The libraries contain no Python. Does nothing if they are missing: the import
+    raises the error later.
     """
     spec = importlib.util.find_spec("torch")  # looked up, not imported
     try:

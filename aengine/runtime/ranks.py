@@ -1,4 +1,4 @@
-"""Several executors as one: every rank runs every step, and the first one's results are the step's."""
+"""Runs every step on all ranks. The results of the first rank are the step's results."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ from aengine.step_plan import StepPlan
 T = TypeVar("T")
 
 
-class Together(Protocol):
-    """Calls a function of each rank, in a way in which ranks can wait for each other."""
+class RankLauncher(Protocol):
+    """Calls one function for each rank, so that ranks can wait for each other within the calls."""
 
     def __call__(self, calls: Sequence[Callable[[], T]], short: bool = False) -> list[T]:
-        """What they return, by rank. Raises what the first of those raised that did not merely wait for another.
+        """Return the results by rank.
 
-        short: each only enqueues a few launches that were made before, so that none of them waits for another.
+        short: each call only enqueues a few warmed-up launches, so that no rank waits for another in it.
+
+        Raises: The error of the first rank that failed by itself, not by waiting for a failed one.
         """
         ...
 
     def close(self) -> None:
-        """To be called last, when nothing is running."""
+        """End the workers. Call it last, when nothing is running."""
         ...
 
 
 @dataclass(slots=True)
 class RankedForwarded(Forwarded):
-    """The first rank's, with those of all ranks."""
+    """The first rank's half step, with those of all ranks."""
 
     ranks: Sequence[Forwarded] = ()
 
@@ -46,15 +48,15 @@ class RankedForwarded(Forwarded):
 class RankedExecutor:
     """`Executor` over the executors of all ranks."""
 
-    def __init__(self, ranks: Sequence[Executor], together: Together) -> None:
+    def __init__(self, ranks: Sequence[Executor], launcher: RankLauncher) -> None:
         self._ranks = ranks
-        self._together = together
+        self._launcher = launcher
 
     def execute(self, plan: StepPlan) -> Outcome:
-        return self._together([partial(rank.execute, plan) for rank in self._ranks], self.replays(plan))[0]
+        return self._launcher([partial(rank.execute, plan) for rank in self._ranks], self.replays(plan))[0]
 
     def forward(self, plan: StepPlan) -> Forwarded:
-        ranks = self._together([partial(rank.forward, plan) for rank in self._ranks])
+        ranks = self._launcher([partial(rank.forward, plan) for rank in self._ranks])
         first = ranks[0]
         return RankedForwarded(
             first.logits,
@@ -70,22 +72,22 @@ class RankedExecutor:
 
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
         if not isinstance(forwarded, RankedForwarded):
-            raise TypeError("these are the hidden states of one rank alone")
+            raise TypeError("the half step is of one rank only")
         calls = [partial(rank.draw, one, masks) for rank, one in zip(self._ranks, forwarded.ranks, strict=True)]
-        return self._together(calls, short=True)[0]
+        return self._launcher(calls, short=True)[0]
 
     def replays(self, plan: StepPlan) -> bool:
         return all(rank.replays(plan) for rank in self._ranks)
 
     def close(self) -> None:
-        self._together.close()
+        self._launcher.close()
 
 
 class ThreadedRanks:
-    """`Together` on a CPU: a thread for each rank, all of which meet wherever their shards need each other."""
+    """`RankLauncher` on a CPU: one thread for each rank. They meet at each collective operation."""
 
     def __init__(self, meeting: Meeting, count: int, torch_threads: int) -> None:
-        """torch_threads: of each rank, within a step."""
+        """torch_threads: how many each rank uses in a step."""
         self._meeting = meeting
         self._workers = [
             ThreadPoolExecutor(1, f"aengine-rank-{rank}", torch.set_num_threads, (torch_threads,))
@@ -100,7 +102,7 @@ class ThreadedRanks:
         self._meeting.renew()
         try:
             raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
-        finally:  # an error whose frames keep it is a cycle, with the step's memory
+        finally:  # an error that its own frames refer to is a cycle that keeps the step's memory
             futures.clear()
             errors.clear()
 
@@ -108,7 +110,7 @@ class ThreadedRanks:
         try:
             return call()
         except BaseException:
-            self._meeting.give_up()  # whoever waits for this rank raises as well
+            self._meeting.give_up()  # ranks that wait for this one raise as well
             raise
 
     def close(self) -> None:

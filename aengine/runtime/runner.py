@@ -1,4 +1,4 @@
-"""Launches steps and tells when they are done; everything above sees the same interface on every device."""
+"""Launches steps and reports their results, through the same interface on every device."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from aengine.types import DeviceMemory
 
 
 class LaunchedStep(Protocol):
-    """A step on its way."""
+    """A step in flight."""
 
     plan: StepPlan
 
     def draw(self, masks: NDArray[np.int32] | None) -> None:
-        """Enqueue the draws of a step whose plan is `structured`; to be called once, before the next launch.
+        """Enqueue the draws of a step whose plan is `structured`. Call it once, before the next launch.
 
-        masks [structured draws, ceil(vocab / 32)] int32: the tokens that each may be, in the order of the draws. None
-        where the step is given up: its draws will be looked at by nobody.
+        masks [structured draws, ceil(vocab / 32)] int32: bit masks of the allowed tokens, in the order of the draws.
+        None: the step is given up and its draws will be ignored.
         """
         ...
 
@@ -54,30 +54,30 @@ class Runner(Protocol):
     """What the engine needs of a device."""
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Enqueue a step behind those launched before; returns at once.
+        """Enqueue a step after those launched before, and return at once.
 
-        Of a step whose plan is `structured` only the forward pass: its draws wait for `LaunchedStep.draw`.
+        If its plan is `structured`, only the forward pass is enqueued. `LaunchedStep.draw` enqueues the draws.
         """
         ...
 
     def trace(self, timeline: Timeline) -> None:
-        """Tell the timeline from now on when the device is busy. To be called before the first launch."""
+        """Report to the timeline when the device is busy. Call it before the first launch."""
         ...
 
     def devices(self) -> list[DeviceMemory]:
-        """The GPUs of all ranks; none where steps run on the CPU."""
+        """Return the GPUs of all ranks. The list is empty if steps run on the CPU."""
         ...
 
     def close(self) -> None:
-        """Wait for what is still running and let go of the device and of all that lies there."""
+        """Wait for steps in flight, then free the device and everything on it."""
         ...
 
 
 @dataclass(slots=True)
 class TokenPass:
-    """What the decoder made of a step: hidden states, and the rows that draw from them."""
+    """The hidden states of a step, and the rows that draw from them."""
 
-    hidden: Tensor  # [wanted, hidden]: of tokens that draw, then of those that are pooled; of all if `wanted` is set
+    hidden: Tensor  # [wanted, hidden]: tokens that draw, then pooled tokens. All tokens if `wanted` is set.
     wanted: Tensor | None  # [wanted] int64: the tokens among all; None: `hidden` has these alone
     draw_rows: Tensor  # [draws] int64
     draw_positions: Tensor  # [draws] int64: the place that the drawn token takes in its sequence
@@ -86,12 +86,12 @@ class TokenPass:
 
 
 class StepExecutor:
-    """Runs one step after the other: rows, forward pass, draws, feedback of the drawn ids, page copies."""
+    """Runs steps in order: updates rows, runs the forward pass, draws, feeds drawn ids back, copies pages."""
 
     def __init__(
         self, decoder: Decoder, kv: KVPool, sampler: Sampler, rows: Rows, states: StatePool | None = None
     ) -> None:
-        """states: where the model has recurrent layers."""
+        """states: the pool of a model with recurrent layers."""
         self._states = states
         self.kv = kv
         self._decoder = decoder
@@ -99,13 +99,13 @@ class StepExecutor:
         self._rows = rows
 
     def execute(self, plan: StepPlan) -> Outcome:
-        """Enqueue (GPU) or compute (CPU) a step; all stays on the device."""
+        """Enqueue (GPU) or compute (CPU) a step. The results stay on the device."""
         forwarded = self.forward(plan)
         return forwarded.outcome(self.draw(forwarded))
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
-        """The first half of a step: all but its draws."""
+        """Run the first half of a step: everything before its draws."""
         rows = self._rows
         rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
@@ -162,7 +162,7 @@ class StepExecutor:
 
     @torch.inference_mode()
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
-        """The second half; the masks are those of `Sampler.sample`."""
+        """Run the second half: draw, and feed the drawn ids back. masks: as `Sampler.sample` takes them."""
         if forwarded.logits is None:
             return None
         if forwarded.own:
@@ -177,10 +177,10 @@ class StepExecutor:
         return False
 
     def close(self) -> None:
-        """Nothing runs beside the caller."""
+        """Do nothing: there is no worker."""
 
     def _draws_from_own(self, plan: StepPlan, rows: list[int]) -> bool:
-        """Whether every rank draws from the logits of its own tokens. With masks it may not be known yet."""
+        """Whether every rank draws from the logits of its own tokens. False for structured steps, which have masks."""
         return self._decoder.ranks is not None and not plan.structured and self._sampler.kind(rows) is Kind.SIMPLE
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
@@ -203,7 +203,10 @@ class StepExecutor:
 
 
 def read_outcome(outcome: Outcome, logprob_count: Callable[[int], int | None], plan: StepPlan) -> StepResult:
-    """Copy what a finished step brought to the host. `logprob_count(row)`: how many logprobs a row wants, if any."""
+    """Copy the results of a finished step to the host.
+
+    logprob_count: maps a row to the number of logprobs it wants, or None.
+    """
     prompts = read_scores(outcome.scores, plan)
     chunks = _finite_chunks(outcome.sums, plan)
     pooled = read_pools(outcome.pools, plan)
@@ -227,7 +230,7 @@ def read_outcome(outcome: Outcome, logprob_count: Callable[[int], int | None], p
 
 
 def _finite_chunks(sums: Tensor | None, plan: StepPlan) -> list[bool]:
-    """Whether each chunk's tokens have finite sums; [] where all of them have."""
+    """Return whether each chunk's tokens have finite sums. [] means all of them have."""
     if sums is None or (finite := np.isfinite(sums.numpy(force=True))).all():
         return []
     ends = itertools.accumulate((len(chunk.token_ids) for chunk in plan.prefill), initial=len(plan.decode))
@@ -238,11 +241,11 @@ EnqueueDraws = Callable[[NDArray[np.int32] | None], asyncio.Future[StepResult]]
 
 
 class CpuStep:
-    """A step in the worker thread; a structured one is two pieces of work."""
+    """A step in the worker thread. A structured step is two jobs of the worker."""
 
     def __init__(self, plan: StepPlan, future: asyncio.Future[StepResult] | EnqueueDraws) -> None:
         self.plan = plan
-        self._future = future  # what makes it, until the draws are enqueued
+        self._future = future  # a function that makes it, until the draws are enqueued
 
     def draw(self, masks: NDArray[np.int32] | None) -> None:
         if not isinstance(self._future, asyncio.Future):
@@ -255,12 +258,12 @@ class CpuStep:
 
 
 class CpuRunner:
-    """Runs steps in one worker thread, in order, so that the loop keeps serving while a step computes."""
+    """Runs steps in order in one worker thread, so that the loop keeps serving meanwhile."""
 
     def __init__(self, executor: Executor, threads: ForwardThreads) -> None:
         self._executor = executor
         self._threads = threads
-        self._logprob_counts: dict[int, int | None] = {}  # row -> its request's; worker thread only
+        self._logprob_counts: dict[int, int | None] = {}  # by row; used in the worker thread only
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="aengine-forward")
 
     def launch(self, plan: StepPlan) -> CpuStep:
@@ -277,11 +280,11 @@ class CpuRunner:
         for new in plan.new_rows:
             self._logprob_counts[new.row] = new.params.logprobs
         # OpenMP keeps its thread count per thread: it must be set in the one that computes.
-        torch.set_num_threads(self._threads.of(plan.num_tokens))
+        torch.set_num_threads(self._threads.for_step(plan.num_tokens))
         return self._executor.forward(plan)
 
     def _draw(self, plan: StepPlan, forwarded: Future[Forwarded], masks: NDArray[np.int32] | None) -> StepResult:
-        # The one worker is done with the forward pass, or raised what this step then raises.
+        # The worker has finished the forward pass. If it failed, this call raises its error.
         return self._finish(plan, forwarded.result(), masks)
 
     def _finish(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> StepResult:

@@ -1,4 +1,4 @@
-"""Device memory that an engine gives back while it sleeps."""
+"""Device memory that an engine frees while it sleeps."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from typing import Protocol
 
 
 class SleepableMemory(Protocol):
-    """The memory of a model's weights and of its KV pools. Nothing runs on the device while a method does."""
+    """The memory of a model's weights and KV pools. No step may run during a call."""
 
     def sleep(self) -> None:
-        """Move the weights to host memory, drop keys and values, and give the device's memory back. Blocks.
+        """Move the weights to host memory, drop keys and values, and free the device memory. Blocks.
 
-        Where it raises, all is as it was.
+        If it raises, nothing has changed.
         """
         ...
 
     def wake(self) -> None:
-        """Bring the weights back to where they were, with empty pages. Blocks.
+        """Bring the weights back to their old addresses, with empty pages. Blocks.
 
-        Raises `OutOfMemoryError` where others have taken the memory meanwhile: then all sleeps on.
+        Raises: OutOfMemoryError if other processes hold the memory now. The engine then stays asleep.
         """
         ...
 
     def close(self) -> None:
-        """Let go of host memory. To be called behind the runner's `close`."""
+        """Free host memory. Call it after the runner's `close`."""
         ...
 
 
 class HostSleep:
-    """On a CPU, where weights lie in host memory anyway: nothing moves."""
+    """`SleepableMemory` on a CPU. The weights are in host memory already, so nothing moves."""
 
     def sleep(self) -> None:
-        """There is no device whose memory could be given back."""
+        """Do nothing."""
 
     def wake(self) -> None:
-        """All is where it was."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing."""

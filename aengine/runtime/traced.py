@@ -1,4 +1,4 @@
-"""When the device was busy: an executor that tells a timeline about each step."""
+"""Reports to a timeline when the device was busy with each step."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from aengine.sampling.sampler import Draws
 from aengine.step_plan import StepPlan
 from aengine.timeline import DEVICE, Timeline, plan_counts
 
-ANCHOR_SECONDS = 5.0  # CUDA tells distances between events as float32 milliseconds, which are fine only while short
+ANCHOR_SECONDS = 5.0  # CUDA measures between events in float32 milliseconds, which lose precision when long
 
 
 class Spans(Protocol):
-    """Notes how long the device takes for what happens within."""
+    """Measures how long the device is busy with the work of a block."""
 
     def busy(self, name: str, counts: dict[str, int]) -> AbstractContextManager[None]: ...
 
 
 class HostSpans:
-    """For a device whose work is done when the call returns: the CPU's worker."""
+    """`Spans` on a CPU, where the work is done when the call returns."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -49,10 +49,10 @@ class _Pending(NamedTuple):
 
 
 class CudaSpans:
-    """For work that is only enqueued: CUDA events around it, read once they have happened, never waited for."""
+    """`Spans` on a GPU. CUDA events surround the enqueued work; they are read once they are done, never awaited."""
 
     def __init__(self, timeline: Timeline, stream: torch.cuda.Stream) -> None:
-        """Waits for the stream once, to learn which event is what time."""
+        """Synchronise the stream once, to relate its events to the host's clock."""
         self._timeline = timeline
         self._stream = stream
         self._pending: deque[_Pending] = deque()
@@ -72,7 +72,7 @@ class CudaSpans:
         self.settle()
 
     def settle(self) -> None:
-        """Tell the spans that are over."""
+        """Report the spans that are complete."""
         while self._pending and self._pending[0].end.query():
             span = self._pending.popleft()
             begin, end = (
@@ -84,7 +84,7 @@ class CudaSpans:
 
 
 class TracedExecutor:
-    """Does what another executor does, and tells how long the device takes for it."""
+    """Runs another executor and reports how long the device takes."""
 
     def __init__(self, executor: Executor, spans: Spans) -> None:
         self._executor = executor

@@ -1,4 +1,4 @@
-"""The weights of a model on its device, which those of another checkpoint can take the place of."""
+"""The weights of a model on its device, which another checkpoint's can replace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aengine.model.loading.load import matching_checkpoint
 
 
 class Weights:
-    """The decoders of all ranks."""
+    """The weights of all ranks' decoders."""
 
     def __init__(
         self,
@@ -25,33 +25,34 @@ class Weights:
         progress: bool,
         digest: WeightsDigest | None = None,
     ) -> None:
-        """model: what the decoders were built of; progress: whether a bar is shown.
-
-        digest: of the weights that are there. None: it is not wanted, of others that are read either.
+        """Args:
+        model: The configuration that the decoders were built from.
+        progress: Whether to show a progress bar.
+        digest: The digest of the loaded weights. None: no digest is computed, now or on a reload.
         """
         self._decoders = list(decoders)
         self._model = model
         self._progress = progress
         self._digest = digest
-        self.whole = True  # False: some are of one checkpoint, some of another
+        self.whole = True  # False: a failed reload left weights of two checkpoints
 
     def matching(self, folder: Path, model: ModelConfig) -> Checkpoint:
-        """The weights in `folder`, whose config.json describes `model`. Reads headers only.
+        """Return the checkpoint in `folder`, whose config.json describes `model`. Reads headers only.
 
-        Raises `WeightsError`, naming what differs from the model that is loaded.
+        Raises: WeightsError if it differs from the loaded model. The error names the difference.
         """
         return matching_checkpoint(folder, model, self._model)
 
     @property
     def digest(self) -> bytes:
-        """Of the weights that are there; empty if it is not wanted."""
+        """The digest of the loaded weights. Empty if none is computed."""
         return b"" if self._digest is None else self._digest.result()
 
     @torch.inference_mode()
     def reload(self, checkpoint: Checkpoint) -> None:
-        """Read a `matching` checkpoint over the weights that are there. Blocks; nothing may run on the device.
+        """Read a `matching` checkpoint over the loaded weights. Blocks. No step may run meanwhile.
 
-        Where it raises, `whole` is False until a call succeeds.
+        If it raises, `whole` is False until a call succeeds.
         """
         self.whole = False
         digest = None if self._digest is None else WeightsDigest()
@@ -63,16 +64,16 @@ class Weights:
         self.whole, self._digest = True, digest
 
     def close(self) -> None:
-        """Let go of them."""
+        """Drop the references to the decoders."""
         self._decoders.clear()
 
 
 @contextmanager
 def _all_free_memory(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Within, torch may take what is free on a device beyond the share that it has while steps run: a layer of a format
-    that is converted is made beside the one that is there.
+    """Let torch use all free memory of the device within the block, beyond its share while steps run.
 
-    Not of several: what their steps need is to stay where it is, as one may wait for another while it takes memory.
+    A layer whose format is converted is built before it replaces the loaded one. With several devices nothing changes:
+    the memory that their steps need must stay reserved, because one device may wait for another while it allocates.
     """
     if len(devices) != 1:
         yield

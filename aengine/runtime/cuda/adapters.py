@@ -1,4 +1,4 @@
-"""Adapters on their way to a GPU: through two pinned buffers and a stream of their own, beside the steps."""
+"""Copies adapters to a GPU while steps run, through two pinned buffers on a stream of its own."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 from aengine.model.lora.memory import FactorCopy
 
-BUFFER_BYTES = 8 * 2**20  # of each of the two: a copy that a step's own uploads may come behind
+BUFFER_BYTES = 8 * 2**20  # each; small, because a step's uploads may have to wait for such a copy
 
 
 class DeviceFiller:
-    """Copies values into one buffer while the device empties the other."""
+    """Fills one buffer while the device copies the other."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream) -> None:
-        """stream: of nobody else, on the device."""
+        """stream: on the device, used by nothing else."""
         self._stream = stream
         self._buffers = [torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         with torch.cuda.device(device):
@@ -42,7 +42,7 @@ class DeviceFiller:
         self._used = 0
 
     def _take(self, nbytes: int) -> Tensor:
-        """Room in a buffer, whose former contents have left. Raises ValueError where no buffer is so large."""
+        """Return free bytes of a buffer after its last copy. Raises: ValueError if no buffer is so large."""
         if nbytes > BUFFER_BYTES:
             raise ValueError(f"a row of {nbytes} bytes fits no buffer")
         if self._used + nbytes > BUFFER_BYTES:

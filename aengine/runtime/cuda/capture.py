@@ -38,20 +38,24 @@ Pools = Callable[[torch.device], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """What is captured: batch sizes of decode steps, numbers of tokens of steps with prefill chunks."""
+    """The sizes to capture: batch sizes of decode steps, token counts of steps with prefill chunks."""
 
     decode: list[int]
     prefill: list[int]
-    adapted: bool = False  # whether each is captured once more, with adapters
+    adapted: bool = False  # whether each is captured a second time, with adapters
 
     @classmethod
-    def of(
+    def from_config(
         cls, config: EngineConfig, prefill: bool, mixed: int, max_step_tokens: int, ranks: int = 1, lora: bool = False
     ) -> GraphSizes:
-        """prefill: whether steps with chunks can be captured; mixed: most tokens of a step with prompts and decodes;
-        lora: whether there are adapters.
+        """Choose the sizes.
 
-        Of several ranks each computes its share of a step, and the host launches all of it for each.
+        With several ranks, each computes a share of a step but needs all of its launches. So larger steps are captured.
+
+        Args:
+            prefill: Whether steps with chunks can be captured.
+            mixed: The most tokens of a step with prompts and decodes.
+            lora: Whether there are adapters.
         """
         if not config.cuda_graphs:
             return cls([], [])
@@ -61,17 +65,17 @@ class GraphSizes:
 
     @property
     def largest(self) -> GraphSizes:
-        """The largest of each alone."""
+        """Only the largest size of each kind."""
         return GraphSizes(self.decode[-1:], self.prefill[-1:], self.adapted)
 
     @property
     def node_bytes(self) -> int:
-        """Return the memory for nodes of graphs. Tensors of all graphs fit into the memory of the largest ones."""
+        """The memory for the nodes of all graphs. Their tensors fit into the memory of the largest graphs."""
         return (len(self.decode) + len(self.prefill)) * (1 + self.adapted) * GRAPH_BYTES
 
 
 class Executors:
-    """The executors of all ranks, and the one that runs steps on all of them."""
+    """The executors of all ranks, and `all`, which runs steps on all of them."""
 
     def __init__(self, ranks: Sequence[GraphedExecutor], devices: DeviceRanks) -> None:
         self.ranks = ranks
@@ -79,7 +83,7 @@ class Executors:
         self.all: Executor = ranks[0] if len(ranks) == 1 else RankedExecutor(ranks, devices)
 
     def warm_up(self, plans: Iterable[StepPlan]) -> None:
-        """Run steps whose results nobody reads. Waits."""
+        """Run steps, ignore their results and wait for the devices."""
         for plan in plans:
             self.all.execute(plan)
         self.devices.synchronize()
@@ -96,9 +100,13 @@ def make_executor(
     windows: WindowRoom | None = None,
     pools: Pools = nullcontext,
 ) -> GraphedExecutor:
-    """With rows, a KV pool and a sampler on the decoder's device; nothing is captured yet. fits: of the attention;
-    states: of a model with recurrent layers; windows: of one whose layers with a window keep pages of their own; pools:
-    within which KV pools and states get their memory.
+    """Make an executor with rows, a KV pool and a sampler on the decoder's device. Nothing is captured yet.
+
+    Args:
+        fits: As the attention backend has it.
+        states: For a model with recurrent layers.
+        windows: For a model whose layers with a window have pages of their own.
+        pools: A context manager in which KV pools and states are allocated.
     """
     device = decoder.device
     with pools(device):
@@ -113,7 +121,7 @@ def make_executor(
     rows = Rows(config.max_num_seqs, pages_per_row, device, send, adapters, windows is not None, decoder.near_shift)
     sampler = Sampler(rows.count, decoder.config.vocab_size, device)
     executor = GraphedExecutor(decoder, kv, sampler, rows, pool)
-    # One for all graphs: only one runs at a time.
+    # All graphs share one pool, because only one runs at a time.
     memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
     if sizes.decode:
         executor.decode_graphs = DecodeGraphs(decoder, kv, sampler, rows, sizes.decode, memory, pool)
@@ -123,12 +131,12 @@ def make_executor(
 
 
 def capture(executors: Executors, progress: bool = False) -> None:
-    """Record the graphs of every rank, those of the largest steps first. Waits for the devices.
+    """Record the graphs of every rank, the largest steps first. Waits for the devices.
 
-    Everything is rehearsed first, so that all is compiled and loaded before a recording begins.
+    All steps are rehearsed first, so that every kernel is compiled and loaded before a recording begins.
     """
     devices = executors.devices
-    parts = list(zip(*map(graph_parts, executors.ranks), strict=True))  # what every rank does at the same time
+    parts = list(zip(*map(graph_parts, executors.ranks), strict=True))  # one part of every rank at a time
     for part in parts:
         devices([partial(graphs.rehearse, size) for graphs, size in part])
         devices.synchronize()
@@ -140,12 +148,12 @@ def capture(executors: Executors, progress: bool = False) -> None:
 
 
 def rehearse(executor: GraphedExecutor) -> None:
-    """Launch what `capture` launches before it records."""
+    """Launch every step that `capture` launches before it records."""
     for graphs, size in graph_parts(executor):
         graphs.rehearse(size)
 
 
 def graph_parts(executor: GraphedExecutor) -> list[tuple[PrefillGraphs | DecodeGraphs, int]]:
-    """Return all sizes of an executor's graphs in the order in which they are recorded."""
+    """Return the graphs and sizes of an executor in recording order."""
     both = (executor.prefill_graphs, executor.decode_graphs)
     return [(graphs, size) for graphs in both if graphs is not None for size in reversed(graphs.sizes)]

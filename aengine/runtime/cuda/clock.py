@@ -1,8 +1,8 @@
-"""Awaiting CUDA events on the event loop, without a thread of ours and without polling.
+"""Awaits CUDA events on the event loop, without a thread of its own and without polling.
 
-A host function on a side stream waits for the event and calls libc's `fflush` on a FILE over a pipe that
-the loop watches: the driver's thread writes one byte, without the GIL and without compiled code. The main
-stream never waits for it. Callbacks into Python would deadlock (the GIL against the driver's lock).
+A host function on a side stream waits for the event. It calls libc's `fflush` on a FILE over a pipe that the loop
+watches, so the driver's thread writes one byte. That needs neither the GIL nor compiled code, and the main stream never
+waits for it. A callback into Python would deadlock: the GIL against the driver's lock.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch import Tensor
 from aengine.errors import DeviceLostError, EngineFailedError
 from aengine.runtime.cuda.lost import WAITED_IN_VAIN
 
-FILES = 8  # more than steps can be in flight; a FILE holds at most one byte
+FILES = 8  # more than the steps in flight; a FILE holds at most one byte
 WATCHDOG_SECONDS = 1.0
 
 
 class BytePipe:
-    """FILEs over one pipe, each of which can hold back a single byte until it is flushed."""
+    """Several FILEs over one pipe. Each holds one byte until it is flushed."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None)
         self._libc.fdopen.restype = ctypes.c_void_p
         self._libc.fwrite.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
-        self._purge = self._libc["__fpurge"]  # as an attribute its name would be mangled
+        self._purge = self._libc["__fpurge"]  # an attribute of this name would be mangled
         for take_file in (self._libc.fflush, self._libc.fclose, self._purge):
             take_file.argtypes = [ctypes.c_void_p]
         self.flush = ctypes.cast(self._libc.fflush, ctypes.c_void_p)  # int (*)(FILE *)
@@ -42,13 +42,13 @@ class BytePipe:
         self._next_file = itertools.cycle(self._files)
 
     def load(self) -> int:
-        """Put a byte into the next FILE and return it. `flush` of it sends the byte."""
+        """Put a byte into the next FILE and return the FILE. Calling `flush` on it sends the byte."""
         file: int = next(self._next_file)
         self._libc.fwrite(b"x", 1, 1, file)
         return file
 
     def unload(self, file: int) -> None:
-        """Drop the byte of a FILE that will not be flushed: else its next flush would send two."""
+        """Drop the byte of a FILE that will not be flushed. Otherwise its next flush would send two."""
         self._purge(file)
 
     def close(self) -> None:
@@ -59,10 +59,10 @@ class BytePipe:
 
 
 class DeviceClock:
-    """Turns recorded events into futures, in order. For one loop; `close` it when nothing is pending."""
+    """Turns recorded events into futures, in order, for one loop. `close` it when no future is pending."""
 
     def __init__(self, streams: Sequence[torch.cuda.Stream]) -> None:
-        """streams: of each rank, on which events are recorded."""
+        """streams: one for each rank, on which events are recorded."""
         self._loop = asyncio.get_running_loop()
         self._streams = streams
         self._side = torch.cuda.Stream(streams[0].device)
@@ -74,10 +74,12 @@ class DeviceClock:
         self._loop.add_reader(self._pipe.read_end, self._on_bytes)
 
     def watch(self, events: Sequence[torch.cuda.Event], failed: Tensor) -> asyncio.Future[None]:
-        """A future that is done once all the recorded events have happened. Raises `EngineFailedError`.
+        """Return a future that is done when all the recorded events are complete.
 
-        failed: int32 [ranks] on the host, each valid once the event of its rank has happened. Where one is not 0 then,
-        the future raises `DeviceLostError` without the events of the others, who may never come.
+        failed: int32 [ranks] on the host, valid for a rank when its event is complete. If one is not 0, the future
+            raises DeviceLostError at once, because the events of other ranks may never complete.
+
+        Raises: EngineFailedError if the host function cannot be enqueued.
         """
         if len(self._pending) >= FILES:
             raise EngineFailedError(f"{len(self._pending)} device events are pending, at most {FILES} can be")
@@ -101,7 +103,7 @@ class DeviceClock:
                     future.set_result(None)
 
     def _check(self) -> None:
-        """Host functions are not called once the context is in error: find out by asking the events."""
+        """Query the events. Host functions are not called after the context has failed."""
         self._watchdog = None
         try:
             for events, failed, _ in self._pending:

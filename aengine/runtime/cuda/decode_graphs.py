@@ -1,7 +1,7 @@
-"""Pure-decode steps as CUDA graphs: one forward pass per batch size, and the common kinds of draw behind it.
+"""Pure-decode steps as CUDA graphs: one forward pass for each batch size, then a graph for each common kind of draw.
 
-A graph reads everything from the rows on the device: which rows decode (`row_index`), their last tokens, lengths
-and pages. Between two replays the host sends only what changed.
+A graph reads everything from the rows on the device: which rows decode (`row_index`), their last tokens, lengths and
+pages. Between two replays the host sends only what has changed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from aengine.step_plan import MOST_SHARED_RUNS, SharedRun
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-CAPTURED_KINDS = (Kind.SIMPLE, Kind.FILTERED)  # of draws; the others decide something on the host
-LEAST_SHARERS = 4  # smaller batches have too little to gain
-# Batch sizes to capture. By neighbouring sizes on an H200 (8B bf16, 30B-A3B, gpt-oss-20b; bench/KERNELS.md), padding a
-# batch to the next of these makes a step about 4 % longer at most: such steps mostly read weights.
+CAPTURED_KINDS = (Kind.SIMPLE, Kind.FILTERED)  # the other kinds of draw decide something on the host
+LEAST_SHARERS = 4  # rows; smaller batches gain too little from shared runs
+# Batch sizes to capture. Such steps mostly read weights, so padding a batch to the next size makes a step at most about
+# 4 % longer (H200; 8B bf16, 30B-A3B, gpt-oss-20b; bench/KERNELS.md).
 SMALL_SIZES = (1, 2, 3, 4, 8, 16, 20, 32, 40, 48, 64)
-LEAST_USED = 0.87  # of the rows of larger sizes, whose products take time for each row
-BORDER = 128  # rows; products of more have slower kernels, by up to a fifth of the step
+LEAST_USED = 0.87  # of the rows of a larger size, where products take time for each row
+BORDER = 128  # rows; beyond, products have slower kernels, which make a step up to a fifth longer
 
 
 def graph_sizes(max_rows: int) -> list[int]:
@@ -51,27 +51,27 @@ def graph_sizes(max_rows: int) -> list[int]:
 
 
 def shared_sizes(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes that are also captured with runs that rows share: every second one, with the largest."""
+    """Return the sizes that are also captured with shared runs: the largest and every second one below it."""
     return [size for size in sizes[::-1][::2] if size >= LEAST_SHARERS][::-1]
 
 
 class ForwardKind(NamedTuple):
-    """What a forward pass has besides."""
+    """A variant of the forward pass."""
 
-    shared: bool = False  # runs that rows share, which are read once
+    shared: bool = False  # rows share runs of pages, which are read once
     adapted: bool = False  # rows with adapters
 
 
 @dataclass(slots=True)
 class _Captured:
     forward: dict[ForwardKind, torch.cuda.CUDAGraph]
-    logits: Tensor  # [size, n] in the model's dtype: of the rank's own tokens; valid until another size is replayed
-    positions: Tensor  # [size] int64: where the drawn tokens will stand
+    logits: Tensor  # [size, n] in the model's dtype, for the rank's own tokens; valid until another size is replayed
+    positions: Tensor  # [size] int64: positions of the drawn tokens
     draws: dict[Kind, torch.cuda.CUDAGraph]
 
 
 class SharedBuffers:
-    """The device's copy of which rows share which runs, at a fixed place for the graphs to read."""
+    """The shared runs of a batch, at a fixed address on the device for graphs to read."""
 
     def __init__(self, max_rows: int, rows: Rows) -> None:
         self._rows = rows
@@ -81,14 +81,14 @@ class SharedBuffers:
         self._current: Sequence[SharedRun] = ()
 
     def runs(self, size: int) -> SharedRuns:
-        """As the kernels read them, for a batch of this size."""
+        """Return views for a batch of this size."""
         members, starts, group_starts, lens = self._cells.split(
             [self._max_rows, self._max_rows, MOST_SHARED_RUNS + 1, MOST_SHARED_RUNS]
         )
         return SharedRuns(members=members[:size], group_starts=group_starts, lens=lens, starts=starts[:size])
 
     def send(self, shared: Sequence[SharedRun]) -> None:
-        """Tell the device, unless these are the runs that it knows already."""
+        """Upload the runs, unless the device has them already."""
         if shared is self._current:
             return
         members = [place for run in shared for place in run.members]
@@ -106,8 +106,9 @@ class SharedBuffers:
 
 
 class DecodeGraphs:
-    """Captures each size, the largest first; then replays for any batch of at most `sizes[-1]` rows, which is padded to
-    the next size. All on the current stream.
+    """Captures each size, the largest first. Then replays batches of at most `sizes[-1]` rows, padded to the next size.
+
+    Everything runs on the current stream.
     """
 
     def __init__(
@@ -120,9 +121,9 @@ class DecodeGraphs:
         pool: _POOL_HANDLE | None = None,
         states: StatePool | None = None,
     ) -> None:
-        """pool: memory that graphs share which never run at the same time; states: of recurrent layers."""
+        """pool: memory shared by graphs that never run at the same time. states: the pool of recurrent layers."""
         self._states = states
-        # Of the rows in `_row_index`; slot 0 for padding.
+        # The slots of the rows in `_row_index`. Padding has slot 0.
         self._state_slots = torch.zeros(sizes[-1], dtype=torch.int32, device=rows.device)
         self._no_saves = torch.zeros(sizes[-1], dtype=torch.int32, device=rows.device)
         self._decoder = decoder
@@ -132,18 +133,18 @@ class DecodeGraphs:
         self.sizes = sizes
         self._row_index = torch.full((sizes[-1],), rows.padding, dtype=torch.int64, device=rows.device)
         self._query_starts = torch.arange(sizes[-1] + 1, dtype=torch.int32, device=rows.device)
-        self._current: tuple[int, list[int]] = (0, [])  # what `_row_index` holds: a size, and the rows before padding
-        self._size = 0  # that was replayed last
+        self._current: tuple[int, list[int]] = (0, [])  # the contents of `_row_index`: a size, and the rows
+        self._size = 0  # the size replayed last
         pinned = rows.device.type == "cuda"
         self._drawn = torch.zeros(len(rows.lengths), TURNS, dtype=torch.int64, pin_memory=pinned)
         self._graphs: dict[int, _Captured] = {}
         self._shared = SharedBuffers(sizes[-1], rows)
         self._pool = pool
-        # Windows may have let go of a shared run's pages.
+        # With windows in all layers, pages of a shared run may have been freed.
         self._shared_sizes = shared_sizes(sizes) if decoder.config.windows[0] is None else []
 
     def rehearse(self, size: int) -> None:
-        """Launch everything of one size once, so that it is compiled and loaded before it is recorded."""
+        """Launch every kernel of one size, so that all are compiled and loaded before the recording."""
         self._row_index.fill_(self._rows.padding)
         self._state_slots.zero_()
         self._current = (0, [])
@@ -154,7 +155,7 @@ class DecodeGraphs:
             self._draw(logits, positions, drawn)
 
     def record(self, size: int) -> None:
-        """Record one rehearsed size. The largest should come first, so that the others fit into its memory."""
+        """Record one rehearsed size. Record the largest first, so that the others fit into its memory."""
         plain, *others = self._kinds(size)
         forward, draws = {plain: torch.cuda.CUDAGraph()}, {}
         with recorded(forward[plain], self._pool):
@@ -172,10 +173,10 @@ class DecodeGraphs:
         self._graphs[size] = _Captured(forward, non_owning_view(logits), positions, draws)
 
     def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor, Tensor]:
-        """Replay the forward pass for these rows, each of which is one token longer from then on.
+        """Replay the forward pass for these rows. Each row is one token longer afterwards.
 
-        Returns logits as `Head.own` gives them, the rows as a tensor [n] int64 and the places that the drawn tokens
-        take in their sequences [n] int64. All are valid until the next replay.
+        Returns logits as `Head.own` gives them, the rows as a tensor [n] int64, and the positions of the drawn tokens
+        [n] int64. All are valid until the next replay.
         """
         n = len(rows)
         with_shared = bool(shared) and n >= LEAST_SHARERS and bool(self._shared_sizes)
@@ -189,16 +190,16 @@ class DecodeGraphs:
         return captured.logits[:n], self._row_index[:n], captured.positions[:n]
 
     def draw(self, rows: list[int], kind: Kind) -> WrittenDraws:
-        """Replay a captured kind of draw after `forward` of the same rows. What is drawn is fed back.
+        """Replay a captured kind of draw after `forward` of the same rows, and feed the draws back.
 
-        The rows' lengths on the host are those behind this step.
+        The rows' lengths on the host must be those after this step.
         """
         self._graphs[self._size].draws[kind].replay()
         lengths = self._rows.lengths
         return WrittenDraws(self._drawn, [row * TURNS + lengths[row] % TURNS for row in rows])
 
     def _kinds(self, size: int) -> list[ForwardKind]:
-        """Return what forward passes a size has, the plainest first."""
+        """Return the variants of the forward pass that a size has, the plainest first."""
         shared = [False, True] if size in self._shared_sizes else [False]
         adapted = [False] if self._rows.adapter is None else [False, True]
         return [ForwardKind(*kind) for kind in itertools.product(shared, adapted)]
@@ -217,7 +218,7 @@ class DecodeGraphs:
         self._current = (size, list(rows))
 
     def _forward(self, size: int, kind: ForwardKind, rehearsal: bool = False) -> tuple[Tensor, Tensor]:
-        """The logits of the rank's own tokens, [size, n], and where the drawn tokens will stand [size] int64."""
+        """Return logits of the rank's own tokens, [size, n], and the positions of the drawn tokens, [size] int64."""
         rows, index = self._rows, self._row_index[:size]
         inputs = begin_decode(
             index, rows.last_token, rows.length, rows.page_table, self._kv.page_size, rows.padding, rows.window_table
@@ -243,7 +244,7 @@ class DecodeGraphs:
 
     def _state_batch(self, size: int, positions: Tensor) -> StateBatch:
         slots = self._state_slots[:size]
-        none = self._query_starts[size : size + 1]  # no chunks: they begin, and end, behind the decodes
+        none = self._query_starts[size : size + 1]  # no chunks: they start and end after the decodes
         return StateBatch(slots, slots, none, positions, self._no_saves[:size], size)
 
     def _draw(self, logits: Tensor, positions: Tensor, kind: Kind) -> None:

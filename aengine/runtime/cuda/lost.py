@@ -1,4 +1,4 @@
-"""Whether a device that raised can go on: a fault that has put its context in error ends all that it could ever do."""
+"""Tells whether a device can continue after an error. A fault that breaks its context is final."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 
 from aengine.errors import DeviceLostError
 
-# CUDA's codes after which the context answers every call with the same error: uncorrectable memory and link faults,
-# illegal addresses and instructions, launches that timed out, asserts, what nobody knows.
+# CUDA's error codes after which every call returns the same error: uncorrectable memory and link faults, illegal
+# addresses and instructions, launches that timed out, device asserts, unknown errors.
 _STAYING = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 999})
 
 
@@ -15,7 +15,7 @@ WAITED_IN_VAIN = "the device is lost: a GPU waited in vain for another one"
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether every further step would raise as well."""
+    """Return whether every further step would fail as well."""
     if isinstance(error, torch.AcceleratorError):
         code = getattr(error, "error_code", None)
         return code is None or code in _STAYING

@@ -1,4 +1,4 @@
-"""KV pages on their way between a GPU and pinned host memory, by its copy engines alone."""
+"""Copies KV pages between a GPU and pinned host memory, with its copy engines only."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _HOST, _DEVICE = 1, 2  # CUmemorytype
 
 
 class PinnedMemory:
-    """Host memory that copy engines read and write themselves, in huge pages where the system has them.
+    """Host memory that copy engines can read and write, in huge pages if the system has them.
 
-    Taking it takes about a second for 4 GiB: the system clears it first.
+    Allocating 4 GiB takes about a second, because the system clears the memory first.
     """
 
     def __init__(self, nbytes: int) -> None:
-        """Raises `ConfigError` where the system does not give so much."""
+        """Raises: ConfigError if the system refuses so much memory."""
         try:
             pages = mmap.mmap(-1, nbytes)
         except OSError as error:
@@ -43,20 +43,20 @@ class PinnedMemory:
             )
 
     def close(self) -> None:
-        """Nothing is copied any more."""
+        """Free the memory. No copy may follow."""
         torch.cuda.cudart().cudaHostUnregister(self.data.data_ptr())
         self.data = torch.empty(0, dtype=torch.uint8)
 
 
 @contextmanager
 def pinned_beside(nbytes: int, devices: Sequence[torch.device]) -> Iterator[Callable[[], list[PinnedMemory]]]:
-    """Takes pinned memory for each device beside whatever else happens; yields what waits for it, and raises its error.
+    """Allocate pinned memory for each device in a thread. Yields a function that waits for it and raises its errors.
 
-    Where the block raises, the memory is given back.
+    If the block raises, the memory is freed.
     """
 
     def pin(device: torch.device) -> PinnedMemory:
-        with torch.cuda.device(device):  # in a new thread another one is current, and would get a context
+        with torch.cuda.device(device):  # a new thread would create a context on the default device
             return PinnedMemory(nbytes)
 
     with ThreadPoolExecutor(1, "aengine-pinning") as worker:
@@ -94,10 +94,10 @@ class _Copy(ctypes.Structure):
 
 
 class DeviceCopier:
-    """`Copier` of one GPU: a page is one strided copy, a row of it for keys or values of each layer.
+    """`Copier` of one GPU. A page is one strided copy, with one row for the keys or values of each layer.
 
-    No kernel runs and no memory of the device is taken: steps share its bandwidth with the copies, nothing else. Each
-    direction has a stream, on which nobody but the host waits.
+    Copies run no kernel and take no device memory. They only share the bandwidth with steps. Each direction has its own
+    stream, and only the host waits for it.
     """
 
     def __init__(self, kv: KVPool, memory: PinnedMemory, slots: int) -> None:
@@ -138,11 +138,14 @@ class DeviceCopier:
                 at += by_page[0].numel()
 
     def _copy_kind(self, by_page: Tensor, host: int, pages: Sequence[int], slots: Sequence[int], to_host: bool) -> None:
-        """by_page [pages, rows, width] uint8; host: where the first slot has its part of it."""
+        """Enqueue the copies of one kind of contents.
+
+        by_page: [pages, rows, width] uint8. host: the address of this kind in the first slot.
+        """
         _, rows, width = by_page.shape
         pool, pitch = by_page.data_ptr(), by_page.stride(1)
         stream = (self._down if to_host else self._up).cuda_stream
-        # Rows that lie too far apart for one copy are copied one by one.
+        # If rows are too far apart for one copy, each is a copy of its own.
         height = rows if pitch <= _MAX_PITCH else 1
         copy = _Copy(width=width, height=height)
         if to_host:

@@ -1,8 +1,8 @@
-"""Steps with prefill chunks as CUDA graphs: one forward pass per number of tokens, whatever the tokens belong to.
+"""Steps with prefill chunks as CUDA graphs: one forward pass for each number of tokens, for any mix of sequences.
 
-A step of a few hundred tokens takes the device less time than launching its kernels one by one takes the host. So the
-forward pass is captured for some numbers of tokens, over buffers that say which row each token belongs to and where
-each chunk ends; a step is padded to the next number with tokens of the padding row, whose KV goes into page 0.
+For a step of a few hundred tokens, launching its kernels takes the host longer than the device needs to run them. So
+the forward pass is captured for some numbers of tokens. Buffers say which row each token belongs to and where each
+chunk ends. A step is padded to the next size with tokens of the padding row, whose keys and values go into page 0.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def prefill_sizes(close: int, mixed: int, most: int) -> list[int]:
     decodes carry, and `most`. Between those, a step takes the device longer than its launches take the host. But full
     steps come one after the other, and the host blocks when the launch queue has no room for two of them.
 
-    From SPARSE on, only every second step size is captured, because each takes start-up some 25 ms. A step that would
-    be padded by more than MOST_PADDING is launched kernel by kernel.
+    From SPARSE on the sizes are twice as far apart, because capturing one takes some 25 ms at start-up. A step that
+    would need more padding than MOST_PADDING is launched kernel by kernel.
     """
     sizes = {
         *range(16, 64, 16),
@@ -53,7 +53,7 @@ def prefill_sizes(close: int, mixed: int, most: int) -> list[int]:
 
 
 class PrefillGraphs:
-    """Captures size by size, the largest first; replays for any step that fits. All on the current stream."""
+    """Captures each size, the largest first. Then replays any step that fits. All on the current stream."""
 
     def __init__(
         self,
@@ -65,8 +65,10 @@ class PrefillGraphs:
         pool: _POOL_HANDLE | None = None,
         states: StatePool | None = None,
     ) -> None:
-        """fits: the attention backend's; pool: memory that graphs share which never run at the same time; states: of
-        recurrent layers.
+        """Args:
+        fits: As the attention backend has it.
+        pool: Memory shared by graphs that never run at the same time.
+        states: The pool of recurrent layers.
         """
         self._states = states
         self._decoder = decoder
@@ -82,20 +84,20 @@ class PrefillGraphs:
         self._hidden = torch.empty((rows.padding, decoder.config.hidden_size), dtype=decoder.dtype, device=rows.device)
         self._draw_positions = torch.empty(rows.padding, dtype=torch.int64, device=rows.device)
         self._sums = torch.empty(sizes[-1], dtype=torch.float32, device=rows.device)
-        # By tokens, and by whether some have adapters.
+        # By size, and by whether tokens have adapters.
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._adapted = [False] if rows.adapter is None else [False, True]
-        # The table of a row ends with a page that may be in use only in part.
+        # The last page of a row's table may be only partly usable.
         self._limit = max(1, (rows.page_table.shape[1] - 1) * kv.page_size)
 
     def rehearse(self, size: int) -> None:
-        """Launch everything of one size once, so that it is compiled and loaded before it is recorded."""
+        """Launch every kernel of one size, so that all are compiled and loaded before the recording."""
         shape = self._emptied(size)
         for adapted in self._adapted:
             self.forward(shape, adapted, rehearsal=True)
 
     def record(self, size: int) -> None:
-        """Record one rehearsed size. The largest should come first, so that the others fit into its memory."""
+        """Record one rehearsed size. Record the largest first, so that the others fit into its memory."""
         shape = self._emptied(size)
         for adapted in self._adapted:
             self._graphs[size, adapted] = graph = torch.cuda.CUDAGraph()
@@ -103,19 +105,19 @@ class PrefillGraphs:
                 self.forward(shape, adapted)
 
     def shape_for(self, plan: StepPlan) -> StepShape | None:
-        """Return the captured shape that this step fits into without much padding, or None."""
+        """Return the captured shape that the step fits into with little padding, or None."""
         tokens = plan.num_tokens
         place = bisect.bisect_left(self.sizes, tokens)
         if place == len(self.sizes) or self.sizes[place] - tokens > MOST_PADDING:
             return None
-        if (self.sizes[place], False) not in self._graphs:  # the start-up runs steps before it records
+        if (self.sizes[place], False) not in self._graphs:  # start-up runs steps before it records
             return None
         shape = self._shapes[self.sizes[place]]
         contexts = [chunk.start + len(chunk.token_ids) for chunk in plan.prefill] + [shape.tokens - tokens]
         return shape if shape.has_room_for(plan) and self._fits(shape.tokens, contexts, self._kv.page_size) else None
 
     def replay(self, plan: StepPlan, shape: StepShape) -> TokenPass:
-        """Run the decoder over a step that `shape_for` took. The results are valid until the next replay."""
+        """Replay a step in the shape that `shape_for` returned. The results are valid until the next replay."""
         adapted = self._rows.has_adapters(plan)
         self._send(plan, shape)
         self._graphs[shape.tokens, adapted].replay()
@@ -130,7 +132,7 @@ class PrefillGraphs:
         )
 
     def forward(self, shape: StepShape, adapted: bool = False, rehearsal: bool = False) -> None:
-        """Run the step that the cells describe, into the buffers that `replay` returns."""
+        """Run the step that the cells describe, and write into the buffers that `replay` returns."""
         rows, cells = self._rows, self._cells_of(shape)
         tensors = resolve(cells, shape, rows, self._kv.page_size, adapted, rows.page_table.shape[1])
         sums = self._sums[: shape.tokens]
@@ -138,7 +140,7 @@ class PrefillGraphs:
         self._draw_positions[: shape.wanted].copy_(tensors.next_positions)
 
     def _emptied(self, size: int) -> StepShape:
-        """Describe a step without sequences, and return the shape of this size."""
+        """Write an empty step into the cells, and return the shape of this size."""
         shape = self._shapes[size]
         self._send(NOTHING, shape)
         return shape

@@ -1,4 +1,4 @@
-"""The GPUs of one model: each call is enqueued on the device and the stream of its rank."""
+"""Launches work on the GPUs of one model, each call on the device and stream of its rank."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ T = TypeVar("T")
 
 
 class DeviceRanks:
-    """`Together` on several GPUs. Kernels of one wait for those of the others on the device.
+    """`RankLauncher` on several GPUs. Kernels of one GPU wait for those of the others on the device.
 
-    A few launches go out from the caller's thread, rank by rank. All others go out from a thread for each rank, which
-    lets go of the interpreter where it is held up: hundreds of launches may fill the queue of a device whose first
-    kernels wait for another's, and a kernel that is used for the first time is loaded once its device is at rest.
+    Short calls are launched by the caller's thread, rank by rank. All others are launched by one thread for each rank,
+    because a launch may block, with the GIL released. Hundreds of launches can fill the queue of a device whose first
+    kernels wait for another device. And a kernel is loaded on first use only when its device is idle.
     """
 
     def __init__(self, streams: Sequence[torch.cuda.Stream], collectives: Sequence[PeerCollective] = ()) -> None:
-        """streams: of each rank, on its device; collectives: of each rank, none where there is one."""
+        """streams: one for each rank, on its device. collectives: one for each rank, none for a single rank."""
         self.streams = streams
         self.collectives = collectives
         self._patience = 0.0
@@ -39,23 +39,24 @@ class DeviceRanks:
             ]
             wait(futures)
             results = []
-            while futures:  # no frame of an error keeps the future that has it: a cycle, with the step's memory
+            while futures:  # an error whose frame keeps its own future is a cycle that holds the step's memory
                 results.append(futures.pop(0).result())
             return results
         except BaseException:
-            if self.collectives:  # some ranks have launched what the others never will
+            if self.collectives:  # some ranks have launched kernels that wait for ranks which failed
                 self.wait_for_each_other(self._patience)
             raise
 
     def wait_for_each_other(self, patience: float) -> None:
-        """From now on kernels wait so many seconds for those of the other ranks; 0: not at all, so that ranks can be
-        rehearsed whose kernels are compiled and loaded as they come. Waits for the devices.
+        """Set how many seconds kernels wait for those of other ranks. Waits for the devices.
+
+        0: they do not wait, for rehearsals in which ranks compile and load kernels at different times.
         """
         self._patience = patience
         begin_anew(self.collectives, patience)
 
     def check_answers(self) -> None:
-        """Raise `DeviceLostError` where a rank has waited for another in vain. Waits for the devices."""
+        """Wait for the devices. Raises: DeviceLostError if a rank got no answer from another."""
         for rank in self.collectives:
             if rank.failed.item():
                 raise DeviceLostError(f"{rank.failed.device} gets no answer from another GPU")
@@ -66,14 +67,14 @@ class DeviceRanks:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Every rank's stream is its device's current one, and the first rank's device the current device."""
+        """Make every rank's stream current on its device, and the first rank's device the current device."""
         with ExitStack() as stack:
             for stream in reversed(self.streams):
                 stack.enter_context(torch.cuda.stream(stream))
             yield
 
     def synchronize(self) -> None:
-        """Wait for all of them."""
+        """Wait for the streams of all ranks."""
         for stream in self.streams:
             stream.synchronize()
 
@@ -83,10 +84,10 @@ class DeviceRanks:
 
 
 def keep_pinned_memory(ranks: int) -> None:
-    """Let torch keep host memory of all sizes that uploads have: taking more of it may wait for the devices.
+    """Make torch cache pinned memory for uploads of all sizes, because pinning more may wait for the devices.
 
-    Torch keeps it by powers of two, from a single cell on, and a step uploads a few times for each rank (rows, pages,
-    parameters, shared runs), two steps of which may be on the way. What is larger comes with prompts, once a step.
+    Torch caches it by powers of two. A step makes a few uploads for each rank (rows, pages, parameters, shared runs),
+    and two steps may be in flight. Larger uploads come with prompts, one for each step.
     """
     blocks = [
         torch.empty(1 << power, dtype=torch.uint8, pin_memory=True)
@@ -97,6 +98,6 @@ def keep_pinned_memory(ranks: int) -> None:
 
 
 def keep_small_memory(device: torch.device) -> None:
-    """Let torch keep so much of a device's memory for small tensors, which come from segments of their own."""
+    """Make torch cache device memory for small tensors, which it keeps in separate segments."""
     blocks = [torch.empty(1 << 20, dtype=torch.uint8, device=device) for _ in range(32)]
     del blocks

@@ -1,4 +1,4 @@
-"""Recording what is launched as a CUDA graph."""
+"""Records launches as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def recorded(graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE | None) -> Iterator[None]:
-    """What is launched on the current stream within becomes `graph`, with memory from `pool`.
+    """Record the launches on the current stream as `graph`, with memory from `pool`.
 
-    torch's own context manager waits for the device and empties torch's caches before each graph; the caller does that
-    once for many graphs. Other threads may copy pages and adapters to the device meanwhile. Cycles are not collected:
-    events that come with the end of what they hold would be recorded.
+    torch's own context manager synchronises and empties torch's caches before each graph. The caller of this one does
+    that once for many graphs. Other threads may copy pages and adapters to the device during a recording. The garbage
+    collector is off, because it could free tensors whose events would then be recorded.
 
-    Where it raises, the stream and torch's memory are as they were, but for what of the memory is the pool's by now.
+    If the block raises, the stream and torch's allocator are restored. Memory that the pool has got stays in the pool.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -41,18 +41,16 @@ def recorded(graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE | None) -> Iterator
 
 
 def _leave(pool: _POOL_HANDLE | None) -> None:
-    """End what a recording that was not ended well has begun: as long as torch takes it for under way, it gives back
-    no memory, and none of a pool that it counts as in use.
-    """
+    """Tell torch that a failed recording has ended. Otherwise it would free no memory of the pool."""
     if pool is not None:
-        with suppress(RuntimeError):  # torch knows of none that is under way: it was ended, and the rest is the graph's
+        with suppress(RuntimeError):  # raised if the recording has ended; the graph then owns its memory
             device = torch.cuda.current_device()
             torch._C._cuda_endAllocateToPool(device, pool)
             torch._C._cuda_releasePool(device, pool)
 
 
 class _Bytes:
-    """Memory of a CUDA device, as other libraries describe it to torch."""
+    """A tensor's memory, described to torch by CUDA's array interface."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.__cuda_array_interface__ = {
@@ -64,10 +62,10 @@ class _Bytes:
 
 
 def non_owning_view(tensor: Tensor) -> Tensor:
-    """Return a view of a contiguous tensor that does not keep its memory.
+    """Return a view of a contiguous tensor that does not keep its memory alive.
 
-    For results of a recorded graph: later graphs of the same pool may be recorded over them. They are valid until one
-    of those is replayed.
+    It is for results of a recorded graph. Later graphs of the same pool may use the same memory, so the view is valid
+    until one of those is replayed.
     """
     if not tensor.is_cuda:
         return tensor

@@ -1,4 +1,4 @@
-"""Steps on a CUDA device: enqueued on one stream by the loop itself, awaited through their events."""
+"""Steps on a CUDA device: the loop enqueues them on one stream and awaits their events."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from aengine.types import DeviceMemory
 
 @dataclass(slots=True)
 class PendingOutcome:
-    """A step behind its last launch, and what it brings to the host."""
+    """A step whose last kernel is enqueued, with its results on the host."""
 
     done: asyncio.Future[None]
-    outcome: Outcome  # valid once it is done
-    failed: Tensor  # the same: [ranks] int32, not 0 where a rank has waited for another in vain
+    outcome: Outcome  # valid when `done` is
+    failed: Tensor  # likewise: [ranks] int32, not 0 if the rank got no answer from another
 
 
 class GraphedExecutor(StepExecutor):
-    """Replays a graph where one was captured for the step; everything else is enqueued kernel by kernel."""
+    """Replays a captured graph if there is one for the step. Otherwise it enqueues kernel by kernel."""
 
     decode_graphs: DecodeGraphs | None = None
     prefill_graphs: PrefillGraphs | None = None
@@ -50,7 +50,7 @@ class GraphedExecutor(StepExecutor):
         if graphs is None or (kind := self._sampler.kind(plan.decode)) not in CAPTURED_KINDS:
             return super().execute(plan)
         self._replay_decode(plan, graphs)
-        return Outcome(None, written=graphs.draw(plan.decode, kind))  # which also feeds back and advances
+        return Outcome(None, written=graphs.draw(plan.decode, kind))  # also feeds the draws back
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
@@ -94,7 +94,7 @@ class GraphedExecutor(StepExecutor):
 
 @dataclass(slots=True)
 class _ResultSlot:
-    """Pinned memory that one step's results are copied into."""
+    """Pinned memory for the results of one step."""
 
     token_ids: Tensor
     finite: Tensor
@@ -102,7 +102,7 @@ class _ResultSlot:
 
 
 class CudaStep:
-    """A step on the device's queue."""
+    """A step in the device's queue."""
 
     def __init__(self, plan: StepPlan, runner: CudaRunner) -> None:
         self.plan = plan
@@ -132,7 +132,7 @@ class CudaStep:
 
 
 class CudaRunner:
-    """Enqueues steps behind each other; launching never waits for the device."""
+    """Enqueues steps in order. Launching never waits for the device."""
 
     def __init__(
         self,
@@ -141,8 +141,10 @@ class CudaRunner:
         max_draws: int,
         failed: Sequence[Tensor] = (),
     ) -> None:
-        """streams: of each rank, on its device; results come from the first one. failed: int32 [1] on the device of
-        each rank, not 0 once one of its kernels has waited for another rank in vain.
+        """Args:
+        streams: One for each rank, on its device. Results come from the first.
+        max_draws: The most draws in one step.
+        failed: int32 [1] on each rank's device, not 0 after one of its kernels got no answer from another rank.
         """
         self._executor = executor
         self._streams = streams
@@ -167,32 +169,32 @@ class CudaRunner:
 
     @contextmanager
     def device_errors(self) -> Iterator[None]:
-        """Raises `DeviceLostError` in place of an error after which the device's context is in error as well.
+        """Turn an error into DeviceLostError if the device's context has failed.
 
-        The device itself is queried: a fault in a kernel comes up in whatever is called next, in every library's words.
+        The device is queried, because a kernel's fault surfaces in a later call, in any library's error.
         """
         try:
             yield
         except Exception as error:
             try:
                 for stream in self._streams:
-                    stream.query()  # waits for nothing
+                    stream.query()  # does not wait
             except RuntimeError:
                 raise DeviceLostError(f"the device is lost: {type(error).__name__}") from error
             raise
 
     def enqueue(self, plan: StepPlan) -> PendingOutcome:
-        """A whole step."""
+        """Enqueue a whole step."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             return self._finish(plan, self._executor.execute(plan))
 
     def enqueue_forward(self, plan: StepPlan) -> Forwarded:
-        """Its forward pass only."""
+        """Enqueue the forward pass of a step."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             return self._executor.forward(plan)
 
     def enqueue_draws(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None) -> PendingOutcome:
-        """The rest of it."""
+        """Enqueue the draws of a step after its forward pass."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             return self._finish(plan, forwarded.outcome(self._executor.draw(forwarded, masks)))
 
@@ -209,12 +211,12 @@ class CudaRunner:
             with torch.cuda.stream(self._streams[rank]):
                 failed[rank].copy_(cell[0], non_blocking=True)
         events = [stream.record_event() for stream in self._streams]
-        if self._clock is None:  # made on the loop that launches
+        if self._clock is None:  # needs the running loop
             self._clock = DeviceClock(self._streams)
         return PendingOutcome(self._clock.watch(events, failed), host, failed)
 
     def logprob_count(self, row: int) -> int | None:
-        """How many logprobs the request in `row` wants of each token; None: none at all."""
+        """Return how many logprobs the request in `row` wants for each token. None: none."""
         return self._logprob_counts.get(row)
 
     def _to_host(self, plan: StepPlan, draws: Draws) -> Draws:
@@ -244,8 +246,8 @@ class CudaRunner:
         return found
 
     def close(self) -> None:
-        with ExitStack() as stack:  # of a lost device waiting raises, and the rest is closed all the same
-            # With the model, the KV pool and the graphs: whoever keeps the engine keeps no memory there.
+        with ExitStack() as stack:  # synchronising a lost device raises; the rest must still be closed
+            # Drops the model, the KV pool and the graphs, even if a caller keeps the engine.
             stack.callback(vars(self).pop, "_executor", None)
             stack.callback(self._executor.close)
             if self._clock is not None:
@@ -255,5 +257,5 @@ class CudaRunner:
 
 
 def _pinned(tensor: Tensor) -> Tensor:
-    """A copy on its way into pinned memory."""
+    """Enqueue a copy into pinned memory and return it."""
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Weights and KV pools in memory that CUDA devices give back, and get again at the addresses that graphs captured."""
+"""Weights and KV pools in device memory that can be freed and mapped again at the addresses that graphs use."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from aengine.runtime.cuda.virtual_memory import Block, Driver, VirtualMemory
 
 log = logging.getLogger("aengine")
 
-_TOUCHING = 8  # threads that get pages of host memory from the system, which takes longer than copying
-_ADVICE = (14, 23)  # madvise's words for huge pages, and for getting them all now
+_TOUCHING = 8  # threads that allocate host memory; the system takes longer for it than the copy does
+_ADVICE = (14, 23)  # MADV_HUGEPAGE and MADV_POPULATE_WRITE
 _LIBC = ctypes.CDLL(None)
 
 
 class Pools:
-    """Memory pools of torch, one on each device, over `VirtualMemory`.
+    """Memory pools of torch over `VirtualMemory`, one on each device.
 
-    What the calling thread allocates within `use` comes from there. Torch calls back while it holds its allocator's
-    lock: meanwhile no other thread may free CUDA tensors of the same device. `close` gives back what no tensor has.
+    Tensors that the calling thread allocates within `use` come from these pools. Torch calls the allocator while it
+    holds its lock, so no other thread may free CUDA tensors of the device meanwhile. `close` frees unused memory.
     """
 
     def __init__(self, devices: Sequence[torch.device], memory: VirtualMemory) -> None:
@@ -39,14 +39,14 @@ class Pools:
 
     @contextmanager
     def use(self, *devices: torch.device) -> Iterator[None]:
-        """Of these devices, none named: of all of them."""
+        """Allocate from the pools of these devices within the block. No device named means all of them."""
         with ExitStack() as stack:
             for device in devices or self._pools:
                 stack.enter_context(torch.cuda.use_mem_pool(self._pools[device], device))
             yield
 
     def trim(self) -> None:
-        """Give back the memory that only passing tensors had. Nothing is allocated here afterwards."""
+        """Free the memory that no tensor uses. No allocation may follow."""
         used = {
             segment["address"]
             for pool in self._pools.values()
@@ -60,26 +60,26 @@ class Pools:
 
 
 def _allocator(memory: VirtualMemory) -> Any:
-    """As torch takes them: two C functions."""
+    """Return a torch allocator made of two C functions."""
 
     def allocate(size: int, device: int, _stream: int | None) -> int | None:
         try:
             return memory.allocate(size, device)
-        except Exception as error:  # noqa: BLE001 - there is nobody to raise to; torch raises for a null
-            log.warning("no memory that could sleep: %s", error)
+        except Exception as error:  # noqa: BLE001 - C code calls this; torch raises for a null pointer
+            log.warning("memory for sleep mode could not be allocated: %s", error)
             return None
 
     def free(address: int, _size: int, _device: int, _stream: int | None) -> None:
         try:
             memory.free(address)
-        except Exception as error:  # noqa: BLE001 - a lost device, or a process that ends
-            log.debug("memory was not given back: %s", error)
+        except Exception as error:  # noqa: BLE001 - the device is lost, or the process ends
+            log.debug("memory was not freed: %s", error)
 
     c_allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(allocate)
     c_free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(free)
     pointers = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (c_allocate, c_free)]
     made = torch._C._cuda_customAllocator(*pointers)
-    for kept in (c_allocate, c_free, made):  # torch may call them as long as the process lives
+    for kept in (c_allocate, c_free, made):  # torch may call them until the process ends
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
     return made
 
@@ -94,14 +94,14 @@ class _Copy:
 
 
 class CudaSleep:
-    """`SleepableMemory` of CUDA devices."""
+    """`SleepableMemory` on CUDA devices."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._driver = Driver()
         self._devices = devices
         self._weights = VirtualMemory(self._driver)
         self._kv = VirtualMemory(self._driver)
-        self.weights = Pools(devices, self._weights)  # for all that a loaded model holds
+        self.weights = Pools(devices, self._weights)  # for everything a loaded model holds
         self.kv = Pools(devices, self._kv)  # for keys and values
         self._copies: list[_Copy] = []
 
@@ -125,7 +125,7 @@ class CudaSleep:
             raise
         self._weights.unmap(blocks)
         self._kv.unmap(self._kv.blocks)
-        torch.cuda.empty_cache()  # what steps left behind
+        torch.cuda.empty_cache()  # of steps
 
     def wake(self) -> None:
         blocks = [copy.block for copy in self._copies]
@@ -163,13 +163,13 @@ class CudaSleep:
     def _forget_copies(self) -> None:
         for copy in self._copies:
             self._driver.unpin(copy.address)
-        self._copies.clear()  # which unmaps them
+        self._copies.clear()  # unmaps the memory
 
 
 def _host_memory(block: Block) -> _Copy:
-    """Room for a block's contents that is really there, in huge pages where the system has them."""
+    """Allocate and touch host memory for a block's contents, in huge pages if the system has them."""
     memory = mmap.mmap(-1, block.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for advice in _ADVICE:  # an older system refuses them, and pinning gets the pages; mmap's own holds the interpreter
+    for advice in _ADVICE:  # older systems refuse; pinning then touches the pages. mmap.madvise would hold the GIL.
         _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(block.size), advice)
     return _Copy(block, memory, address)

@@ -1,7 +1,7 @@
-"""Memory of CUDA devices whose addresses stay while what lies behind them comes and goes.
+"""Device memory whose addresses stay reserved while the memory itself is freed and mapped again.
 
-Captured graphs hold the addresses of weights and pages. The driver reserves addresses and maps memory behind them
-apart from each other (cuMem*, of which torch has its own use): what is unmapped and mapped again is where it was.
+Captured graphs hold the addresses of weights and pages. The driver's cuMem* calls reserve addresses and map memory to
+them separately, so memory that is mapped again has the addresses it had before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from aengine.errors import EngineFailedError
 
-_PINNED, _ON_DEVICE, _READ_WRITE = 1, 1, 3  # the driver's names for kinds of memory, of places, of access
+_PINNED, _ON_DEVICE, _READ_WRITE = 1, 1, 3  # the driver's constants for memory type, location and access
 
 
 class _Location(ctypes.Structure):
@@ -37,19 +37,19 @@ class _Access(ctypes.Structure):
 
 
 class Driver:
-    """CUDA's driver: the calls that `VirtualMemory` needs. All raise `EngineFailedError`, or `OutOfMemoryError`."""
+    """The calls of CUDA's driver that `VirtualMemory` needs. They raise EngineFailedError or OutOfMemoryError."""
 
     def __init__(self) -> None:
         self._library: Any = ctypes.CDLL("libcuda.so.1")
 
     def granularity(self, device: int) -> int:
-        """Sizes are multiples of it."""
+        """Return the bytes of which every size must be a multiple."""
         size = ctypes.c_size_t()
         self._call("cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(_properties(device)), 0)
         return size.value
 
     def reserve(self, size: int) -> int:
-        """Addresses, with nothing behind them."""
+        """Reserve addresses without memory."""
         address = ctypes.c_uint64()
         self._call("cuMemAddressReserve", ctypes.byref(address), _size(size), _size(0), _address(0), _address(0))
         return address.value
@@ -58,47 +58,47 @@ class Driver:
         self._call("cuMemAddressFree", _address(address), _size(size))
 
     def map(self, address: int, size: int, device: int) -> None:
-        """Put new memory behind reserved addresses, of which nothing is known."""
+        """Map new memory to reserved addresses. Its contents are undefined."""
         handle = ctypes.c_uint64()
         self._call("cuMemCreate", ctypes.byref(handle), _size(size), ctypes.byref(_properties(device)), _address(0))
         try:
             self._call("cuMemMap", _address(address), _size(size), _size(0), handle, _address(0))
         finally:
-            self._call("cuMemRelease", handle)  # it lives on behind its addresses
+            self._call("cuMemRelease", handle)  # the mapping keeps the memory
         access = _Access(_Location(_ON_DEVICE, device), _READ_WRITE)
         self._call("cuMemSetAccess", _address(address), _size(size), ctypes.byref(access), _size(1))
 
     def unmap(self, address: int, size: int) -> None:
-        """Give back the memory behind the addresses, which stay reserved."""
+        """Free the memory. Its addresses stay reserved."""
         self._call("cuMemUnmap", _address(address), _size(size))
 
     def pin(self, address: int, size: int) -> None:
-        """Keep host memory where it is, so that the device copies from and to it by itself."""
+        """Pin host memory, so that the device can copy from and to it."""
         self._call("cuMemHostRegister_v2", ctypes.c_void_p(address), _size(size), 0)
 
     def unpin(self, address: int) -> None:
         self._call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def copy_out(self, host: int, address: int, size: int, stream: int) -> None:
-        """Enqueue a copy to the host."""
+        """Enqueue a copy from the device to the host."""
         self._call(
             "cuMemcpyDtoHAsync_v2", ctypes.c_void_p(host), _address(address), _size(size), ctypes.c_void_p(stream)
         )
 
     def copy_in(self, address: int, host: int, size: int, stream: int) -> None:
-        """Enqueue a copy from the host."""
+        """Enqueue a copy from the host to the device."""
         self._call(
             "cuMemcpyHtoDAsync_v2", _address(address), ctypes.c_void_p(host), _size(size), ctypes.c_void_p(stream)
         )
 
     def clear(self, address: int, size: int, stream: int) -> None:
-        """Enqueue zeros."""
+        """Enqueue a fill with zeros."""
         self._call("cuMemsetD8Async", _address(address), ctypes.c_ubyte(0), _size(size), ctypes.c_void_p(stream))
 
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)
         if code == 2:
-            raise torch.OutOfMemoryError(f"{name}: the device has no such memory left")
+            raise torch.OutOfMemoryError(f"{name}: the device has not enough free memory")
         if code:
             raise EngineFailedError(f"the device refused {name} with CUDA's error {code}")
 
@@ -117,7 +117,7 @@ def _address(address: int) -> ctypes.c_uint64:
 
 @dataclass(slots=True)
 class Block:
-    """Some addresses of one device."""
+    """A range of addresses on one device."""
 
     address: int
     size: int
@@ -126,7 +126,7 @@ class Block:
 
 
 class VirtualMemory:
-    """Blocks of device memory, handed out with memory behind them."""
+    """Allocates blocks of device memory that can be unmapped and mapped again."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -134,11 +134,11 @@ class VirtualMemory:
 
     @property
     def blocks(self) -> Sequence[Block]:
-        """Those that are handed out, in no order."""
+        """All allocated blocks, in no order."""
         return list(self._blocks.values())
 
     def allocate(self, size: int, device: int) -> int:
-        """The address of a new block. Raises `OutOfMemoryError`."""
+        """Return the address of a new block. Raises: OutOfMemoryError."""
         unit = self._driver.granularity(device)
         size = -(-size // unit) * unit
         address = self._driver.reserve(size)
@@ -151,20 +151,20 @@ class VirtualMemory:
         return address
 
     def free(self, address: int) -> None:
-        """Give a block back, whether or not there is memory behind it."""
+        """Free a block, mapped or not."""
         block = self._blocks.pop(address)
         self.unmap([block])
         self._driver.release_addresses(block.address, block.size)
 
     def unmap(self, blocks: Sequence[Block]) -> None:
-        """Give back the memory behind blocks. Nothing may be using it any more."""
+        """Free the memory of blocks. Nothing may use it any more."""
         for block in blocks:
             if block.mapped:
                 self._driver.unmap(block.address, block.size)
                 block.mapped = False
 
     def map(self, blocks: Sequence[Block]) -> None:
-        """Put memory behind blocks again, behind all of them or none. Raises `OutOfMemoryError`."""
+        """Map memory to all of the blocks, or to none of them. Raises: OutOfMemoryError."""
         new: list[Block] = []
         try:
             for block in blocks:

@@ -1,4 +1,4 @@
-"""Which GPUs a model is spread over."""
+"""Chooses the GPUs of a model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from aengine.model.config import ModelConfig
 from aengine.runtime.startup.sizing.cuda_memory import Budget
 
 COUNTS = (1, 2, 4, 8)
-LEAST_ROOM = 0.1  # of what the engine may use: beside the weights, for keys, values and a step
+LEAST_ROOM = 0.1  # share of the engine's memory that must be left for keys, values and a step
 
 
 def choose_gpus(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, first: torch.device
 ) -> list[torch.device]:
-    """As many as `config` asks for, or as few as hold the model, from `first` on. Raises `ConfigError`."""
+    """Return the configured number of GPUs from `first` on, or the fewest that hold the model. Raises: ConfigError."""
     there = torch.cuda.device_count() - (first.index or 0)
     gpus = [first, *(torch.device("cuda", (first.index or 0) + rank) for rank in range(1, max(there, 1)))]
     if config.tensor_parallel_size == "auto":
@@ -26,27 +26,27 @@ def choose_gpus(
     count = int(config.tensor_parallel_size)
     if count > there:
         raise ConfigError(
-            f"tensor_parallel_size: {count} GPUs were asked for, from {first} on this machine has {there} usable ones"
+            f"tensor_parallel_size: {count} GPUs are configured, but there are {there} usable ones from {first} on"
         )
     return gpus[:count]
 
 
 def fewest(model: ModelConfig, dtype: torch.dtype, gpus: Sequence[torch.device], utilization: float) -> int:
-    """The smallest number of GPUs, from the first on, each of which holds its rank's weights with some room; the
-    largest possible if none does.
+    """Return the smallest number of GPUs that hold their ranks' weights and LEAST_ROOM.
 
-    No more of them are asked than that takes: to be asked opens a context.
+    If no number does, return the largest possible one. Only the GPUs in question are queried, because a query opens a
+    context.
     """
-    possible = [count for count in COUNTS if count <= len(gpus) and _can_be_dealt_out(model, count)]
+    possible = [count for count in COUNTS if count <= len(gpus) and _can_be_split(model, count)]
     for count in possible:
         weights = model.over(count).weight_bytes(dtype)
-        budgets = (Budget.of(gpu, utilization) for gpu in gpus[:count])
+        budgets = (Budget.measure(gpu, utilization) for gpu in gpus[:count])
         if all(budget.left(weights) >= LEAST_ROOM * budget.ours for budget in budgets):
             return count
     return possible[-1]
 
 
-def _can_be_dealt_out(model: ModelConfig, count: int) -> bool:
+def _can_be_split(model: ModelConfig, count: int) -> bool:
     try:
         model.over(count)
     except ConfigError:

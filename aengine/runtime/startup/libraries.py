@@ -1,4 +1,4 @@
-"""What the first steps on a device would wait for, loaded by a thread while others import packages."""
+"""Loads libraries that the first steps need, in a thread while others import packages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from aengine.model.checkpoint.staging import staging_ring
 
 @torch.inference_mode()
 def load_libraries(device: torch.device, dtype: torch.dtype, reads: bool) -> None:
-    """cuBLAS, and if weights will be read the pinned memory that they come through: torch keeps both for the next who
-    asks. None of it holds the interpreter.
+    """Load cuBLAS and, if weights will be read, allocate their pinned staging memory. Releases the GIL.
+
+    torch caches both for later use.
     """
     with torch.cuda.device(device):
         square = torch.zeros((64, 64), dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""The room that a start-up makes for adapters, and the places that its runtime has for them."""
+"""Reserves memory for adapters at start-up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from aengine.runtime.adapters import Filler, RankedPlaces
 
 
 def make_room(config: EngineConfig, model: ModelConfig) -> ModelConfig:
-    """The model with room for the adapters that `config` names, whose folders are looked into, and for as many others
-    as it asks for. Raises `AdapterError`.
+    """Return the model with memory for the configured adapters and for further ones, as `config` says.
+
+    Reads the adapters' folders for their ranks and linears.
+
+    Raises: AdapterError.
     """
     places = config.lora_places()
     if not places:
@@ -26,6 +29,9 @@ def make_room(config: EngineConfig, model: ModelConfig) -> ModelConfig:
 
 
 def places_of(decoders: Sequence[Decoder], fillers: Sequence[Filler], base: Path | None) -> RankedPlaces | None:
-    """The places of a loaded model; None where it has no room. base: the folder of its weights; None: random ones."""
+    """Return the adapter places of a loaded model, or None if it has none.
+
+    base: the folder of the model's weights. None: they are random.
+    """
     memories = [decoder.adapters for decoder in decoders if decoder.adapters is not None]
     return RankedPlaces(memories, fillers, decoders[0].dtype, base) if memories else None

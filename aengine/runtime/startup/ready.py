@@ -1,4 +1,4 @@
-"""A runtime that is ready to run steps, and the two lines in which the log describes it."""
+"""A runtime that is ready to run steps, and its lines in the log."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Runtime:
     model: ModelConfig
     pool: PoolSize
     max_step_tokens: int
-    mixed_limit: MixedLimit | None = None  # None: a step that also decodes is as large as any
-    adapters: AdapterPlaces | None = None  # None: there is room for none
-    copies: PageCopies | None = None  # None: no host memory is kept for pages
-    dtypes: tuple[str, str] = ("", "")  # what the model computes in, what keys and values are kept in
+    mixed_limit: MixedLimit | None = None  # None: steps that also decode have no smaller limit
+    adapters: AdapterPlaces | None = None  # None: no adapters are possible
+    copies: PageCopies | None = None  # None: there is no host cache
+    dtypes: tuple[str, str] = ("", "")  # of the model, and of keys and values
     weights: Weights | None = None  # None: they cannot be reloaded
     memory: SleepableMemory | None = None  # None: the engine never sleeps
 
     def close(self) -> None:
-        """Let go of the device and of all that lies there, once nothing is launched any more. Blocks."""
+        """Free the device and everything on it. No launch may follow. Blocks."""
         if self.weights is not None:
             self.weights.close()
         self.runner.close()
@@ -44,15 +44,15 @@ class Runtime:
             self.memory.close()
 
 
-class Phases:
-    """Seconds of each part of a start-up."""
+class StartupTimer:
+    """Measures the parts of a start-up in seconds."""
 
     def __init__(self) -> None:
         self._began = self._last = time.perf_counter()
         self._durations: list[str] = []
 
     def end(self, name: str) -> None:
-        """The part of this name is over, and the next one begins."""
+        """End the part of this name and start the next."""
         now = time.perf_counter()
         self._durations.append(f"{name} {now - self._last:.1f} s")
         self._last = now
@@ -68,9 +68,9 @@ def log_ready(
     config: EngineConfig,
     pool: PoolSize,
     max_step_tokens: int,
-    phases: Phases,
+    timer: StartupTimer,
 ) -> None:
-    """What runs where, and how much room it has."""
+    """Log the model, its device and the sizes of its memory pools."""
     log.info(
         "%s, %.1f M parameters in %s%s, on %s; attention: %s",
         decoder.config.architecture,
@@ -90,11 +90,11 @@ def log_ready(
         pool.max_model_len,
         config.max_num_seqs,
         max_step_tokens,
-        phases,
+        timer,
     )
     if pool.windows is not None:
         log.info(
-            "of these, %d layers with a window of %d tokens have %d pages of their own (%.0f MiB)",
+            "%d layers with a window of %d tokens have %d pages of their own (%.0f MiB of the pool)",
             len(decoder.config.sliding),
             pool.windows.window,
             pool.windows.num_pages - 1,

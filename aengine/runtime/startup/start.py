@@ -1,4 +1,4 @@
-"""From knobs and a checkpoint folder to a runtime, on the device that the knobs name."""
+"""Starts a runtime from the configuration and a checkpoint folder, on the configured device."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ Start = Callable[[EngineConfig, Path, ModelConfig, Callable[[], object]], Runtim
 def start_runtime(
     config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object] = lambda: None
 ) -> Runtime:
-    """Load the model that lies in `folder` and make its state. Blocks for as long as that takes; call it off the loop.
+    """Load the model in `folder` and allocate its state. Does blocking I/O; call it in a worker thread.
 
-    wait_for_text: called before weights are read; waits for what another thread loads meanwhile, and raises its errors.
-    Raises `ConfigError` and `CheckpointError`.
+    wait_for_text: called before weights are read. It waits for the tokenizer, which another thread loads, and raises
+        its errors.
+
+    Raises: ConfigError, CheckpointError.
     """
     device = resolve_device(config.device)
     if device.type != "cuda":
         return start_cpu(config, folder, model, wait_for_text)
-    # Triton finds its own backends by name, instead of in what each installed package says of itself.
+    # Triton then finds its backends by name, instead of reading every installed package's entry points.
     os.environ.setdefault("TRITON_BACKENDS_IN_TREE", "1")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
     with ThreadPoolExecutor(1, "aengine-libraries") as beside:
         libraries = beside.submit(load_libraries, device, dtype, config.load_format == "auto")
-        from aengine.runtime.startup.start_cuda import start_cuda  # brings Triton, which a CPU has no use for
+        from aengine.runtime.startup.start_cuda import start_cuda  # imports Triton, which a CPU does not need
 
         def wait() -> None:
             wait_for_text()

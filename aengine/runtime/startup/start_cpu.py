@@ -1,4 +1,4 @@
-"""A runtime on the CPU, which computes in one worker thread."""
+"""Starts a runtime on the CPU, which computes in one worker thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aengine.runtime.ranks import RankedExecutor, ThreadedRanks
 from aengine.runtime.runner import CpuRunner, StepExecutor
 from aengine.runtime.sleep import HostSleep
 from aengine.runtime.startup.lora import make_room, places_of
-from aengine.runtime.startup.ready import Phases, Runtime, log_ready
+from aengine.runtime.startup.ready import Runtime, StartupTimer, log_ready
 from aengine.runtime.startup.sizing.pool import CPU_KV_GIB, host_slots, size_pool
 from aengine.runtime.startup.sizing.steps import CPU_STEP_TOKENS, mixed_limit, step_tokens
 from aengine.runtime.startup.sizing.windows import sliding_layers
@@ -36,8 +36,8 @@ from aengine.sampling.sampler import Sampler
 
 
 def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
-    """Load the model. Raises `ConfigError` and `CheckpointError`. wait_for_text: as `start_runtime`."""
-    phases = Phases()
+    """Load the model. wait_for_text: as in `start_runtime`. Raises: ConfigError, CheckpointError."""
+    timer = StartupTimer()
     digest = None if config.disk_cache_dir is None else WeightsDigest()
     model = make_room(config, model)
     model = model.over(1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size)
@@ -49,7 +49,7 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     max_step_tokens = step_tokens(config, CPU_STEP_TOKENS)
     memory = host_memory()
     if memory is not None:
-        memory //= model.ranks  # each has a pool of its own
+        memory //= model.ranks  # each rank has its own pool
     pool = size_pool(config, model, kv_dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30), memory, dtype)
     slots = host_slots(config, model, pool.page_bytes)
     attention = TorchAttention()
@@ -92,7 +92,7 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
         )
     ranks = "" if model.ranks == 1 else f"{model.ranks} ranks, "
     name = f"cpu ({ranks}{torch.backends.cpu.get_cpu_capability()}, {threads.short} to {threads.long} threads)"
-    log_ready(decoders[0], name, attention.name, config, pool, max_step_tokens, phases)
+    log_ready(decoders[0], name, attention.name, config, pool, max_step_tokens, timer)
     return Runtime(
         CpuRunner(executor, threads),
         model,

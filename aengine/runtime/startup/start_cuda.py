@@ -1,4 +1,4 @@
-"""A runtime on a CUDA device: load, measure what a step needs, give the rest to the KV pool, capture graphs."""
+"""Starts a runtime on CUDA devices: loads weights, measures a step, sizes the KV pool, captures graphs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from aengine.runtime.startup.compiling.job import Job
 from aengine.runtime.startup.gpus import choose_gpus
 from aengine.runtime.startup.libraries import load_libraries
 from aengine.runtime.startup.lora import make_room, places_of
-from aengine.runtime.startup.ready import Phases, Runtime, log_ready
+from aengine.runtime.startup.ready import Runtime, StartupTimer, log_ready
 from aengine.runtime.startup.sizing.cuda_memory import GIB, Budget, room_for_kv
 from aengine.runtime.startup.sizing.pool import check_length, host_slots, size_pool
 from aengine.runtime.startup.sizing.states import states_of_rows
@@ -55,7 +55,7 @@ from aengine.runtime.startup.warm_up import (
 )
 from aengine.runtime.weights import Weights
 
-PATIENCE = 2.5  # seconds that a GPU waits for another, far more than a host takes between launching for both
+PATIENCE = 2.5  # seconds that a GPU waits for another; the host launches on both far faster
 
 
 @torch.inference_mode()
@@ -66,18 +66,20 @@ def start_cuda(
     device: torch.device,
     wait_for_text: Callable[[], object],
 ) -> Runtime:
-    """Load the model on `device` and make it ready to serve. Raises `ConfigError` and `CheckpointError`.
+    """Load the model on `device` and make it ready to serve.
 
-    wait_for_text: as `start_runtime`.
+    wait_for_text: as in `start_runtime`.
+
+    Raises: ConfigError, CheckpointError.
     """
-    phases = Phases()
+    timer = StartupTimer()
     digest = None if config.disk_cache_dir is None else WeightsDigest()
     if config.attention == "torch":
         raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, torch.cuda.get_device_capability(device))
     step_tokens(config, STEP_TOKENS)
-    longest = check_length(config, model)  # what these refuse, before weights are read
+    longest = check_length(config, model)  # refuses bad settings before weights are read
     _check_heads(model)
     torch.cuda.set_device(device)
     model = make_room(config, model)
@@ -93,7 +95,7 @@ def start_cuda(
     devices = DeviceRanks([torch.cuda.Stream(gpu) for gpu in gpus], collectives)
     memory = CudaSleep(gpus) if config.sleep_mode else None
     job = _job(config, model, dtype, device)
-    # While the weights stream, this thread has little to do: what takes seconds to import comes in beside it.
+    # This thread has little to do while the weights stream, so slow imports happen meanwhile.
     with (
         compile_ahead(job) as ahead,
         ThreadPoolExecutor(1, "imports") as imports,
@@ -101,15 +103,15 @@ def start_cuda(
         pinned_beside(slots * page_bytes, gpus) as pinned,
         devices.current(),
     ):
-        keyed = hashing.submit(triton_key)  # of all of Triton's files, 0.35 s without the interpreter; it is kept
-        # By this thread too: it records what threads of the ranks rehearse, and cuBLAS cannot be set up in a recording.
+        keyed = hashing.submit(triton_key)  # hashes all of Triton's files in 0.35 s without the GIL; Triton caches it
+        # This thread records graphs, and cuBLAS cannot be set up during a recording.
         for gpu in gpus if len(gpus) > 1 else ():
             load_libraries(gpu, dtype, reads=False)
         wait_for_text()
-        phases.end("text")
+        timer.end("text")
         prefill_bound = longest if kv_dtype == FP8 else 0
         choices = [partial(choose_prefill, gpu, dtype, prefill_bound) for gpu in gpus]
-        # Layers over latents have our own kernel, so a package would be imported in vain.
+        # Latent attention has our own kernel and needs no package.
         attention = [TritonAttention(one if model.latents else imports.submit(one).result) for one in choices]
         with nullcontext() if memory is None else memory.weights.use():
             decoders = load_shards(
@@ -128,16 +130,18 @@ def start_cuda(
                 digest=digest,
             )
         devices.synchronize()
-        torch.cuda.empty_cache()  # of what loading took: pools and graphs have memory of their own
+        torch.cuda.empty_cache()  # pools and graphs use separate memory
         if memory is not None:
             memory.weights.trim()
-        phases.end("weights")
-        steps = StepSizes.of(config, model, job.capability, job.launch.processors)
-        sizes = GraphSizes.of(config, attention[0].capturable, steps.mixed.tokens, steps.most, model.ranks, lora)
-        phases.end("imports")
+        timer.end("weights")
+        steps = StepSizes.from_config(config, model, job.capability, job.launch.processors)
+        sizes = GraphSizes.from_config(
+            config, attention[0].capturable, steps.mixed.tokens, steps.most, model.ranks, lora
+        )
+        timer.end("imports")
         keyed.result()
         ahead.wait()
-        phases.end("kernels")
+        timer.end("kernels")
 
         def make(
             num_pages: int,
@@ -162,24 +166,24 @@ def start_cuda(
         try:
             room, needs = room_for_kv(config, decoders, steps.most, trial, sizes.node_bytes, rows_alone, known)
         except ConfigError:
-            ahead.forget()  # others may have taken a part of what an earlier start-up measured
+            ahead.forget()  # other processes may have taken memory since it was measured
             raise
         pool = size_pool(config, model, kv_dtype, room, dtype=dtype)
         with _pool_size_errors(config, steps.most, ahead):
             pools = nullcontext if memory is None else memory.kv.use
             executors = make(pool.num_pages, pool.max_model_len, sizes, pool.states, pool.windows, pools)
             uncaptured = uncaptured_steps(config, model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
-            if known is not None and config.kv_cache_gib is None:  # nobody has run the largest step
+            if known is not None and config.kv_cache_gib is None:  # the largest step has not run yet
                 uncaptured.append(widest_step(config, steps.most, pool.max_model_len))
-            # Of several ranks a rehearsal sums otherwise than a step does.
+            # With several ranks, a rehearsal sums in another way than a step.
             with decoders[0].rehearsals() if len(gpus) == 1 else nullcontext():
                 executors.warm_up(with_adapters(uncaptured, lora))
             torch.cuda.empty_cache()
-            phases.end("memory")
+            timer.end("memory")
             capture(executors, config.progress)
-            # Compiles what no graph holds: draws that decide something on the host.
+            # Draws that decide something on the host are in no graph. This compiles their kernels.
             executors.warm_up(with_adapters(greediest_steps(), lora))
-        if collectives:  # torch keeps what steps take: to take more of a device may wait for others'
+        if collectives:  # torch must cache all memory that steps need: allocating more may wait for other devices
             largest = greediest_largest_step(config, steps.most, pool.max_model_len)
             with _pool_size_errors(config, steps.most, ahead):
                 executors.warm_up(with_adapters([largest], lora))
@@ -187,23 +191,23 @@ def start_cuda(
                 keep_small_memory(gpu)
             keep_pinned_memory(len(gpus))
             devices.wait_for_each_other(PATIENCE)
-            executors.warm_up(with_adapters(greediest_steps(), lora))  # the first steps whose results mean something
+            executors.warm_up(with_adapters(greediest_steps(), lora))  # the first steps with meaningful results
             devices.check_answers()
         fillers = [DeviceFiller(gpu, torch.cuda.Stream(gpu)) for gpu in gpus] if lora else []
         adapters = places_of(decoders, fillers, None if config.load_format == "dummy" else folder)
         if adapters is not None:
-            adapters.fill(Adapter(0, {}), 1)  # loads what copies need
-        phases.end("graphs")
+            adapters.fill(Adapter(0, {}), 1)  # loads the kernels of copies
+        timer.end("graphs")
         copies = None
         if slots:
             copiers = [DeviceCopier(rank.kv, one, slots) for rank, one in zip(executors.ranks, pinned(), strict=True)]
             copies = RankedCopies(copiers)
-            copies.copy_to_host([0], [0])  # loads what copies need
+            copies.copy_to_host([0], [0])  # loads the kernels of copies
             copies.copy_to_device([0], [0])
-            phases.end("host memory")
+            timer.end("host memory")
         ahead.keep(gpus, needs)
     name = ", ".join(f"{torch.cuda.get_device_name(gpu)} ({gpu})" for gpu in gpus)
-    log_ready(decoders[0], name, f"{attention[0].name}, {attention[0].why}", config, pool, steps.most, phases)
+    log_ready(decoders[0], name, f"{attention[0].name}, {attention[0].why}", config, pool, steps.most, timer)
     failed = [rank.failed for rank in collectives]
     runner = CudaRunner(executors.all, devices.streams, config.max_num_seqs, failed)
     return Runtime(
@@ -213,19 +217,19 @@ def start_cuda(
 
 
 def _check_heads(model: ModelConfig) -> None:
-    """Raises `ConfigError` where our kernels do not take the model's heads."""
+    """Raises: ConfigError if our kernels do not support the model's heads."""
     for one in model.attending:
         if isinstance(one, AttentionSpec) and (one.head_dim % 2 or not 16 <= one.head_dim <= 512):
             raise ConfigError(
-                f"model: it has heads of {one.head_dim} elements; on a GPU they may have an even number from 16 to 512 "
-                f"(device='cpu' takes all)"
+                f"model: its heads have {one.head_dim} elements; a GPU supports even numbers from 16 to 512 "
+                f"(device='cpu' supports all)"
             )
 
 
 def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Job:
-    """What will be launched, as far as it is known before the weights are."""
+    """Describe the start-up to processes that compile its kernels, before weights are read."""
     weights = model.weight_bytes(dtype)
-    left = Budget.of(device, config.gpu_memory_utilization).left(weights)
+    left = Budget.measure(device, config.gpu_memory_utilization).left(weights)
     return Job(
         config=config,
         model=model,
@@ -238,12 +242,12 @@ def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: t
 
 @contextmanager
 def _pool_size_errors(config: EngineConfig, max_step_tokens: int, ahead: CompileAhead) -> Iterator[None]:
-    """Raises `ConfigError` where a pool of the configured size leaves too little memory for everything else."""
+    """Turn running out of memory into ConfigError if the size of the KV pool is configured."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         if config.kv_cache_gib is None and config.num_pages is None:
-            ahead.forget()  # it may have needed more than the start-up before it
+            ahead.forget()  # the memory that an earlier start-up measured may be too little
             raise
         knob = "num_pages" if config.kv_cache_gib is None else "kv_cache_gib"
         raise ConfigError(

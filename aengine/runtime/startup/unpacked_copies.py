@@ -1,4 +1,4 @@
-"""Whether a model's 4-bit matrices are kept as floats as well, which steps of many tokens are faster with."""
+"""Decides whether 4-bit matrices are also kept as floats, which makes steps of many tokens faster."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from aengine.model.config import ModelConfig
 from aengine.model.spec import MLPSpec
 from aengine.runtime.startup.sizing.cuda_memory import Budget
 
-MOST_COPIES = 1 / 8  # of what is left for keys and values
+MOST_COPIES = 1 / 8  # of the memory that is left for keys and values
 
 
 def with_copies(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, gpus: Sequence[torch.device]
 ) -> ModelConfig:
-    """A dense model with copies where `config` leaves that and the size of the KV pool open and they are a small part
-    of what each GPU has left, otherwise the model as it is. One that is to sleep would take them along.
+    """Return the model, with copies if they are worth their memory.
+
+    That is so for a dense model whose copies take a small part of the memory left on each GPU. The configuration must
+    leave copies and the size of the KV pool open, and sleep mode off, because sleep would have to move the copies.
     """
     sized = config.num_pages is not None or config.kv_cache_gib is not None
     dense = all(isinstance(layer.ffn, MLPSpec) for layer in model.layers)
@@ -28,5 +30,5 @@ def with_copies(
         return model
     copied, weights = model.with_unpacked_copies(), model.weight_bytes(dtype)
     more = copied.weight_bytes(dtype) - weights
-    budgets = (Budget.of(gpu, config.gpu_memory_utilization) for gpu in gpus)
+    budgets = (Budget.measure(gpu, config.gpu_memory_utilization) for gpu in gpus)
     return copied if all(more <= MOST_COPIES * budget.left(weights) for budget in budgets) else model

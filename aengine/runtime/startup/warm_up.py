@@ -1,6 +1,6 @@
-"""Steps that a start-up runs before anyone asks, so that no kind of step is the first of its kind later.
+"""Steps that start-up runs, so that no kernel is compiled or loaded while serving.
 
-All but the largest ones write into page 0, which nobody owns and nobody reads.
+All but the largest steps write into page 0, which belongs to no sequence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aengine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
 from aengine.runtime.cuda.capture import GraphSizes
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan
 
-# Everything at once that takes memory of its own.
+# Every option that takes memory of its own.
 GREEDIEST = SamplingParams(
     temperature=1.0,
     top_p=0.9,
@@ -44,7 +44,7 @@ GREEDIEST = SamplingParams(
 
 
 def with_adapters(steps: Sequence[StepPlan], lora: bool) -> list[StepPlan]:
-    """The steps, and where there are adapters the same once more with an adapter in every row."""
+    """Return the steps. lora: put copies with an adapter in every row before them."""
     if not lora:
         return list(steps)
     adapted = [
@@ -55,13 +55,13 @@ def with_adapters(steps: Sequence[StepPlan], lora: bool) -> list[StepPlan]:
 
 
 def row_share(config: EngineConfig, max_step_tokens: int, longest: int) -> tuple[int, int]:
-    """Tokens and pages of each row where all rows share the largest step."""
+    """Return the tokens and pages of each row when all rows share the largest step."""
     length = min(-(-max_step_tokens // config.max_num_seqs), longest)
     return length, -(-length // config.page_size)
 
 
 def largest_steps(config: EngineConfig, max_step_tokens: int, longest: int) -> list[StepPlan]:
-    """As many tokens and rows as one step may carry, in pages of their own: drawn plainly, then with everything."""
+    """Return the largest step, in pages of its own, once with plain draws and once with every option."""
     length, pages_per_row = row_share(config, max_step_tokens, longest)
     return [
         _largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, params)
@@ -73,11 +73,11 @@ def uncaptured_steps(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, launch: Launch, max_step_tokens: int,
     max_model_len: int, sizes: GraphSizes,
 ) -> list[StepPlan]:  # fmt: skip
-    """What steps need that fit none of the captured sizes. dtype: of the model as it is loaded."""
+    """Return steps for all kernels that captured steps do not launch. dtype: the loaded model's."""
     steps = narrow_steps(config, max_step_tokens, max_model_len)
     steps.append(short_chunks(config, max_step_tokens, max_model_len))
     widest = widest_step(config, max_step_tokens, max_model_len)
-    if config.kv_cache_gib is not None:  # else sizing has run the largest
+    if config.kv_cache_gib is not None:  # otherwise sizing has run the largest step
         steps.append(widest)
     if not sizes.decode:
         steps += decode_steps(config, launch, max_step_tokens) + long_chunks(config, max_step_tokens, max_model_len)
@@ -92,12 +92,12 @@ def uncaptured_steps(
     kinds = [kind for kind, there in ((fp8_borders, model.fp8), (int4_borders, model.int4)) if there]
     shapes = {shape for layer in model.layers for shape in layer.linears(model.hidden_size, model.ranks)}
     borders |= {border for kind in kinds for n, k in shapes for border in kind(n, k, launch, max_step_tokens)}
-    # Gate and up as one, then down.
+    # `linears` lists gate_up, then down.
     gates = {shape for layer in model.layers for shape in layer.ffn.linears(model.hidden_size, model.ranks)[::2]}
     for (outputs, inputs), least in itertools.product(gates, {1, DENSE_ROWS if model.int4 else 1}):
         rows = range(least, max_step_tokens + 1)
         first = fewest_rows(outputs // 2, inputs, dtype.itemsize, launch, rows)
-        if first is not None:  # some larger steps go without the kernel again, so it is this one that is launched
+        if first is not None:  # some larger steps do not use the kernel, so a step of this size is run
             for whole in {first, min(2, model.ranks) * first}:  # or in halves
                 borders |= {whole - 1, whole}
     if model.lora is not None:
@@ -110,7 +110,7 @@ def uncaptured_steps(
 def border_steps(
     config: EngineConfig, max_step_tokens: int, max_model_len: int, borders: Collection[int], launched: Collection[int]
 ) -> list[StepPlan]:
-    """Prompts of as many tokens as each border says, unless a number up to there and beyond the last is launched."""
+    """Return one step for each range of tokens between borders in which no step is launched."""
     steps, last = [], 0
     most = min(max_step_tokens, config.max_num_seqs * max_model_len)
     for border in sorted({most, *(border for border in borders if border < most)} if borders else ()):
@@ -124,12 +124,12 @@ def border_steps(
 
 
 def greediest_largest_step(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
-    """What takes the most memory that a step can take, and no graph holds."""
+    """Return the step that takes the most memory."""
     return _in_page_0(largest_steps(config, max_step_tokens, max_model_len)[-1])
 
 
 def greediest_steps() -> list[StepPlan]:
-    """One row, one token, and a draw with everything that a draw can have; without filters."""
+    """Return steps of one row and one token whose draw has every option, with and without filters."""
     return [
         _in_page_0(_largest_step(1, 1, 1, 1, params))
         for params in (GREEDIEST, msgspec.structs.replace(GREEDIEST, top_p=1.0))
@@ -137,7 +137,7 @@ def greediest_steps() -> list[StepPlan]:
 
 
 def narrow_steps(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> list[StepPlan]:
-    """One prompt of as many tokens as each kind of product of few rows takes, all scored."""
+    """Return one scored prompt for each kind of product for few rows."""
     lengths = sorted({min(border, max_step_tokens, max_model_len) for border in ROW_BORDERS})
     return [
         _in_page_0(_largest_step(1, length, -(-length // config.page_size), length, GREEDIEST)) for length in lengths
@@ -145,7 +145,7 @@ def narrow_steps(config: EngineConfig, max_step_tokens: int, max_model_len: int)
 
 
 def short_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
-    """As many prompts as there are rows, together just so many tokens that their keys are gathered."""
+    """Return prompts in all rows with just enough tokens that their keys are gathered."""
     rows = min(config.max_num_seqs, LEAST_GATHERING, max_step_tokens)
     length = min(-(-LEAST_GATHERING // rows), max_step_tokens, max_model_len)
     pages = -(-length // config.page_size)
@@ -153,7 +153,7 @@ def short_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int)
 
 
 def long_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> list[StepPlan]:
-    """One prompt whose keys are read from their pages, and one whose keys are gathered."""
+    """Return a prompt whose keys are read from their pages, and one whose keys are gathered."""
     lengths = {min(tokens, max_step_tokens, max_model_len) for tokens in (LEAST_GATHERING - 1, LEAST_GATHERING)}
     return [
         _in_page_0(_largest_step(1, length, -(-length // config.page_size), length, SamplingParams()))
@@ -162,12 +162,14 @@ def long_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) 
 
 
 def decode_steps(config: EngineConfig, launch: Launch, max_step_tokens: int) -> list[StepPlan]:
-    """Decodes of as many rows as each kind of kernel takes, drawn with and without filters, each behind its prompts.
+    """Return decodes for each kind of kernel, with and without filters, each after its prompts.
 
-    What graphs would have compiled, where there are none.
+    They replace the captured steps when there are no graphs.
     """
     most = min(config.max_num_seqs, max_step_tokens)
-    beyond = [2**power + 1 for power in range(6, most.bit_length())]  # kernels of many rows know their power of two
+    beyond = [
+        2**power + 1 for power in range(6, most.bit_length())
+    ]  # kernels for many rows are compiled by power of two
     steps = []
     for rows in sorted({min(size, most) for size in (*decode_borders(launch, most), *ROW_BORDERS, *beyond, most)}):
         for params in (SamplingParams(), SamplingParams(top_p=0.9)):
@@ -178,7 +180,7 @@ def decode_steps(config: EngineConfig, launch: Launch, max_step_tokens: int) -> 
 
 
 def widest_step(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
-    """As many tokens and rows as one step may carry."""
+    """Return a step with the most tokens and rows."""
     length, pages_per_row = row_share(config, max_step_tokens, max_model_len)
     return _in_page_0(_largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, SamplingParams()))
 
@@ -190,7 +192,7 @@ def _in_page_0(step: StepPlan) -> StepPlan:
 
 
 def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: int, params: SamplingParams) -> StepPlan:
-    """Every row at once prefills `length` tokens and draws, as many as one step may carry; the last what is left."""
+    """Return a step in which rows prefill `length` tokens each and draw. The last row takes the remaining tokens."""
     total = min(rows * length, max_step_tokens)
     lengths = [min(length, total - before) for before in range(0, total, length)]
     new_rows = [
@@ -206,7 +208,7 @@ def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: i
         )
         for row, tokens in enumerate(lengths)
     ]
-    # One prompt alone is scored: the others' scores come one after the other, in the same memory.
+    # Only one prompt is scored. Scores of further prompts would reuse the same memory.
     scored = 0 if params.prompt_logprobs is None else lengths[0]
     prefill = [
         PrefillChunk(

@@ -1,11 +1,11 @@
 """The one description of a step: numbers that the host writes, and the tensors that the decoder reads.
 
 `describe` writes a plan as integers of a fixed shape, `resolve` turns these into tensors on the device, and
-`StepTensors.forward` runs the decoder over them. Eager steps have a shape of their own; a captured step is padded to
-the shape of its graph. A captured step of decodes alone is described by the device itself (`kernels/row_steps.py`).
+`StepTensors.forward` runs the decoder over them. An eager step has a shape that fits it exactly. A captured step is
+padded to the shape of its graph. If it only decodes, the device describes it by itself (`kernels/row_steps.py`).
 
-Lengths of rows advance as a step begins: on the device in `resolve` or in `begin_decode`, on the host in
-`Rows.advance`. The host never tells the device how long a decoding row is.
+Lengths of rows advance when a step begins: on the device in `resolve` or in `begin_decode`, on the host in
+`Rows.advance`. The host never sends the length of a decoding row to the device.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from aengine.step_plan import StepPlan
 if TYPE_CHECKING:  # Triton
     from aengine.kernels.attention.prefix_attention import SharedRuns
 
-MOST_CHUNKS = 72  # of a captured step; more than enter in one step
+MOST_CHUNKS = 72  # in a captured step; the scheduler admits fewer in one step
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """How many of each a step has room for."""
+    """How many tokens, sequences and results a step has room for."""
 
     tokens: int
     decodes: int
@@ -53,23 +53,23 @@ class StepShape:
 
     @classmethod
     def padded(cls, tokens: int, max_rows: int) -> StepShape:
-        """Return the shape of a captured step. Its last chunk is the padding's."""
+        """Return the shape of a captured step. Its last chunk holds the padding."""
         rows = min(tokens, max_rows)
         return cls(tokens, rows, min(tokens + 1, MOST_CHUNKS), rows)
 
     @property
     def widths(self) -> list[int]:
-        """Return how long each of `StepCells` is, but for those of recurrent layers."""
+        """Return the lengths of the `StepCells`, without those of recurrent layers."""
         sequences = self.decodes + self.chunks
         return [self.tokens] * 3 + [sequences] * 2 + [sequences + 1] + [self.wanted] * 2
 
     @property
     def state_widths(self) -> list[int]:
-        """Return how long the cells of recurrent layers are, which come last."""
+        """Return the lengths of the cells of recurrent layers, which come last."""
         return [self.decodes + self.chunks] * 2 + [self.tokens]
 
     def has_room_for(self, plan: StepPlan) -> bool:
-        """Return whether the plan's chunks and wanted tokens fit beside padding. The caller checks its tokens."""
+        """Return whether the plan's chunks and wanted tokens fit next to padding. The caller checks its tokens."""
         return len(plan.prefill) < self.chunks and len(plan.sampled_rows) + plan.pooled <= self.wanted
 
 
@@ -77,15 +77,15 @@ class StepShape:
 class StepCells:
     """A step in int64 numbers: views of one buffer on the device, written by `describe`."""
 
-    token_ids: Tensor  # [tokens]; -1: what the row drew last, which only the device knows
-    positions: Tensor  # [tokens]; of a token with id -1 counted from the end of its row
+    token_ids: Tensor  # [tokens]; -1: the token that the row drew last, which only the device knows
+    positions: Tensor  # [tokens]; for a token with id -1, counted from the end of its row
     token_rows: Tensor  # [tokens]
-    rows: Tensor  # [sequences]: of decodes, then of chunks
-    lens: Tensor  # [sequences]: of a decode its tokens in this step, -1 for padding; of a chunk its row's new length
+    rows: Tensor  # [sequences]: decodes, then chunks
+    lens: Tensor  # [sequences]: a decode's tokens in this step, -1 for padding; a chunk's new row length
     query_starts: Tensor  # [sequences + 1]: the first token of each
     wanted: Tensor  # [wanted]: tokens
     draw_rows: Tensor  # [wanted]: the row of each draw; pooled tokens have none
-    # What recurrent layers read, as in `StateBatch`; empty for other models.
+    # For recurrent layers, as in `StateBatch`. Empty for other models.
     state_slots: Tensor  # [sequences]
     state_sources: Tensor  # [sequences]
     state_saves: Tensor  # [tokens]
@@ -98,11 +98,11 @@ class StepCells:
 
 
 def describe(plan: StepPlan, shape: StepShape, padding: int, limit: int, recurrent: bool) -> NDArray[np.int64]:
-    """Return the numbers of `StepCells`, one after the other.
+    """Return the numbers of `StepCells` as one array.
 
     Args:
         shape: One that has room for the plan.
-        padding: The padding row. Tokens that the plan does not fill are a chunk of it, from its beginning.
+        padding: The padding row. Unused tokens become a chunk at the start of this row.
         limit: How many tokens the padding row can hold.
         recurrent: Whether the model has recurrent layers.
     """
@@ -140,7 +140,7 @@ def describe(plan: StepPlan, shape: StepShape, padding: int, limit: int, recurre
 
 
 def _describe_states(plan: StepPlan, shape: StepShape) -> NDArray[np.int64]:
-    """Return what recurrent layers read of the same step. Padding goes on in no slot."""
+    """Return the cells of recurrent layers. Padding has no slot to continue in."""
     cells = np.zeros(sum(shape.state_widths), dtype=np.int64)
     slots, sources, saves = np.split(cells, np.cumsum(shape.state_widths)[:-1])
     decodes, first = len(plan.decode), shape.decodes
@@ -149,7 +149,7 @@ def _describe_states(plan: StepPlan, shape: StepShape) -> NDArray[np.int64]:
     at = decodes
     for place, chunk in enumerate(plan.prefill, first):
         slots[place] = slot_of(chunk.row)
-        sources[place] = slot_of(chunk.row) if chunk.start else 0  # position 0 begins with an empty state
+        sources[place] = slot_of(chunk.row) if chunk.start else 0  # position 0 starts with an empty state
         for count, slot in chunk.saves:
             saves[at + count - 1] = slot
         at += len(chunk.token_ids)
@@ -158,12 +158,12 @@ def _describe_states(plan: StepPlan, shape: StepShape) -> NDArray[np.int64]:
 
 @dataclass(slots=True)
 class StepTensors:
-    """One step as the decoder reads it: sequences that decode, one token each, then prefill chunks."""
+    """One step as the decoder reads it: decoding sequences with one token each, then prefill chunks."""
 
     token_ids: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64, as `Decoder.forward` takes them
     next_positions: Tensor  # [wanted] int64: the place that a token drawn after each wanted one takes in its sequence
-    slots: Tensor  # [tokens] int64: where keys and values go, page * page_size + offset
+    slots: Tensor  # [tokens] int64: where keys and values are written, page * page_size + offset
     page_table: Tensor  # [sequences, pages] int32
     seq_lens: Tensor  # [sequences] int32: lengths after the step
     query_starts: Tensor  # [sequences + 1] int32
@@ -173,7 +173,7 @@ class StepTensors:
     window_table: Tensor | None = None
     adapters: Tensor | None = None  # [tokens] int32: the place of each token's adapter; None: no token has one
     states: StateBatch | None = None  # None: the model has no recurrent layers
-    query_lens: list[int] = field(default_factory=list)  # as in `AttentionBatch`, which these become
+    query_lens: list[int] = field(default_factory=list)  # as in `AttentionBatch`
     context_lens: list[int] = field(default_factory=list)
     shared: SharedRuns | None = None
 
@@ -185,7 +185,7 @@ class StepTensors:
         sums: Tensor | None = None,
         rehearsal: bool = False,
     ) -> Tensor:
-        """Run the decoder: hidden states of wanted tokens, [wanted, hidden]. See `Decoder.forward` for the rest."""
+        """Run the decoder and return hidden states of wanted tokens, [wanted, hidden]. Arguments: `Decoder.forward`."""
         batch = AttentionBatch(
             slots=self.slots,
             page_table=self.page_table,
@@ -212,7 +212,7 @@ class StepTensors:
 
 
 def resolve(cells: StepCells, shape: StepShape, rows: Rows, page_size: int, adapted: bool, width: int) -> StepTensors:
-    """Fill in what the device's rows know, and advance their lengths. Reads nothing on the host.
+    """Make tensors from the cells and the rows on the device, and advance the rows' lengths. No host sync.
 
     Args:
         adapted: Whether some token has an adapter.
@@ -253,7 +253,7 @@ def resolve(cells: StepCells, shape: StepShape, rows: Rows, page_size: int, adap
 
 
 def host_lens(plan: StepPlan, lengths: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return how many tokens each sequence has in this step, and how long it is afterwards at most.
+    """Return each sequence's tokens in this step, and an upper bound of its length after the step.
 
     lengths: of all rows before the step, or upper bounds.
     """

@@ -1,4 +1,4 @@
-"""What computes a step, and a step between its two halves."""
+"""The protocol of step executors, and a step's state between its two halves."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from aengine.step_plan import StepPlan
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step brought, on the device or on its way to the host."""
+    """A step's results, on the device or being copied to the host."""
 
-    draws: Draws | None  # None where nothing draws, or all of it is written
-    scores: Sequence[ChunkScores] = ()  # of the chunks with `score_ids`
+    draws: Draws | None  # None: nothing draws, or a kernel has written all draws to host memory
+    scores: Sequence[ChunkScores] = ()  # for chunks with `score_ids`
     sums: Tensor | None = None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
-    pools: ChunkPools | None = None  # of the chunks with a `pool`
-    written: WrittenDraws | None = None  # in place of `draws`
+    pools: ChunkPools | None = None  # for chunks with a `pool`
+    written: WrittenDraws | None = None  # instead of `draws`
 
 
 @dataclass(slots=True)
 class Forwarded:
     """A step after its forward pass."""
 
-    logits: Tensor | None  # [draws, vocab] in the model's dtype; None where nothing draws
-    row_list: list[int]  # which rows draw
+    logits: Tensor | None  # [draws, vocab] in the model's dtype; None if nothing draws
+    row_list: list[int]  # the rows that draw
     rows: Tensor  # [draws] int64, the same
     positions: Tensor  # [draws] int64: the place that the drawn token takes in its sequence
     scores: Sequence[ChunkScores] = ()  # as in `Outcome`
     sums: Tensor | None = None
     pools: ChunkPools | None = None
-    own: bool = False  # of several ranks: the logits are of this one's tokens alone
+    own: bool = False  # with several ranks: the logits cover only this rank's part of the vocabulary
 
     def outcome(self, draws: Draws | None) -> Outcome:
-        """What the step brought, with its draws."""
+        """Return the step's results, including its draws."""
         return Outcome(draws, self.scores, self.sums, self.pools)
 
 
 class Executor(Protocol):
-    """What a runner needs of a `StepExecutor`, and a timeline's stand-in has as well."""
+    """Runs steps. `StepExecutor` does it on one rank; others wrap it for several ranks or for a timeline."""
 
     def execute(self, plan: StepPlan) -> Outcome: ...
 
@@ -56,9 +56,9 @@ class Executor(Protocol):
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None: ...
 
     def replays(self, plan: StepPlan) -> bool:
-        """Whether `execute` launches captured steps and nothing else."""
+        """Whether `execute` only replays captured graphs."""
         ...
 
     def close(self) -> None:
-        """End what runs beside the caller, if anything does; nothing is to be executed any more."""
+        """End worker threads, if there are any. No step may follow."""
         ...

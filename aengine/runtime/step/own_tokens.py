@@ -1,4 +1,4 @@
-"""Draws of ranks that have the logits of some tokens each: one candidate a row goes around, not the logits."""
+"""Draws when each rank has the logits of a part of the vocabulary. Ranks exchange one candidate a row, not logits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from aengine.sampling.sampler import Draws, Sampler
 
 
 def draw_from_own(decoder: Decoder, sampler: Sampler, own: Tensor, rows: Tensor, positions: Tensor) -> Draws:
-    """`Sampler.draw_simple` from all ranks' logits, the same on each of them.
+    """Like `Sampler.draw_simple`, from all ranks' logits. Every rank returns the same draws.
 
-    own [draws, n]: of this rank's tokens, as `Decoder.head` gives them; rows, positions [draws] int64.
+    own [draws, n]: logits of this rank's tokens, as `Decoder.head` gives them. rows, positions: [draws] int64.
     """
     if decoder.ranks is None:
         return sampler.draw_simple(own, rows, positions)

@@ -1,4 +1,4 @@
-"""What is taken of prompts in place of draws: hidden states, their sums, and what a head makes of them."""
+"""Pools prompts for embeddings and scores: hidden states, their sums, and a head's output for them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from aengine.step_plan import StepPlan
 
 @dataclass(slots=True)
 class ChunkPools:
-    """Of the prefill chunks that are pooled, by kind, each in the plan's order; float32. None: there are none of it."""
+    """Results of pooled prefill chunks by kind, in the plan's order, float32. None: the step has none of the kind."""
 
     hidden: Tensor | None = None  # [last and mean, hidden]
     classes: Tensor | None = None  # [classes, labels]
     tokens: Tensor | None = None  # [tokens, ids of each]
 
     def mapped(self, to_host: Callable[[Tensor], Tensor]) -> ChunkPools:
-        """The same with every tensor copied."""
+        """Return a copy with `to_host` applied to every tensor."""
         parts = (self.hidden, self.classes, self.tokens)
         return ChunkPools(*(None if part is None else to_host(part) for part in parts))
 
 
 def pooled_tokens(plan: StepPlan) -> list[int]:
-    """Which of the step's tokens are pooled, by chunk: the last one, and of a mean all of them."""
+    """Return the pooled tokens of the step, by chunk: the last one, or all of them for a mean."""
     tokens: list[int] = []
     ends = itertools.accumulate((len(chunk.token_ids) for chunk in plan.prefill), initial=len(plan.decode))
     for chunk, (start, end) in zip(plan.prefill, itertools.pairwise(ends), strict=True):
@@ -42,7 +42,7 @@ def pooled_tokens(plan: StepPlan) -> list[int]:
 
 
 def pool_chunks(plan: StepPlan, hidden: Tensor, decoder: Decoder, rows: Rows) -> ChunkPools:
-    """hidden [n, hidden]: of the `pooled_tokens`. Enqueues only, without a host sync."""
+    """Pool the hidden states of the `pooled_tokens`, [n, hidden]. No host sync."""
     at = 0
     vectors: list[Tensor] = []  # [1, hidden] float32 each
     classified: list[Tensor] = []  # [1, hidden] each
@@ -79,7 +79,7 @@ def pool_chunks(plan: StepPlan, hidden: Tensor, decoder: Decoder, rows: Rows) ->
 
 
 def read_pools(pools: ChunkPools | None, plan: StepPlan) -> Sequence[array[float] | None]:
-    """The numbers on the host as the scheduler takes them, for each chunk that is pooled."""
+    """Return the numbers of each pooled chunk, as the scheduler takes them. None: some are not finite."""
     if pools is None:
         return ()
     of_kind = {

@@ -1,4 +1,4 @@
-"""The running batch on the device: one row of persistent tensors for each sequence."""
+"""The running batch on the device: each sequence owns one row of persistent tensors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Upload = Callable[[Sequence[int]], Tensor]  # host integers -> [n] int64 on the 
 
 
 class Rows:
-    """What the device remembers of each row between steps; the host sends only what changed.
+    """The rows' state on the device between steps. The host sends only what changes.
 
-    `lengths` are the host's; while a row decodes they may be upper bounds of what `length` has on the device.
+    `lengths` is the host's copy. For decoding rows it may be an upper bound of `length` on the device.
     """
 
     def __init__(
@@ -31,10 +31,13 @@ class Rows:
         windows: bool = False,
         near_shift: int = 0,
     ) -> None:
-        """One row more than `max_rows` is kept: `padding`, whose length is 0 and whose pages are page 0.
+        """Make `max_rows` rows and one more, `padding`. Its length is always 0 and its pages are page 0.
 
-        adapters: whether rows can have any; windows: whether layers with a window have pages of their own; near_shift:
-        the decoder's.
+        Args:
+            send: Uploads integers to the device.
+            adapters: Whether rows can have adapters.
+            windows: Whether layers with a window have pages of their own.
+            near_shift: As `Decoder.near_shift`.
         """
         self.device = device
         self.padding = max_rows
@@ -47,13 +50,13 @@ class Rows:
         self.lengths = [0] * max_rows
         self._near_shift = near_shift
         self._shifts = torch.zeros(max_rows, dtype=torch.int64, device=device) if near_shift else None
-        # The places of the rows' adapters, on the device and on the host; the padding row has none.
+        # Each row's adapter by place, on the device and on the host. The padding row has none.
         self.adapter = torch.zeros(max_rows, dtype=torch.int32, device=device) if adapters else None
         self.adapters = [NO_ADAPTER] * max_rows
-        self._adapted = 0  # how many have one, or had one until they end
+        self._adapted = 0  # rows with an adapter; ended rows count until they are reused
 
     def admit(self, new_rows: Sequence[NewRow]) -> None:
-        """Set the length and the pages of rows that change owner."""
+        """Set the length and the pages of rows that get a new sequence."""
         own = [new for new in new_rows if new.copy_of is None]
         if own:
             width = max(len(new.pages) for new in own)
@@ -76,7 +79,7 @@ class Rows:
         if copies:
             rows, sources, lengths = self.upload([value for copy in copies for value in copy]).view(-1, 3).unbind(1)
             self.length[rows] = lengths
-            # The page that the source goes on in is overwritten by `grow`, or lies beyond the length.
+            # `grow` replaces the page that the source still writes to, or the page is beyond the length.
             self.page_table[rows] = self.page_table[sources]
         for new in new_rows:
             self.lengths[new.row] = new.length
@@ -89,7 +92,7 @@ class Rows:
             self._shifts[index] = values
 
     def _adapt(self, adapter: Tensor, new_rows: Sequence[NewRow]) -> None:
-        """Set the adapters of rows that have another one than before."""
+        """Update the adapters of rows whose adapter changes."""
         changed = []
         for new in sorted(new_rows, key=lambda new: new.copy_of is not None):
             place = new.adapter if new.copy_of is None else self.adapters[new.copy_of]
@@ -102,7 +105,7 @@ class Rows:
             adapter[rows] = places.to(torch.int32)
 
     def adapters_of(self, rows: Iterable[int]) -> Tensor | None:
-        """The places of all rows' adapters, [rows] int32, where one of these has an adapter; else None."""
+        """Return the adapter places of all rows, [rows] int32, or None if none of the given rows has an adapter."""
         return self.adapter if self._adapted and any(self.adapters[row] for row in rows) else None
 
     def has_adapters(self, plan: StepPlan) -> bool:
@@ -110,19 +113,19 @@ class Rows:
         return self.adapters_of([*plan.decode, *(chunk.row for chunk in plan.prefill)]) is not None
 
     def grow(self, new_pages: Sequence[NewPage], new_window_pages: Sequence[NewPage] = ()) -> None:
-        """Append pages; those of windows replace others as well."""
+        """Write new pages into the tables. Window pages may also replace older ones."""
         for table, entries in ((self.page_table, new_pages), (self.window_table, new_window_pages)):
             if entries and table is not None:
                 row, index, page = self.upload([value for entry in entries for value in entry]).view(-1, 3).unbind(1)
                 table[row, index] = page.to(torch.int32)
 
     def set_lengths(self, rows: Tensor, lengths: Tensor) -> None:
-        """Set how long rows are once the step that begins is over, on the device; rows, lengths [n] int64."""
+        """Set the rows' lengths on the device to those after the step that begins. rows, lengths: [n] int64."""
         self.length.index_copy_(0, rows, lengths)
         self.length[self.padding :].zero_()
 
     def advance(self, plan: StepPlan) -> None:
-        """Set the host's lengths to those after a step."""
+        """Set the host's lengths to those after the step."""
         for row in plan.decode:
             self.lengths[row] += 1
         for chunk in plan.prefill:
@@ -133,8 +136,9 @@ class Rows:
         return positions if self._shifts is None else positions + self._shifts[rows]
 
     def slots(self, rows: Tensor, positions: Tensor, page_size: int, table: Tensor | None = None) -> Tensor:
-        """Where each token's K and V go: page * page_size + offset, [tokens] int64. rows, positions: [tokens]; table:
-        `page_table` or `window_table`.
+        """Return where each token's keys and values are written: page * page_size + offset, [tokens] int64.
+
+        rows, positions: [tokens]. table: `page_table` or `window_table`.
         """
         pages = (self.page_table if table is None else table)[rows, positions // page_size].to(torch.int64)
         return pages * page_size + positions % page_size

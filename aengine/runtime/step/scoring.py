@@ -1,4 +1,4 @@
-"""Logprobs of a prompt's own tokens: the language model head over every position, a slice at a time."""
+"""Logprobs of a prompt's tokens. The language model head runs over all positions, a slice at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLICE = 256  # positions whose logits exist at once, however long the prompt is
 
 @dataclass(slots=True)
 class ChunkScores:
-    """Of one prefill chunk: how likely each token of the prompt was after those before it."""
+    """The likelihood of each prompt token after those before it, for one prefill chunk."""
 
     logprobs: Tensor  # [n] float32, under the raw distribution
     ranks: Tensor  # [n] int64, 1 for the likeliest
@@ -26,14 +26,14 @@ class ChunkScores:
     top: Tensor  # [n, k] float32
 
     def mapped(self, to_host: Callable[[Tensor], Tensor]) -> ChunkScores:
-        """The same with every tensor copied."""
+        """Return a copy with `to_host` applied to every tensor."""
         return ChunkScores(*map(to_host, (self.logprobs, self.ranks, self.top_ids, self.top)))
 
 
 def score_chunks(plan: StepPlan, head: Callable[[slice], Tensor], upload: Upload) -> list[ChunkScores]:
-    """Scores for each chunk that asks, in the plan's order.
+    """Return scores for each chunk with `score_ids`, in the plan's order.
 
-    `head` makes logits [n, vocab] of some of the step's tokens, decodes first.
+    head: returns logits [n, vocab] of a slice of the step's tokens, where decodes come first.
     """
     scores: list[ChunkScores] = []
     first = len(plan.decode)
@@ -57,7 +57,7 @@ def score_chunks(plan: StepPlan, head: Callable[[slice], Tensor], upload: Upload
 
 
 def read_scores(scores: Sequence[ChunkScores], plan: StepPlan) -> list[list[PromptLogprob]]:
-    """Scores on the host as the scheduler takes them, a list for each chunk that is scored."""
+    """Return the scores as the scheduler takes them, one list for each scored chunk."""
     scored = [chunk for chunk in plan.prefill if chunk.score_ids]
     return [
         [
@@ -76,11 +76,11 @@ def read_scores(scores: Sequence[ChunkScores], plan: StepPlan) -> list[list[Prom
 
 
 def _score(logits: Tensor, targets: Tensor, top: int) -> ChunkScores:
-    """logits [n, vocab] in the model's dtype, targets [n] int64."""
+    """Score one slice. logits [n, vocab] in the model's dtype, targets [n] int64."""
     logits = logits.float()
     total = logits.logsumexp(dim=-1)
     own = logits.gather(1, targets[:, None])
     ranks = (logits > own).sum(dim=-1) + 1
-    # As many as anyone may ask for, so that which of several equals make the cut depends on nobody's wish.
+    # Always the most that a request may ask for: ties at the cut are then broken the same way for every request.
     values, ids = logits.topk(min(MAX_LOGPROBS, logits.shape[1]), dim=-1)
     return ChunkScores(own[:, 0] - total, ranks, ids[:, :top], values[:, :top] - total[:, None])

@@ -1,12 +1,12 @@
-"""Kernels are compiled by processes beside the start-up, while it imports packages and reads weights.
+"""Compiles kernels in other processes while start-up imports packages and reads weights.
 
-A start-up launches some 60 variants of Triton kernels and 4 of flash-attn-4, of 1 to 5 s each. Threads of this process
-would wait for each other: a tenth of Triton's work and nearly all of flash-attn-4's holds the interpreter. So for a few
-seconds there are processes, which end before the first request is taken. They fill the caches on disk that the
-packages keep anyway; whatever they miss, the start-up compiles itself as it comes to it.
+Start-up launches some 60 variants of Triton kernels and 4 of flash-attn-4, which take 1 to 5 s each. Threads would wait
+for the GIL, which a tenth of Triton's work and nearly all of flash-attn-4's hold. So processes run for a few seconds
+and end before the first request. They fill the caches on disk that the packages keep anyway. Start-up compiles whatever
+they have missed.
 
-A file in those caches says that a start-up of the same configuration has gone through: then nothing is done. It also
-tells how much memory that one needed.
+A file in those caches marks that a start-up of the same configuration has succeeded. Then no process is started. The
+file also holds the memory that the start-up needed.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from aengine.runtime.startup.sizing.needs import read_needs, write_needs
 
 log = logging.getLogger("aengine")
 
-CORES_EACH = 3  # that a process of threads keeps busy: beyond, they wait for its interpreter
-MOST_PROCESSES = 6  # each imports torch and runs through all steps before it compiles its share
-FLASH_PROCESSES = 4  # flash-attn-4 needs as many variants, and twice as many of a model with windows
-LONGEST = 300.0  # seconds; then the start-up goes on by itself
-# Without the collector, which takes a third of the time until compiling begins.
+CORES_EACH = 3  # cores that one process can use; more threads would wait for its GIL
+MOST_PROCESSES = 6  # each imports torch and goes through all steps before it compiles its share
+FLASH_PROCESSES = 4  # flash-attn-4 has four variants, and eight for a model with windows
+LONGEST = 300.0  # seconds; then start-up continues without the processes
+# The garbage collector would take a third of the time before compiling begins.
 _PROGRAM = "import gc; gc.disable(); from aengine.runtime.startup.compiling.rehearsal import main; main()"
 _PACKAGES = ("torch", "triton", "flash-attn-4", "nvidia-cutlass-dsl", "quack-kernels")
 
 
 class CompileAhead:
-    """The processes, and the files that say that none is needed."""
+    """The processes, and the marks that make them unnecessary."""
 
     def __init__(self, processes: list[subprocess.Popen[bytes]], marks: list[Path]) -> None:
         self._processes = processes
         self._marks = marks
 
     def needs(self, devices: Sequence[torch.device]) -> list[int] | None:
-        """Bytes that each device needs beside the weights, as a start-up that went through has found; None: unknown."""
+        """Return the bytes that each device needs besides weights, from an earlier start-up. None: not known."""
         return read_needs(self._marks[0], devices) if self._marks else None
 
     def wait(self) -> None:
-        """Until all have ended."""
+        """Wait until all processes have ended."""
         until = time.monotonic() + LONGEST
         for process in self._processes:
             try:
@@ -68,7 +68,7 @@ class CompileAhead:
                 log.debug("a process that compiles kernels ended with %d", status)
 
     def keep(self, devices: Sequence[torch.device] = (), needs: Sequence[int] | None = None) -> None:
-        """Say that a start-up has gone through: all that it needed is in the caches. needs: what it has measured."""
+        """Mark that a start-up has succeeded, so that the caches are complete. needs: the memory it has measured."""
         for mark in self._marks:
             try:
                 mark.touch()
@@ -78,7 +78,7 @@ class CompileAhead:
             write_needs(self._marks[0], devices, needs)
 
     def forget(self) -> None:
-        """The next start-up is to compile and to measure anew."""
+        """Remove the marks, so that the next start-up compiles and measures again."""
         for mark in self._marks:
             with suppress(OSError):
                 mark.unlink()
@@ -91,7 +91,7 @@ class CompileAhead:
 
 @contextmanager
 def compile_ahead(job: Job) -> Iterator[CompileAhead]:
-    """Begin to compile what a start-up needs; nothing of it is left running behind the block."""
+    """Start compiling the kernels of a start-up. All processes have ended after the block."""
     keep_compiled()
     marks = _marks(job)
     known = bool(marks) and all(mark.exists() for mark in marks)
@@ -114,23 +114,23 @@ def _begin(job: Job) -> list[subprocess.Popen[bytes]]:
     if flash and job.dtype in halves and flash4_runs_on(job.capability):
         count = FLASH_PROCESSES if cores > CORES_EACH else 1
         jobs += [msgspec.structs.replace(job, what="flash-attn-4", index=index, count=count) for index in range(count)]
-    if not sys.executable:  # an interpreter within another program
+    if not sys.executable:  # the interpreter is embedded in another program
         return []
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "CUDA_VISIBLE_DEVICES": "",  # a context of its own would take memory that is being measured
+        "CUDA_VISIBLE_DEVICES": "",  # a context would take memory that is being measured
         "OMP_NUM_THREADS": "1",
     }
     return [_run(job, environment) for job in jobs]
 
 
 def _run(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    with tempfile.TemporaryFile() as file:  # a large model's job is more than a pipe holds, and who writes would wait
+    with tempfile.TemporaryFile() as file:  # a large model's job does not fit into a pipe, and writing would block
         file.write(msgspec.json.encode(job))
         file.seek(0)
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM],  # -P: nothing from the working directory
+            [sys.executable, "-P", "-c", _PROGRAM],  # -P: no imports from the working directory
             stdin=file,
             stdout=subprocess.DEVNULL,
             stderr=None if log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
@@ -139,7 +139,7 @@ def _run(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 def _marks(job: Job) -> list[Path]:
-    """A file in each cache, named after everything that the variants follow from."""
+    """Return the mark in each cache. Its name is a digest of everything that determines the kernels."""
     config = msgspec.structs.replace(
         job.config, model=None, revision=None, lora={}, seed=0, timeline=None, progress=False
     )

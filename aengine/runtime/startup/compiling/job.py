@@ -1,4 +1,4 @@
-"""What a process beside a start-up compiles."""
+"""The job of a process that compiles kernels."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from aengine.model.config import ModelConfig
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """The share of one process in the kernels of a start-up on a device."""
+    """One process's share of the kernels of a start-up."""
 
     config: EngineConfig
     model: ModelConfig
     dtype: str
     capability: tuple[int, int]
     launch: Launch
-    room: int  # bytes that the KV pool will have, roughly
+    room: int  # approximate bytes of the KV pool
     what: Literal["triton", "flash-attn-4"] = "triton"
-    index: int = 0  # of `count` processes that share the work
-    count: int = 1
+    index: int = 0
+    count: int = 1  # of processes
     threads: int = 1

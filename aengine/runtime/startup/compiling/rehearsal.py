@@ -1,6 +1,6 @@
-"""A start-up's steps on tensors without contents, in a process without a GPU: kernels are compiled and none is run.
+"""Compiles the kernels of a start-up in a process without a GPU: its steps run on meta tensors and launch nothing.
 
-`main` takes a `Job` in JSON on standard input.
+`main` reads a `Job` in JSON from standard input.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ META = torch.device("meta")
 
 
 def rehearse_triton(job: Job) -> None:
-    """Launch on the meta device whatever `start_cuda` launches."""
+    """Compile this process's share of the Triton kernels that `start_cuda` launches."""
     with compiling(job.capability, job.launch, Share(job.index, job.count), job.threads):
         run_through(job)
         if job.index == 0:
@@ -59,7 +59,7 @@ def rehearse_triton(job: Job) -> None:
 
 @torch.inference_mode()
 def run_through(job: Job) -> None:
-    """The steps of a start-up, in its order."""
+    """Run the steps of a start-up in its order on the meta device."""
     config, dtype = job.config, getattr(torch, job.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
     attention = TritonAttention(lambda: absent_prefill(job.capability, dtype))
@@ -68,9 +68,9 @@ def run_through(job: Job) -> None:
     decoder = Decoder(job.model, kernels, attention, dtype, META, config.max_model_len, kv_dtype, ranks)
     leave_empty(decoder.groups)
     decoder.thin_out()
-    steps = StepSizes.of(config, job.model, job.capability, job.launch.processors)
+    steps = StepSizes.from_config(config, job.model, job.capability, job.launch.processors)
     lora = job.model.lora is not None
-    sizes = GraphSizes.of(config, attention.capturable, steps.mixed.tokens, steps.most, job.model.ranks, lora)
+    sizes = GraphSizes.from_config(config, attention.capturable, steps.mixed.tokens, steps.most, job.model.ranks, lora)
     rows_alone = states_of_rows(config, job.model, dtype)
     if config.kv_cache_gib is None:
         num_pages, length = trial_pool(config, decoder, steps.most)
@@ -84,7 +84,7 @@ def run_through(job: Job) -> None:
         config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits, pool.states, pool.windows
     )
     uncaptured = uncaptured_steps(config, job.model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
-    if config.kv_cache_gib is None:  # for the next start-up, which knows what the largest step needs
+    if config.kv_cache_gib is None:  # the next start-up knows its memory and runs this step instead of a trial
         uncaptured.append(widest_step(config, steps.most, pool.max_model_len))
     for plan in with_adapters(uncaptured, lora):
         executor.execute(plan)
@@ -94,7 +94,7 @@ def run_through(job: Job) -> None:
 
 
 class _AbsentRanks:
-    """The first of several ranks, whose others answer nothing."""
+    """The first of several ranks, without the others."""
 
     index = 0
 
@@ -122,7 +122,7 @@ class _AbsentRanks:
 
 
 class _Reference(OnGathered):
-    """Supports heads of all widths, as torch's own attention does."""
+    """Supports heads of all widths, like torch's own attention."""
 
     def bind(self, layer: AttentionLayer) -> Attend | None:
         return self.attend_for(layer) if layer.scores.plain else None
@@ -137,7 +137,7 @@ def absent_prefill(capability: tuple[int, int], dtype: torch.dtype) -> PrefillKe
 
 
 def compile_flash(job: Job) -> None:
-    """This process's share of what prefill chunks launch."""
+    """Compile this process's share of the kernels of flash-attn-4."""
 
     def launch(attention: Flash4) -> None:
         launch_flash(job, attention, torch.device("cuda"))
@@ -146,12 +146,12 @@ def compile_flash(job: Job) -> None:
 
 
 def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
-    """What prefill chunks launch, of as many tokens as there are in a start-up."""
+    """Launch prefill attention for all numbers of tokens in a start-up."""
     config, model, dtype = job.config, job.model, getattr(torch, job.dtype)
     units = Shard(count=model.ranks).units
-    steps = StepSizes.of(config, model, job.capability, job.launch.processors)
+    steps = StepSizes.from_config(config, model, job.capability, job.launch.processors)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
-    sizes = GraphSizes.of(config, True, steps.mixed.tokens, steps.most, model.ranks)
+    sizes = GraphSizes.from_config(config, True, steps.mixed.tokens, steps.most, model.ranks)
     kinds: dict[tuple[int, int, int], list[AttentionSpec]] = {}
     for one in model.attending:
         if isinstance(one, AttentionSpec) and one.head_dim in HEADS:

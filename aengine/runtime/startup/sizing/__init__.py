@@ -1,1 +1,1 @@
-"""How much of everything there is: pages, windows, snapshots of states, tokens in a step, and the memory for them."""
+"""Memory sizing at start-up: pages, windows, snapshots of states, tokens in a step."""

@@ -1,4 +1,4 @@
-"""How much of a CUDA device's memory the KV pool may have: what is left once everything else has had its most."""
+"""Measures how much of a CUDA device's memory is left for the KV pool."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from aengine.runtime.cuda.capture import Executors, capture
 from aengine.runtime.startup.sizing.windows import trial_bytes
 from aengine.runtime.startup.warm_up import largest_steps, row_share, with_adapters
 
-MARGIN = 256 * 2**20  # what libraries allocate on first use, beyond what a trial step shows
-MOST_CODE = 2**30  # bytes that kernels and libraries have taken on a device once all are loaded; more is others'
+MARGIN = 256 * 2**20  # bytes; libraries allocate more later than a trial step shows
+MOST_CODE = 2**30  # bytes of loaded kernels and libraries; more must belong to other processes
 GIB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes of a device: all of them, how many this process may take, how many others have taken."""
+    """Bytes of a device: in total, for this process, and used by others."""
 
     total: int
     ours: int
     others: int  # other processes, and this one's CUDA context
 
     @classmethod
-    def of(cls, device: torch.device, utilization: float) -> Budget:
+    def measure(cls, device: torch.device, utilization: float) -> Budget:
+        """Query a device. utilization: the share of its memory that this process may take."""
         free, total = torch.cuda.mem_get_info(device)
         return cls(total, int(total * utilization), total - free - torch.cuda.memory_reserved(device))
 
     def left(self, weights: int) -> int:
-        """Roughly what a KV pool can have beside so many bytes of weights."""
+        """Return roughly the bytes left for a KV pool after so many bytes of weights."""
         return self.ours - self.others - weights - MARGIN
 
 
 def trial_pool(config: EngineConfig, decoder: Decoder, max_step_tokens: int) -> tuple[int, int]:
-    """Pages, and the length of each row, of an executor that can run the largest step."""
+    """Return the pages and the row length of an executor that can run the largest step."""
     longest = config.max_model_len or decoder.config.max_position_embeddings  # no longer than the rotary table
     length, pages_per_row = row_share(config, max_step_tokens, longest)
     return config.max_num_seqs * pages_per_row + 1, length
@@ -54,18 +55,24 @@ def room_for_kv(
     states: StateRoom | None = None,
     known: Sequence[int] | None = None,
 ) -> tuple[int, list[int] | None]:
-    """Bytes for the KV pool of each rank, which the tightest one has, and what each needs beside it if that was
-    measured. Raises `ConfigError` where nothing is left.
+    """Return the bytes for the KV pool of each rank, and the other memory that each rank needs, if it was measured.
 
-    known: what each rank needs, from an earlier start-up; None: this runs the largest step, once with the plainest and
-    once with the greediest sampling, and captures the largest graphs, over `make(num_pages, max_model_len)`, and looks
-    at what that took. more_graphs: bytes of those not captured here; states: of the rows, which `make` makes and which
-    are no part of the room.
-    From then on the process may not allocate more than its budget: torch empties its own cache before it would.
+    The rank with the least memory decides. If `known` is None, the largest step runs with plain and with greediest
+    sampling, the largest graphs are captured, and the memory that this took is measured.
+
+    From then on torch may not allocate more than the budget. It empties its own cache before it would.
+
+    Args:
+        make: Makes executors with so many pages and such a row length.
+        more_graphs: Bytes of the graphs that are not captured here.
+        states: The rows' states, which `make` allocates and which are not part of the result.
+        known: The memory that each rank needs, from an earlier start-up.
+
+    Raises: ConfigError if nothing is left.
     """
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB), None
-    torch.cuda.empty_cache()  # of what loading took
+    torch.cuda.empty_cache()  # of loading
     devices = [_Measured(decoder.device, config.gpu_memory_utilization) for decoder in decoders]
     kept = 0 if states is None else states.row_bytes
     if known is not None:
@@ -82,7 +89,7 @@ def room_for_kv(
     except torch.OutOfMemoryError as error:
         tightest = max(devices, key=lambda device: device.weights)
         raise ConfigError(
-            f"a step of {max_step_tokens} tokens and {config.max_num_seqs} rows does not fit beside the "
+            f"a step of {max_step_tokens} tokens and {config.max_num_seqs} rows does not fit next to the "
             f"weights ({tightest.weights / GIB:.1f} of {tightest.budget.total / GIB:.1f} GiB); lower "
             f"max_step_tokens or max_num_seqs"
         ) from error
@@ -100,13 +107,13 @@ def room_for_kv(
 
 
 class _Measured:
-    """The memory of one device while the largest step is tried."""
+    """Measures the memory of one device while the largest step is tried."""
 
     def __init__(self, device: torch.device, utilization: float) -> None:
         self.device = device
-        self.budget = Budget.of(device, utilization)
+        self.budget = Budget.measure(device, utilization)
         self.weights = torch.cuda.memory_allocated(device)
-        self.peak = 0  # bytes that were allocated at most
+        self.peak = 0  # the most bytes that were allocated
         self._utilization = utilization
         self._before = self.free
         self._reserved = torch.cuda.memory_reserved(device)
@@ -116,9 +123,9 @@ class _Measured:
         return torch.cuda.mem_get_info(self.device)[0]
 
     def room(self, pool: int, graphs: int) -> int:
-        """What is left for the KV pool; pool: bytes of the one that was tried. Raises `ConfigError`."""
+        """Return the bytes left for the KV pool. pool: bytes of the trial pool. Raises: ConfigError."""
         budget = self.budget
-        # By others, by weights, by code that is loaded now and by what kernels keep between steps: keys out of pages.
+        # Held by others, weights, loaded code, and buffers that kernels keep between steps.
         held = budget.total - self.free
         step = self.peak - pool - torch.cuda.memory_allocated(self.device)
         room = budget.ours - held - step - graphs - MARGIN - self._withheld
@@ -128,12 +135,12 @@ class _Measured:
         return room
 
     def needs(self, pool: int, graphs: int) -> int:
-        """What is needed beside that which was there when this was made; arguments as `room` has them."""
+        """Return the bytes needed in addition to those held at construction. Arguments as in `room`."""
         step = self.peak - pool - torch.cuda.memory_allocated(self.device)
         return self._before - self.free + step + graphs
 
     def left(self, needed: int) -> int:
-        """`room` where it is known how much is needed. Raises `ConfigError`."""
+        """Like `room`, if the needed memory is known. Raises: ConfigError."""
         room = self.budget.ours - (self.budget.total - self._before) - needed - MARGIN - self._withheld
         if room <= 0:
             raise self._refusal(f"all else {needed / GIB:.1f}")
@@ -142,14 +149,16 @@ class _Measured:
 
     @property
     def _withheld(self) -> int:
-        """Bytes of the budget that torch cannot be given: memory that sleeps was given back without its knowing, so
-        that others seem to have less than nothing, and no share is above the whole.
+        """Bytes of the budget that torch cannot be given.
+
+        Memory freed for sleep is unknown to torch. Then the memory of others seems negative, and torch's share of the
+        device would be above 1.
         """
         return max(0, self.budget.ours - self.budget.others - self.budget.total)
 
     @property
     def alone(self) -> bool:
-        """Whether what has been taken since this was made is this process's, as far as that can be told."""
+        """Whether memory taken since construction seems to belong to this process alone."""
         torchs = torch.cuda.memory_reserved(self.device) - self._reserved
         return 0 <= self._before - self.free - torchs <= MOST_CODE
 

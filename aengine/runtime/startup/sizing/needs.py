@@ -1,5 +1,6 @@
-"""What a start-up found that it needs beside the weights, kept beside the kernels that it compiled: the next one of the
-same kind need not try the largest step again.
+"""Stores the memory that a start-up has measured next to its compiled kernels.
+
+The next start-up of the same kind then skips trying the largest step.
 """
 
 from __future__ import annotations
@@ -23,38 +24,36 @@ _Bytes = Annotated[int, Meta(ge=0, le=2**42)]
 _MOST_CHARACTERS = 10_000  # of the file: a hundred for each device
 
 
-class Needs(msgspec.Struct, frozen=True):
-    """devices: what the bytes were measured on, rank by rank; nbytes: that each needs for code, the largest step and
-    all graphs.
-    """
+class MeasuredMemory(msgspec.Struct, frozen=True):
+    """devices: describes each rank's device. nbytes: what each needs for code, the largest step and all graphs."""
 
     devices: Annotated[list[str], Meta(max_length=64)]
     nbytes: Annotated[list[_Bytes], Meta(max_length=64)]
 
 
-def kinds_of(devices: Sequence[torch.device]) -> list[str]:
-    """What the memory that code takes on each device hangs on: its name, its size, the driver."""
+def describe_devices(devices: Sequence[torch.device]) -> list[str]:
+    """Return the name, memory and driver of each device, on which the memory of code depends."""
     driver = driver_version()
     properties = map(torch.cuda.get_device_properties, devices)
     return [f"{one.name}, {one.total_memory} bytes, driver {driver}" for one in properties]
 
 
 def read_needs(path: Path, devices: Sequence[torch.device]) -> list[int] | None:
-    """Those of each device, if they were measured on such devices; None: not known."""
+    """Return the bytes that each device needs, or None if they were not measured on such devices."""
     try:
         with path.open("rb") as file:
-            needs = msgspec.json.decode(file.read(_MOST_CHARACTERS), type=Needs)
+            needs = msgspec.json.decode(file.read(_MOST_CHARACTERS), type=MeasuredMemory)
     except (OSError, msgspec.MsgspecError):
         return None
-    known = needs.devices == kinds_of(devices) and len(needs.nbytes) == len(devices)
+    known = needs.devices == describe_devices(devices) and len(needs.nbytes) == len(devices)
     return needs.nbytes if known else None
 
 
 def write_needs(path: Path, devices: Sequence[torch.device], nbytes: Sequence[int]) -> None:
-    """At once or not at all; where it cannot be written, the next start-up measures again."""
+    """Write the file atomically. If that fails, the next start-up measures again."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        draft.write_bytes(msgspec.json.encode(Needs(kinds_of(devices), list(nbytes))))
+        draft.write_bytes(msgspec.json.encode(MeasuredMemory(describe_devices(devices), list(nbytes))))
         draft.replace(path)
     except OSError as error:
         log.debug("%s: %s", path, error)

@@ -1,4 +1,4 @@
-"""How many KV pages there are, and how long a sequence may get."""
+"""Sizes the KV pool and the longest context."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class PoolSize:
     num_pages: int
     page_bytes: int
     max_model_len: int
-    states: StateRoom | None = None  # None: the model keeps none
-    windows: WindowRoom | None = None  # None: layers with a window, if there are any, keep theirs in the same pages
+    states: StateRoom | None = None  # None: no layer has a recurrent state
+    windows: WindowRoom | None = None  # None: layers with a window share the pages of all layers
     window_page_bytes: int = 0
 
     @property
     def bytes(self) -> int:
-        """Of pages alone, of all layers."""
+        """Bytes of the pages of all layers."""
         return self.num_pages * self.page_bytes + self.window_bytes
 
     @property
@@ -40,7 +40,7 @@ class PoolSize:
 
 
 def check_length(config: EngineConfig, model: ModelConfig) -> int:
-    """The longest context that is configured. Raises `ConfigError` where the model has no such positions."""
+    """Return the longest context. Raises: ConfigError if it is configured beyond the model's positions."""
     longest = config.max_model_len or model.max_position_embeddings
     if longest > model.max_position_embeddings:
         raise ConfigError(
@@ -57,28 +57,32 @@ def size_pool(
     memory: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> PoolSize:
-    """Choose the number of pages that fit into `available` bytes and the context length that follows.
+    """Choose the number of pages that fit into `available` bytes, and the context length that follows.
 
-    Snapshots of states, where the model keeps any, come out of the same bytes; the rows' own states do not. kv_dtype:
-    of keys and values; memory: bytes that the device has at all; dtype: the model's.
+    Snapshots of recurrent states use the same bytes. The rows' own states do not.
 
-    Raises `ConfigError` with the arithmetic when not even one sequence of the configured length fits, or when more
-    pages are configured than there is memory.
+    Args:
+        kv_dtype: The dtype of keys and values.
+        memory: All bytes of the device. None: not known.
+        dtype: The model's.
+
+    Raises: ConfigError, with the arithmetic, if no sequence of the configured length fits, or if more pages are
+        configured than the memory holds.
     """
     page_bytes = model.kv_shape(config.page_size, kv_dtype).page_bytes
     longest = check_length(config, model)
     states = room_for_states(config, model, dtype, page_bytes, available)
     if states is not None and config.num_pages is None:
         available -= states.snapshot_bytes
-    # More pages than every row at full length could fill serve nobody.
+    # More pages than all rows at full length would never be used.
     useful = config.max_num_seqs * -(-longest // config.page_size) + 1
-    groups, window_pages = PageGroups.of(config, model, kv_dtype, longest), 0
+    groups, window_pages = PageGroups.from_config(config, model, kv_dtype, longest), 0
     if config.num_pages is not None:
         num_pages = config.num_pages
         if groups is not None:
             num_pages, window_pages = groups.beside(num_pages, useful)
     else:
-        # Nor may the rows' page tables, an int32 for each page of a context, outgrow the pool itself.
+        # The rows' page tables, an int32 for each page, must not outgrow the pool.
         useful = min(useful, available // (4 * (config.max_num_seqs + 1)) + 1)
         num_pages = min(available // page_bytes, useful)
         if groups is not None:
@@ -117,10 +121,12 @@ def size_pool(
 
 
 def host_slots(config: EngineConfig, model: ModelConfig, page_bytes: int) -> int:
-    """How many pages the host cache holds; 0: there is none. page_bytes: of each rank.
+    """Return the number of pages in the host cache. 0: there is none.
 
-    Raises `ConfigError` where it is too small for anything, or larger than nine tenths of the machine's memory, and for
-    models with recurrent layers, whose states would not come back with the pages.
+    page_bytes: of one page on each rank.
+
+    Raises: ConfigError if it is too small, larger than nine tenths of the machine's memory, or the model has recurrent
+        layers, whose states would not come back with the pages.
     """
     if not config.host_cache_gib:
         return 0

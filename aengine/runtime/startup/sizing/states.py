@@ -1,4 +1,4 @@
-"""How many snapshots of recurrent states there are, and how often they are taken."""
+"""Sizes the snapshots of recurrent states, and how often they are taken."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from aengine.kernels.delta.base import BLOCK
 from aengine.model.config import ModelConfig
 from aengine.runtime.device import DTYPES
 
-SHARE = 0.5  # of the memory behind the rows' states that snapshots have, where no knob says how many there are
+SHARE = 0.5  # of the memory left after the rows' states goes to snapshots, unless a knob sets their number
 MOST_SNAPSHOTS = 2**16
 
 
 def room_for_states(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, page_bytes: int, available: int
 ) -> StateRoom | None:
-    """What a model of that dtype needs; None: no layer has a state. available: bytes for pages and snapshots.
+    """Return the states and snapshots of a model, or None if no layer has a state.
 
-    Raises `ConfigError` where snapshots cannot be taken at borders of pages.
+    available: bytes for pages and snapshots.
+
+    Raises: ConfigError if snapshots would not be at page boundaries.
     """
     shape = model.state_shape(DTYPES[config.state_dtype], dtype)
     if shape is None:
@@ -32,11 +34,11 @@ def room_for_states(
     asked = config.state_snapshot_tokens
     if asked is not None and asked % least:
         raise ConfigError(
-            f"state_snapshot_tokens: {asked} is no multiple of {least}, which states can be kept behind (of "
-            f"{BLOCK} tokens and of page_size, {config.page_size})"
+            f"state_snapshot_tokens: {asked} must be a multiple of {least}, the common multiple of {BLOCK} tokens and "
+            f"page_size ({config.page_size})"
         )
     grain = asked or least
-    # Of a prompt, so many tokens that a snapshot takes no more memory than their keys and values.
+    # In a prompt, a snapshot takes no more memory than the keys and values of the tokens up to the next one.
     each = shape.slot_bytes * config.page_size / page_bytes
     prompt_grain = asked or max(1, math.ceil(each / least)) * least
     fitting = min(int(available * SHARE) // shape.slot_bytes, MOST_SNAPSHOTS)
@@ -46,6 +48,6 @@ def room_for_states(
 
 
 def states_of_rows(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> StateRoom | None:
-    """The same without snapshots."""
+    """Like `room_for_states`, without snapshots."""
     shape = model.state_shape(DTYPES[config.state_dtype], dtype)
     return None if shape is None else StateRoom(shape, config.max_num_seqs, SnapshotRoom())

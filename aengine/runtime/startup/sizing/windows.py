@@ -1,4 +1,4 @@
-"""Whether layers with a sliding window keep pages of their own, and how a memory is divided between both groups."""
+"""Divides memory between the pages of layers with a sliding window and those of all others."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
 
-LEAST_CONTEXT = 2048  # tokens of a sequence that memory is divided for, unless a knob says how many
-CHUNK = 2048  # tokens of a prompt that there should be pages for in one step
+LEAST_CONTEXT = 2048  # tokens of a sequence for which memory is divided, unless a knob sets them
+CHUNK = 2048  # tokens of a prompt that one step should have pages for
 
 
 @dataclass(frozen=True, slots=True)
 class PageGroups:
-    """What a page of each group takes, and how many tokens of a context each is meant to hold."""
+    """The bytes of a page in each group, and how many tokens of a context each group should hold."""
 
-    page_bytes: int  # of layers that see everything; 0: there are none
+    page_bytes: int  # of layers without a window; 0: there are none
     window_page_bytes: int
-    window: int  # tokens, the widest
-    share: float  # pages of windows for each of the others, at least
-    running: int  # pages of windows of as many sequences as can run; 0: the share alone counts
-    longest: int  # pages of a context
-    least: int  # pages of windows: a sequence alone goes on with so many
-    ample: int  # and is read in large pieces with so many
+    window: int  # tokens of the widest window
+    share: float  # the least number of window pages for each page without a window
+    running: int  # window pages for all sequences that can run; 0: only `share` counts
+    longest: int  # pages of the longest context
+    least: int  # window pages with which a single sequence can run
+    ample: int  # window pages with which a single prompt is read in large chunks
 
     @classmethod
-    def of(cls, config: EngineConfig, model: ModelConfig, kv_dtype: torch.dtype, longest: int) -> PageGroups | None:
-        """None: all layers keep pages together. That is so where no context outgrows the windows, and where pages go to
-        host memory, which takes and gives those of all layers at once.
+    def from_config(
+        cls, config: EngineConfig, model: ModelConfig, kv_dtype: torch.dtype, longest: int
+    ) -> PageGroups | None:
+        """Return the groups, or None if all layers share pages.
+
+        They share pages if no context is longer than the windows. They also do with a host cache, which copies the
+        pages of all layers together.
         """
         windows = [window for window in model.windows if window is not None]
         if not windows or max(windows) >= longest or config.host_cache_gib:
@@ -48,10 +52,10 @@ class PageGroups:
         )
 
     def divide(self, available: int, useful: int) -> tuple[int, int]:
-        """How many pages of each group `available` bytes hold; of neither more than `useful` ones.
+        """Return the pages of each group that fit into `available` bytes, at most `useful` in each.
 
-        By their shares; windows of all sequences that can run come first, but for as many tokens as others have, and
-        before both the longest context.
+        The order of priority: one longest context, then windows of all sequences that can run (but no more tokens than
+        the other group has), then the shares.
         """
         most = max(useful, self.least)
         if not self.page_bytes:
@@ -68,7 +72,7 @@ class PageGroups:
         return pages, min((available - pages * self.page_bytes) // self.window_page_bytes, most)
 
     def beside(self, num_pages: int, useful: int) -> tuple[int, int]:
-        """Where a knob says how many pages there are: of the group that holds the most of a context."""
+        """Return the pages of each group when a knob sets those of the group that holds the most of a context."""
         if not self.page_bytes:
             return useful, max(num_pages, self.least)
         return num_pages, max(int(num_pages * self.share), self.least)
@@ -78,18 +82,18 @@ class PageGroups:
 
 
 def sliding_layers(model: ModelConfig, windows: WindowRoom | None) -> SlidingLayers | None:
-    """Which layers of the model keep theirs in that room."""
+    """Return the layers of the model that use window pages."""
     return None if windows is None else SlidingLayers(model.sliding, windows.num_pages)
 
 
 def trial_windows(config: EngineConfig, model: ModelConfig, kv_dtype: torch.dtype) -> WindowRoom | None:
-    """A window group in which every step writes to the reserved page alone."""
-    groups = PageGroups.of(config, model, kv_dtype, config.max_model_len or model.max_position_embeddings)
+    """Return a window group with only the reserved page, to which every step writes."""
+    groups = PageGroups.from_config(config, model, kv_dtype, config.max_model_len or model.max_position_embeddings)
     return None if groups is None else groups.room(1)
 
 
 def trial_bytes(config: EngineConfig, model: ModelConfig, kv_dtype: torch.dtype, num_pages: int) -> int:
-    """What so many pages take, with that group beside them."""
+    """Return the bytes of so many pages, including the group of `trial_windows`."""
     shape = model.kv_shape(config.page_size, kv_dtype)
     if trial_windows(config, model, kv_dtype) is None:
         return num_pages * shape.page_bytes
