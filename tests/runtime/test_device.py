@@ -31,11 +31,11 @@ def test_auto_dtype_is_the_checkpoints_on_a_gpu_and_float32_on_a_cpu() -> None:
 
 def test_short_steps_leave_the_loop_a_core_and_long_ones_take_all() -> None:
     threads = forward_threads(None, parameters=10_000_000)
-    assert threads.of(1) <= threads.of(512)
-    assert threads.of(49) == threads.short
-    assert threads.of(50) == threads.long  # 50 tokens x 20 MFLOP
+    assert threads.for_step(1) <= threads.for_step(512)
+    assert threads.for_step(49) == threads.short
+    assert threads.for_step(50) == threads.long  # 50 tokens x 20 MFLOP
     configured = forward_threads(3, parameters=10_000_000)
-    assert configured.of(1) == configured.of(10_000) == 3
+    assert configured.for_step(1) == configured.for_step(10_000) == 3
 
 
 def test_keys_and_values_are_kept_in_the_models_dtype_or_in_fp8() -> None:

@@ -116,7 +116,7 @@ def test_draws_of_one_rank_alone_are_refused() -> None:
         return [call() for call in calls]
 
     rows = torch.zeros(0, dtype=torch.int64)
-    with pytest.raises(TypeError, match="one rank alone"):
+    with pytest.raises(TypeError, match="one rank only"):
         RankedExecutor([], at_once).draw(Forwarded(None, [], rows, rows))  # type: ignore[arg-type]
 
 

@@ -89,5 +89,5 @@ def test_ranks_lie_on_the_named_device_and_those_behind_it(model: ModelConfig, m
 
 def test_more_than_there_are_from_the_named_device_on_are_refused(model: ModelConfig, machine: Machine) -> None:
     machine(4, just_holds(model, 1))
-    with pytest.raises(ConfigError, match="from cuda:3 on this machine has 1 usable"):
+    with pytest.raises(ConfigError, match="there are 1 usable ones from cuda:3 on"):
         chosen(model, first=3, tensor_parallel_size=2)

@@ -30,5 +30,5 @@ def test_even_numbers_of_elements_are_taken(dim: int) -> None:
 
 @pytest.mark.parametrize("dim", [8, 33, 576])
 def test_others_are_refused_by_name(dim: int) -> None:
-    with pytest.raises(ConfigError, match=rf"heads of {dim} elements.*device='cpu'"):
+    with pytest.raises(ConfigError, match=rf"heads have {dim} elements.*device='cpu'"):
         _check_heads(model(dim))

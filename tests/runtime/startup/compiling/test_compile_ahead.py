@@ -153,7 +153,7 @@ def test_what_a_start_up_needed_is_there_for_the_next_on_such_a_device(
 ) -> None:
     run(monkeypatch, "pass")
     kinds = {GPU: "H200, 150 GB", OTHER: "H100, 85 GB"}
-    monkeypatch.setattr(needs, "kinds_of", lambda devices: [kinds[device] for device in devices])
+    monkeypatch.setattr(needs, "describe_devices", lambda devices: [kinds[device] for device in devices])
 
     def known(*devices: torch.device) -> list[int] | None:
         with compile_ahead.compile_ahead(JOB) as ahead:
