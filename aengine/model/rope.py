@@ -172,7 +172,7 @@ class PositionTables:
 
     def __init__(self, max_positions: int, device: torch.device) -> None:
         self._max_positions = max_positions
-        self._device = device
+        self.device = device
         self._ropes: dict[tuple[RopeConfig | None, int], Tensor] = {}
         self._growths: dict[QueryGrowth, Tensor] = {}
 
@@ -180,18 +180,18 @@ class PositionTables:
         """Return `rope_table`, or a table without columns if there is no rotation."""
         if (rope, head_dim) not in self._ropes:
             self._ropes[rope, head_dim] = (
-                torch.empty(self._max_positions, 0, device=self._device)
+                torch.empty(self._max_positions, 0, device=self.device)
                 if rope is None
-                else rope_table(rope, head_dim, self._max_positions, self._device)
+                else rope_table(rope, head_dim, self._max_positions, self.device)
             )
         return self._ropes[rope, head_dim]
 
     def growth(self, growth: QueryGrowth) -> Tensor:
         """Return the factor of queries at each position: [max_positions] float32."""
         if growth not in self._growths:
-            if self._device.type == "meta":
-                return torch.empty(self._max_positions, device=self._device)
-            position = torch.arange(self._max_positions, device=self._device)
+            if self.device.type == "meta":
+                return torch.empty(self._max_positions, device=self.device)
+            position = torch.arange(self._max_positions, device=self.device)
             periods = torch.floor(position / growth.positions)
             self._growths[growth] = 1 + growth.beta * torch.log(1 + periods)
         return self._growths[growth]

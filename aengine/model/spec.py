@@ -19,14 +19,18 @@ from aengine.model.rope import QueryGrowth, RopeConfig
 Activation = Literal["silu", "gelu"]  # gelu: its tanh approximation
 
 
+# "head": of each query and key head. "all": of all query heads together, and of all key heads together.
+QKNorm = Literal["none", "head", "all"]
+
+
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     """Causal self-attention with grouped queries."""
 
     heads: int
     kv_heads: int
     head_dim: int
-    # RMS norm before the rotation: of each head, or of all query heads together and of all key heads together.
-    qk_norm: Literal["none", "head", "all"] = "none"
+    # RMS norm before the rotation.
+    qk_norm: QKNorm = "none"
     qk_norm_offset: float = 0.0  # is added to the weights of these norms
     qkv_bias: bool = False
     out_bias: bool = False

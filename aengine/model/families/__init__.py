@@ -45,9 +45,9 @@ FAMILIES: dict[str, Family] = {
     "Ministral3ForCausalLM": Family("Ministral 3", plain.ministral3),
     "Glm4MoeForCausalLM": Family("GLM-4.5 to 4.7", mixtures.glm4_moe),
     "Qwen3NextForCausalLM": Family("Qwen3-Next", hybrids.qwen3_next, hybrids.ends, ignored_prefixes=_DRAFTS),
-    "Qwen3_5ForCausalLM": Family("Qwen3.5 to 3.8", hybrids.qwen3_5, hybrids.ends, ignored_prefixes=_DRAFTS),
+    "Qwen3_5ForCausalLM": Family("Qwen3.5/3.6/3.8", hybrids.qwen3_5, hybrids.ends, ignored_prefixes=_DRAFTS),
     "Qwen3_5MoeForCausalLM": Family(
-        "Qwen3.5 to 3.8 with experts", hybrids.qwen3_5_moe, hybrids.ends, ignored_prefixes=_DRAFTS
+        "Qwen3.5/3.6/3.8 with experts", hybrids.qwen3_5_moe, hybrids.ends, ignored_prefixes=_DRAFTS
     ),
     "Gemma2ForCausalLM": Family("Gemma 2", gemma.gemma2, gemma.ends, gemma.GEMMA2),
     "Gemma3ForCausalLM": Family("Gemma 3", gemma.gemma3, gemma.ends, gemma.GEMMA3),

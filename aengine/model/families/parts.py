@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 from msgspec.structs import replace
 
@@ -11,7 +10,17 @@ from aengine.errors import UnsupportedModelError
 from aengine.kernels.experts.routing.router import Router
 from aengine.model.fields import Fields, shown
 from aengine.model.rope import read_rope
-from aengine.model.spec import FFN, Activation, AttentionSpec, EndsSpec, LayerNorms, LayerSpec, MLPSpec, NormSpec
+from aengine.model.spec import (
+    FFN,
+    Activation,
+    AttentionSpec,
+    EndsSpec,
+    LayerNorms,
+    LayerSpec,
+    MLPSpec,
+    NormSpec,
+    QKNorm,
+)
 
 # Far above any real model, and far below what would overflow a size.
 MAX_WIDTH = 2**20
@@ -65,7 +74,7 @@ def attention(
     *,
     kv_heads_default: bool = False,
     head_dim: int | None = None,
-    qk_norm: Literal["none", "head", "all"] = "none",
+    qk_norm: QKNorm = "none",
     qk_norm_offset: float = 0.0,
     qkv_bias: bool = False,
     out_bias: bool = False,
