@@ -93,7 +93,7 @@ class PeerCollective:
 
     @cached_property
     def _side(self) -> torch.cuda.Stream:
-        """The stream of pending sums. Its priority makes no difference (bench/README.md)."""
+        """The stream of pending sums. Its priority makes no difference (bench/KERNELS.md)."""
         return torch.cuda.Stream(self.box.lanes.device)
 
     def begin_step(self, rehearsal: bool, halves: bool) -> None:
