@@ -26,7 +26,7 @@ from aengine.engine.sleep import run_to_end
 from aengine.errors import ConfigError, EngineClosedError
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import ChatPrompt
-from aengine.text.reading.read_stream import ReadStream
+from aengine.text.answer.reader import ReadStream
 from aengine.types import (
     Classes,
     Completion,

@@ -15,9 +15,8 @@ from aengine.errors import renamed_param
 from aengine.latency import Latencies
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import ChatPrompt
-from aengine.text.reading.answer_reading import AnswerReading
-from aengine.text.reading.read_stream import ReadStream
-from aengine.text.reading.tools import rules_of
+from aengine.text.answer.reader import ReadStream
+from aengine.text.reading import AnswerReading, rules_of
 from aengine.text.tokens.bad_words import banned_sequences
 
 Prompt = str | Sequence[int]
@@ -130,8 +129,8 @@ class Generation:
                 cache_salt=cache_salt,
                 adapter=adapter,
             )
-        readers = [reading.reader(prompt.opens_thought, loaded.tokenizer.token_bytes) for _ in range(params.n)]
-        return ReadStream(stream, [reader.parser for reader in readers])
+        bytes_of = loaded.tokenizer.token_bytes
+        return ReadStream(stream, [reading.reader(prompt.opens_thought, bytes_of) for _ in range(params.n)])
 
     async def encode_chat(
         self,

@@ -21,7 +21,8 @@ from aengine.http.fields.unknown import RequestBody
 from aengine.http.state import ChosenModel, ServerState
 from aengine.http.streams import sse
 from aengine.requests.sampling_params import SamplingParams
-from aengine.text.reading.answer_reading import AnswerReading, ChoiceReader
+from aengine.text.answer.reader import Reader
+from aengine.text.reading import AnswerReading
 
 _MOST_FIELDS = 1000  # of a body; no API has a tenth of them, and each is looked up
 
@@ -50,7 +51,7 @@ class Admitted(NamedTuple):
 
     stream: StreamLike
     prompt: Prompt  # as it was enqueued
-    readers: list[ChoiceReader]  # of a chat's answers, one for each choice
+    readers: list[Reader]  # of a chat's answers, one for each choice
 
 
 class Endpoint:
@@ -147,7 +148,7 @@ class Endpoint:
                 adapter=accepted.model.adapter,
                 clip=clip,
             )
-        readers: list[ChoiceReader] = []
+        readers: list[Reader] = []
         if chat is not None:
             bytes_of = engine.tokenizer.token_bytes
             readers = [chat.reading.reader(chat.opens_thought, bytes_of) for _ in range(params.n)]

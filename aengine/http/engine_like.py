@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from aengine.latency import Latencies
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
-from aengine.text.tokens.info import TokenizerInfo
+from aengine.text.tokens.settings import TokenizerInfo
 from aengine.timeline import Timeline
 from aengine.types import AdapterInfo, Classes, DeviceMemory, Embeddings, Fragment, Ranking, Scores, SleepMode, Stats
 

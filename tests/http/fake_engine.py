@@ -15,7 +15,7 @@ from aengine.http import EngineLike
 from aengine.latency import Latencies
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
-from aengine.text.tokens.info import TokenizerInfo
+from aengine.text.tokens.settings import TokenizerInfo
 from aengine.timeline import Timeline
 from aengine.types import (
     AdapterInfo,

@@ -19,7 +19,7 @@ from aengine.ray_serve.answer import LastEvents
 from aengine.ray_serve.call import Head
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
-from aengine.text.reading.answer_reading import AnswerReading
+from aengine.text.reading import AnswerReading
 from aengine.types import Fragment
 from tests.http.responses.streams import parse
 

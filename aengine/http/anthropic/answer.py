@@ -19,8 +19,8 @@ from aengine.http.anthropic.bodies import (
     ToolUseBlock,
 )
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta
-from aengine.text.reading.answer_reading import ChoiceReader
-from aengine.types import Choice, Completion, Fragment, Usage, is_cut
+from aengine.text.answer.reader import Reader
+from aengine.types import Choice, Completion, Fragment, Usage
 
 # Clients keep it with a thought and send it back. Nothing is signed here: a thought is read as it comes back.
 SIGNATURE = "unsigned"
@@ -65,13 +65,12 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
         raise EngineFailedError("the request was aborted")
 
 
-async def message_body(plan: AnswerPlan, completion: Completion, reader: ChoiceReader) -> MessageBody:
+async def message_body(plan: AnswerPlan, completion: Completion, reader: Reader) -> MessageBody:
     """The whole body of an answer that is not streamed."""
     choice, usage = completion.choices[0], completion.usage
-    await reader.count_thought(choice.token_ids)
-    deltas = reader.parser.read_deltas(choice.text, cut=is_cut(choice)) if plan.max_tokens else []
+    deltas = await reader.read(choice) if plan.max_tokens else []
     message = plan.message(content_blocks(deltas, plan.shows_thoughts), plan.usage(usage, reader.thought_tokens))
-    reason = plan.stop_reason(choice, usage, reader.parser.ends_with_calls)
+    reason = plan.stop_reason(choice, usage, reader.ends_with_calls)
     stop_sequence = choice.stop_string if reason == "stop_sequence" else None
     return msgspec.structs.replace(message, stop_reason=reason, stop_sequence=stop_sequence)
 

@@ -11,8 +11,8 @@ from aengine.http.engine_like import StreamLike
 from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
-from aengine.text.reading.answer_reading import ChoiceReader
-from aengine.types import Fragment, Usage, is_cut
+from aengine.text.answer.reader import Reader
+from aengine.types import Fragment, Usage
 
 _HOLE = sse.encode(sse.HOLE)
 
@@ -22,7 +22,7 @@ class MessageEventEncoder(EventEncoder):
 
     ping: ClassVar[bytes] = sse.typed_event({"type": "ping"})
 
-    def __init__(self, plan: AnswerPlan, stream: StreamLike, reader: ChoiceReader) -> None:
+    def __init__(self, plan: AnswerPlan, stream: StreamLike, reader: Reader) -> None:
         self._plan = plan
         self._prompt_tokens = stream.prompt_tokens
         self._reader = reader
@@ -43,27 +43,22 @@ class MessageEventEncoder(EventEncoder):
         return sse.typed_event({"type": "message_start", "message": message}) + self.ping
 
     def event(self, fragment: Fragment) -> bytes:
-        parser, thought = self._reader
+        reader = self._reader
         ends = fragment.finish_reason is not None
         if ends:
             self._last = fragment
         if not self._plan.max_tokens:
             return b""
-        if parser.plain and isinstance(self._latest, ContentDelta) and not ends:
+        if reader.plain and isinstance(self._latest, ContentDelta) and not ends:
             return self._piece(fragment.text) if fragment.text else b""  # text may be held back
-        if thought is not None:
-            thought.feed(fragment.token_ids)
-        deltas = parser.feed(fragment.text)
-        if ends:
-            deltas += parser.finish(cut=is_cut(fragment))
-        events = b"".join(map(self._delta, deltas))
+        events = b"".join(map(self._delta, reader.feed(fragment)))
         return events + self._stop() if ends else events
 
     def closing(self, usage: Usage | None) -> bytes:
         """Why it ended, and what it cost. Raises `EngineFailedError` where it was ended from outside."""
         if self._last is None or usage is None:
             raise EngineFailedError("the request was aborted")
-        reason = self._plan.stop_reason(self._last, usage, self._reader.parser.ends_with_calls)
+        reason = self._plan.stop_reason(self._last, usage, self._reader.ends_with_calls)
         matched = self._last.stop_string if reason == "stop_sequence" else None
         ending = {
             "type": "message_delta",

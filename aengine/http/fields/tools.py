@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from aengine.errors import InvalidRequestError
 from aengine.http.fields.messages import AllowedToolsChoice, ChosenTool, Tool, ToolChoice
 from aengine.text.answer.formats.base import CallableTool
-from aengine.text.reading.tools import CallRules
+from aengine.text.reading import CallRules
 
 
 class ToolUse(NamedTuple):

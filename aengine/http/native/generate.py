@@ -37,7 +37,7 @@ from aengine.http.streams.sse import EventEncoder, EventStreamResponse
 from aengine.requests.sampling_params import (
     SamplingParams,
 )
-from aengine.text.reading.read_stream import ReadStream
+from aengine.text.answer.reader import ReadStream
 from aengine.types import Choice, Completion, FinishReason, Fragment, TokenLogprob, Usage
 
 DEFAULT_MAX_TOKENS = 128
@@ -115,7 +115,7 @@ class Generate(Endpoint):
             clip=body.max_tokens is None,  # the request's own is refused beyond the context, the default is cut
         )
         if readers:
-            stream = ReadStream(stream, [reader.parser for reader in readers])
+            stream = ReadStream(stream, readers)
         stream, prompt_logprobs_of = with_prompt_logprobs(stream, engine.tokenizer, body.prompt_logprobs)
         if streamed:
             return EventStreamResponse(stream, GenerateEventEncoder(params.n, prompt_logprobs_of), self._state.config)

@@ -32,7 +32,7 @@ from aengine.http.state import ServerState
 from aengine.requests.sampling_params import (
     check_token_ids,
 )
-from aengine.text.tokens.info import TokenizerInfo
+from aengine.text.tokens.settings import TokenizerInfo
 
 _INLINE_TOKENS = 2000  # worded within the loop; a thread costs more than that
 

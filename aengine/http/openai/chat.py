@@ -23,9 +23,9 @@ from aengine.http.state import ServerState
 from aengine.http.streams.document import DocumentResponse
 from aengine.http.streams.prompt_logprobs import with_prompt_logprobs
 from aengine.http.streams.sse import EventStreamResponse
-from aengine.text.answer.deltas import Answer, ReasoningDelta
-from aengine.text.reading.answer_reading import ChoiceReader
-from aengine.types import Choice, Completion, is_cut
+from aengine.text.answer.deltas import Answer, ReasoningDelta, join_deltas
+from aengine.text.answer.reader import Reader
+from aengine.types import Choice, Completion
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
@@ -88,7 +88,7 @@ def tool_use(body: ChatRequest) -> ToolUse:
 async def chat_body(
     head: dict[str, Any],
     completion: Completion,
-    readers: Sequence[ChoiceReader],
+    readers: Sequence[Reader],
     logprobs: ChatLogprobs | None,
     prompt_ids: Sequence[int] | None = None,
 ) -> object:
@@ -102,21 +102,19 @@ async def chat_body(
     return {**head, "choices": choices, "usage": usage}
 
 
-async def _choice_body(choice: Choice, reader: ChoiceReader, logprobs: ChatLogprobs | None) -> dict[str, Any]:
-    parser = reader.parser
-    await reader.count_thought(choice.token_ids)
-    message: dict[str, Any] = {"role": "assistant", "content": choice.text}
-    if not parser.plain:
-        message |= _message_body(parser.read(choice.text, cut=is_cut(choice)))
+async def _choice_body(choice: Choice, reader: Reader, logprobs: ChatLogprobs | None) -> dict[str, Any]:
+    plain = reader.plain
+    answer = join_deltas(await reader.read(choice))
     return {
         "index": choice.index,
-        "message": message,
+        "message": {"role": "assistant", "content": answer.content, **({} if plain else _parts(answer))},
         "logprobs": None if logprobs is None else await logprobs.encoded_body(choice.logprobs),
-        "finish_reason": finish_reason(choice.finish_reason, parser),
+        "finish_reason": finish_reason(choice.finish_reason, reader),
     }
 
 
-def _message_body(answer: Answer) -> dict[str, Any]:
+def _parts(answer: Answer) -> dict[str, Any]:
+    """The fields of a message that may have a thought and calls."""
     body: dict[str, Any] = {"content": answer.content or None}
     if answer.reasoning:
         body |= delta_body(ReasoningDelta(answer.reasoning))

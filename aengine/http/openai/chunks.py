@@ -13,9 +13,8 @@ from aengine.http.openai.logprobs import ChatLogprobs, CompletionForm, Completio
 from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import Call, CallDelta, ContentDelta, Delta, ReasoningDelta
-from aengine.text.answer.parser import AnswerParser
-from aengine.text.reading.answer_reading import ChoiceReader
-from aengine.types import FinishReason, Fragment, Usage, is_cut
+from aengine.text.answer.reader import Reader
+from aengine.types import FinishReason, Fragment, Usage
 
 _NOTHING: Mapping[str, Any] = {}
 _HOLE = sse.encode(sse.HOLE)
@@ -131,7 +130,7 @@ class ChatChunkEncoder(ChunkEncoder):
         head: dict[str, Any],
         stream: StreamLike,
         usage_shown: UsageShown,
-        readers: Sequence[ChoiceReader],
+        readers: Sequence[Reader],
         logprobs: ChatLogprobs | None,
         prompt_ids: Sequence[int] | None = None,
     ) -> None:
@@ -140,34 +139,30 @@ class ChatChunkEncoder(ChunkEncoder):
         self._prompt_ids = prompt_ids
         self._readers = readers
         self._logprobs = logprobs
+        if usage_shown == "never":
+            for reader in readers:
+                reader.skip_counting()
 
     def opening(self) -> bytes:
         """The chunks with the role, one per choice. Where content may stay away, it is null until it comes."""
         events = []
         more = _NOTHING if self._prompt_ids is None else {"prompt_token_ids": self._prompt_ids}
         for index, reader in enumerate(self._readers):
-            role = {"role": "assistant", "content": "" if reader.parser.plain else None}
+            role = {"role": "assistant", "content": "" if reader.plain else None}
             events.append(self._event({"index": index, "delta": role, "logprobs": None, "finish_reason": None}, more))
             more = _NOTHING
         return b"".join(events)
 
     def event(self, fragment: Fragment) -> bytes:
         index, reason = fragment.index, fragment.finish_reason
-        parser, thought = self._readers[index]
+        reader = self._readers[index]
         if self._counts:
             self._count(fragment)
         ends = reason is not None or fragment.logprobs is not None  # with an event that is not encoded beforehand
-        deltas: list[Delta]
-        if plain := parser.plain:
-            if not ends:  # text may be held back: bytes of a character, the start of a stop string
-                return self._piece(index, ContentDelta, fragment.text) if fragment.text else b""
-            deltas = [ContentDelta(fragment.text)] if fragment.text else []
-        else:
-            if thought is not None and self._usage_shown != "never":
-                thought.feed(fragment.token_ids)
-            deltas = parser.feed(fragment.text)
-            if reason is not None:
-                deltas += parser.finish(cut=is_cut(fragment))
+        plain = reader.plain
+        if plain and not ends:  # text may be held back: bytes of a character, the start of a stop string
+            return self._piece(index, ContentDelta, fragment.text) if fragment.text else b""
+        deltas = reader.feed(fragment)
         last = deltas.pop() if ends and deltas and (plain or reason is None) else None
         events = b""
         for delta in deltas:
@@ -177,7 +172,7 @@ class ChatChunkEncoder(ChunkEncoder):
                 events += self._piece(index, type(delta), delta.text)
         if ends:
             logprobs = None if self._logprobs is None else self._logprobs.body(fragment.logprobs)
-            events += self._event(self._choice(index, last, logprobs, finish_reason(reason, parser)))
+            events += self._event(self._choice(index, last, logprobs, finish_reason(reason, reader)))
         return events
 
     def _choice(
@@ -205,5 +200,5 @@ def delta_body(delta: Delta) -> dict[str, Any]:
     return {"tool_calls": [{"index": delta.index, **call_body(Call(delta.id, delta.name or "", delta.arguments))}]}
 
 
-def finish_reason(reason: FinishReason | None, parser: AnswerParser) -> str | None:
-    return "tool_calls" if reason == "stop" and parser.ends_with_calls else reason
+def finish_reason(reason: FinishReason | None, reader: Reader) -> str | None:
+    return "tool_calls" if reason == "stop" and reader.ends_with_calls else reason

@@ -21,7 +21,6 @@ from aengine.http.responses.events import Keep, ResponseEventEncoder, keep_nothi
 from aengine.http.responses.input import messages_of
 from aengine.http.responses.items import Output
 from aengine.http.responses.kept import KeptResponse, KeptResponses, encoded_input, items_of, kept_operations
-from aengine.http.responses.logprobs import MessageLogprobs
 from aengine.http.responses.tools import read_tools
 from aengine.http.responses.whole import response_body
 from aengine.http.state import ServerState
@@ -66,17 +65,15 @@ class Responses(Endpoint):
             summaries=(reasoning.summary or reasoning.generate_summary) is not None,
             encrypted=ENCRYPTED in include,
             called=tools.called,
+            logprobs=None if params.logprobs is None else ChatLogprobs(engine.tokenizer.token_bytes),
         )
-        logprobs = None
         if params.logprobs is not None:
-            logprobs = MessageLogprobs(ChatLogprobs(engine.tokenizer.token_bytes), reader.thought)
+            reader.attach_logprobs()
         if body.stream:
-            return EventStreamResponse(
-                stream, ResponseEventEncoder(head, output, reader, logprobs, keep), self._state.config
-            )
+            return EventStreamResponse(stream, ResponseEventEncoder(head, output, reader, keep), self._state.config)
 
         async def whole(completion: Completion) -> object:
-            answer = await response_body(head, completion, output, reader, logprobs)
+            answer = await response_body(head, completion, output, reader)
             keep(answer)
             return answer
 

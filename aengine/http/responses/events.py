@@ -7,13 +7,12 @@ from typing import Any
 
 from aengine.http.door.errors import ErrorBody, ErrorDetail
 from aengine.http.responses.answer import Ending, ResponseHead, ending_of, usage_body
-from aengine.http.responses.items import CallItem, Event, Item, MessageItem, Output
-from aengine.http.responses.logprobs import MessageLogprobs, by_token
+from aengine.http.responses.items import Event, Item, MessageItem, Output
 from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import ContentDelta, Delta
-from aengine.text.reading.answer_reading import ChoiceReader
-from aengine.types import FinishReason, Fragment, Usage, is_cut
+from aengine.text.answer.reader import Reader
+from aengine.types import FinishReason, Fragment, Usage
 
 Keep = Callable[[dict[str, Any]], None]  # what is done with a finished response
 
@@ -36,14 +35,12 @@ class ResponseEventEncoder(EventEncoder):
         self,
         head: ResponseHead,
         output: Output,
-        reader: ChoiceReader,
-        logprobs: MessageLogprobs | None = None,
+        reader: Reader,
         keep: Keep = keep_nothing,
     ) -> None:
         self._head = head
         self._output = output
-        self._parser, self._thought = reader
-        self._logprobs = logprobs
+        self._reader = reader
         self._keep = keep
         self._number = 0  # of the next event
         self._reason: FinishReason | None = None
@@ -62,35 +59,22 @@ class ResponseEventEncoder(EventEncoder):
                 return b""
             plain.pieces.append(text)
             return self._text(plain, text)
-        events = b""
-        if self._logprobs is not None and fragment.logprobs:
-            for one, text in by_token(fragment.text, fragment.logprobs):
-                self._logprobs.feed((one.token_id,), (one,))
-                events += self._read(text)
-        else:
-            if self._thought is not None and self._logprobs is None:
-                self._thought.feed(fragment.token_ids)
-            events = self._read(fragment.text)
+        events = b"".join(map(self._add, self._reader.feed(fragment)))
         if fragment.finish_reason is not None:
             self._reason = fragment.finish_reason
-            if not self._parser.plain:
-                events += b"".join(map(self._add, self._parser.finish(cut=is_cut(fragment))))
         last = self._output.last
-        if self._parser.plain and self._logprobs is None and isinstance(last, MessageItem):
+        if self._reader.plain and self._output.logprobs is None and isinstance(last, MessageItem):
             self._plain = last
         return events
-
-    def _read(self, text: str) -> bytes:
-        """Parse more text; returns the events of what is complete now."""
-        if self._parser.plain:
-            return self._add(ContentDelta(text)) if text else b""
-        return b"".join(map(self._add, self._parser.feed(text)))
 
     def closing(self, usage: Usage | None) -> bytes:
         ending = ending_of(self._reason)
         events = b""
+        rest = ContentDelta("", self._reader.take_logprobs())
         if ending.status == "completed" and self._output.says_nothing:
-            events += self._add(ContentDelta(""))  # an empty message, which readers expect
+            events += self._add(rest)  # an empty message, which readers expect
+        elif isinstance(last := self._output.last, MessageItem):
+            last.add(rest)
         events += self._end_item(ending)
         body = self._body(ending, usage)
         if ending.status != "failed":
@@ -106,16 +90,13 @@ class ResponseEventEncoder(EventEncoder):
         return self._event(told) + self._event({"type": "response.failed", "response": self._body(ending, None)})
 
     def _body(self, ending: Ending, usage: Usage | None) -> dict[str, Any]:
-        thought_tokens = 0 if self._thought is None else self._thought.count
-        used = None if usage is None else usage_body(usage, thought_tokens)
+        used = None if usage is None else usage_body(usage, self._reader.thought_tokens)
         return self._head.body(ending, self._output.bodies(), used)
 
     def _add(self, delta: Delta) -> bytes:
         item, events = self._output.last, b""
         if item is None or not item.continues(delta):
             if item is not None:
-                if self._logprobs is not None and not isinstance(delta, ContentDelta):
-                    self._logprobs.drop()
                 events += self._end_item(Ending("completed"))
             item = self._output.begin(delta)
             events += self._begin_item(item)
@@ -124,15 +105,13 @@ class ResponseEventEncoder(EventEncoder):
 
     def _text(self, item: Item, text: str) -> bytes:
         """The event with more text of the item."""
-        if self._logprobs is not None and isinstance(item, MessageItem):
-            more = {"type": f"{item.text_event}.delta", "delta": text, "logprobs": self._logprobs.take()}
+        if self._output.logprobs is not None and isinstance(item, MessageItem):
+            more = {"type": f"{item.text_event}.delta", "delta": text, "logprobs": item.newest}
             return self._event(more, item.place)
         self._number += 1
         return self._more % (sse.encode(self._number - 1), sse.encode(text))
 
     def _begin_item(self, item: Item) -> bytes:
-        if self._logprobs is not None and item.index and isinstance(self._output.items[item.index - 1], CallItem):
-            self._logprobs.drop(but_last=True)
         more: Event = {"type": f"{item.text_event}.delta", "sequence_number": sse.HOLE, **item.place, "delta": sse.HOLE}
         if isinstance(item, MessageItem):
             more["logprobs"] = ()
@@ -148,8 +127,6 @@ class ResponseEventEncoder(EventEncoder):
         held = item.end()
         events = self._text(item, held) if held else b""
         item.status = "completed" if ending.status == "completed" else "incomplete"
-        if self._logprobs is not None and isinstance(item, MessageItem):
-            item.logprobs = self._logprobs.end()
         events += b"".join(self._event(event, item.place) for event in item.closing())
         done = {"type": "response.output_item.done", "output_index": item.index, "item": item.body()}
         return events + self._event(done)

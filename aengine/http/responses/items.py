@@ -7,9 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+import msgspec
+
+from aengine.http.openai.logprobs import ChatLogprobs
 from aengine.http.responses.custom_input import CustomInput
 from aengine.http.responses.input import sealed
 from aengine.http.responses.tools import CalledTool
+from aengine.http.streams import sse
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -81,12 +85,30 @@ class MessageItem(Item):
     prefix, text_event = "msg", "response.output_text"
     part_event, part_place = "response.content_part", {"content_index": 0}
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, form: ChatLogprobs | None) -> None:
+        """form: how logprobs are written; None: none were asked for."""
         super().__init__(index)
-        self.logprobs: object = ()  # a list as JSON has it
+        self._form = form
+        self._encoded: list[bytes] = []  # items of a JSON list, separated by commas: the tokens so far
+        self.newest: object = ()  # the list of the latest piece's tokens
+        self.logprobs: object = ()  # the list of all tokens, once the message has ended
 
     def continues(self, delta: Delta) -> bool:
         return isinstance(delta, ContentDelta)
+
+    def add(self, delta: Delta) -> str:
+        if self._form is not None and isinstance(delta, ContentDelta):
+            encoded = b""
+            if delta.logprobs and (body := self._form.body(delta.logprobs)) is not None:
+                encoded = sse.encode(body["content"])[1:-1]
+                self._encoded.append(encoded)
+            self.newest = msgspec.Raw(b"[%b]" % encoded)
+        return super().add(delta)
+
+    def end(self) -> str:
+        if self._form is not None:
+            self.logprobs = msgspec.Raw(b"[%b]" % b",".join(self._encoded))
+        return ""
 
     def part(self, text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
@@ -194,12 +216,22 @@ class CustomCallItem(CallItem):
 
 
 class Output:
-    """The items of one answer. `called` are the tools, by the names under which the model calls them."""
+    """The items of one answer. `called` are the tools, by the names under which the model calls them. logprobs: how
+    those of messages are written; None: none were asked for.
+    """
 
-    def __init__(self, *, summaries: bool, encrypted: bool, called: Mapping[str, CalledTool]) -> None:
+    def __init__(
+        self,
+        *,
+        summaries: bool,
+        encrypted: bool,
+        called: Mapping[str, CalledTool],
+        logprobs: ChatLogprobs | None = None,
+    ) -> None:
         self._summaries = summaries
         self._encrypted = encrypted
         self._called = called
+        self.logprobs = logprobs
         self.items: list[Item] = []
 
     @property
@@ -212,13 +244,22 @@ class Output:
         """Whether there is neither a message nor a call."""
         return all(isinstance(item, ReasoningItem) for item in self.items)
 
+    def add(self, delta: Delta) -> None:
+        """Add a piece, to the last item or as the beginning of the next one."""
+        item = self.last
+        if item is None or not item.continues(delta):
+            if item is not None:
+                item.end()
+            item = self.begin(delta)
+        item.add(delta)
+
     def begin(self, delta: Delta) -> Item:
         """The next item, which begins with this piece; it is still to be added."""
         index = len(self.items)
         item: Item
         match delta:
             case ContentDelta():
-                item = MessageItem(index)
+                item = MessageItem(index, self.logprobs)
             case ReasoningDelta():
                 kind = SummaryItem if self._summaries else ThoughtItem
                 item = kind(index, encrypted=self._encrypted)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from aengine.types import ToolCall, ToolCallDelta, join_calls
+from aengine.types import TokenLogprob, ToolCall, ToolCallDelta, join_calls
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
@@ -16,9 +16,10 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
 
 
 class ContentDelta(msgspec.Struct, frozen=True):
-    """A piece of the answer's own text."""
+    """A piece of the answer's own text. logprobs: those of its tokens, if the reader was asked for them."""
 
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 Call = ToolCall

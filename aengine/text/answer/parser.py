@@ -9,7 +9,7 @@ import msgspec
 
 from aengine.config import CallFormatName
 from aengine.text.answer.calls import ToolCallParser
-from aengine.text.answer.deltas import Answer, ContentDelta, Delta, ReasoningDelta, join_deltas
+from aengine.text.answer.deltas import ContentDelta, Delta, ReasoningDelta
 from aengine.text.answer.formats.base import CallFormat
 from aengine.text.answer.formats.table import FORMATS, call_format_of
 from aengine.text.answer.harmony import CONTROL, HARMONY_THOUGHT, HarmonyParser, uses_harmony
@@ -20,7 +20,6 @@ _MARKERS = (
     *(marker for markers in ALL_THOUGHTS for marker in markers.tokens),
     *(marker for form in FORMATS.values() for marker in form.syntax.markers),
 )
-_READ_CHARACTERS = 4096  # the text after a marker is copied, so that time is linear only in small pieces
 
 
 class AnswerFormat(msgspec.Struct, frozen=True):
@@ -85,7 +84,7 @@ class AnswerParser:
     thought that never ends.
     """
 
-    __slots__ = ("_calls", "_calls_begin", "_edge", "_harmony", "_thoughts", "_unclosed")
+    __slots__ = ("_calls", "_calls_begin", "_edge", "_harmony", "_thoughts", "_unclosed", "plain")
 
     def __init__(
         self,
@@ -102,12 +101,7 @@ class AnswerParser:
         self._calls_begin = calls_begin
         self._unclosed = unclosed
         self._edge = ""  # content that may become `calls_begin`
-
-    @property
-    def plain(self) -> bool:
-        """Whether all further text is content, and nothing is held back."""
-        over = self._thoughts is None or self._thoughts.over
-        return over and self._calls is None and self._harmony is None
+        self.plain = thoughts is None and calls is None and harmony is None  # all further text is content as it comes
 
     @property
     def has_calls(self) -> bool:
@@ -126,7 +120,10 @@ class AnswerParser:
         deltas: list[Delta] = [ContentDelta(text)] if text else []
         if self._thoughts is not None:
             deltas = self._within_thought(self._thoughts.feed(text), self._thoughts.closed)
-        return self._with_calls(deltas)
+        deltas = self._with_calls(deltas)
+        if self._calls is None:
+            self.plain = self._thoughts is None or self._thoughts.over
+        return deltas
 
     def finish(self, cut: bool = False) -> list[Delta]:
         """Parse the end of the text. Returns the deltas that were held back. cut: the model would have continued."""
@@ -144,17 +141,6 @@ class AnswerParser:
                 self._calls = self._unclosed.calls
                 return deltas
         return deltas + ([] if self._calls is None else self._calls.finish(cut))
-
-    def read(self, text: str, cut: bool = False) -> Answer:
-        """Parse a whole answer at once."""
-        return join_deltas(self.read_deltas(text, cut))
-
-    def read_deltas(self, text: str, cut: bool = False) -> list[Delta]:
-        """Parse a whole answer at once: its pieces, in their order."""
-        deltas: list[Delta] = []
-        for at in range(0, len(text), _READ_CHARACTERS):
-            deltas += self.feed(text[at : at + _READ_CHARACTERS])
-        return deltas + self.finish(cut)
 
     def _within_thought(self, deltas: list[Delta], closed: bool) -> list[Delta]:
         """Hold back the parts of the thought that are calls unless it closes."""

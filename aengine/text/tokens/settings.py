@@ -7,6 +7,8 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from aengine.errors import CheckpointError
 from aengine.sizes import format_bytes
 
@@ -187,3 +189,35 @@ def _code(folder: Path) -> str:
         return ""
     classes = named if isinstance(named, list) else [named]
     return next((name[:100] for name in classes if isinstance(name, str)), "")
+
+
+class AddedTokenInfo(msgspec.Struct, frozen=True):
+    """A token that text is cut into before the vocabulary's own rules apply."""
+
+    content: str
+    special: bool
+    normalized: bool
+    lstrip: bool
+    rstrip: bool
+    single_word: bool
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of tokenizer_config.json under their names there.
+
+    They are listed one by one, because the file may hold paths of other machines.
+    """
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    sep_token: str | None
+    pad_token: str | None
+    cls_token: str | None
+    mask_token: str | None
+    additional_special_tokens: tuple[str, ...]
+    added_tokens_decoder: dict[str, AddedTokenInfo]  # by id
+    add_bos_token: bool | None  # null means as in tokenizer.json
+    add_eos_token: bool | None
+    chat_template: str | dict[str, str] | None  # templates by name, if there are several

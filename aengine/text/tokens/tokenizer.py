@@ -21,9 +21,16 @@ from aengine.text.template.control_tokens import ControlTokens, characters
 from aengine.text.template.rendering import ChatTemplates
 from aengine.text.tokens.backend import apply_settings, decoder_of, library_errors, quoting_backend, read_backend
 from aengine.text.tokens.bounds import MAX_OUTPUT, is_quick, largest_growth, longest_token_bytes, minimum_tokens
-from aengine.text.tokens.info import AddedTokenInfo, TokenizerInfo
 from aengine.text.tokens.pieces import PieceTable, rules_of
-from aengine.text.tokens.settings import NAMED_TOKENS, TokenizerSettings, read_settings, read_text, refuse_without_json
+from aengine.text.tokens.settings import (
+    NAMED_TOKENS,
+    AddedTokenInfo,
+    TokenizerInfo,
+    TokenizerSettings,
+    read_settings,
+    read_text,
+    refuse_without_json,
+)
 
 INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
 MAX_CHARACTERS = 2**21  # a list of that many ids holds the GIL for about 50 ms, in any thread

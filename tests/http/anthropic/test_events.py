@@ -18,7 +18,7 @@ from aengine.http.fields.tools import ToolUse
 from aengine.http.streams import sse
 from aengine.text.answer.deltas import CallDelta, ContentDelta, ReasoningDelta
 from aengine.text.answer.parser import AnswerFormat
-from aengine.text.reading.answer_reading import AnswerReading
+from aengine.text.reading import AnswerReading
 from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
 from tests.http.fake_engine import FakeStream
 

@@ -20,10 +20,11 @@ from aengine.requests.sampling_params import SamplingParams
 from aengine.requests.structured import Structured
 from aengine.text.answer.harmony import CONTROL, HARMONY_THOUGHT
 from aengine.text.answer.parser import AnswerFormat
-from aengine.text.reading.answer_reading import AnswerReading
+from aengine.text.reading import AnswerReading
 from aengine.types import Fragment, Usage
 from tests.http.fake_engine import FakeEngine, FakeStream
 from tests.http.serving import serving
+from tests.text.cutting import read_fragments
 
 pytestmark = pytest.mark.anyio
 
@@ -87,7 +88,7 @@ async def test_control_tokens_are_written_and_ends_are_known() -> None:
 
 def test_knobs_leave_calls_and_thoughts_in_the_text() -> None:
     config = ServerConfig(tool_format="off", reasoning="off")
-    answer = reading(config).reader(False, lambda token_id: b"").parser.read("".join(SAID))
+    answer = read_fragments(reading(config).reader(False, lambda token_id: b""), *SAID)
     assert (answer.reasoning, answer.calls) == ("", ())
     head = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
     assert answer.content == f'I call.\nI look.\n{head}{{"a": 1}}'

@@ -12,12 +12,14 @@ from aengine.http.openai.bodies import ChatRequest
 from aengine.http.openai.chat import chat_body, tool_use
 from aengine.requests.sampling_params import SamplingParams
 from aengine.requests.structured import Structured
-from aengine.text.answer.deltas import CallDelta, join_deltas
+from aengine.text.answer.deltas import CallDelta
 from aengine.text.answer.parser import AnswerFormat
-from aengine.text.reading.answer_reading import AnswerReading, ChoiceReader
-from aengine.types import Choice, Completion, Usage
+from aengine.text.answer.reader import Reader
+from aengine.text.reading import AnswerReading
+from aengine.types import Choice, Completion, Fragment, Usage
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import serving
+from tests.text.cutting import read_fragments
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +35,7 @@ def named(name: str, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
 
-def reader(reading: AnswerReading, opens_thought: bool = False) -> ChoiceReader:
+def reader(reading: AnswerReading, opens_thought: bool = False) -> Reader:
     return reading.reader(opens_thought, lambda token_id: b"")
 
 
@@ -153,7 +155,7 @@ def test_a_call_without_its_marker_is_one_where_no_schema_binds_it(more: dict[st
     body = msgspec.convert({"messages": HELLO, "tools": TOOLS} | more, ChatRequest)
     reading = AnswerReading(ServerConfig(), AnswerFormat(calls="qwen3_coder"), tool_use(body).rules)
     text = "I look.\n<function=f>\n</function>\n</tool_call>"
-    found = reader(reading).parser.read(text)
+    found = read_fragments(reader(reading), text)
     assert (found.content, len(found.calls)) == (("I look.", 1) if called else (text, 0))
 
 
@@ -376,7 +378,7 @@ def test_a_thought_may_come_before_an_answer_of_a_given_form(
     reading = AnswerReading(ServerConfig(**knobs), form, tool_use(body).rules, may_think=may_think, structured=formed)
     params = reading.engine_params(SamplingParams(structured=formed), opens_thought)
     assert params.structured == Structured(regex="a+", thought=thought)  # type: ignore[arg-type]
-    assert reader(reading, opens_thought).parser.plain == (thought == "never")
+    assert reader(reading, opens_thought).plain == (thought == "never")
 
 
 FORM = Structured(json_object=True)
@@ -387,7 +389,7 @@ def test_an_answer_of_a_given_form_may_be_a_call_instead() -> None:
     reading = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, structured=FORM)
     calls = reading.engine_params(SamplingParams(structured=FORM), opens_thought=False).structured.calls  # type: ignore[union-attr]
     assert (calls or "").startswith("calls: call\n")
-    assert isinstance(reader(reading).parser.feed("".join(CALL))[0], CallDelta)
+    assert isinstance(reader(reading).feed(Fragment("".join(CALL)))[0], CallDelta)
     body.tool_choice = "none"
     reading = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, structured=FORM)
     structured = reading.engine_params(SamplingParams(structured=FORM), opens_thought=False).structured
@@ -413,7 +415,7 @@ def test_what_could_be_taken_for_a_call_is_none(calls: Any, form: Structured) ->
     reading = AnswerReading(ServerConfig(), AnswerFormat(calls=calls), tool_use(body).rules, structured=form)
     structured = reading.engine_params(SamplingParams(structured=form), opens_thought=False).structured
     assert structured == form
-    assert reader(reading).parser.plain
+    assert reader(reading).plain
 
 
 def test_where_an_answer_is_bound_every_marker_is_seen() -> None:
@@ -432,10 +434,9 @@ def test_where_an_answer_is_bound_every_marker_is_seen() -> None:
 @pytest.mark.parametrize("start", ["a ", "{", "<tool", " \n<", "<think>no</think>\n\na"])
 def test_an_answer_of_a_given_form_may_quote_a_call(start: str, cut: int) -> None:
     body = msgspec.convert({"messages": HELLO, "tools": TOOLS}, ChatRequest)
-    parser = reader(AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, structured=FORM)).parser
+    found = reader(AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, structured=FORM))
     text = start + "".join(CALL) + " "
-    deltas = [delta for at in range(0, len(text), cut) for delta in parser.feed(text[at : at + cut])]
-    answer = join_deltas(deltas + parser.finish())
+    answer = read_fragments(found, *(text[at : at + cut] for at in range(0, len(text), cut)))
     assert (answer.content, answer.calls) == (text.removeprefix("<think>no</think>\n\n"), ())
 
 

@@ -21,7 +21,8 @@ from aengine.http.responses.whole import response_body
 from aengine.http.streams.document import document
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
-from aengine.text.reading.answer_reading import AnswerReading, ChoiceReader
+from aengine.text.answer.reader import Reader
+from aengine.text.reading import AnswerReading
 from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
 from tests.http.responses.streams import check_order, parse, without_ids
 
@@ -61,7 +62,7 @@ PIECES = (
 QWEN, GPT_OSS = AnswerFormat(calls="hermes", thoughts=True), AnswerFormat(harmony=True, thoughts=True)
 
 
-def parts(form: AnswerFormat, opens_thought: bool, summaries: bool) -> tuple[ResponseHead, Output, ChoiceReader]:
+def parts(form: AnswerFormat, opens_thought: bool, summaries: bool) -> tuple[ResponseHead, Output, Reader]:
     tools = read_tools(BODY)
     reading = AnswerReading(ServerConfig(), form, tools.use.rules)
     head = ResponseHead("resp_1", "m", BODY, SamplingParams(), stored=False)
@@ -82,7 +83,7 @@ def streamed(texts: Sequence[str], reason: FinishReason, usage: Usage, *form: An
 def whole(text: str, tokens: int, reason: FinishReason, usage: Usage, *form: Any) -> dict[str, Any]:
     head, output, reader = parts(*form)
     completion = Completion("r", (Choice(0, text, (1,) * tokens + (2,), reason),), usage)
-    body = asyncio.run(response_body(head, completion, output, reader, None))
+    body = asyncio.run(response_body(head, completion, output, reader))
     response: dict[str, Any] = json.loads(b"".join(document(body)))
     return response
 

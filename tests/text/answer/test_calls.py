@@ -14,7 +14,7 @@ from aengine.text.answer.deltas import CallDelta, ContentDelta
 from aengine.text.answer.formats.table import FORMATS, call_format_of
 from aengine.text.answer.parser import AnswerParser
 from aengine.text.answer.thought import ThoughtParser
-from tests.text.cutting import answer, cuts, shape
+from tests.text.cutting import answer, cuts, read, shape
 
 TOOLS = {"f": None, "get_weather": None}
 PARIS = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
@@ -250,7 +250,7 @@ def test_all_arguments_pass_unchanged(arguments: dict[str, object], indent: int 
 def test_time_is_linear(text: str) -> None:
     begin = time.process_time()
     answer(hermes(), *text)
-    AnswerParser(ThoughtParser(), hermes()).read(text * 3)
+    read(AnswerParser(ThoughtParser(), hermes()), text * 3)
     assert time.process_time() - begin < 2  # 25 us per character; quadratic time would be tens of seconds
 
 

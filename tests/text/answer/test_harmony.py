@@ -14,7 +14,7 @@ from aengine.text.answer.formats.base import Tools
 from aengine.text.answer.harmony import CONTROL, HARMONY_THOUGHT, HarmonyParser, uses_harmony
 from aengine.text.answer.parser import AnswerParser, answer_format_of
 from tests.one_in import one_in
-from tests.text.cutting import answer, cuts, shape
+from tests.text.cutting import answer, cuts, read, shape
 
 TOOLS: Tools = {"f": None, "get_weather": None, "patch": {"type": "object", "properties": {"diff": {}}}}
 THOUGHT = "<|channel|>analysis<|message|>Think.<|end|>"
@@ -146,7 +146,7 @@ def test_whatever_is_written_is_an_answer(data: st.DataObject, text: str, parall
     def made() -> AnswerParser:
         return AnswerParser(harmony=parser(parallel=parallel, thoughts=thoughts))
 
-    whole = made().read(text)
+    whole = read(made(), text)
     assert shape(answer(made(), *text)) == shape(whole)
     assert shape(answer(made(), *data.draw(cuts(text)))) == shape(whole)
     assert all(call.name in TOOLS and isinstance(json.loads(call.arguments), dict) for call in whole.calls)
@@ -186,7 +186,7 @@ def test_texts_pass_unchanged(said: str, thought: str, arguments: dict[str, obje
 def test_time_is_linear(text: str) -> None:
     begin = time.process_time()
     answer(parser(), *text)
-    AnswerParser(harmony=parser()).read(text * 3)
+    read(AnswerParser(harmony=parser()), text * 3)
     assert time.process_time() - begin < 2
 
 

@@ -21,7 +21,7 @@ from aengine.text.answer.unclosed_thought import UnclosedThought
 from aengine.text.tokens.output import OutputText
 from aengine.text.tokens.tokenizer import Tokenizer
 from tests.text.byte_grammars import calls
-from tests.text.cutting import answer, cuts, shape
+from tests.text.cutting import answer, cuts, read, shape
 from tests.text.text_families import SPECIAL, byte_level_backend, write_tokenizer
 
 HERMES = FORMATS["hermes"]
@@ -40,7 +40,7 @@ def test_a_thought_then_a_call_then_content() -> None:
 
 def test_a_thought_then_content_then_a_call() -> None:
     reading = parser()
-    found = reading.read(f"{THOUGHT}I look.\n{CALL}")
+    found = read(reading, f"{THOUGHT}I look.\n{CALL}")
     assert shape(found) == ("I call f: <tool_call>.", "I look.", [("f", '{"a": 1}')])
     assert reading.has_calls
 
@@ -50,10 +50,10 @@ def test_the_cut_makes_no_difference(data: st.DataObject, opened: bool, unclosed
     words = st.sampled_from([THOUGHT, CALL, "<think>", "</think>", "<tool_call>", "\n", " ", "a", "{"])
     text = "".join(data.draw(st.lists(words, max_size=8)))
     made = with_unclosed if unclosed else parser
-    whole = made(opened).read(text)
+    whole = read(made(opened), text)
     assert shape(answer(made(opened), *data.draw(cuts(text)))) == shape(whole)
     if not whole.calls:
-        assert shape(whole) == shape(parser(opened).read(text))
+        assert shape(whole) == shape(read(parser(opened), text))
 
 
 def with_unclosed(opened: bool = False, form: CallFormatName = "hermes") -> AnswerParser:
@@ -71,14 +71,14 @@ def test_a_call_in_a_thought_that_does_not_close_is_a_call(form: CallFormatName)
         for end, content in (("\n</think>\n\nHi.", "Hi."), ("</think>", "")):  # it has thought of a call
             text = f"{begin}plan\n{written}{end}"
             found = (f"plan\n{written}", content, [])
-            assert shape(with_unclosed(opened, form).read(text)) == found
+            assert shape(read(with_unclosed(opened, form), text)) == found
             assert shape(answer(with_unclosed(opened, form), *text)) == found
         for text in (f"{begin}plan\n{written}", f"{begin}plan {written}\n"):
             reading = with_unclosed(opened, form)
-            assert shape(reading.read(text)) == ("plan", "", [("f", '{"a": 1}')])
+            assert shape(read(reading, text)) == ("plan", "", [("f", '{"a": 1}')])
             assert reading.ends_with_calls
             assert shape(answer(with_unclosed(opened, form), *text)) == ("plan", "", [("f", '{"a": 1}')])
-            assert shape(with_unclosed(opened, form).read(text, cut=True)) == (text.removeprefix(begin), "", [])
+            assert shape(read(with_unclosed(opened, form), text, cut=True)) == (text.removeprefix(begin), "", [])
 
 
 BARE: tuple[CallFormatName, ...] = ("llama3", "pythonic")
@@ -104,19 +104,19 @@ def test_a_call_without_a_marker_at_the_end_of_a_thought_that_does_not_close(
         for written, count in ((one, 1), (two, 2), (f"{one}\n", 1), (f"{one}\n\n \n", 1)):
             text = f"{begin}{before}{written}"
             reading = with_unclosed(opened, form)
-            assert shape(reading.read(text)) == (thought, "", [("f", '{"a": 1}')] * count)
+            assert shape(read(reading, text)) == (thought, "", [("f", '{"a": 1}')] * count)
             assert reading.ends_with_calls
             assert shape(answer(with_unclosed(opened, form), *text)) == (thought, "", [("f", '{"a": 1}')] * count)
             quoted = f"{before}{written}".rstrip("\n")
             assert shape(answer(with_unclosed(opened, form), *f"{text}</think>Hi.")) == (quoted, "Hi.", [])
-            assert shape(with_unclosed(opened, form).read(text, cut=True))[1:] == ("", [])
+            assert shape(read(with_unclosed(opened, form), text, cut=True))[1:] == ("", [])
 
 
 @bare
 @pytest.mark.parametrize("text", ["plan: {}", "plan\n{}", "plan\n\n{} is it", "plan\n\n- {}", "{}\n\nNo.", "{}."])
 def test_a_call_without_a_marker_that_a_thought_only_mentions(form: CallFormatName, text: str) -> None:
     text = text.format(calls([("f", '{"a": 1}')], form))
-    assert shape(with_unclosed(True, form).read(text)) == (text, "", [])
+    assert shape(read(with_unclosed(True, form), text)) == (text, "", [])
     assert shape(answer(with_unclosed(True, form), *text)) == (text, "", [])
 
 
@@ -133,11 +133,11 @@ def test_the_cut_makes_no_difference_to_calls_without_a_marker(form: CallFormatN
     one = calls([("f", '{"a": 1}')], form)
     words = st.sampled_from([one, one[:-3], one[:4], "\n\n", "\n", " ", "</think>", "<|python_tag|>", "a", "[", "{"])
     text = "".join(data.draw(st.lists(words, max_size=12)))
-    whole = shape(with_unclosed(True, form).read(text))
+    whole = shape(read(with_unclosed(True, form), text))
     assert shape(answer(with_unclosed(True, form), *data.draw(cuts(text)))) == whole
     assert shape(answer(with_unclosed(True, form), *text)) == whole
     if not whole[2]:
-        assert whole == shape(AnswerParser(ThoughtParser(True), ToolCallParser(FORMATS[form], {"f": None})).read(text))
+        assert whole == shape(read(AnswerParser(ThoughtParser(True), ToolCallParser(FORMATS[form], {"f": None})), text))
 
 
 @bare
@@ -147,7 +147,7 @@ def test_the_time_for_calls_without_a_marker_is_linear(form: CallFormatName, tex
     text *= 30_000 // len(text)
     begin = time.process_time()
     answer(with_unclosed(True, form), *text)
-    with_unclosed(True, form).read(text)
+    read(with_unclosed(True, form), text)
     assert time.process_time() - begin < 1.5  # quadratic time would be tens of seconds
 
 

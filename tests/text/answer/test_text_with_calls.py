@@ -20,6 +20,7 @@ from aengine.text.answer.thought import ThoughtParser
 from aengine.text.grammar.calls import CallGrammar
 from tests.one_in import one_in
 from tests.text.byte_grammars import ARGUMENTS, CITY, MARKERS, SUM, TOKENIZER, TOOLS, accepts, call, ids_of, text_of
+from tests.text.cutting import read
 
 SCHEMAS: dict[str, Any] = {
     "get_weather": CITY,
@@ -132,11 +133,8 @@ def test_whatever_is_drawn_ends_and_calls_what_may_be_called(
         if calls and seed > 1:
             break
         text = text_of(draw(LLMatcher(TOKENIZER, source), random.Random(seed), special, form))
-        found = (
-            AnswerParser(ThoughtParser(thought == "open"), ToolCallParser(FORMATS[form], ARGUMENTS, lenient=False))
-            .read(text)
-            .calls
-        )
+        calls_of = ToolCallParser(FORMATS[form], ARGUMENTS, lenient=False)
+        found = read(AnswerParser(ThoughtParser(thought == "open"), calls_of), text).calls
         for each in found:
             jsonschema.validate(json.loads(each.arguments), SCHEMAS[each.name])
         assert len(found) <= 1 or parallel

@@ -17,7 +17,7 @@ from aengine.text.answer.parser import AnswerParser, answer_format_of
 from aengine.text.answer.thought import GEMMA_THINK, ThoughtParser
 from aengine.text.grammar.calls import CallGrammar
 from tests.text.byte_grammars import ARGUMENTS, MARKERS, TOKENIZER, TOOLS, accepts, call, calls
-from tests.text.cutting import answer
+from tests.text.cutting import answer, read
 
 GOOD = [
     ("get_weather", '{"city": "Köln \\"2\\""}'),
@@ -87,7 +87,7 @@ def test_a_thought_may_come_first(special: bool) -> None:
     assert not accepts(grammar("never"), own, special)
     assert not accepts(grammar("open"), f"I stop.</think> or {stop}", special)
     parser = AnswerParser(ThoughtParser(), ToolCallParser(FORMATS["hermes"], ARGUMENTS))
-    found = parser.read(own)
+    found = read(parser, own)
     assert (found.reasoning, found.content, found.calls[0].name) == ("I <b>stop</b>.", "", "stop")
 
 
@@ -123,7 +123,7 @@ def test_a_thought_whose_marker_has_a_word_behind_it() -> None:
         assert accepts(source, stop, special=True)
         assert not accepts(source, f"<|channel>other\n<channel|>{stop}", special=True)
     parser = AnswerParser(ThoughtParser(markers=GEMMA_THINK), ToolCallParser(FORMATS["gemma4"], ARGUMENTS))
-    found = parser.read(thought + stop)
+    found = read(parser, thought + stop)
     assert (found.reasoning, found.content, found.calls[0].name) == ("I stop.", "", "stop")
     form = answer_format_of(["<|channel>thought <channel|>"], tokens | {"x": 1}, frozenset(tokens.values()))
     assert form.thought_markers == GEMMA_THINK

@@ -12,12 +12,11 @@ from aengine.text.answer.formats.gemma_rules import QUOTE, GemmaRules
 from aengine.text.answer.formats.partial_call import PartialCall
 from aengine.text.answer.formats.values.raw_text import WORDS
 from aengine.text.answer.formats.values.schemas import check_parameters
-from aengine.text.answer.formats.values.unclosed_strings import HeldBrackets
+from aengine.text.answer.formats.values.unclosed_strings import BLANKS, HeldBrackets
 from aengine.text.answer.lark import Tokens, literal, sequence
 from aengine.text.answer.marker_search import MarkerSearch
 
 END = "<tool_call|>"  # follows the object; a string without its quote ends there
-_BLANKS = " \t\r\n"
 _WORD = re.compile(r"[^\s,:<>{}\[\]]*")
 
 Expects = Literal["key or end", "key", "colon", "value or end", "value", "comma", "nothing"]
@@ -29,6 +28,7 @@ class GemmaObject(HeldBrackets):
     __slots__ = ("_comma", "_expects", "_pieces", "_quoted", "_search", "_word", "broken", "tag")
 
     _around = "}]"
+    _held_back = _around + BLANKS
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class GemmaObject(HeldBrackets):
         if end > at:
             self._word.append(text[at:end])
             return end
-        if (self._word and not self._end_word()) or (text[at] not in _BLANKS and not self._take(text[at])):
+        if (self._word and not self._end_word()) or (text[at] not in BLANKS and not self._take(text[at])):
             self.broken = True
         return at if self.broken else at + 1
 
@@ -229,7 +229,7 @@ class GemmaCallReader(PartialCall):
             self._arguments.append(self._object.take())
 
     def _read_call(self, text: str, at: int) -> int:
-        if not self._word and text[at] in _BLANKS:
+        if not self._word and text[at] in BLANKS:
             return at + 1
         self._word += text[at]
         if not _CALL.startswith(self._word):

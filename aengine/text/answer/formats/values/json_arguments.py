@@ -32,6 +32,7 @@ class JsonArguments(UnclosedStrings):
     __slots__ = ("_expects", "_held", "_is_text", "_key", "_pieces", "_word")
 
     _around = "}]"
+    _held_back = _around + BLANKS
 
     def __init__(self, tags: tuple[str, ...] = ()) -> None:
         """tags: the markers in and around the call."""

@@ -29,6 +29,7 @@ class LiteralReader(UnclosedStrings):
     __slots__ = ("_comma", "_expects", "_pieces", "_word")
 
     _around = ")]"
+    _held_back = _around + BLANKS
 
     def __init__(self, tags: tuple[str, ...] = ()) -> None:
         super().__init__(tags)

@@ -19,6 +19,7 @@ class HeldBrackets(ABC):
     __slots__ = ("_brackets", "_closers")
 
     _around: ClassVar[str]  # the brackets that close a call and a list of calls, in this order
+    _held_back: ClassVar[str]  # these brackets and blanks
 
     def __init__(self) -> None:
         self._closers: list[str] = []  # the brackets that close what is open, innermost last
@@ -30,7 +31,7 @@ class HeldBrackets(ABC):
 
     def _pass(self, text: str) -> None:
         """Write text of the string, but hold back the brackets and blanks at its end."""
-        kept = text.rstrip(self._around + BLANKS)
+        kept = text.rstrip(self._held_back)
         if kept:
             self._write_text(kept)
         self._brackets += text[len(kept) :]

@@ -1,10 +1,9 @@
-"""Parsing of one request's answers: thoughts, and calls of the tools that it offers."""
+"""How the answers of one request are read and constrained: its tools, the model's format, and the server's knobs."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,38 +12,55 @@ from aengine.errors import InvalidRequestError
 from aengine.requests.sampling_params import SamplingParams
 from aengine.requests.structured import Structured, Thought
 from aengine.text.answer.calls import ToolCallParser
-from aengine.text.answer.formats.base import CallFormat
+from aengine.text.answer.formats.base import CallableTool, CallFormat, Tools
 from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.harmony import STOPS, HarmonyParser
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
-from aengine.text.answer.thought import ThoughtParser
-from aengine.text.answer.thought_tokens import ThoughtTokens
+from aengine.text.answer.reader import Reader
+from aengine.text.answer.thought import ThoughtParser, ThoughtTokens
 from aengine.text.answer.unclosed_thought import UnclosedThought
 from aengine.text.grammar.calls import CallGrammar
 from aengine.text.grammar.harmony import HarmonyGrammar
-from aengine.text.reading.tools import CallRules
-
-_SLICE = 1024  # tokens of a thought that are counted between two turns of the loop
 
 
-class ChoiceReader(NamedTuple):
-    """The parser of one choice, with a count of its thought's tokens where there may be thoughts."""
+class CallRules(NamedTuple):
+    """Which tools a model may call. forced: it must call one. narrowed: it sees others that it may not call."""
 
-    parser: AnswerParser
-    thought: ThoughtTokens | None
+    tools: tuple[CallableTool, ...] = ()
+    forced: bool = False
+    parallel: bool = True
+    narrowed: bool = False
 
     @property
-    def thought_tokens(self) -> int:
-        """The number of tokens of the thought so far."""
-        return 0 if self.thought is None else self.thought.count
+    def strict(self) -> bool:
+        """Whether the arguments of some tool are held to its schema in any case."""
+        return any(tool.strict for tool in self.tools)
 
-    async def count_thought(self, token_ids: Sequence[int]) -> None:
-        """Count the thought's tokens in a whole answer; the loop turns in between."""
-        for start in range(0, len(token_ids), _SLICE):
-            if self.thought is None or self.thought.over:
-                return
-            self.thought.feed(token_ids[start : start + _SLICE])
-            await asyncio.sleep(0)
+    @property
+    def bind(self) -> bool:
+        """Whether an answer is held to a grammar because of them."""
+        return self.forced or self.narrowed or self.strict
+
+    @property
+    def schemas(self) -> Tools:
+        """The tools' names, with the JSON schema of each one's arguments."""
+        return {tool.name: tool.parameters for tool in self.tools}
+
+
+def rules_of(tools: Iterable[Mapping[str, Any]]) -> CallRules:
+    """The rules of tools as OpenAI's API writes them, any of which may be called. Others, which a chat template may
+    know, are not read.
+    """
+    found: dict[str, CallableTool] = {}
+    for index, tool in enumerate(tools):
+        function = tool.get("function", tool)
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str):
+            continue
+        parameters = function.get("parameters")
+        schema = parameters if isinstance(parameters, Mapping) else None
+        found[name] = CallableTool(name, schema, function.get("strict") is True, f"tools[{index}].function.parameters")
+    return CallRules(tuple(found.values()))
 
 
 class AnswerReading:
@@ -129,16 +145,19 @@ class AnswerReading:
             thought = "possible"  # nothing keeps free text from beginning with one, which is then read as one
         return grammar.within_text(thought)
 
-    def reader(self, opens_thought: bool, bytes_of: Callable[[int], bytes]) -> ChoiceReader:
-        """A reader of one answer. `opens_thought`: the prompt ends within a thought; `bytes_of`: a token's bytes."""
+    def reader(self, opens_thought: bool, bytes_of: Callable[[int], bytes]) -> Reader:
+        """Return a reader of one answer.
+
+        opens_thought: whether the prompt ends within a thought. bytes_of: returns a token's bytes.
+        """
         calls, markers = self._calls, self._format.thought_markers
         # What has a form and no thought before it may begin with anything, a marker too.
         thinks = self._thoughts and not (self._structured and self._thought(opens_thought) == "never")
+        counter = ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None
         if self._harmony:
             tools = self._tools.schemas if self._harmony_calls else None
             messages = HarmonyParser(tools, parallel=self._tools.parallel, thoughts=self._thoughts)
-            counter = ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None
-            return ChoiceReader(AnswerParser(harmony=messages), counter)
+            return Reader(AnswerParser(harmony=messages), counter)
         free = not self._tools.bind and not self._structured
         parser = AnswerParser(
             ThoughtParser(opens_thought, markers) if thinks else None,
@@ -147,7 +166,7 @@ class AnswerReading:
             # A grammar lets no thought end the answer.
             unclosed=self._unclosed_thought(calls) if thinks and free and calls is not None else None,
         )
-        return ChoiceReader(parser, ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None)
+        return Reader(parser, counter)
 
     def _call_parser(self, form: CallFormat) -> ToolCallParser:
         tools = self._tools

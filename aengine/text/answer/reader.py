@@ -1,0 +1,214 @@
+"""Reads answers: the one place where fragments of an answer become deltas, which the encoders of every API take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
+from aengine.text.answer.parser import AnswerParser
+from aengine.text.answer.thought import ThoughtTokens
+from aengine.types import Choice, Fragment, TokenLogprob, is_cut
+
+_CHARACTERS = 4096  # parsed between two turns of the loop; time is linear in small pieces only
+_TOKENS = 1024  # counted between two turns of the loop
+_LOGPROBS = 64  # tokens with logprobs that are parsed between two turns of the loop
+_FURTHEST = 16  # characters between a token's text and where it is searched for: a part of a character has no text
+
+
+class Reader:
+    """Reads one choice of an answer: its thought, content and calls, and how many tokens the thought has.
+
+    feed() takes the choice's fragments in order, or read() takes the whole choice. Fragments keep their usage, finish
+    reason and logprobs: an encoder takes these from them.
+    """
+
+    __slots__ = ("_last", "_logprobs", "_parser", "_thought", "_waiting", "plain")
+
+    def __init__(self, parser: AnswerParser, thought: ThoughtTokens | None = None) -> None:
+        """thought: counts the thought's tokens; None if there is no thought, or the count is not needed."""
+        self._parser = parser
+        self._thought = thought
+        self._logprobs = False  # whether content deltas have the logprobs of their tokens
+        self._waiting: list[TokenLogprob] = []  # logprobs of content whose text is not certain
+        self._last: type[Delta] | None = None  # the kind of the latest delta, if deltas have logprobs
+        self.plain = parser.plain  # whether all further text is content, and nothing is held back
+
+    @property
+    def thought_tokens(self) -> int:
+        """The number of tokens of the thought so far."""
+        return 0 if self._thought is None else self._thought.count
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """Whether there are calls, and none of them was cut off."""
+        return self._parser.ends_with_calls
+
+    def skip_counting(self) -> None:
+        """Do not count the thought's tokens. Call before the first fragment."""
+        self._thought = None
+
+    def attach_logprobs(self) -> None:
+        """Give content deltas the logprobs of their tokens. Call before the first fragment.
+
+        Text is then parsed token by token. Tokens of thoughts, calls and markers are in no delta.
+        """
+        self._logprobs = True
+
+    def feed(self, fragment: Fragment) -> list[Delta]:
+        """Return the deltas that are complete with this fragment. The last fragment also brings those held back."""
+        if self._logprobs:
+            return self._feed_with_logprobs(fragment)
+        if self.plain:
+            return [ContentDelta(fragment.text)] if fragment.text else []
+        if self._thought is not None:
+            self._thought.feed(fragment.token_ids)
+        deltas = self._parser.feed(fragment.text)
+        if fragment.finish_reason is not None:
+            deltas += self._parser.finish(is_cut(fragment))
+        self.plain = self._parser.plain
+        return deltas
+
+    async def read(self, choice: Choice) -> list[Delta]:
+        """Return the deltas of a whole choice. Other tasks run in between."""
+        deltas: list[Delta] = []
+        if self._logprobs and choice.logprobs:
+            for place, (token, text) in enumerate(_by_token(choice.text, choice.logprobs)):
+                deltas += self._feed_token(token, text)
+                if place % _LOGPROBS == 0:
+                    await asyncio.sleep(0)
+        else:
+            for start in range(0, len(choice.token_ids), _TOKENS):
+                if self._thought is None or self._thought.over or self._logprobs:
+                    break
+                self._thought.feed(choice.token_ids[start : start + _TOKENS])
+                await asyncio.sleep(0)
+            step = max(1, len(choice.text)) if self.plain else _CHARACTERS
+            for start in range(0, len(choice.text), step):
+                deltas += self._feed_text(choice.text[start : start + step])
+                await asyncio.sleep(0)
+        return deltas + self._finish(is_cut(choice))
+
+    def take_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Return the logprobs that wait for their text. After the last fragment they belong to the last content."""
+        taken = tuple(self._waiting)
+        self._waiting.clear()
+        return taken
+
+    def _feed_with_logprobs(self, fragment: Fragment) -> list[Delta]:
+        deltas: list[Delta] = []
+        if fragment.logprobs:
+            for token, text in _by_token(fragment.text, fragment.logprobs):
+                deltas += self._feed_token(token, text)
+        else:
+            deltas = self._feed_text(fragment.text)
+        if fragment.finish_reason is not None:
+            deltas += self._finish(is_cut(fragment))
+        return deltas
+
+    def _feed_text(self, text: str) -> list[Delta]:
+        if self.plain:
+            deltas: list[Delta] = [ContentDelta(text)] if text else []
+        else:
+            deltas = self._parser.feed(text)
+            self.plain = self._parser.plain
+        return self._with_logprobs(deltas) if self._logprobs else deltas
+
+    def _feed_token(self, token: TokenLogprob, text: str) -> list[Delta]:
+        """Parse one token's text. The logprobs of content wait until their text is certain."""
+        thought = self._thought
+        is_content = thought is None or thought.over
+        if thought is not None and not is_content:
+            thought.feed((token.token_id,))
+            is_content = thought.absent  # if a thought ends here, the token is its marker's
+        if is_content:
+            if self._last is CallDelta:
+                self._waiting.clear()  # these belong to the call
+            self._waiting.append(token)
+        return self._feed_text(text)
+
+    def _finish(self, cut: bool) -> list[Delta]:
+        if self.plain:
+            return []
+        deltas = self._parser.finish(cut)
+        return self._with_logprobs(deltas) if self._logprobs else deltas
+
+    def _with_logprobs(self, deltas: list[Delta]) -> list[Delta]:
+        """Give waiting logprobs to content. Those before another delta belong to its marker."""
+        found: list[Delta] = []
+        for delta in deltas:
+            if isinstance(delta, ContentDelta):
+                delta = ContentDelta(delta.text, self.take_logprobs())
+            elif self._last is not None and self._last is not type(delta):
+                self._waiting.clear()
+            self._last = type(delta)
+            found.append(delta)
+        return found
+
+
+def _by_token(text: str, logprobs: Sequence[TokenLogprob]) -> Iterator[tuple[TokenLogprob, str]]:
+    """Yield each token with its part of the text, as far as that can be found. The last one has the rest."""
+    at = 0
+    for index, one in enumerate(logprobs, 1):
+        found = text.find(one.token, at, at + len(one.token) + _FURTHEST)
+        end = len(text) if index == len(logprobs) else at if found < 0 else found + len(one.token)
+        yield one, text[at:end]
+        at = end
+
+
+class ReadableStream(Protocol):
+    """The stream of a request, from an engine."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def backlog(self) -> int: ...
+
+    async def take(self) -> list[Fragment]: ...
+
+    def abort(self) -> None: ...
+
+
+class ReadStream:
+    """A stream whose fragments have thoughts and calls apart from their text. It has one reader for each choice."""
+
+    def __init__(self, stream: ReadableStream, readers: Sequence[Reader]) -> None:
+        self.id = stream.id
+        self.prompt_tokens = stream.prompt_tokens
+        self._stream = stream
+        self._readers = readers
+        for reader in readers:
+            reader.skip_counting()  # fragments have no such count
+
+    @property
+    def backlog(self) -> int:
+        """The number of fragments that wait to be taken."""
+        return self._stream.backlog
+
+    async def take(self) -> list[Fragment]:
+        """Like the engine's stream."""
+        return [_read_fragment(fragment, self._readers[fragment.index]) for fragment in await self._stream.take()]
+
+    def abort(self) -> None:
+        """Like the engine's stream."""
+        self._stream.abort()
+
+
+def _read_fragment(fragment: Fragment, reader: Reader) -> Fragment:
+    """Return the fragment with the parts of the answer that are complete now."""
+    if reader.plain:
+        return fragment
+    deltas = reader.feed(fragment)
+    return msgspec.structs.replace(
+        fragment,
+        text="".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)),
+        reasoning="".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)),
+        tool_calls=tuple(delta for delta in deltas if isinstance(delta, CallDelta)),
+    )
