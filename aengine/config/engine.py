@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -214,9 +215,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names that requests may give: `model_name`, and the folder's path as it was given."""
-        names = (self.model_name, *(() if self.model is None else (self.model, self.model.rstrip("/"))))
-        return tuple(dict.fromkeys(names))
+        """The names that requests may give: `model_name`, the folder's path as it was given, its absolute path."""
+        if self.model is None:
+            return (self.model_name,)
+        paths = (os.path.abspath(self.model),) if Path(self.model).is_dir() else ()
+        return tuple(dict.fromkeys((self.model_name, self.model, self.model.rstrip("/"), *paths)))
 
     def lora_places(self) -> int:
         """How many adapters the device has room for; 0: there are none."""

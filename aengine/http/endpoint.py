@@ -17,7 +17,7 @@ from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.fields.messages import TemplateOptions, tools_for_template
 from aengine.http.fields.prompts import CandidateBudget, Prompt, cut
 from aengine.http.fields.tools import ToolUse
-from aengine.http.fields.unknown import RequestBody
+from aengine.http.fields.unknown import NESTED, RequestBody
 from aengine.http.state import ChosenModel, ServerState
 from aengine.http.streams import sse
 from aengine.requests.sampling_params import SamplingParams
@@ -70,7 +70,7 @@ class Endpoint:
         fields = decode(data, FIELDS)
         if len(fields) > _MOST_FIELDS:
             raise InvalidRequestError(f"the body has {len(fields)} fields, and at most {_MOST_FIELDS} are looked at")
-        if "structured_outputs" in fields or not fields.keys() <= set(body.__struct_fields__):
+        if not fields.keys() <= set(body.__struct_fields__) or not NESTED.isdisjoint(fields):
             self._state.unknown_fields.check(fields, type(body), request.scope["path"])
         model = self._state.choose_model(body.model)
         config, caller, salt = self._state.config, context_of(request.scope).caller, getattr(body, "cache_salt", None)

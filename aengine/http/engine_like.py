@@ -65,6 +65,11 @@ class TokenizerLike(Protocol):
         ...
 
     @property
+    def vocab_size(self) -> int:
+        """A bound on the tokenizer's ids, which may be more than the model's."""
+        ...
+
+    @property
     def special_ids(self) -> frozenset[int]:
         """Control tokens, which outputs leave out."""
         ...

@@ -151,10 +151,12 @@ def test_a_model_may_have_several_names(text: str) -> None:
     assert ServerConfig(served_model_name="a").served_model_name == ("a",)  # type: ignore[arg-type]  # as a program may
 
 
-def test_a_models_folder_is_named_by_its_path_too(tmp_path: Path) -> None:
+def test_a_models_folder_is_named_by_its_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "qwen"
     folder.mkdir()
     assert EngineConfig(model=f"{folder}/").model_names == ("qwen", f"{folder}/", str(folder))
+    monkeypatch.chdir(tmp_path)
+    assert EngineConfig(model="./qwen").model_names == ("qwen", "./qwen", str(folder))
     assert EngineConfig(model="Qwen/Qwen3-8B").model_names == ("Qwen/Qwen3-8B",)
     assert EngineConfig().model_names == ("aengine-demo",)
 

@@ -145,6 +145,7 @@ class FakeTokenizer:
         return [len(messages)]
 
     info: TokenizerInfo
+    vocab_size = VOCAB_SIZE
     special_ids = frozenset[int]()
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -78,7 +78,8 @@ async def _prompt(engine: EngineLike, body: CountTokensRequest, tools: ToolUse, 
 
 async def _chat(body: CountTokensRequest, late_system: str) -> list[dict[str, Any]]:
     """`chat_messages`, in a thread if there are so many blocks that they would hold the loop."""
-    blocks = sum(1 if isinstance(message.content, str) else len(message.content) for message in body.messages)
+    contents = [body.system or "", *(message.content for message in body.messages)]
+    blocks = sum(1 if isinstance(content, str) else len(content) for content in contents)
     make = partial(chat_messages, body, late_system=late_system)
     return make() if blocks < _MANY else await anyio.to_thread.run_sync(make)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
 from aengine.errors import InvalidRequestError
 from aengine.http.door.body import FIELDS, decode
-from aengine.http.fields.structured import StructuredOutputs
+from aengine.http.fields.structured import ResponseFormat, StructuredOutputs
 
 _log = logging.getLogger("aengine")
+NESTED = frozenset(("structured_outputs", "response_format"))  # fields whose own fields are checked as well
+_FORM = msgspec.json.Decoder(dict[str, Any] | None)
 _MOST_NAMES = 256  # that are remembered as logged
 _LONGEST_NAME = 64  # characters that are logged
 
@@ -40,6 +43,7 @@ _NO_ADAPTERS = Unsupported("send the adapter's name as model")
 _NO_CODE = Unsupported("requests bring no code of their own; see logit_bias, allowed_token_ids and bad_words")
 _NO_WHITESPACE = "whitespace in JSON is the model's own choice here"
 _SPECIAL_TOKENS = "prompts get the tokenizer's special tokens, chats those of their template"
+_VERBOSITY = ("low", "medium", "high")  # a hint, which is taken without effect
 _OTHER_DRAWS = "not supported; see top_p, top_k and min_p"
 
 REFUSED: Mapping[str, Unsupported] = {
@@ -53,6 +57,9 @@ REFUSED: Mapping[str, Unsupported] = {
     "reasoning": Unsupported("send reasoning_effort", ({},)),
     "thinking": Unsupported("send reasoning_effort, or chat_template_kwargs"),
     "enable_thinking": Unsupported("send chat_template_kwargs with enable_thinking in it, or reasoning_effort"),
+    "text": Unsupported(
+        "send response_format for what is in format", ({}, *({"verbosity": one} for one in _VERBOSITY))
+    ),
     # vLLM
     "use_beam_search": off(_NO_BEAMS),
     "length_penalty": Unsupported(_NO_BEAMS, (1,)),
@@ -176,6 +183,8 @@ class UnknownFields:
 
     def check(self, fields: Mapping[str, msgspec.Raw], body: type[RequestBody], path: str) -> None:
         """Check the fields of a request that `body` has been decoded from. Raises `InvalidRequestError`, naming one."""
+        if "response_format" in fields and "response_format" in body.__struct_fields__:
+            _refuse_misspelled_schema(fields["response_format"])
         for name, value in _unknown(fields, body).items():
             refused = body.refused.get(name)
             if refused is None and body.refuses_other_fields and name in self._elsewhere:
@@ -194,6 +203,17 @@ class UnknownFields:
         _log.warning(
             "requests to %s have a field %s, which is not known here and is ignored%s", path, ascii(name), last
         )
+
+
+def _refuse_misspelled_schema(form: msgspec.Raw) -> None:
+    """Raise `InvalidRequestError` if `response_format` asks for any JSON object next to a key that is not known."""
+    known = ResponseFormat.__struct_fields__
+    given = {name: value for name, value in (decode(bytes(form), _FORM) or {}).items() if value is not None}
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None and given.keys() & set(known) == {"type"} and given["type"] == "json_object":
+        nearest = next(iter(get_close_matches(unknown, known, n=1)), "schema")
+        path = f"response_format.{unknown[:_LONGEST_NAME]}"
+        raise InvalidRequestError(f"{path}: there is no such field; did you mean {nearest}?", path)
 
 
 def _unknown(fields: Mapping[str, msgspec.Raw], body: type[RequestBody]) -> dict[str, msgspec.Raw]:

@@ -129,7 +129,10 @@ class Tokens:
         self._state.choose_model(body.model)
 
         def answer() -> Response:
-            check_token_ids(body.tokens, engine.vocab_size, "tokens")
+            known = max(
+                engine.vocab_size, engine.tokenizer.vocab_size
+            )  # the tokenizer may have more than the embedding
+            check_token_ids(body.tokens, known, "tokens")
             return json_response(Detokenized(engine.tokenizer.decode(body.tokens, False)))
 
         return await _run(answer, len(body.tokens))

@@ -101,13 +101,16 @@ def operations(state: ServerState) -> list[Operation]:
             answer=HealthStatus,
             also={503: HealthStatus},
         ),
-        Operation(
-            "GET",
-            "/ping",
-            health.health,
-            "The same as /health, as in vLLM.",
-            answer=HealthStatus,
-            also={503: HealthStatus},
+        *(
+            Operation(
+                method,
+                "/ping",
+                health.health,
+                "The same as /health, as in vLLM.",
+                answer=HealthStatus,
+                also={503: HealthStatus},
+            )
+            for method in ("GET", "POST")
         ),
         Operation(
             "GET",

@@ -44,6 +44,7 @@ class Metrics:
         except (TypeError, ValueError):  # a version that is none
             encode, content_type = choose_encoder("")
         if content_type.startswith("application/openmetrics-text"):
+            content_type = openmetrics.CONTENT_TYPE_LATEST  # the version that is written, not the client's
             encode = partial(openmetrics.generate_latest, escaping=ALLOWUTF8)  # its default makes vllm: a vllm_
         return Response(encode(self._registry), headers={"Content-Type": content_type})
 

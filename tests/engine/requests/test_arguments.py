@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from time import process_time
 from typing import Any
 
 import anyio.to_thread
@@ -9,6 +11,8 @@ import pytest
 
 import aengine
 from aengine import InvalidRequestError, SamplingParams
+from aengine.engine.requests.arguments import one_prompt
+from aengine.requests.sampling_params import check_token_ids
 
 pytestmark = pytest.mark.anyio
 
@@ -69,3 +73,19 @@ async def test_another_event_loop_is_told_so_instead_of_waiting_for_ever(engine:
 
     await anyio.to_thread.run_sync(anyio.run, elsewhere)
     assert (await engine.complete(PROMPT, max_tokens=2)).finish_reason == "length"
+
+
+@pytest.mark.alone
+def test_a_long_prompt_of_ids_is_checked_in_a_few_milliseconds() -> None:
+    ids = [index % 1000 for index in range(300_000)]
+    begin = process_time()
+    check_token_ids(one_prompt(ids), 1000, "prompt")
+    assert process_time() - begin < 0.03  # a loop over the ids takes 0.035 s, and the event loop waits for it
+
+
+@pytest.mark.parametrize("ids", [[1, True], [1, 2.0], [1, "2"], [-1], [1000], [1, None], (5, 1000)])
+def test_every_id_is_an_integer_of_the_vocabulary(ids: Sequence[Any]) -> None:
+    check_token_ids([*range(1000)], 1000, "prompt")
+    check_token_ids((), 1000, "prompt")
+    with pytest.raises(InvalidRequestError, match="token ids are integers from 0 to 999"):
+        check_token_ids(ids, 1000, "prompt")

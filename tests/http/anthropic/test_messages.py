@@ -43,7 +43,7 @@ def message_of(response: Any, status: int, kind: str) -> str:
 
 
 @pytest.mark.parametrize("path", [PATH, COUNT])
-@pytest.mark.parametrize("within", ["messages", "blocks"])
+@pytest.mark.parametrize("within", ["messages", "blocks", "system"])
 async def test_many_blocks_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch, path: str, within: str) -> None:
     """They become messages for the template in a thread, and few of them do not."""
     threads = []
@@ -54,10 +54,14 @@ async def test_many_blocks_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(endpoints, "chat_messages", noted)
     blocks = [{"type": "text", "text": "a"}] * 2500
-    many = [{"role": "user", "content": blocks}] if within == "blocks" else HELLO * 2500
+    many: dict[str, dict[str, Any]] = {
+        "messages": {"messages": HELLO * 2500},
+        "blocks": {"messages": [{"role": "user", "content": blocks}]},
+        "system": {"system": blocks},
+    }
     async with serving() as server:
         server.engine.max_model_len = 10**6
-        assert (await server.post(path, **{**ASKED, "messages": many})).status_code == 200
+        assert (await server.post(path, **{**ASKED, **many[within]})).status_code == 200
         assert (await server.post(path, **ASKED)).status_code == 200
     in_thread, at_once = (thread is not threading.main_thread() for thread in threads)
     assert (in_thread, at_once) == (True, False)

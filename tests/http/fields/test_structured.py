@@ -99,6 +99,33 @@ async def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], pa
 
 
 @pytest.mark.parametrize(("path", "body"), [CHAT, COMPLETION, GENERATE])
+@pytest.mark.parametrize(
+    ("form", "param", "nearest"),
+    [
+        ({"type": "json_object", "shcema": SCHEMA}, "response_format.shcema", "schema"),
+        ({"type": "json_object", "json_shema": {"schema": SCHEMA}}, "response_format.json_shema", "json_schema"),
+        ({"type": "json_object", "x": 1}, "response_format.x", "schema"),
+    ],
+)
+async def test_a_misspelled_schema_is_refused_with_the_right_name(
+    path: str, body: dict[str, Any], form: dict[str, Any], param: str, nearest: str
+) -> None:
+    async with serving() as server:
+        answer = await server.post(path, **body, response_format=form)
+        assert server.engine.submitted == []
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert f"{nearest}" in error["message"].removeprefix(param)
+
+
+@pytest.mark.parametrize("form", [{"type": "text", "x": 1}, {"type": "json_object", "schema": SCHEMA, "x": 1}])
+async def test_unknown_keys_beside_what_is_followed_are_ignored(form: dict[str, Any]) -> None:
+    path, body = CHAT
+    async with serving() as server:
+        assert (await server.post(path, **body, response_format=form)).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "body"), [CHAT, COMPLETION, GENERATE])
 async def test_the_temperature_of_a_grammars_rules_is_followed(path: str, body: dict[str, Any]) -> None:
     form = {"guided_grammar": "start[temperature=0.25]: /a/"}
     async with serving() as server:

@@ -116,6 +116,7 @@ def test_values_that_ask_for_nothing_are_taken(path: str, caplog: pytest.LogCapt
         (GENERATE, {"tool_choice": "required"}, "calls are part of the text here"),
         (GENERATE, {"tool_choice": "none"}, "calls are part of the text here"),
         (GENERATE, {"parallel_tool_calls": False}, "calls are part of the text here"),
+        (CHAT, {"text": {"format": {"type": "json_object"}}}, "send response_format"),
     ],
 )
 def test_fields_of_the_other_endpoints_are_refused(path: str, fields: dict[str, Any], words: str) -> None:
@@ -129,6 +130,7 @@ def test_fields_of_the_other_endpoints_are_refused(path: str, fields: dict[str, 
         (CHAT, {"echo": False, "suffix": "", "add_special_tokens": False, "prompt": None}),
         (COMPLETIONS, {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "add_special_tokens": True}),
         (GENERATE, {"stream_options": {"include_usage": True}, "tool_choice": "auto", "parallel_tool_calls": True}),
+        (CHAT, {"text": {"verbosity": "low"}}),
     ],
 )
 def test_and_taken_where_they_ask_for_nothing(path: str, fields: dict[str, Any]) -> None:

@@ -8,6 +8,8 @@ import httpx2
 import pytest
 
 from tests.http.demo_server import demo_server
+from tests.http.fake_engine import FakeEngine
+from tests.http.serving import serving
 
 TEXT = "The capital of France is Paris. 👋"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -82,6 +84,17 @@ def test_what_cannot_be_read_is_refused_by_name(
     response = demo.post(path, json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.anyio
+async def test_ids_beyond_the_embedding_are_written_if_the_tokenizer_knows_them() -> None:
+    engine = FakeEngine()
+    engine.tokenizer.vocab_size = engine.vocab_size + 3
+    async with serving(engine) as server:
+        known = await server.post("/detokenize", tokens=[engine.vocab_size + 2])
+        unknown = await server.post("/detokenize", tokens=[engine.vocab_size + 3])
+    assert (known.status_code, len(known.json()["prompt"])) == (200, engine.vocab_size + 2)
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "tokens")
 
 
 @pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})])

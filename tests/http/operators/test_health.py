@@ -77,6 +77,13 @@ async def test_a_server_answers_while_it_loads() -> None:
     assert engine.left
 
 
+async def test_a_ping_may_be_posted_as_sagemaker_and_vllm_have_it() -> None:
+    async with serving(api_keys=("secret",)) as server:
+        for method in ("GET", "POST"):
+            answer = await server.client.request(method, "/ping")
+            assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
 async def test_a_server_can_be_stopped_while_it_loads() -> None:
     async with serving(LoadingEngine()) as server:
         assert (await server.client.get("/ready")).status_code == 503

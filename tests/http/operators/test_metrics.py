@@ -173,6 +173,15 @@ async def test_who_leaves_before_the_answer_begins_is_counted_too() -> None:
     assert counted[("POST", "/generate", "499")] == 1
 
 
+@pytest.mark.parametrize("version", ["1.0.0", "2.0.0", "9.9.9", ""])
+async def test_the_content_type_names_the_version_that_is_written(version: str) -> None:
+    async with serving() as server:
+        asked = f"application/openmetrics-text;version={version}"
+        response = await server.client.get("/metrics", headers={"Accept": asked})
+    assert response.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert [*openmetrics.text_string_to_metric_families(response.text)]
+
+
 async def test_openmetrics_where_it_is_asked_for() -> None:
     async with serving(vllm_metrics=True) as server:
         await server.post("/generate", prompt="x")

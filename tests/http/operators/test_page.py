@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
@@ -116,3 +119,28 @@ def test_the_readme_shows_it() -> None:
     picture = (readme.parent / name).read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) < 200_000
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_a_long_conversation_is_walked_in_linear_time() -> None:
+    script = (PARTS / "conversations" / "tree.js").read_text(encoding="utf-8")
+    script += """
+        const N = 20000;
+        const all = Array.from({ length: N }, (_, i) => (
+          { id: `${i}`, parent: i ? `${i - 1}` : null, role: i % 2 ? "assistant" : "user", created: i, version: 0 }));
+        const long = new Conversation({ leaf: `${N - 1}` }, [...all].reverse());
+        long.merge(all);
+        const begin = performance.now();
+        long.select(long.messages.get("0"));
+        const shown = long.path();
+        const branches = shown.map((one) => long.siblings(one).length);
+        const again = long.add("0", "assistant", "more", { id: "again" });
+        const seconds = (performance.now() - begin) / 1000;
+        const two = long.siblings(again).map((one) => one.id);
+        const most = Math.max(...branches);
+        console.log(JSON.stringify({ seconds, shown: shown.length, first: shown[0].id, most, two }));
+    """
+    run = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(run.stdout)
+    assert found.pop("seconds") < 2
+    assert found == {"shown": 20000, "first": "0", "most": 1, "two": ["1", "again"]}

@@ -32,6 +32,8 @@ class Conversation {
     this.record = { id: newId(), title: "", created: now, changed: now, leaf: null, system: "", model: "", ...record };
     /** @type {Map<string, Message>} */
     this.messages = new Map();
+    /** @type {Map<string | null, Message[]>} by parent */
+    this.branches = new Map();
     this.isGone = false; // another tab deleted it: the next saving writes all of it again
     this.merge(messages);
   }
@@ -44,9 +46,16 @@ class Conversation {
   merge(messages) {
     for (const message of messages) {
       const known = this.messages.get(message.id);
-      if (!known) this.messages.set(message.id, message);
+      if (!known) this.keep(message);
       else if (message.version > known.version) Object.assign(known, message);
     }
+  }
+
+  keep(message) {
+    this.messages.set(message.id, message);
+    const branches = this.branches.get(message.parent);
+    if (branches) branches.push(message);
+    else this.branches.set(message.parent, [message]);
   }
 
   /** The messages that are shown. */
@@ -56,13 +65,13 @@ class Conversation {
     let at = this.messages.get(this.record.leaf);
     for (; at && !seen.has(at.id); at = this.messages.get(at.parent)) {
       seen.add(at.id);
-      path.unshift(at);
+      path.push(at);
     }
-    return path;
+    return path.reverse();
   }
 
   children(parent) {
-    return [...this.messages.values()].filter((one) => one.parent === parent).sort((a, b) => a.created - b.created);
+    return [...(this.branches.get(parent) ?? [])].sort((a, b) => a.created - b.created);
   }
 
   /** The branches at a message, itself among them. */
@@ -91,7 +100,7 @@ class Conversation {
       id: newId(), conversation: this.id, parent, role, created: Math.max(Date.now(), last + 1), content,
       reasoning: "", calls: [], finish: "", note: "", model: "", failure: null, tokens: null, version: 0, ...more,
     };
-    this.messages.set(message.id, message);
+    this.keep(message);
     this.record.leaf = message.id;
     this.record.changed = message.created;
     if (!this.record.title) this.record.title = titleOf(content);
