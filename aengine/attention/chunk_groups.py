@@ -1,4 +1,4 @@
-"""The prefill chunks of a step in groups whose keys have room together."""
+"""Calls a kernel for groups of prefill chunks, so that the gathered keys of a group fit into memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 
-MOST_GATHERED = 65536  # keys that are copied out of their pages at a time, unless one chunk has more
+MOST_GATHERED = 65536  # keys of a group, unless one chunk has more
 
 
 class ChunkGroups(list[AttentionBatch]):
-    """Groups of chunks whose keys are gathered together. The query starts of each begin at 0."""
+    """The groups. The query_starts of each begin at 0."""
 
 
 def attend_in_groups(
@@ -24,15 +24,15 @@ def attend_in_groups(
     window: int | None,
     attend: Callable[[Tensor, AttentionBatch], Tensor],
 ) -> Tensor:
-    """Call `attend(q, group)` for each group of chunks with the group's own queries.
-
-    The chunks are those of layers with this window, in groups of at most `most` keys or of one chunk.
+    """Call `attend(q, group)` for each group of chunks, with the group's own queries.
 
     Args:
-        q: [tokens, heads, dim]; the chunks' tokens are its last ones, after those of decodes.
-        sizes: The keys of each chunk, padding included. Empty for a captured step, which is one group.
+        q: [tokens, heads, dim]. The chunks' tokens come last, after the tokens of decodes.
+        sizes: The number of keys of each chunk, with padding. Empty for a captured step, which is one group.
+        most: The largest number of keys of a group. A chunk with more keys is a group of its own.
+        window: That of the layers which attend.
 
-    Returns [tokens, heads, dim]. The values of tokens before the first chunk mean nothing.
+    Returns [tokens, heads, dim]. The values of tokens before the first chunk are undefined.
     """
     if sum(sizes) <= most:
         return attend(q, chunks)
@@ -44,10 +44,12 @@ def attend_in_groups(
     return out
 
 
-def attend_apart(q: Tensor, chunks: AttentionBatch, attend: Callable[[Tensor, AttentionBatch], Tensor]) -> Tensor:
-    """Call `attend` with the chunks' own queries, for kernels that take no others. Arguments as `attend_in_groups`.
+def attend_without_decodes(
+    q: Tensor, chunks: AttentionBatch, attend: Callable[[Tensor, AttentionBatch], Tensor]
+) -> Tensor:
+    """Call `attend` with the queries of chunks alone, for kernels that do not accept other queries before them.
 
-    Those of flash-attn 2 read one query of each sequence as a matrix of all sequences.
+    flash-attn 2 is such a kernel: if each sequence has one query, it reads all of q as one matrix.
     """
     first = len(q) - sum(chunks.query_lens)
     if not first:

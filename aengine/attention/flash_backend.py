@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention.base import Attend, AttentionBatch, AttentionLayer, PrefillKernel
-from aengine.attention.chunk_groups import MOST_GATHERED, attend_apart, attend_in_groups
+from aengine.attention.chunk_groups import MOST_GATHERED, attend_in_groups, attend_without_decodes
 from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.kv_scales import FP8, as_bytes
 
@@ -84,7 +84,7 @@ class OnGathered(PrefillKernel):
             def in_groups(q: Tensor, chunks: AttentionBatch) -> Tensor:
                 return attend_in_groups(q, chunks, chunks.seen_lens(window), MOST_GATHERED, window, attend_to)
 
-            return attend_apart(q, chunks, in_groups)
+            return attend_without_decodes(q, chunks, in_groups)
 
         return attend
 
@@ -108,7 +108,7 @@ class TorchPrefill(PrefillKernel):
         whole = self._backend.bind(layer)
 
         def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, /) -> Tensor:
-            return attend_apart(q, chunks, lambda q, chunks: whole(q, k_cache, v_cache, chunks))
+            return attend_without_decodes(q, chunks, lambda q, chunks: whole(q, k_cache, v_cache, chunks))
 
         return attend
 

@@ -1,7 +1,7 @@
-"""The reference, and the path on a CPU: torch's SDPA over gathered pages.
+"""The reference, and the backend of CPUs: torch's SDPA over gathered pages.
 
-Decodes are batched. The query heads that share a KV head become the "query length" of one SDPA call, so
-K and V are never repeated. Prefill chunks run one by one.
+Decodes are batched. The query heads of one KV head become the "query length" of one SDPA call, so that K and V are
+never repeated. Prefill chunks run one by one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from aengine.attention.base import Attend, AttentionBatch, AttentionLayer
 from aengine.kernels.kv_scales import FP8, as_bytes
 
-# Decodes are padded to the longest context of their group. Gathering and reading what is padded costs more than
-# one more call on a CPU, so groups are narrow.
+# Decodes are padded to the longest context of their group. On a CPU, padding costs more than one more call, so groups
+# are narrow.
 _GROUP_STEP = 64  # tokens
 # Chunks that need a mask run in blocks of this many queries, which bounds the mask.
 _QUERY_BLOCK = 512
@@ -27,11 +27,11 @@ _QUERY_BLOCK = 512
 class _DecodeGroup:
     """Decodes of similar context length, padded to the longest."""
 
-    rows: Tensor | None  # [n] int64: which sequences; None: all of the step's tokens
+    rows: Tensor | None  # [n] int64: the sequences; None: all tokens of the step
     pages: Tensor  # [n * pages] int64
     mask: Tensor  # [n, 1, 1, length]: 0 where visible, -inf elsewhere
-    stale: Tensor  # [?] int64: rows of the gathered K/V past the end of a context, left there by former owners
-    # [2, n * pages, page_size, kv_heads, dim]: scratch that all layers of a shape gather into; of FP8, its bytes.
+    stale: Tensor  # [?] int64: rows of the gathered K/V past the end of a context, which former owners left
+    # [2, n * pages, page_size, kv_heads, dim]: memory into which all layers of a shape gather. FP8 is kept as bytes.
     _scratch: dict[torch.Size, Tensor] = field(default_factory=dict)
 
     def scratch(self, cache: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class _DecodeGroup:
 
 @dataclass(slots=True)
 class _QueryBlock:
-    """Consecutive queries of a chunk: they see `context` tokens under `mask`, or plainly causally when it is None."""
+    """Consecutive queries of a chunk. They see `context` tokens under `mask`, or causally if there is no mask."""
 
     queries: slice  # of the step's tokens
     context: int
@@ -72,7 +72,7 @@ class TorchAttention:
 
 
 def _attend(layer: AttentionLayer, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, /) -> Tensor:
-    k_cache, v_cache = as_bytes(k_cache), as_bytes(v_cache)  # of FP8 the bytes of its codes
+    k_cache, v_cache = as_bytes(k_cache), as_bytes(v_cache)  # torch has no copies by index for FP8
     plan = batch.plan(_Plan, lambda: _plan(q, k_cache, batch, layer.window), layer.window)
     if not plan.chunks and plan.decodes[0].rows is None:
         out = _decode(layer, q, k_cache, v_cache, plan.decodes[0])
@@ -127,7 +127,7 @@ def _attend_by_scores(
 
 
 def _floats(kept: Tensor, dtype: torch.dtype) -> Tensor:
-    """FP8 codes as numbers of `dtype`, any other values as they are."""
+    """Return FP8 codes as numbers of `dtype`, and other values as they are."""
     return kept.view(FP8).to(dtype) if kept.dtype == torch.uint8 else kept
 
 
@@ -136,7 +136,7 @@ def _prefill(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, block: _Que
     scale, scores = layer.scale, layer.scores
     queries, heads, dim = q.shape
     context, kv_heads, _ = k.shape
-    # KV heads are the batch; the heads that share one see it through a stride of 0.
+    # KV heads are the batch. The query heads of one KV head read it through a stride of 0.
     shared = (kv_heads, heads // kv_heads, context, dim)
     q = q.view(queries, kv_heads, -1, dim).permute(1, 2, 0, 3)
     k, v = (kept.transpose(0, 1).unsqueeze(1).expand(shared) for kept in (k, v))
@@ -154,10 +154,10 @@ def _prefill(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, block: _Que
 
 
 def _plan(q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None) -> _Plan:
-    """What all layers with this window share in this step."""
+    """Plan what all layers with this window share in this step."""
     groups: dict[int, list[int]] = {}
     for row, length in enumerate(batch.context_lens[: batch.num_decodes]):
-        # Steps of 64 tokens, then eight for each doubling.
+        # Widths of groups: multiples of 64 tokens, and for long contexts eight widths for each doubling.
         width = max(_GROUP_STEP, 1 << max(0, length.bit_length() - 4))
         groups.setdefault(-(-length // width) * width, []).append(row)
     decodes = [_plan_decodes(rows, len(groups) == 1, q, k_cache, batch, window) for rows in groups.values()]
@@ -182,7 +182,7 @@ def _plan_decodes(
         table, lens = batch.page_table.index_select(0, rows), batch.seq_lens.index_select(0, rows)
     lens = lens.unsqueeze(1)  # [n, 1]
     used_pages = (lens + page_size - 1) // page_size
-    # Past its last page a row reads its own first page once more, so that nothing of others comes in.
+    # Past its last page, a row reads its own first page again, so that it reads no page of another row.
     page_of = torch.arange(num_pages, device=device)
     pages = torch.where(page_of < used_pages, table[:, :num_pages], table[:, :1]).long().flatten()
     position = torch.arange(num_pages * page_size, device=device)

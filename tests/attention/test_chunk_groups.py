@@ -1,4 +1,4 @@
-"""Prefill chunks whose keys have no room together are attended to in groups, each with its own queries."""
+"""If the keys of all prefill chunks do not fit into memory, attention runs in groups with their own queries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
-from aengine.attention.chunk_groups import attend_apart, attend_in_groups
+from aengine.attention.chunk_groups import attend_in_groups, attend_without_decodes
 
 QUERIES, CONTEXTS = [2, 3, 1, 4], [20, 30, 90, 4]
 
@@ -27,7 +27,7 @@ def batch() -> AttentionBatch:
 @pytest.mark.parametrize(
     ("most", "groups"), [(144, [CONTEXTS]), (100, [[20, 30], [90, 4]]), (50, [[20, 30], [90], [4]]), (1, None)]
 )
-def test_every_query_is_attended_to_once_beside_its_own_keys(most: int, groups: list[list[int]] | None) -> None:
+def test_every_query_attends_once_to_its_own_keys(most: int, groups: list[list[int]] | None) -> None:
     q, chunks = torch.arange(float(sum(QUERIES))).view(-1, 1, 1), batch()
     seen = []
 
@@ -57,7 +57,7 @@ def test_decodes_before_the_chunks_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("decodes", [0, 3])
-def test_a_kernel_that_takes_no_other_queries_gets_those_of_the_chunks(decodes: int) -> None:
+def test_a_kernel_can_get_the_queries_of_chunks_alone(decodes: int) -> None:
     q, chunks = torch.arange(10.0 + decodes).view(-1, 1, 1), batch()
     chunks.query_starts += decodes
 
@@ -66,7 +66,7 @@ def test_a_kernel_that_takes_no_other_queries_gets_those_of_the_chunks(decodes: 
         assert group.query_lens == QUERIES
         return -own
 
-    assert torch.equal(attend_apart(q, chunks, attend)[decodes:], -q[decodes:])
+    assert torch.equal(attend_without_decodes(q, chunks, attend)[decodes:], -q[decodes:])
 
 
 def test_layers_with_and_without_a_window_have_groups_of_their_own() -> None:
@@ -92,8 +92,8 @@ def test_what_a_window_leaves_of_each_context(window: int | None) -> None:
     assert chunks.seen_lens(window, 4) == in_pages
 
 
-def test_of_one_group_all_queries_are_given_whatever_the_lengths_say() -> None:
-    """A captured step knows bounds of them alone."""
+def test_one_group_gets_all_queries_whatever_the_lengths_say() -> None:
+    """A captured step only knows upper bounds of lengths."""
     chunks = batch()
     chunks.query_lens = [1, 1, 1, 1]
     q = torch.ones(10, 1, 1)

@@ -1,4 +1,4 @@
-"""flash-attn-4's place in a step, with a stand-in for it: what is gathered, when, and how much at a time."""
+"""How flash-attn-4 is called, with a stand-in for its kernel: which keys are gathered, when, and how many at once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["device"]
 
 
 class Kernel:
-    """Varlen attention of gathered keys, in float32; refuses pages and codes."""
+    """Varlen attention over gathered keys in float32. It accepts neither pages nor FP8 codes."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self.keys = 0  # of all calls
+        self.keys = 0  # in all calls
 
     def __call__(
         self,
@@ -57,7 +57,7 @@ class Kernel:
 
 
 def chunks_of(work: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor, AttentionBatch]:
-    """Queries, pages of values [2, pages, ...], and the batch of (context, queries) chunks."""
+    """Return queries, pages of K and V [2, pages, ...], and a batch. work: context and queries of each chunk."""
     counts = [-(-context // PAGE) for context, _ in work]
     pages = torch.randn(2, sum(counts) + 1, PAGE, KV_HEADS, DIM, device=device)
     order = iter((torch.randperm(sum(counts)) + 1).tolist())
@@ -79,7 +79,7 @@ def chunks_of(work: list[tuple[int, int]], device: torch.device) -> tuple[Tensor
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("most", "calls"), [(10_000, 1), (420, 2), (200, 3)])
-def test_codes_are_always_gathered_in_groups_that_have_room_tiny(
+def test_codes_are_always_gathered_in_groups_that_fit_tiny(
     most: int, calls: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flash4, "MOST_GATHERED", most)
@@ -104,10 +104,10 @@ def test_codes_are_always_gathered_in_groups_that_have_room_tiny(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("decodes", [0, 2])
-def test_a_window_gathers_the_pages_that_it_reaches_alone_tiny(
+def test_a_window_gathers_only_the_pages_that_it_reaches_tiny(
     decodes: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Queries of decodes may come before those of the chunks."""
+    """The queries of decodes may come before the queries of chunks."""
     monkeypatch.setattr(flash4, "LEAST_GATHERING", 1)
     window = 5
     q, pages, batch = chunks_of([(31, 3), (16, 16), (20, 1)], device)
@@ -122,9 +122,9 @@ def test_a_window_gathers_the_pages_that_it_reaches_alone_tiny(
         window_size=(window - 1, 0),
     )
     batch.query_starts += decodes
-    reached = [31 - 24, 16, 20 - 12]  # from the page on that has the first query's first key
+    reached = [31 - 24, 16, 20 - 12]  # from the page with the first key that the first query sees
     for row, context in ((0, 24), (2, 12)):
-        k[batch.page_table[row, : context // PAGE].long()] = torch.nan  # other owners' by now
+        k[batch.page_table[row, : context // PAGE].long()] = torch.nan  # these pages belong to others now
     kernel = Kernel()
     out = flash4.Flash4("test", kernel).bind(AttentionLayer(DIM, SCALE, window))(q, k, v, batch)
     assert kernel.keys == sum(reached)
@@ -132,7 +132,7 @@ def test_a_window_gathers_the_pages_that_it_reaches_alone_tiny(
 
 
 def test_what_fits_a_captured_step() -> None:
-    """Few tokens over many keys: read from pages of values, while codes must have room out of theirs."""
+    """A few tokens with many keys read the pages, unless the cache is FP8: its keys are always gathered."""
     contexts = [60_000, 60_000]
     assert flash4.Flash4("values", print).fits(100, contexts, 16)
     assert not flash4.Flash4("values", print).fits(1000, contexts, 16)

@@ -1,4 +1,4 @@
-"""Which prefill attention is chosen, without a GPU: packages and devices are pretended."""
+"""Which prefill kernel is chosen. Packages and devices are simulated, so no GPU is needed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_best_that_is_installed_and_runs_on_the_device(
     modules: tuple[str, ...], major: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name == "flash-attn-4":
-        pytest.importorskip("triton")  # it copies pages together with a kernel of ours
+        pytest.importorskip("triton")  # our own kernel copies its pages
     installed(monkeypatch, *modules, major=major)
     chosen = flash_backend.choose_prefill(DEVICE, torch.bfloat16)
     assert chosen.name == name
@@ -88,7 +88,7 @@ def test_layers_that_the_prefill_kernel_does_not_support_have_our_own(
     why: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sinks and capped scores too: torch would hold the scores of all pairs of a prompt's tokens at once."""
+    """This includes sinks and capped scores: torch would hold the scores of all pairs of a prompt's tokens."""
     triton_backend = pytest.importorskip("aengine.attention.triton_backend")
     installed(monkeypatch, *modules, major=9)
     backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(DEVICE, dtype))

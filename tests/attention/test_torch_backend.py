@@ -1,4 +1,4 @@
-"""The reference backend against plain attention in float64, over shuffled pages full of other people's NaN."""
+"""The reference backend equals attention in float64. Pages are shuffled, and memory outside of contexts is NaN."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Work = list[tuple[int, int]]  # (context, query tokens): decodes have one query 
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None, rule: Scores = PLAIN) -> Tensor:
-    """q [queries, heads, dim] are the last of the context; k, v [context, kv_heads, dim]; all float64."""
+    """Attend with the last queries of a context. q [queries, heads, dim]; k, v [context, kv_heads, dim]; float64."""
     queries, heads, _ = q.shape
     context, kv_heads, _ = k.shape
     out = torch.empty_like(q)
@@ -55,7 +55,7 @@ def check(
     softcap: float | None = None,
     sinks: bool = False,
 ) -> None:
-    """Run one step of these decodes (context lengths) and chunks. `slack`: what the host overstates decodes by.
+    """Run one step. decodes: their context lengths; slack: how much the host overstates these.
 
     codes: the caches are FP8, and values are to be multiplied with 0.3.
     """
@@ -65,7 +65,7 @@ def check(
     pages = list(range(1, num_pages))
     random.Random(seed).shuffle(pages)
     width = max(-(-(context + slack) // page_size) for context, _ in work)
-    # Past the end of a sequence its page table holds nonsense.
+    # Entries of a page table past the end of its sequence are invalid.
     table = torch.full((len(work), width), 2**30, dtype=torch.int32)
     caches = torch.full((2, num_pages, page_size, kv_heads, DIM), math.nan)
     contents = []
@@ -99,7 +99,7 @@ def check(
             for part, kv in zip(q.split(counts), contents)
         ]
     )
-    for out in layers:  # the second one runs on the plan of the first
+    for out in layers:  # the second layer uses the plan of the first
         assert out.shape == q.shape
         torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
@@ -146,7 +146,7 @@ def test_contexts_that_end_at_page_borders(context: int, window: int | None) -> 
 
 @pytest.mark.parametrize("codes", [False, True])
 @pytest.mark.parametrize("window", [None, 100])
-def test_decodes_of_very_different_lengths_beside_a_chunk(window: int | None, codes: bool) -> None:
+def test_decodes_of_very_different_lengths_with_a_chunk(window: int | None, codes: bool) -> None:
     check([3, 300, 130, 7, 290, 550], [(20, 20)], 16, 1, 2, window, codes=codes)
 
 

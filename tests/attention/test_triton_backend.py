@@ -1,4 +1,4 @@
-"""The CUDA backend against attention in float64: decodes, chunks and both, on every prefill path that is installed."""
+"""The CUDA backend equals attention in float64: decodes, chunks and both, with every installed prefill kernel."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def device() -> torch.device:
 
 
 def prefill_path(name: str, device: torch.device, longest: int = 0) -> PrefillKernel:
-    """The named path; skips where its package is not installed or the device cannot run it."""
+    """Return the named prefill kernel. Skip if its package is not installed, or if the device cannot run it."""
     if name == "flash-attn-4":
         kernel = flash_backend.import_flash4()
         if kernel is None or torch.cuda.get_device_capability(device)[0] not in (9, 10):
@@ -49,7 +49,7 @@ def prefill_path(name: str, device: torch.device, longest: int = 0) -> PrefillKe
 def step(
     decodes: list[int], chunks: Work, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, AttentionBatch]:
-    """q, the caches, and the batch of these decodes (context lengths) and chunks; what nobody owns is NaN."""
+    """Return q, the caches and the batch. decodes: their context lengths. Memory outside of contexts is NaN."""
     work = [(context, 1) for context in decodes] + chunks
     pages = list(range(1, 1 + sum(-(-context // PAGE) for context, _ in work)))
     random.Random(0).shuffle(pages)
@@ -77,7 +77,7 @@ def step(
 def reference(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, window: int | None, rule: Scores = PLAIN
 ) -> Tensor:
-    """Sequence by sequence in float64, bottom-right causal."""
+    """Attend sequence by sequence in float64, causally and aligned to the ends of contexts."""
     group = q.shape[1] // k_cache.shape[2]
     out, start = [], 0
     for row, (queries, context) in enumerate(zip(batch.query_lens, batch.context_lens)):
@@ -232,8 +232,8 @@ def test_the_choice_says_what_runs_and_why(dtype: torch.dtype, why: str, device:
 def test_a_step_whose_numbers_only_the_device_knows(
     decodes: list[int], window: int | None, device: torch.device
 ) -> None:
-    """The form that a CUDA graph holds: room for 8 decodes and 5 chunks, 160 tokens, the rest padding."""
-    work = [(200, 77), (40, 40), (30, 30)]  # the last chunk stands for the padding
+    """The form of a step in a CUDA graph: room for 8 decodes and 5 chunks; unused places are padding."""
+    work = [(200, 77), (40, 40), (30, 30)]  # the last chunk is the padding
     q, k_cache, v_cache, batch = step(decodes, work, 32, 8, 128, torch.bfloat16, device)
     expected = reference(q, k_cache, v_cache, batch, window)
     n, total = len(decodes), q.shape[0]

@@ -1,4 +1,4 @@
-"""Small random checkpoints of every supported architecture, written by transformers, and what it makes of them."""
+"""Small random checkpoints of every architecture, written by transformers, and the answers that it computes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ from transformers.utils import logging
 VOCAB = 128
 NEW_TOKENS = 40
 PROMPT_LENGTHS = (3, 17, 32, 49)
-# A draw whose two best logits are closer than this is decided by rounding: such prompts prove nothing.
+# If the two best logits of a draw are closer than this, rounding decides it. Such prompts are left out.
 MIN_MARGIN = 1e-3
 
 _SHAPE = {
@@ -92,7 +92,7 @@ _SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
-    "initializer_range": 0.25,  # large enough for greedy continuations that wander
+    "initializer_range": 0.25,  # large enough for greedy continuations that do not repeat themselves
     "bos_token_id": None,
     "eos_token_id": None,
 }
@@ -124,7 +124,7 @@ _HYBRID: dict[str, object] = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 8,
     "linear_conv_kernel_dim": 4,
-    "initializer_range": 0.1,  # what their norms divide by would be noise else
+    "initializer_range": 0.1,  # with larger numbers, their norms would divide by noise
 }
 _LINEAR_LAST = ["full_attention", "linear_attention", "linear_attention"]
 _VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
@@ -141,7 +141,7 @@ _GEMMA = {
     "sliding_window": 20,
     "final_logit_softcapping": 5.0,
     "pad_token_id": None,
-    "tie_word_embeddings": False,  # the embeddings' scale would make every token follow itself
+    "tie_word_embeddings": False,  # if tied, the embeddings' scale would make every token follow itself
 }
 _GEMMA4: dict[str, object] = {
     "num_hidden_layers": 4,
@@ -154,7 +154,7 @@ _GEMMA4: dict[str, object] = {
     "pad_token_id": None,
     "tie_word_embeddings": False,  # as above
 }
-# The small ones: layers that share what others keep, and more inputs.
+# The small models: some layers share keys and values, and there is a second embedding.
 _GEMMA4_SMALL = _GEMMA4 | {
     "num_hidden_layers": 6,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
@@ -162,7 +162,7 @@ _GEMMA4_SMALL = _GEMMA4 | {
     "use_double_wide_mlp": True,
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": 4096,
-    "initializer_range": 0.1,  # their norms, one behind the other, make more of each rounding
+    "initializer_range": 0.1,  # their norms follow each other directly and enlarge rounding errors
 }
 _GLM = {
     "n_routed_experts": 8,
@@ -192,7 +192,7 @@ _DEEPSEEK_YARN = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}
 
 
 def _mistral3(**text: object) -> PreTrainedConfig:
-    """A language model in one that sees: what it sees with is as small as it can be."""
+    """A language model inside a model that sees, whose other parts are as small as possible."""
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     tied = text.pop("tie_word_embeddings", False)
     return Mistral3Config(
@@ -204,7 +204,7 @@ def _mistral3(**text: object) -> PreTrainedConfig:
 
 
 def _qwen3_5(config: type[PreTrainedConfig]) -> Callable[..., PreTrainedConfig]:
-    """The same."""
+    """Like `_mistral3`, for both kinds of Qwen3.5."""
     return lambda **text: config(
         text_config=text, vision_config=_VISION, tie_word_embeddings=text.get("tie_word_embeddings", False)
     )
@@ -218,7 +218,7 @@ def _gemma3(**text: object) -> PreTrainedConfig:
         vision_config={"image_size": 28, "patch_size": 14, **vision},
         tie_word_embeddings=tied,
         mm_tokens_per_image=4,
-        initializer_range=text["initializer_range"],  # of the output matrix: it is not the language model's own
+        initializer_range=text["initializer_range"],  # of the output matrix, which is outside the language model
         **{f"{name}_index": VOCAB - 3 + i for i, name in enumerate(("boi_token", "eoi_token", "image_token"))},
         bos_token_id=None,
         eos_token_id=None,
@@ -329,7 +329,7 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
             },
         },
     ),
-    # transformers leaves the cap of logits out there.
+    # There, transformers does not cap logits.
     "gemma3-that-sees": (Gemma3ForConditionalGeneration, _gemma3, _GEMMA | {"final_logit_softcapping": None}),
     "gemma4": (
         Gemma4ForCausalLM,
@@ -394,7 +394,7 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
     ),
     "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": None}),
 }
-# Not to be resized: there is a factor for each pair of a head.
+# Do not change their sizes: there is a factor for each pair of a head.
 LONGROPE_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], dict[str, object]]] = {
     "phi3-within-the-trained-context": (
         Phi3ForCausalLM,
@@ -424,7 +424,7 @@ DEMO_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfi
 
 @dataclass(frozen=True)
 class Reference:
-    """Greedy continuations by transformers, alone in float32 on the CPU."""
+    """Greedy continuations that transformers computes, one prompt at a time, in float32 on the CPU."""
 
     prompts: list[list[int]]
     ids: list[list[int]]  # [prompt][NEW_TOKENS]
@@ -432,20 +432,22 @@ class Reference:
 
 
 def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedModel:
-    """Write the case's random model into `folder` and return it. sizes: in place of those in its configuration."""
+    """Write the case's random model into a folder and return it. sizes: replace values of its configuration."""
     logging.disable_progress_bar()
     model_type, config_type, changes = (CASES | LONGROPE_CASES | DEMO_CASES)[case]
     torch.manual_seed(sum(case.encode()))
     settings = {**_SHAPE, **changes, **sizes}
     model = model_type(config_type(**settings)).eval()
-    if getattr(model.config, "attn_logit_softcapping", None):  # some versions choose an attention that does not cap
+    if getattr(
+        model.config, "attn_logit_softcapping", None
+    ):  # some versions choose an attention that does not cap scores
         model.set_attn_implementation("eager")
-    for module in model.modules():  # some versions of transformers compute with 7.0, whatever the configuration says
+    for module in model.modules():  # some versions of transformers always use 7.0
         if "swiglu_limit" in changes and hasattr(module, "limit"):
             module.limit = changes["swiglu_limit"]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # Biases start as 0 and norm weights as 1, or as 0 where 1 is added: all would hide a mistake.
+            # Biases start as 0, norm weights as 1, or as 0 if 1 is added. These values would hide mistakes.
             if parameter.dim() == 1:
                 adds_one = case.startswith(("gemma2", "gemma3")) or not parameter.any()
                 low = name.endswith("bias") or adds_one
@@ -462,7 +464,7 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
 
 
 def reference(model: PreTrainedModel, vocab: int = VOCAB, per_length: int = 8, least: int = 20) -> Reference:
-    """Greedy continuations of random prompts, without those that rounding decides. Raises unless `least` are left."""
+    """Return greedy continuations of random prompts that rounding does not decide. Raises if too few remain."""
     generator = torch.Generator().manual_seed(1)
     prompts, ids, logits = [], [], []
     for length in PROMPT_LENGTHS:

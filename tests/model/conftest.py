@@ -1,4 +1,4 @@
-"""No test in here may reach for a network."""
+"""No test in this folder may use the network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The variable is read when the client is first imported, which another test may have done.
+    # The client reads the variable when it is first imported. Another test may have imported it.
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -1,4 +1,4 @@
-"""A minimal engine for tests: it drives a decoder, a KV pool and attention batches, without scheduler or sampler."""
+"""A minimal engine for tests: a decoder, a KV pool and attention batches, without scheduler or sampler."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from aengine.model.decoder import Decoder
 
 @dataclass
 class Running:
-    """Token ids known so far, the pages that hold their KV, and how many are computed."""
+    """A sequence: its known tokens, the pages of their KV, and how many tokens are computed."""
 
     tokens: list[int]
     pages: list[int] = field(default_factory=list)
     computed: int = 0
     logits: list[Tensor] = field(default_factory=list)  # of each drawn token, [vocab]
     adapter: int = 0  # its place; 0: none
-    row: int | None = None  # whose slot has its state
+    row: int | None = None  # its state is in this row's slot
 
 
 class Harness:
@@ -38,7 +38,7 @@ class Harness:
         self.random = random.Random(seed)
         self.page_size = page_size
         self.kv = KVPool(decoder.config.kv_shape(page_size, decoder.kv_dtype), num_pages, decoder.device)
-        # What former owners left in a page must not matter.
+        # Contents that former owners left in a page must not have any influence.
         self.kv.data.fill_(float("nan"))
         shape = decoder.config.state_shape(torch.float32, decoder.dtype)
         self.states = None if shape is None else StatePool(shape, 200, decoder.device)
@@ -50,8 +50,11 @@ class Harness:
     def generate(
         self, prompts: Sequence[list[int]], new_tokens: int, batch: int = 16, chunk: int | None = None
     ) -> list[Running]:
-        """Continue each prompt by `new_tokens`; at most `batch` run at once, and with `chunk` their prompts are
-        computed in pieces of 1 to `chunk` tokens beside the others' decodes."""
+        """Continue each prompt by `new_tokens` tokens.
+
+        batch: how many run at once at most. chunk: prompts are computed in pieces of 1 to `chunk` tokens, in steps with
+        the decodes of other sequences.
+        """
         return self.run([Running(list(prompt)) for prompt in prompts], new_tokens, batch, chunk)
 
     def run(
@@ -93,7 +96,7 @@ class Harness:
         return States(self.states, batch)
 
     def step(self, work: Sequence[tuple[Running, int]]) -> None:
-        """Compute so many further known tokens of each sequence; one that is then fully computed draws its next."""
+        """Compute known tokens of each sequence, as many as `work` says. Then a sequence without more draws the next."""
         work = sorted(work, key=lambda item: not item[0].logits)  # decodes first
         page = self.page_size
         for sequence, count in work:

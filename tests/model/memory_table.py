@@ -1,4 +1,4 @@
-"""The table of GPUs and memory in `aengine/model/README.md`; `python -m tests.model.memory_table` writes it anew."""
+"""The table of GPUs and memory in `aengine/model/README.md`. `python -m tests.model.memory_table` writes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ README = Path(__file__).parents[2] / "aengine" / "model" / "README.md"
 PLACE = re.compile(r"(?<=<!-- memory -->\n).*(?=<!-- end of memory -->)", re.S)
 CONTEXT = 32_768
 UTILIZATION = 0.9  # the knob gpu_memory_utilization
-WORKSPACE = 2 * 2**30  # bytes beside weights and KV: a step's tensors, graphs, CUDA itself
+WORKSPACE = 2 * 2**30  # bytes for a step's tensors, graphs and CUDA itself
 GPUS = (16, 24, 32, 48, 80, 141)  # GiB
 _MODELS = {
     "Qwen3-0.6B": "0.6b",
@@ -35,7 +35,7 @@ _MODELS = {
 
 
 def memory_table() -> str:
-    """Weights in each format, KV of one long context, and the smallest GPU for both."""
+    """Return the table: weights in each format, KV of one long context, and the smallest GPU for both."""
     lines = [
         "| model | weights in bf16 | FP8 | 4 bits | KV of 32,768 tokens | on one GPU of: bf16 | FP8 | 4 bits |",
         "|---|---|---|---|---|---|---|---|",
@@ -47,7 +47,7 @@ def memory_table() -> str:
             if model.quantized is None:
                 write_config(Path(folder), shape, quantization="awq")
                 formats = [model, model.quantized_as("fp8"), ModelConfig.from_folder(Path(folder))]
-            else:  # published in 4 bits alone
+            else:  # published only in 4 bits
                 formats = [None, None, model]
             kv = kv_bytes(model)
             weights = [None if one is None else one.weight_bytes(torch.bfloat16) for one in formats]
@@ -57,7 +57,7 @@ def memory_table() -> str:
 
 
 def kv_bytes(model: ModelConfig) -> int:
-    """Bytes of keys and values of one context, in bf16; a layer with a window keeps the window."""
+    """Return the bytes of keys and values of one context in bf16. A layer with a window keeps only the window."""
     return sum(
         KVShape((paging.kept(1),), 1, torch.bfloat16).page_bytes * min(paging.window or CONTEXT, CONTEXT)
         for paging in model.paging

@@ -1,4 +1,4 @@
-"""Models that are spread over ranks, each a thread of its own, driven as `Harness` drives one."""
+"""Models spread over ranks. Each rank is a thread with a `Harness`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Counted(ThreadCollective):
-    """Counts its sums."""
+    """A collective that counts its sums."""
 
     sums = 0
 
@@ -35,7 +35,7 @@ class Counted(ThreadCollective):
 
 
 class InPieces(Counted):
-    """Of many tokens some are summed beside others."""
+    """A collective that computes sums of many tokens in pieces."""
 
     def pieces(self, tokens: int) -> Sequence[slice]:
         third = tokens // 3
@@ -54,7 +54,7 @@ class Ranks:
         lora: LoraRoom | None = None,
         **options: Any,
     ) -> None:
-        """lora: the room for adapters; options: of `load_shards`."""
+        """lora: the room for adapters; options: those of `load_shards`."""
         cpu, attention = torch.device("cpu"), TorchAttention()
         self._meeting = Meeting(count)
         self.collectives = [collective(rank, count, self._meeting) for rank in range(count)]
@@ -68,11 +68,11 @@ class Ranks:
         )
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> list[list[Running]]:
-        """What `Harness.generate` gives, of each rank."""
+        """Call `Harness.generate` on each rank and return all results."""
         return self.each(lambda decoder: Harness(decoder, page_size=16).generate(prompts, new_tokens, **options))
 
     def each(self, call: Callable[[Decoder], T]) -> list[T]:
-        """The call with every rank's decoder, side by side."""
+        """Call a function with every rank's decoder, all at the same time."""
 
         def guarded(decoder: Decoder) -> T:
             try:

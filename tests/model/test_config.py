@@ -1,4 +1,4 @@
-"""config.json in its present and older spelling, and what is refused by name."""
+"""Reading config.json in its newer and older forms, and the errors that name what is refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_head_dim_follows_from_the_width_where_the_file_is_silent(tmp_path: Path
 
     assert head_dim({"architectures": ["Qwen2ForCausalLM"]}, without=("head_dim",)) == 16
     assert head_dim({"head_dim": None, "architectures": ["LlamaForCausalLM"]}) == 16
-    assert head_dim({}, without=("head_dim",)) == 128  # what Qwen3 means by silence
+    assert head_dim({}, without=("head_dim",)) == 128  # Qwen3's default
 
 
 def test_a_layers_products_are_its_parameters_but_for_its_norms(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_layers_products_are_its_parameters_but_for_its_norms(tmp_path: Path) 
     assert layer.linears(64) == ((256, 64), (64, 128), (192, 64), (64, 96))
     assert sum(n * k for n, k in layer.linears(64)) == layer.parameters(64) - 2 * 64 - 2 * 32
     assert layer.linears(64, 2) == ((128, 64), (64, 64), (96, 64), (64, 48))
-    assert layer.linears(64, 4) == ((96, 64), (64, 32), (48, 64), (64, 24))  # of two KV heads, each on two ranks
+    assert layer.linears(64, 4) == ((96, 64), (64, 32), (48, 64), (64, 24))  # two KV heads, each on two ranks
 
 
 def test_fp8_is_a_format_of_the_checkpoint_or_of_its_loading(tmp_path: Path) -> None:
@@ -204,7 +204,10 @@ class TestRefusedByName:
         heads |= {f"linear_{kind}_head_dim": 8 for kind in ("key", "value")}
         experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
         changes = {**heads, **experts, "shared_expert_intermediate_size": 32, "partial_rotary_factor": 0.25}
-        for name in ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"):  # of three layers, each fourth would attend
+        for name in (
+            "Qwen3NextForCausalLM",
+            "Qwen3_5ForCausalLM",
+        ):  # only every fourth layer attends, and there are three
             with pytest.raises(CheckpointError, match=r"full_attention_interval \(4\) leaves none of 3 layers"):
                 read(tmp_path, {"architectures": [name], **changes})
             read(tmp_path, {"architectures": [name], **changes, "num_hidden_layers": 4})

@@ -1,4 +1,4 @@
-"""Properties of the decoder itself, beside the equality with transformers."""
+"""Properties of the decoder. `test_equality` compares its results with transformers."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def load(folder: Path, config: ModelConfig, dtype: torch.dtype) -> Decoder:
 
 
 class ShapeAttention:
-    """Has the right shapes and looks at no value."""
+    """A backend that returns tensors of the right shapes and reads no value."""
 
     name = "shape"
 
     def __init__(self) -> None:
-        self.windows: list[int | None] = []  # of the layers that asked
+        self.windows: list[int | None] = []  # of the layers that were called
 
     def bind(self, layer: AttentionLayer) -> Attend:
         def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, /) -> Tensor:
@@ -63,7 +63,7 @@ class ShapeAttention:
 
 
 def shapes_alone(decoder: Decoder, wanted: int | None = None, rehearsal: bool = False) -> Tensor:
-    """A step of 5 tokens on tensors without contents: reading one, or a shape that depends on one, raises."""
+    """Run a step of 5 tokens on tensors without contents. Reading a value, or a shape that depends on one, raises."""
     kv = KVPool(decoder.config.kv_shape(16, torch.bfloat16), 4, META)
     ids = torch.empty(5, dtype=torch.int64, device=META)
     batch = AttentionBatch(
@@ -98,7 +98,7 @@ def test_a_rehearsal_takes_one_layer_of_each_kind_and_the_last(config: ModelConf
     leave_empty(decoder.groups)
     hidden = shapes_alone(decoder, wanted=2, rehearsal=True)
     assert attention.windows == [None, 8, 8]
-    assert hidden.shape == (2, config.hidden_size)  # so the last layer was the last one
+    assert hidden.shape == (2, config.hidden_size)  # so the last layer was among them
     with decoder.rehearsals():
         shapes_alone(decoder, wanted=2)
     assert attention.windows == [None, 8, 8] * 2
@@ -119,7 +119,7 @@ def test_a_rehearsal_takes_a_layer_of_each_format(config: ModelConfig) -> None:
     decoder = Decoder(many, TorchKernels(), attention, torch.bfloat16, META)
     leave_empty(decoder.groups)
     shapes_alone(decoder, rehearsal=True)
-    assert len(attention.windows) == 3  # as they are, in FP8, and the last
+    assert len(attention.windows) == 3  # a layer of floats, a layer of FP8, and the last one
 
 
 def test_bfloat16_stays_near_float32(folder: Path, config: ModelConfig) -> None:
@@ -141,7 +141,7 @@ def test_the_rotary_table_can_be_shorter_than_the_model_allows(config: ModelConf
 
 @pytest.mark.parametrize("case", ["qwen3", "qwen3-bias-untied", "qwen2-moe", "qwen3-5", "deepseek-v3", "gpt-oss"])
 def test_the_weights_go_with_the_decoder(case: str, tmp_path: Path) -> None:
-    """At once: a device's memory is none of the collector's business."""
+    """At once, without the garbage collector."""
     write_checkpoint(case, tmp_path)
     decoder = load(tmp_path, ModelConfig.from_folder(tmp_path), torch.float32)
     weights = [weakref.ref(weight) for group in decoder.groups for weight in group.open(()).values()]

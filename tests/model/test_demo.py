@@ -1,4 +1,4 @@
-"""The embedded model, loaded here and in transformers, continues real prompts with the same ids."""
+"""The demo model continues real prompts with the same ids as in transformers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def harness(folder: Path) -> Harness:
 
 
 def assert_greedy(sequences: list[Running], prompts: list[list[int]], oracle: PreTrainedModel) -> None:
-    """Each drawn id is what transformers finds likeliest after all ids before it, so both continue alike."""
+    """Each id is the most likely one for transformers after all ids before it, so both continue in the same way."""
     for sequence, prompt in zip(sequences, prompts, strict=True):
         assert sequence.tokens[: len(prompt)] == prompt
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The decoder computes what transformers computes, for every architecture, however the work is cut into steps."""
+"""The decoder equals transformers for every architecture, however the work is divided into steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .harness import Harness, Running
 ALWAYS = (
     "qwen3-5-wrapped",
     "gpt-oss",
-)  # what differs most, in chunks beside decodes; the others, and other ways to cut the work, among the slow tests
+)  # the two that differ most, in chunks with decodes. Other families and other ways to divide the work are slow tests.
 
 
 @pytest.fixture(
@@ -58,7 +58,7 @@ def test_sixteen_at_once_with_prompts_in_chunks_beside_decodes(subject: tuple[De
 
 
 def alone(decoder: Decoder, expected: Reference) -> None:
-    """The first and the last prompt of each length; in batches come all."""
+    """Only the first and the last prompt of each length. In batches, all are tried."""
     lengths = [len(prompt) for prompt in expected.prompts]
     some = [i for i, length in enumerate(lengths) if lengths.index(length) == i or lengths[i + 1 : i + 2] != [length]]
     few = Reference(*([values[i] for i in some] for values in (expected.prompts, expected.ids, expected.logits)))
@@ -71,7 +71,7 @@ def sixteen_at_once(decoder: Decoder, expected: Reference) -> None:
 
 
 def shared_prefixes(decoder: Decoder, expected: Reference) -> None:
-    """Pages of each prompt are read by another sequence, unless states go with them: tests/engine/test_hybrids.py."""
+    """Another sequence reads the pages of each prompt. tests/engine/test_hybrids.py does this for recurrent models."""
     if decoder.config.recurrent:
         alone(decoder, expected)
         return
@@ -92,5 +92,5 @@ WAYS = {way.__name__: way for way in (alone, sixteen_at_once, shared_prefixes)}
 @pytest.mark.turns("way")
 @pytest.mark.parametrize("way", WAYS)
 def test_with_whole_prompts_and_shared_ones(way: str, subject: tuple[Decoder, Reference]) -> None:
-    """The ways take turns: one for each family, beside the chunks that all have."""
+    """The ways take turns: one for each family. All families have the chunks above."""
     WAYS[way](*subject)

@@ -1,4 +1,4 @@
-"""Keys and values in FP8: the ids of transformers with a cache whose contents are rounded in plain torch."""
+"""Keys and values in FP8. The reference is transformers with a cache that is rounded in plain torch."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .ranks import Ranks
 
 NEW_TOKENS = 24
 LAYER = "model.layers.{}.self_attn"
-SCALES = [(0.02, 0.005), (0.03, 0.5)]  # of keys and of values, layer by layer
+SCALES = [(0.02, 0.005), (0.03, 0.5)]  # (keys, values) of each layer
 
 
 class RoundedCache(DynamicCache):
-    """What goes in comes out as the nearest number that FP8 has, times a scale."""
+    """A cache that rounds its contents to FP8 numbers times a scale."""
 
     def __init__(self, scales: list[tuple[float, float]]) -> None:
         super().__init__()
@@ -46,10 +46,10 @@ class RoundedCache(DynamicCache):
 
 @torch.inference_mode()
 def continued(model: PreTrainedModel, prompt: list[int], cache: DynamicCache) -> tuple[list[int], Tensor]:
-    """Greedy: the ids, and the logits that each was drawn from [NEW_TOKENS, vocab]."""
+    """Return greedy ids, and the logits of each draw, [NEW_TOKENS, vocab]."""
     ids, logits, fed = [], [], torch.tensor([prompt])
     for _ in range(NEW_TOKENS):
-        # By place: its name is another one in newer versions.
+        # A positional argument, because newer versions call it something else.
         logits.append(model(fed, None, None, cache, use_cache=True).logits[0, -1])
         fed = logits[-1].argmax().view(1, 1)
         ids.append(int(fed))
@@ -74,7 +74,7 @@ def load(folder: Path, kv_dtype: torch.dtype | None = FP8) -> Decoder:
 
 
 def add(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """More tensors for the checkpoint in `folder`."""
+    """Add tensors to the checkpoint in a folder."""
     path = folder / "model.safetensors"
     save_file({**load_file(path), **tensors}, path, {"format": "pt"})
 
@@ -97,15 +97,15 @@ def test_ids_and_logits_are_those_of_a_rounded_cache(case: str, scaled: bool, tm
     expected = [continued(model, prompt, RoundedCache(scales)) for prompt in prompts()]
     exact = [continued(model, prompt, DynamicCache()) for prompt in prompts()]
     rounding = [float((a - b).abs().median()) for (_, a), (_, b) in zip(expected, exact, strict=True)]
-    assert min(rounding) > 0.03  # it can be seen
+    assert min(rounding) > 0.03  # rounding has a visible effect
     decoder = load(tmp_path)
     for chunk in (None, 7):
         sequences = Harness(decoder, page_size=5).generate(prompts(), NEW_TOKENS, chunk=chunk)
         assert [sequence.tokens for sequence in sequences] == [
             prompt + ids for prompt, (ids, _) in zip(prompts(), expected, strict=True)
         ]
-        # A number on the border of two codes falls either way by the last bit of the product before it, and all that
-        # follows differs a little: in few sequences, and by far less than rounding makes.
+        # The last bit of a product may decide between two codes. Then all later results differ a little: in few
+        # sequences, and by far less than rounding to FP8.
         differences = [
             (torch.stack(sequence.logits) - logits).abs()
             for sequence, (_, logits) in zip(sequences, expected, strict=True)
@@ -128,7 +128,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(plain: Path, tmp_path: Path) -> Path:
-    """A checkpoint of its own, for a test to add to."""
+    """A checkpoint that a test may change."""
     for file in plain.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     return tmp_path
@@ -146,7 +146,7 @@ def test_every_rank_has_the_scales(folder: Path) -> None:
     for sequences in ranks.generate(prompts(), 1):
         for one, other in zip(sequences, alone, strict=True):
             difference = (one.logits[0] - other.logits[0]).abs()
-            assert float(difference.median()) < 1e-2  # a number on the border of two codes falls either way
+            assert float(difference.median()) < 1e-2  # the last bit may decide between two codes
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_scale_for_each_head_is_refused_by_its_shape(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 0.02])
 def test_latents_are_read_as_they_were_rounded(scale: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one scale a layer, of what is key and value at once: the same as over floats that were rounded so."""
+    """A layer has one scale, because a latent is key and value. The result equals that over rounded floats."""
     write_checkpoint("deepseek-v3", tmp_path)
     add(tmp_path, {f"{LAYER.format(layer)}.k_scale": torch.tensor(scale) for layer in range(3)})
 
@@ -206,5 +206,5 @@ def test_latents_are_read_as_they_were_rounded(scale: float, tmp_path: Path, mon
 
     monkeypatch.setattr(TorchKernels, "latent_inputs", rounding)
     for ours, expected, plain in zip(found, logits(None), exact, strict=True):
-        assert (expected - plain).abs().median() > 0.01  # it can be seen
+        assert (expected - plain).abs().median() > 0.01  # rounding has a visible effect
         assert (ours - expected).abs().median() < 1e-4

@@ -1,4 +1,4 @@
-"""The real Qwen3-8B, where it is at hand: QWEN3_8B_FOLDER=/path/to/checkpoint."""
+"""The real Qwen3-8B. Set QWEN3_8B_FOLDER=/path/to/checkpoint to run this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rotary table against the one that transformers computes, for every scheme and its options."""
+"""The rotary table equals that of transformers, for every scheme and its options."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_equals_transformers(tmp_path: Path, scaling: dict[str, object], theta: 
         torch.device("cpu"),
     )
     half = HEAD_DIM // 2
-    # A frequency off by one unit in the last place turns by 300 times that at the last position.
+    # At the last position, an error of a frequency in its last bit has grown 300 times.
     torch.testing.assert_close(ours, torch.cat((cos[0, :, :half], sin[0, :, :half]), 1), atol=3e-5, rtol=0)
 
 
@@ -71,7 +71,7 @@ def test_equals_transformers(tmp_path: Path, scaling: dict[str, object], theta: 
     [
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
         ({"rope_type": "yarn", "factor": 1.5, "original_max_position_embeddings": 256}, 512),
-        ({"rope_type": "yarn", "factor": 4.0}, 2048),  # what it was trained for is then the context itself
+        ({"rope_type": "yarn", "factor": 4.0}, 2048),  # the trained context is then the context itself
         ({"rope_type": "linear", "factor": 4.0}, 512),
     ],
 )

@@ -1,4 +1,4 @@
-"""A model that is spread over ranks computes what it computes alone, and what transformers computes."""
+"""A model spread over ranks computes the same as on one rank, and as transformers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .ranks import Counted, InPieces, Ranks
 ALWAYS = (
     "qwen2-moe",
     "qwen3-5-linear-last",
-)  # the others among the slow tests
+)  # the others are slow tests
 COUNTS = (pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow))
 NEW_TOKENS = 12
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 131}
-LINEAR = {"linear_num_key_heads": 8, "linear_num_value_heads": 16}  # of layers with a state
+LINEAR = {"linear_num_key_heads": 8, "linear_num_value_heads": 16}  # of recurrent layers
 
 
 def sizes_of(case: str) -> dict[str, object]:
-    if case.startswith(("deepseek", "glm4-flash")):  # each head makes its own keys
+    if case.startswith(("deepseek", "glm4-flash")):  # each head derives its own keys
         return {**SIZES, "num_key_value_heads": 8}
     return {**SIZES, **LINEAR} if case.startswith(("qwen3-5", "qwen3-next")) else {**SIZES}
 
@@ -51,7 +51,7 @@ def logits(sequences: list[Running]) -> Tensor:
 
 
 def expected_logits(model: PreTrainedModel, sequences: list[Running]) -> Tensor:
-    """What transformers makes of the same tokens."""
+    """Return the logits of transformers for the same tokens."""
     with torch.no_grad():
         rows = [model(torch.tensor([one.tokens[:-1]])).logits[0, -NEW_TOKENS:] for one in sequences]
     return torch.stack(rows)
@@ -64,8 +64,8 @@ def assert_equal(
     ranks = Ranks(folder, count, collective=collective).generate(prompts(vocab), NEW_TOKENS, chunk=11)
     for sequences in ranks:
         assert [one.tokens for one in sequences] == [one.tokens for one in alone]
-        assert torch.equal(logits(sequences), logits(ranks[0]))  # to the last bit: they draw alike
-    # Sums of 8 ranks are rounded otherwise than one rank's, and on each kind of CPU otherwise.
+        assert torch.equal(logits(sequences), logits(ranks[0]))  # to the last bit, because all ranks must draw the same
+    # Sums of 8 ranks are rounded differently from those of one rank, and differently on each kind of CPU.
     torch.testing.assert_close(logits(ranks[0]), logits(alone), atol=3e-4, rtol=0)
     torch.testing.assert_close(logits(ranks[0]), expected_logits(model, alone), atol=3e-4, rtol=0)
 
@@ -75,7 +75,7 @@ WAYS: dict[str, tuple[int, dict[str, object], type[Counted]]] = {
     "2 ranks": (2, {}, Counted),
     "8 ranks": (8, {}, Counted),
     "8 ranks with a KV head each": (8, {"num_key_value_heads": 8}, Counted),
-    "2 ranks, tokens in pieces": (2, {}, InPieces),  # whose sums are under way while others are computed
+    "2 ranks, tokens in pieces": (2, {}, InPieces),  # sums of some pieces run while other pieces are computed
 }
 
 
@@ -83,7 +83,7 @@ WAYS: dict[str, tuple[int, dict[str, object], type[Counted]]] = {
 @pytest.mark.parametrize("case", [slow_but(case) for case in CASES])
 @pytest.mark.parametrize("way", [pytest.param(way, marks=() if way == "4 ranks" else pytest.mark.slow) for way in WAYS])
 def test_ranks_compute_what_one_does(case: str, way: str, tmp_path: Path) -> None:
-    """With fewer KV heads than ranks, if not said otherwise. The ways take turns: two for each family."""
+    """By default there are fewer KV heads than ranks. The ways take turns: two for each family."""
     count, sizes, collective = WAYS[way]
     model = write_checkpoint(case, tmp_path, **{**sizes_of(case), **sizes})
     assert_equal(tmp_path, model, count, collective=collective)
@@ -97,15 +97,15 @@ def test_ranks_without_a_row_of_the_vocabulary(tied: bool, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_experts_whose_columns_do_not_divide_are_dealt_out_whole(count: int, tmp_path: Path) -> None:
-    """Not in equal numbers."""
+    """The ranks have different numbers of experts."""
     model = write_checkpoint("qwen3-moe", tmp_path, **{**SIZES, "num_experts": 9, "moe_intermediate_size": 33})
-    model.set_experts_implementation("eager")  # grouped products want whole 16 bytes
+    model.set_experts_implementation("eager")  # grouped products need multiples of 16 bytes
     assert_equal(tmp_path, model, count)
 
 
 @pytest.mark.parametrize("columns", [pytest.param(32, marks=pytest.mark.slow), 33])
 def test_experts_in_one_tensor(columns: int, tmp_path: Path) -> None:
-    """As transformers keeps them in memory: gate above up, for all experts."""
+    """Return the matrices as transformers keeps them in memory: gate above up, for all experts."""
     model = write_checkpoint("qwen3-moe", tmp_path, **{**SIZES, "num_experts": 9, "moe_intermediate_size": columns})
     model.set_experts_implementation("eager")
     tensors = load_file(tmp_path / "model.safetensors")
@@ -122,7 +122,7 @@ def test_experts_in_one_tensor(columns: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["llama2", "qwen3-moe", "qwen2-moe"])
 def test_a_block_ends_with_one_sum(case: str, tmp_path: Path) -> None:
-    """Also that of a mixture with a shared expert; one more makes the tokens' embeddings."""
+    """This includes a mixture with a shared expert. One more sum is for the embedding."""
     write_checkpoint(case, tmp_path, **SIZES)
     ranks = Ranks(tmp_path, 2)
     ranks.generate(prompts(131), 1)
@@ -130,10 +130,10 @@ def test_a_block_ends_with_one_sum(case: str, tmp_path: Path) -> None:
 
 
 def test_what_is_not_finite_on_one_rank_is_seen_by_all(tmp_path: Path) -> None:
-    """Keys and values of the last layer, of which nothing but the sums of the attention would tell."""
+    """Values of the last layer, which only the sums over attention's output can show."""
     write_checkpoint("llama2", tmp_path, **SIZES)
     tensors = load_file(tmp_path / "model.safetensors")
-    tensors["model.layers.1.self_attn.v_proj.weight"][-1] = float("inf")  # the last rank's
+    tensors["model.layers.1.self_attn.v_proj.weight"][-1] = float("inf")  # the last rank's part
     save_file(tensors, tmp_path / "model.safetensors")
 
     def sums(decoder: Decoder) -> Tensor:
@@ -170,7 +170,7 @@ def test_bfloat16_is_as_near_to_the_truth_as_alone(case: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("case", ["qwen3", "qwen2-moe"])
 def test_random_weights(case: str, tmp_path: Path) -> None:
-    """Not those of one rank, but a model: no rank goes without, and all agree."""
+    """A model of random weights, not one rank of it: every rank has its part, and all agree."""
     write_checkpoint(case, tmp_path, **SIZES)
     ranks = Ranks(tmp_path, 4, load_format="dummy").generate(prompts(131), 2)
     assert all(torch.equal(logits(sequences), logits(ranks[0])) for sequences in ranks)

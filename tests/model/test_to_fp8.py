@@ -1,4 +1,4 @@
-"""A checkpoint of floats that is quantised while it is loaded."""
+"""A checkpoint of floats that is quantised to FP8 while it is loaded."""
 
 from __future__ import annotations
 

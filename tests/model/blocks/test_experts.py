@@ -23,11 +23,11 @@ from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerNorms, LayerSpec
 HIDDEN, INNER, TOKENS = 16, 24, 5
 NO_NORMS = LayerNorms(None, None, None, None)
 CPU = torch.device("cpu")
-ONE = ExpertsSpec(count=1, inner=INNER, router=Router(top_k=1, renormalise=True))  # whose weight is always 1
+ONE = ExpertsSpec(count=1, inner=INNER, router=Router(top_k=1, renormalise=True))  # its weight is always 1
 
 
 class FiveTokens:
-    """A step, as far as experts read it."""
+    """The part of a step that experts read."""
 
     class kv:
         page_size = 1
@@ -81,7 +81,7 @@ def test_one_expert_is_an_mlp_of_the_same_layer(norms: LayerNorms, residual_scal
 
 
 def test_a_shared_expert_reads_what_the_others_read_if_no_norm_comes_before() -> None:
-    """Neither may see x after the other has added to it."""
+    """Neither may read x after the other has added its result."""
     shared = ExpertsSpec(count=1, inner=INNER, router=ONE.router, shared=MLPSpec(inner=INNER))
     layer = LayerSpec(attention=AttentionSpec(heads=1, kv_heads=1, head_dim=HIDDEN), ffn=shared, norms=NO_NORMS)
     x, context, step = torch.randn(TOKENS, HIDDEN), build_context(), FiveTokens()

@@ -1,4 +1,4 @@
-"""The expert that all tokens pass, where a device computes it in the launches of those that are chosen."""
+"""The shared expert on a device that computes it in the same launches as the chosen experts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..ranks import Ranks
 
 @dataclass(frozen=True)
 class Together:
-    """Both, one after the other, of a few tokens."""
+    """The chosen experts and the shared one, for a few tokens."""
 
     chosen: Experts
     gate_up: Linear
@@ -46,7 +46,7 @@ class Together:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each call had."""
+    """The number of tokens of each call."""
     counts: list[int] = []
 
     def with_shared(

@@ -1,4 +1,4 @@
-"""What files of models with latents say, and what of it is refused."""
+"""Reading config.json of models with latents, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Gemma 4's files say, as transformers and as its publisher write them, and what of it is refused."""
+"""Reading config.json of Gemma 4, in transformers' and its publisher's forms, and what is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aengine.model.loading.load import load_model
 from tests.model.checkpoints import write_checkpoint
 from tests.model.harness import Harness
 
-# As the 12B and the 31B have them, in small.
+# The settings of the 12B and the 31B, with smaller sizes.
 PUBLISHED: dict[str, Any] = {
     "architectures": ["Gemma4ForCausalLM"],
     "attention_k_eq_v": True,
@@ -35,7 +35,7 @@ PUBLISHED: dict[str, Any] = {
     "sliding_window": 20,
     "vocab_size": 128,
 }
-# As E2B and E4B have it.
+# The setting of E2B and E4B.
 SMALL = {
     "attention_k_eq_v": False,
     "num_kv_shared_layers": 2,

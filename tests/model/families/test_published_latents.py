@@ -1,4 +1,4 @@
-"""Models with latents as their publishers configure them: what is read of their files, by the names that these have."""
+"""Models with latents as they were published: their settings and the tensors that are read, by their names."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": 154880,
     },
 }
-# Some of the tensors of layer 4, with the shapes that their files have.
+# Some tensors of layer 4, with their shapes in the published files.
 TENSORS: dict[str, dict[str, tuple[int, ...]]] = {
     "DeepSeek-V3": {
         "self_attn.q_a_proj.weight_scale_inv": (12, 56),

@@ -1,4 +1,4 @@
-"""The table of families, and what else must agree with it."""
+"""The README and the checkpoints of tests agree with the table of families."""
 
 from __future__ import annotations
 

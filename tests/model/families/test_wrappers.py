@@ -1,4 +1,4 @@
-"""What wrapped models say twice, of all their parts and of the language model: which of the two counts."""
+"""Settings that a file has twice, for the whole model and for its language model: which one counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_ends_are_those_of_all_parts_where_the_file_names_some(tmp_path: Path) -
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", "model."])
 @pytest.mark.parametrize("case", ["qwen3-5", "qwen3-5-moe", "ministral3", "gemma3", "gemma4"])
 def test_names_within_another_are_found_whatever_the_architecture_says(case: str, prefix: str, tmp_path: Path) -> None:
-    """transformers loads the language model of one that sees alone, and saves it under the names that it had."""
+    """transformers can load only the language model of a model that sees. It saves it under the old names."""
     write_checkpoint(case, tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = {name.replace("model.", prefix, 1): one for name, one in load_file(path).items()}
@@ -47,7 +47,7 @@ def test_a_language_model_that_transformers_saved_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tie_that_is_a_wrappers_default_leaves_a_matrix_of_its_own_alone(tied: bool, tmp_path: Path) -> None:
-    """transformers writes `true` for Mistral 3 and `false` for what it wraps, whatever the weights hold."""
+    """transformers writes `true` for Mistral 3 and `false` for its language model, whatever the weights are."""
     write_checkpoint("mistral3", tmp_path, tie_word_embeddings=tied)
     with_config(tmp_path, tie_word_embeddings=True)
     assert json.loads((tmp_path / "config.json").read_text())["text_config"]["tie_word_embeddings"] is False

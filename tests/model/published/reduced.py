@@ -1,4 +1,4 @@
-"""Published configurations with few layers, narrow ones, of few tokens: what else they say stays as it is."""
+"""Published configurations with fewer and narrower layers and fewer tokens. All other settings stay."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 CONFIGS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "configs.json").read_text())
 VOCAB = 512
-TEXT = 400  # ids below it are no special tokens; those beyond the reduced vocabulary go behind it
+TEXT = 400  # ids below it are text; special tokens beyond the reduced vocabulary move to ids after it
 _HEAD_DIM = 16
-_SIZES = {  # of what a configuration names; it stays silent about all others
+_SIZES = {  # only for keys that the configuration has
     "vocab_size": VOCAB,
     "vocab_size_per_layer_input": VOCAB,
     "intermediate_size": 96,
@@ -54,7 +54,7 @@ _VISION = {
 
 
 def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration at a size that takes no time."""
+    """Return a small version of a configuration."""
     text = _reduced_text(config)
     if "text_config" in config:
         text |= {"text_config": _reduced_text(config["text_config"]), "audio_config": None}
@@ -66,7 +66,7 @@ def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reduced_text(config: Mapping[str, Any]) -> dict[str, Any]:
     small = {key: _SIZES[key] if key in _SIZES and value else value for key, value in config.items()}
-    small["initializer_range"] = 0.1  # numbers that tell one computation from another
+    small["initializer_range"] = 0.1  # large enough to tell one computation from another
     for key, value in config.items():
         if key.endswith(("_token_id", "_token_index")) or key == "eos_token_id":
             small[key] = [_token(one) for one in value] if isinstance(value, list) else _token(value)
@@ -116,7 +116,7 @@ def _reduce_heads(config: Mapping[str, Any], small: dict[str, Any]) -> None:
         small["num_global_key_value_heads"] = 1
     if "kv_lora_rank" in config:
         small["num_attention_heads"] = small["num_key_value_heads"] = 4
-        small["head_dim"] = small.get("qk_rope_head_dim")  # as transformers has it where the file is silent
+        small["head_dim"] = small.get("qk_rope_head_dim")  # transformers' default
         if "head_dim" not in config:
             del small["head_dim"]
     small["hidden_size"] = small["num_attention_heads"] * _HEAD_DIM

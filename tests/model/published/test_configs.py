@@ -1,8 +1,8 @@
-"""What publishers wrote into config.json is computed as transformers computes it, at a reduced size.
+"""Published config.json files, at reduced sizes, give the same results as in transformers.
 
-configs.json holds the fields of published files, by repository, with where they were found: mlc-llm's model presets,
-maxtext's and Megatron-Bridge's checkpoint conversions, tests of TensorRT-LLM and others; some are from memory, as
-they were published. Fields are as written there, whether anything reads them or not.
+configs.json has the fields of published files by repository, with their sources: mlc-llm's model presets, the
+checkpoint conversions of maxtext and Megatron-Bridge, tests of TensorRT-LLM and others. Some are from memory. Fields
+that nothing reads are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..harness import Harness, Running
 from .reduced import CONFIGS, TEXT, reduced
 
 NEW_TOKENS = 4
-_REMOTE = {"kimi_k2": "deepseek_v3"}  # transformers has them under another name
+_REMOTE = {"kimi_k2": "deepseek_v3"}  # transformers' names of these models
 _TIES = "tie_word_embeddings"
 
 
@@ -58,12 +58,14 @@ def test_it_is_computed_as_transformers_does(repository: str, tmp_path: Path) ->
 
 
 def _for_transformers(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of the same model in float32."""
+    """Return transformers' configuration of the same model in float32."""
     parts = {key: _for_transformers(value) for key, value in config.items() if key in ("text_config", "vision_config")}
     changed = (
         config | parts | {"dtype": "float32", "model_type": _REMOTE.get(config["model_type"], config["model_type"])}
     )
     changed.pop("torch_dtype", None)
-    if config["model_type"] == "mistral3" and _TIES not in config:  # it would tie them, which the files do not
+    if (
+        config["model_type"] == "mistral3" and _TIES not in config
+    ):  # transformers would tie the embeddings; the files do not
         changed[_TIES] = config["text_config"].get(_TIES, False)
     return changed

@@ -109,7 +109,7 @@ SETS: dict[str, tuple[dict[str, int], dict[str, Any], dict[str, Any], set[str]]]
         {"</s>"},
     ),
     "google/gemma-3-1b-it": (
-        _GEMMA | {"<image_soft_token>": 262144},  # of whom the model has no embedding
+        _GEMMA | {"<image_soft_token>": 262144},  # the model has no embedding for it
         {
             "add_bos_token": True, "add_eos_token": False, "boi_token": "<start_of_image>", "bos_token": "<bos>",
             "eos_token": "<eos>", "extra_special_tokens": {"image_token": "<image_soft_token>"},
@@ -221,7 +221,7 @@ _EXPERTS_MXFP4 = {
     ],
     "quant_method": "mxfp4",
 }  # fmt: skip
-# What they quantise, and `quantization_config`.
+# The quantised modules, and `quantization_config`.
 QUANTISED: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen/Qwen3-8B-FP8": ("Qwen/Qwen3-8B", _BLOCKS),
     "Qwen/Qwen3-30B-A3B-FP8": ("Qwen/Qwen3-30B-A3B", _BLOCKS | {"modules_to_not_convert": ["lm_head"]}),
