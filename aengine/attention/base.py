@@ -45,7 +45,7 @@ class AttentionBatch:
     # with other tensors or lengths must clear it.
     plans: dict[tuple[type, int | None], object] = field(default_factory=dict)
 
-    def over(self, slots: Tensor, page_table: Tensor) -> AttentionBatch:
+    def with_pages(self, slots: Tensor, page_table: Tensor) -> AttentionBatch:
         """Return the same step over the pages of another group."""
         return replace(self, slots=slots, page_table=page_table, shared=None, plans={})
 
@@ -165,7 +165,7 @@ class AttentionBackend(Protocol):
         ...
 
     def bind(self, layer: AttentionLayer) -> Attend:
-        """Choose the kernels of a layer. What they need from packages may be imported later."""
+        """Choose the kernels of a layer. Their packages may be imported later."""
         ...
 
 
@@ -183,7 +183,7 @@ class PrefillKernel(Protocol):
     def bind(self, layer: AttentionLayer) -> Attend | None:
         """Return the attention of a layer's chunks, or None if the kernel does not support the layer.
 
-        q holds the tokens of the whole step; those of chunks come last. query_starts count from the step's first token.
+        q holds the tokens of the whole step, and the tokens of chunks come last. query_starts count from the first.
         The results for tokens before the chunks are undefined.
         """
         ...

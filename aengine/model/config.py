@@ -98,10 +98,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("unpacked_copies: the checkpoint has no matrices of 4-bit integers; leave it out")
         return msgspec.structs.replace(self, unpacked_copies=True)
 
-    def far(self, max_positions: int) -> bool:
+    def needs_long_rope(self, max_positions: int) -> bool:
         """Return whether some layer rotates keys differently because there may be this many positions (longrope)."""
         ropes = (attention.rope for attention in self.attending)
-        return any(rope is not None and rope.far(max_positions) for rope in ropes)
+        return any(rope is not None and rope.needs_long_factors(max_positions) for rope in ropes)
 
     @property
     def near_positions(self) -> int:
@@ -109,7 +109,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ropes = (attention.rope for attention in self.attending)
         return min((rope.original_positions for rope in ropes if rope is not None and rope.short_factors), default=0)
 
-    def over(self, ranks: int) -> ModelConfig:
+    def spread_over(self, ranks: int) -> ModelConfig:
         """Return the same model, spread over ranks. Raises `ConfigError` if it cannot be divided evenly."""
         for layer in self.layers:
             if what := layer.indivisible(ranks):
@@ -120,7 +120,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 )
         return msgspec.structs.replace(self, ranks=ranks)
 
-    def with_room(self, lora: LoraRoom | None) -> ModelConfig:
+    def with_lora(self, lora: LoraRoom | None) -> ModelConfig:
         """Return the same model with room for adapters."""
         return msgspec.structs.replace(self, lora=lora)
 
@@ -168,7 +168,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def paging(self) -> list[AttentionSpec | LatentSpec]:
         """The attention of all layers that store their own keys and values in pages, in order."""
-        return [attention for attention in self.attending if attention.shares is None]
+        return [attention for attention in self.attending if attention.shares_kv_of is None]
 
     @property
     def sliding(self) -> tuple[int, ...]:
@@ -196,7 +196,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:
         """Return the shape of a page on each rank. page_size: in tokens."""
-        return KVShape(tuple(paging.kept(self.ranks) for paging in self.paging), page_size, dtype)
+        return KVShape(tuple(paging.kv_layer(self.ranks) for paging in self.paging), page_size, dtype)
 
     def state_shape(self, dtype: torch.dtype, conv_dtype: torch.dtype) -> StateShape | None:
         """Return the shape of a slot of states on each rank, or None if no layer is recurrent.
@@ -231,7 +231,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         tied_by_default = wrapper is not None and ties_its_default(values, str(path))
         if wrapper is not None or ("text_config" in values and "hidden_size" not in values):
             values = text_model(values, str(path))
-        fields = Fields(values, str(path)).over(family.defaults)
+        fields = Fields(values, str(path)).with_defaults(family.defaults)
         layers = family.layers(fields)
         _refuse_unsupported(fields, family, layers)
         vocab = fields.vocab_size
@@ -326,7 +326,7 @@ def _unused_projections(layers: Sequence[LayerSpec]) -> tuple[str, ...]:
     shares = (
         i
         for i, one in enumerate(layers)
-        if isinstance(one.attention, AttentionSpec) and one.attention.shares is not None
+        if isinstance(one.attention, AttentionSpec) and one.attention.shares_kv_of is not None
     )
     return tuple(f"model.layers.{i}.self_attn.{name}." for i in shares for name in ("k_proj", "v_proj", "k_norm"))
 

@@ -57,7 +57,7 @@ class Decoder:
         positions = max_positions or config.max_position_embeddings
         tables = PositionTables(positions, device)
         # Is added to the positions of sequences that never leave the trained context. See `PositionTables`.
-        self.near_shift = positions if config.far(positions) else 0
+        self.near_shift = positions if config.needs_long_rope(positions) else 0
         self.ranks = ranks
         self.adapters = make.adapters
         # Whether ranks compute a step in two halves. Mixtures would gain 2 % in prefill, and lose 3 % in steps of one

@@ -53,7 +53,7 @@ class Fields:
     def fail(self, key: str, why: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {printable(key)} {why}")
 
-    def named(self, key: str) -> bool:
+    def has_key(self, key: str) -> bool:
         """Return whether the object has the key, even with the value null."""
         return key in self._values
 
@@ -66,7 +66,7 @@ class Fields:
     def is_integer(self, key: str) -> bool:
         return type(self._values.get(key)) is int
 
-    def over(self, defaults: Mapping[str, object]) -> Fields:
+    def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
         """Return these fields with `defaults` for missing keys."""
         return Fields({**defaults, **self._values}, self.source)
 

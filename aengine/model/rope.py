@@ -38,7 +38,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The number of positions that the scaling makes usable, or 0 if it does not say."""
         return int(self.original_positions * self.factor) if self.type == "yarn" else 0
 
-    def far(self, max_positions: int) -> bool:
+    def needs_long_factors(self, max_positions: int) -> bool:
         """Return whether longrope's long factors are in use if there may be this many positions."""
         return self.type == "longrope" and max_positions > self.original_positions
 
@@ -203,7 +203,7 @@ def rope_table(rope: RopeConfig, head_dim: int, max_positions: int, device: torc
     If longrope's long factors are in use, more rows follow: those of the trained context with the short factors. The
     row of position p is then at max_positions + p.
     """
-    rotated, far = rope.rotated(head_dim), rope.far(max_positions)
+    rotated, far = rope.rotated(head_dim), rope.needs_long_factors(max_positions)
     if (
         device.type == "meta"
     ):  # only the shape matters, and torch.arange would import torch's compiler there, which takes seconds

@@ -44,16 +44,16 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     gate: bool = False  # a gate for each query head follows it in q_proj; its sigmoid multiplies the head's output
     v_norm: bool = False  # RMS norm of each value head, without a weight
     keys_are_values: bool = False  # values are the keys before their norm and rotation
-    shares: int | None = None  # the layer whose keys and values this layer reads; None: its own
+    shares_kv_of: int | None = None  # the layer whose keys and values this layer reads; None: its own
 
-    def kept(self, ranks: int) -> KVLayer:
+    def kv_layer(self, ranks: int) -> KVLayer:
         """Return what the KV pool stores of a token, on each rank."""
         return KVLayer(Shard(count=ranks).units(self.kv_heads), self.head_dim)
 
     @property
     def projected(self) -> int:
         """How many projections it has besides queries: keys and values, keys only, or none."""
-        return 0 if self.shares is not None else 1 if self.keys_are_values else 2
+        return 0 if self.shares_kv_of is not None else 1 if self.keys_are_values else 2
 
     @property
     def queries(self) -> int:
@@ -67,7 +67,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
 
     def parameters(self, hidden: int) -> int:
         projection = (1 + self.gate) * self.queries + self.projected * self.keys
-        kept = self.shares is None
+        kept = self.shares_kv_of is None
         norms = {"none": 0, "head": (1 + kept) * self.head_dim, "all": self.queries + kept * self.keys}[self.qk_norm]
         biases = projection * self.qkv_bias + hidden * self.out_bias + self.heads * self.sinks
         return (projection + self.queries) * hidden + norms + biases
@@ -93,7 +93,7 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
     interleaved: bool = True  # pairs of neighbouring dimensions are rotated, instead of pairs from both halves
     scale: float  # of scores
     window: None = None
-    shares: None = None
+    shares_kv_of: None = None
 
     @property
     def key_dim(self) -> int:
@@ -119,7 +119,7 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
         """The width of the values of all heads together."""
         return self.heads * self.value_dim
 
-    def kept(self, ranks: int) -> KVLayer:
+    def kv_layer(self, ranks: int) -> KVLayer:
         """Return what the KV pool stores of a token. All ranks store the same."""
         return KVLayer(1, self.latent, both=1)
 

@@ -18,5 +18,5 @@ from bench.shapes import write_config
 def test_a_share_for_every_rank(shape: str, quantization: str | None, count: int, tmp_path: Path) -> None:
     write_config(tmp_path, shape, quantization=quantization)
     model = ModelConfig.from_folder(tmp_path)
-    whole, share = (one.weight_bytes(torch.bfloat16) for one in (model, model.over(count)))
+    whole, share = (one.weight_bytes(torch.bfloat16) for one in (model, model.spread_over(count)))
     assert whole <= count * share <= 1.02 * whole

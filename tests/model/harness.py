@@ -96,7 +96,7 @@ class Harness:
         return States(self.states, batch)
 
     def step(self, work: Sequence[tuple[Running, int]]) -> None:
-        """Compute known tokens of each sequence, as many as `work` says. Then a sequence without more draws the next."""
+        """Compute known tokens of each sequence, as many as `work` says. A sequence without more draws the next."""
         work = sorted(work, key=lambda item: not item[0].logits)  # decodes first
         page = self.page_size
         for sequence, count in work:

@@ -59,7 +59,7 @@ def memory_table() -> str:
 def kv_bytes(model: ModelConfig) -> int:
     """Return the bytes of keys and values of one context in bf16. A layer with a window keeps only the window."""
     return sum(
-        KVShape((paging.kept(1),), 1, torch.bfloat16).page_bytes * min(paging.window or CONTEXT, CONTEXT)
+        KVShape((paging.kv_layer(1),), 1, torch.bfloat16).page_bytes * min(paging.window or CONTEXT, CONTEXT)
         for paging in model.paging
     )
 

@@ -61,7 +61,7 @@ class Ranks:
         alone = [Placement(cpu, TorchKernels(), attention)]
         self.decoders = load_shards(
             folder,
-            ModelConfig.from_folder(folder).with_room(lora).over(count),
+            ModelConfig.from_folder(folder).with_lora(lora).spread_over(count),
             alone if count == 1 else [Placement(cpu, TorchKernels(), attention, one) for one in self.collectives],
             dtype=dtype,
             **options,

@@ -84,7 +84,7 @@ def test_copies_of_4_bit_matrices_take_their_room_and_others_have_none(tmp_path:
     dense = read(tmp_path, {})
     linears = sum(n * k for layer in dense.layers for n, k in layer.linears(dense.hidden_size))
     assert both.weight_bytes(torch.bfloat16) == packed.weight_bytes(torch.bfloat16) + 2 * linears
-    assert both.over(2).weight_bytes(torch.bfloat16) == both.weight_bytes(torch.bfloat16) // 2
+    assert both.spread_over(2).weight_bytes(torch.bfloat16) == both.weight_bytes(torch.bfloat16) // 2
     with pytest.raises(ConfigError, match="unpacked_copies: the checkpoint has no matrices of 4-bit integers"):
         dense.with_unpacked_copies()
 

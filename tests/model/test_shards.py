@@ -197,4 +197,4 @@ def test_what_cannot_be_dealt_out_is_refused_by_its_number(
         values.pop("num_local_experts", None)
     (tmp_path / "config.json").write_text(json.dumps({**values, **changes}))
     with pytest.raises(ConfigError, match=f"tensor_parallel_size: {message}$"):
-        ModelConfig.from_folder(tmp_path).over(4)
+        ModelConfig.from_folder(tmp_path).spread_over(4)

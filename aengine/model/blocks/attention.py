@@ -28,7 +28,7 @@ class Attention:
         """name: the layer's name in checkpoints; kept: the keys and values that it reads, its own or another layer's;
         last: whether no later layer attends.
         """
-        make, shares = build.make, spec.shares is not None
+        make, shares = build.make, spec.shares_kv_of is not None
         self._kernels = make.kernels
         self._norm = make.layer_norm(name, layer.norms.before_attention, build.hidden)
         prefix = f"{name}.self_attn"

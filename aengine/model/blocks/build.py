@@ -1,4 +1,4 @@
-"""What the blocks of a decoder are built from."""
+"""The arguments that blocks of a decoder are built from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aengine.model.rope import PositionTables
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """What all blocks of one decoder share while they are built."""
+    """Arguments that all blocks of one decoder share."""
 
     make: Parameters
     hidden: int

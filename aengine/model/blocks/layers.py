@@ -22,7 +22,7 @@ class LayerBuilder:
     def __init__(self, build: BuildContext, layers: Sequence[LayerSpec]) -> None:
         self._build = build
         self._layers = layers
-        self._kept: dict[int, KVPlace] = {}  # by layer, of those that keep keys and values of their own
+        self._kept: dict[int, KVPlace] = {}  # by layer, if it stores its own keys and values
         self._recurrent = 0  # layers so far that keep a state
 
     def build(self, i: int) -> list[Block]:
@@ -40,9 +40,9 @@ class LayerBuilder:
         if isinstance(spec, DeltaSpec):
             self._recurrent += 1
             return GatedDeltaNet(build, name, layer, spec, self._recurrent - 1, last)
-        if spec.shares is None:
+        if spec.shares_kv_of is None:
             self._kept[i] = KVPlace(len(self._kept), build.make.kv_scales(f"{name}.self_attn"))
-        kept = self._kept[i if spec.shares is None else spec.shares]
+        kept = self._kept[i if spec.shares_kv_of is None else spec.shares_kv_of]
         if isinstance(spec, LatentSpec):
             return LatentAttention(build, name, layer, spec, kept, last)
         return Attention(build, name, layer, spec, kept, last)

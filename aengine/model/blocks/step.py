@@ -32,15 +32,15 @@ class Step:
     positions: Tensor  # [tokens] int64
     batch: AttentionBatch
     kv: KVPool
-    wanted: Tensor | None  # [n] int64: the tokens that go on after the last attention; None: all
+    wanted: Tensor | None  # [n] int64: the tokens that go on after the last attention. None means all.
     sums: Tensor | None  # [tokens] float32, filled after the last attention: finite if the token's K and V are
-    ranks: Collective | None  # the ranks that hold the other heads; None: there is one rank
-    tokens: TokenAdapters | None  # the adapter of each token; None: the model has no room for adapters
+    ranks: Collective | None  # the ranks that hold the other heads. None means one rank.
+    tokens: TokenAdapters | None  # the adapter of each token. None: the model has no room for adapters.
     states: States | None = None  # None: no layer is recurrent
-    inputs: Tensor | None = None  # [tokens, layers, width]: a second embedding; None: the model has none
+    inputs: Tensor | None = None  # [tokens, layers, width]: a second embedding, if the model has one
 
     def slots(self, tokens: int) -> Tensor:
-        """Return where K and V of the tokens that still go on are: [tokens] int64; padding is inside page 0."""
+        """Return the slots of the remaining tokens, [tokens] int64. Those of padding are inside page 0."""
         slots = self.batch.slots
         return slots if self.wanted is None or len(slots) == tokens else slots.index_select(0, self.wanted)
 

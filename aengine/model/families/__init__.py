@@ -65,7 +65,7 @@ _SENSES = ("vision_tower.", "audio_tower.", "vision_embedder.", "embed_vision.",
 _GEMMA4 = (*_SENSES, *(f"model.{name}" for name in _SENSES))
 _QWEN = ("model.visual.", "visual.")
 
-# Larger models of which the language model is loaded, by the name in `architectures`.
+# Larger models, by the name in `architectures`. Only their language model is loaded.
 WRAPPERS: dict[str, Wrapper] = {
     "Qwen3_5ForConditionalGeneration": Wrapper({"qwen3_5_text": "Qwen3_5ForCausalLM"}, _QWEN),
     "Qwen3_5MoeForConditionalGeneration": Wrapper({"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, _QWEN),
@@ -79,6 +79,6 @@ WRAPPERS: dict[str, Wrapper] = {
 
 
 def ignored_prefixes(family: str) -> tuple[str, ...]:
-    """Return the prefixes of tensors that a file may have besides a family's own, whatever class wrote the file."""
+    """Return the prefixes of tensors that a file of this family may have and that are not used."""
     around = (one.ignored_prefixes for one in WRAPPERS.values() if family in one.families.values())
     return (*FAMILIES[family].ignored_prefixes, *(name for names in around for name in names))

@@ -76,7 +76,7 @@ def layers(fields: Fields) -> list[LayerSpec]:
             attention=replace(
                 heads[i],
                 window=window if slide else None,
-                shares=None if i < own else _keeper(fields, slides[:own], slide),
+                shares_kv_of=None if i < own else _keeper(fields, slides[:own], slide),
             ),
             ffn=_ffn(fields, dense if i < own else wide),
             norms=norms,
@@ -99,14 +99,14 @@ def ends(fields: Fields) -> EndsSpec:
 def _heads(fields: Fields, slides: list[bool]) -> list[AttentionSpec]:
     """Return the heads of each layer."""
     if not fields.present("rope_parameters"):
-        fields = fields.without("rope_parameters").over({"rope_parameters": _ROPES})
+        fields = fields.without("rope_parameters").with_defaults({"rope_parameters": _ROPES})
     near, far = rope_sections(fields)
     equal = fields.flag("attention_k_eq_v", default=False)
     bias = fields.flag("attention_bias", default=False)
     found = []
     for layer, slide in enumerate(slides):
         heads = attention(
-            _of_layer(fields, layer, slide, equal).over(dict(fields.items())),
+            _of_layer(fields, layer, slide, equal).with_defaults(dict(fields.items())),
             head_dim=256,
             qk_norm="head",
             qkv_bias=bias,
@@ -124,7 +124,9 @@ def _of_layer(fields: Fields, layer: int, slide: bool, equal: bool) -> Fields:
     """Return a layer's own settings. transformers writes them for each layer, the publisher for each kind of layer."""
     by_layer = fields.section("per_layer_config")
     if by_layer is not None:
-        found = [key for key in by_layer.names() if key.isdecimal() and int(key) == layer]  # "05" where others have 11
+        found = [
+            key for key in by_layer.names() if key.isdecimal() and int(key) == layer
+        ]  # keys are padded: "05" if there are ten layers or more
         settings = next((by_layer.section(key) for key in found), None) or Fields({}, fields.source)
         if unknown := set(settings.names()) - {"head_dim", "num_key_value_heads"}:
             raise UnsupportedModelError(f"{settings.source}: {shown(min(unknown))} of one layer is not supported")
@@ -155,7 +157,7 @@ def _ffn(fields: Fields, dense: MLPSpec) -> FFN:
     if not fields.flag("enable_moe_block", default=False):
         return dense
     top_k = fields.integer("top_k_experts", 1, MAX_WIDTH)
-    chosen = fields.without("hidden_act").over({"num_experts_per_tok": top_k})
+    chosen = fields.without("hidden_act").with_defaults({"num_experts_per_tok": top_k})
     experts = ExpertsSpec(
         count=expert_count(chosen),
         inner=expert_width(chosen),

@@ -70,7 +70,7 @@ def _layers(fields: Fields, ffn: FFN | Callable[[int], FFN], interleaved: bool =
 
 
 def _experts(fields: Fields, renormalise: bool) -> ExpertsSpec:
-    """Experts, and one that every token passes. A gate weights that one."""
+    """Return experts with a shared one, which a gate weights."""
     return ExpertsSpec(
         count=expert_count(fields),
         inner=expert_width(fields),

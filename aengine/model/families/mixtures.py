@@ -43,7 +43,7 @@ def mixtral(fields: Fields) -> list[LayerSpec]:
 
 
 def qwen2_moe(fields: Fields) -> list[LayerSpec]:
-    """Qwen1.5 and Qwen2 with experts, one of which every token passes. A gate weights that one."""
+    """Qwen1.5 and Qwen2 with experts. Every token passes one shared expert, which a gate weights."""
     experts = ExpertsSpec(
         count=expert_count(fields),
         inner=expert_width(fields),

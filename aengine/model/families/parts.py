@@ -86,7 +86,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> AttentionSpec:
-    """Return attention over keys and values. Arguments that are not listed are those of `AttentionSpec`.
+    """Return attention over keys and values. `AttentionSpec` explains the arguments that are not listed here.
 
     Args:
         kv_heads_default: Whether a file may leave out the number of KV heads. It then equals the number of heads.
@@ -124,7 +124,7 @@ def mlp(
     activations: Mapping[str, Activation] = SILU,
     key: str = "hidden_act",
 ) -> MLPSpec:
-    """activations: those that the family may have, by their names in files. The first one is the default."""
+    """activations: the family's activations by their names in files. The first one is the default."""
     activation = activations[known_activation(fields, activations, key)]
     return MLPSpec(
         inner=fields.integer("intermediate_size", 1, MAX_WIDTH), bias=bias, fused=fused, activation=activation
@@ -194,7 +194,7 @@ def softmax_router(fields: Fields, renormalise: bool | None = None) -> Router:
 
 
 def sparse_layers(fields: Fields) -> list[bool]:
-    """Return which layers have experts, as Qwen's files say it: one in each step, except those listed as dense."""
+    """Return which layers have experts in Qwen's files: one in each step, unless it is listed as dense."""
     step = fields.integer("decoder_sparse_step", 1, 2**31, 1)
     dense = fields.list_of_integers("mlp_only_layers") if fields.present("mlp_only_layers") else []
     return [(layer + 1) % step == 0 and layer not in dense for layer in range(layer_count(fields))]
@@ -204,7 +204,7 @@ def sparse_layers(fields: Fields) -> list[bool]:
 
 
 def windows_by_layer(fields: Fields) -> list[int | None]:
-    """Return the window of each layer, as Qwen's files say it.
+    """Return the window of each layer in Qwen's files.
 
     If `use_sliding_window` is set, the layers with a window are in `layer_types`, or begin at `max_window_layers`.
     """
@@ -224,7 +224,7 @@ def windows_by_layer(fields: Fields) -> list[int | None]:
 
 def sliding_window(fields: Fields) -> int | None:
     """Return the window. Null means that there is none; a file without the key means 4096."""
-    if fields.named("sliding_window") and not fields.present("sliding_window"):
+    if fields.has_key("sliding_window") and not fields.present("sliding_window"):
         return None
     return fields.integer("sliding_window", 1, 2**31, 4096)
 
@@ -248,7 +248,7 @@ def slides_by_layer(fields: Fields, every: int) -> list[bool]:
 
 
 def rope_sections(fields: Fields) -> tuple[Fields | None, Fields | None]:
-    """Return the rotation's settings for layers with a window, and for those without one.
+    """Return the rotation's settings for layers with a window, and for layers without one.
 
     A `rope_scaling` applies only to the latter. None: the file only has its rope_theta.
     """

@@ -1,4 +1,4 @@
-"""Models that also see or hear: where config.json and the weights have their language model."""
+"""Models that also see or hear: finds their language model in config.json and among the weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHARED = (_TIED, *_ENDS, "dtype", "torch_dtype", *QUANTIZATION_KEYS)
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:
-    """A larger model of which the language model is loaded."""
+    """A larger model. Only its language model is loaded."""
 
     families: Mapping[str, str]  # `model_type` of the language model -> its architecture
     ignored_prefixes: tuple[str, ...]  # of the names of all other tensors

@@ -32,7 +32,7 @@ _CONVERTED = ("dtype",)  # while weights are read
 def adaptable_linears(config: ModelConfig) -> Linears:
     """What adapters can change in the model that `config` describes. No memory is kept for any."""
     room = LoraRoom(places=0, rank=1, kinds=())
-    memory = Decoder(config.with_room(room), TorchKernels(), TorchAttention()).adapters
+    memory = Decoder(config.with_lora(room), TorchKernels(), TorchAttention()).adapters
     if memory is None:
         raise RuntimeError("a decoder with room for adapters has none")
     return Linears(memory)

@@ -39,7 +39,7 @@ def fewest(model: ModelConfig, dtype: torch.dtype, gpus: Sequence[torch.device],
     """
     possible = [count for count in COUNTS if count <= len(gpus) and _can_be_split(model, count)]
     for count in possible:
-        weights = model.over(count).weight_bytes(dtype)
+        weights = model.spread_over(count).weight_bytes(dtype)
         budgets = (Budget.measure(gpu, utilization) for gpu in gpus[:count])
         if all(budget.left(weights) >= LEAST_ROOM * budget.ours for budget in budgets):
             return count
@@ -48,7 +48,7 @@ def fewest(model: ModelConfig, dtype: torch.dtype, gpus: Sequence[torch.device],
 
 def _can_be_split(model: ModelConfig, count: int) -> bool:
     try:
-        model.over(count)
+        model.spread_over(count)
     except ConfigError:
         return False
     return True

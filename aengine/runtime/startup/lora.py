@@ -25,7 +25,7 @@ def make_room(config: EngineConfig, model: ModelConfig) -> ModelConfig:
         return model
     folders = {name: Path(folder) for name, folder in config.lora.items()}
     linears = adaptable_linears(model)
-    return model.with_room(survey(folders, linears, places, config.max_lora_rank, config.lora_loading))
+    return model.with_lora(survey(folders, linears, places, config.max_lora_rank, config.lora_loading))
 
 
 def places_of(decoders: Sequence[Decoder], fillers: Sequence[Filler], base: Path | None) -> RankedPlaces | None:

@@ -40,7 +40,7 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     timer = StartupTimer()
     digest = None if config.disk_cache_dir is None else WeightsDigest()
     model = make_room(config, model)
-    model = model.over(1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size)
+    model = model.spread_over(1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size)
     device = torch.device("cpu")
     if config.attention not in ("auto", "torch"):
         raise ConfigError(f"attention: {config.attention!r} needs a CUDA device; use auto or torch")

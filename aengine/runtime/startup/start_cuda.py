@@ -84,7 +84,7 @@ def start_cuda(
     torch.cuda.set_device(device)
     model = make_room(config, model)
     gpus = choose_gpus(config, model, dtype, device)
-    model = with_copies(config, model.over(len(gpus)), dtype, gpus)
+    model = with_copies(config, model.spread_over(len(gpus)), dtype, gpus)
     lora = model.lora is not None
     if config.num_pages is not None or config.kv_cache_gib is not None:
         kv_bytes = int((config.kv_cache_gib or 0) * GIB)

@@ -197,7 +197,7 @@ class StepTensors:
             shared=self.shared,
         )
         if self.window_slots is not None and self.window_table is not None:
-            batch.sliding = batch.over(self.window_slots, self.window_table)
+            batch.sliding = batch.with_pages(self.window_slots, self.window_table)
         return decoder.forward(
             self.token_ids,
             self.positions,

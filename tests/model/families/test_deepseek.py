@@ -37,7 +37,7 @@ def read(folder: Path, **values: object) -> ModelConfig:
 def test_a_token_leaves_one_latent_in_each_layer(tmp_path: Path) -> None:
     config = read(tmp_path)
     assert config.kv_shape(16, torch.bfloat16).page_bytes == 5 * 16 * (512 + 64) * 2
-    assert config.over(4).kv_shape(16, torch.bfloat16).page_bytes == 5 * 16 * (512 + 64) * 2
+    assert config.spread_over(4).kv_shape(16, torch.bfloat16).page_bytes == 5 * 16 * (512 + 64) * 2
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_every_sixth_layer_and_the_last_see_everything(tmp_path: Path) -> None:
 
 def test_layers_that_share_keep_nothing(tmp_path: Path) -> None:
     config = read(tmp_path, **SMALL)
-    assert [attention.shares for attention in config.attending] == [None] * 6 + [4, 5]
+    assert [attention.shares_kv_of for attention in config.attending] == [None] * 6 + [4, 5]
     assert len(config.kv_shape(16, torch.bfloat16).layers) == 6
 
 

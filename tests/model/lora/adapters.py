@@ -61,7 +61,7 @@ def merge(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 def load(folder: Path, adapters: Sequence[Path], dtype: torch.dtype = torch.float32, **room: object) -> Decoder:
     """The checkpoint in `folder` with the adapters in its places from 1 on. room: in place of what `survey` takes."""
     config = ModelConfig.from_folder(folder)
-    config = config.with_room(room_for(config, adapters, **room))
+    config = config.with_lora(room_for(config, adapters, **room))
     decoder = load_model(
         folder, config, device=torch.device("cpu"), dtype=dtype, kernels=TorchKernels(), attention=TorchAttention()
     )

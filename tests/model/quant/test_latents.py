@@ -80,7 +80,7 @@ def test_a_rehearsal_asks_for_no_value(scheme: str, tmp_path: Path) -> None:
     config = ModelConfig.from_folder(tmp_path / "quantised")
     leave_empty(Decoder(config, TorchKernels(), TorchAttention(), torch.bfloat16).groups)
     rank = ThreadCollective(1, 2, Meeting(2))
-    leave_empty(Decoder(config.over(2), TorchKernels(), TorchAttention(), torch.bfloat16, ranks=rank).groups)
+    leave_empty(Decoder(config.spread_over(2), TorchKernels(), TorchAttention(), torch.bfloat16, ranks=rank).groups)
 
 
 def test_what_is_dequantised_is_counted_as_floats(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_nothing_asks_for_a_value(scheme: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", slow_but_some(quick=("fp8-blocks", "gptq-desc-act")))
 def test_nor_does_that_of_a_rank(scheme: str, tmp_path: Path) -> None:
     write_quantized(scheme, "qwen3-bias-untied", tmp_path / "quantised", tmp_path / "twin", intermediate_size=256)
-    config = ModelConfig.from_folder(tmp_path / "quantised").over(2)
+    config = ModelConfig.from_folder(tmp_path / "quantised").spread_over(2)
     for rank in range(2):
         last = ThreadCollective(rank, 2, Meeting(2))
         leave_empty(Decoder(config, TorchKernels(), TorchAttention(), torch.bfloat16, ranks=last).groups)

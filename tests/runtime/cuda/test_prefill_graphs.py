@@ -175,7 +175,7 @@ def test_ids_are_those_of_steps_of_any_shape_with_adapters() -> None:
     folder = resolve_model(None, None)
     config = ModelConfig.from_folder(folder)
     linears = adaptable_linears(config)
-    config = config.with_room(LoraRoom(places=2, rank=8, kinds=tuple({kind_of(site) for site in linears.sites})))
+    config = config.with_lora(LoraRoom(places=2, rank=8, kinds=tuple({kind_of(site) for site in linears.sites})))
     decoder = load_model(
         folder,
         config,

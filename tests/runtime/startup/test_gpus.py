@@ -60,7 +60,7 @@ def chosen(model: ModelConfig, first: int = 0, **knobs: object) -> list[int]:
 
 def just_holds(model: ModelConfig, ranks: int) -> int:
     """Bytes of a GPU that has the least room beside the weights of one of so many ranks."""
-    return int((model.over(ranks).weight_bytes(DTYPE) + MARGIN) / (1 - LEAST_ROOM)) + 8
+    return int((model.spread_over(ranks).weight_bytes(DTYPE) + MARGIN) / (1 - LEAST_ROOM)) + 8
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

@@ -100,7 +100,7 @@ def test_the_step_that_takes_the_most_memory_is_replayed_by_no_graph_and_owns_no
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_products_with_fp8_weights_have_met_every_cut_of_theirs(launch: Launch, ranks: int) -> None:
     config, most = EngineConfig(max_num_seqs=256), 8192
-    model = ModelConfig.from_folder(resolve_model(None, None)).over(ranks)
+    model = ModelConfig.from_folder(resolve_model(None, None)).spread_over(ranks)
     # What ranks add up has borders of its own, with either.
     plain = uncaptured_steps(config, model, torch.bfloat16, launch, most, 4096, GraphSizes([], []))
     steps = uncaptured_steps(config, model.quantized_as("fp8"), torch.bfloat16, launch, most, 4096, GraphSizes([], []))
@@ -135,7 +135,7 @@ def test_gate_and_up_have_met_the_kernel_of_many_rows(tmp_path: Path, form: str,
     int4 = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}}
     family = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rms_norm_eps": 1e-6, "rope_theta": 1e6}
     (tmp_path / "config.json").write_text(json.dumps(family | shape | (int4 if form == "int4" else {})))
-    model, config = ModelConfig.from_folder(tmp_path).over(ranks), EngineConfig(max_num_seqs=7, kv_cache_gib=1)
+    model, config = ModelConfig.from_folder(tmp_path).spread_over(ranks), EngineConfig(max_num_seqs=7, kv_cache_gib=1)
     launch = Launch(132, True, 227 * 1024, (9, 0))
     steps = uncaptured_steps(config, model, torch.bfloat16, launch, most, 4096, GraphSizes([], []))
 

@@ -105,7 +105,7 @@ def read_fp8(fields: Fields) -> QuantConfig:
         linear = Fp8(read_block(fields, "weight_block_size"), "group", "weight_scale_inv")
     else:
         # A null says that there are no blocks; older files, by AutoFP8, do not know the key, and use other names.
-        names = ("weight_scale_inv", "activation_scale") if fields.named("weight_block_size") else ()
+        names = ("weight_scale_inv", "activation_scale") if fields.has_key("weight_block_size") else ()
         linear = Fp8((0, 0), "static" if scheme == "static" else "token", *names)
     skipped = "modules_to_not_convert" if fields.present("modules_to_not_convert") else "ignored_layers"
     unchanged = hugging_face_names(fields, skipped, "lm_head")
