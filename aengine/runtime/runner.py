@@ -82,7 +82,8 @@ class TokenPass:
     draw_rows: Tensor  # [draws] int64
     draw_positions: Tensor  # [draws] int64: the place that the drawn token takes in its sequence
     sums: Tensor | None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
-    adapters: Tensor | None  # [tokens] int32, of a captured step [rows]; None: no token has one
+    adapted: bool  # whether any row has an adapter
+    token_adapters: Tensor | None = None  # [tokens] int32, for scoring; None: no token has one, or the step is captured
 
 
 class StepExecutor:
@@ -122,7 +123,7 @@ class StepExecutor:
         logits, own = None, self._draws_from_own(plan, row_list)
         if draws:
             adapters = None
-            if passed.adapters is not None and rows.adapter is not None and self._decoder.adapts_logits:
+            if passed.adapted and rows.adapter is not None and self._decoder.adapts_logits:
                 adapters = rows.adapter[draw_rows]
             head = self._decoder.own_logits if own else self._decoder.logits
             logits = head(hidden[:draws], adapters)
@@ -152,12 +153,13 @@ class StepExecutor:
             draw_rows=cells.draw_rows[:draws],
             draw_positions=tensors.next_positions[:draws],
             sums=sums,
-            adapters=tensors.adapters,
+            adapted=adapted,
+            token_adapters=tensors.adapters,
         )
 
     def _scoring_head(self, passed: TokenPass) -> Callable[[slice], Tensor]:
         """Return a function that gives logits of some of the step's tokens, if hidden states are of all tokens."""
-        adapters = passed.adapters if self._decoder.adapts_logits else None
+        adapters = passed.token_adapters if self._decoder.adapts_logits else None
         return lambda part: self._decoder.logits(passed.hidden[part], None if adapters is None else adapters[part])
 
     @torch.inference_mode()

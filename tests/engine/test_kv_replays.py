@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from aengine.engine.addons import kv_replays
-from aengine.engine.addons.kv_replays import Replays
+from aengine.engine.addons import kv_events
+from aengine.engine.addons.kv_events import Replays
 
 zmq = pytest.importorskip("zmq")
 zmq_asyncio = pytest.importorskip("zmq.asyncio")
@@ -115,7 +115,7 @@ async def test_many_requests_with_many_frames_leave_the_loop_to_others() -> None
 
 
 async def test_a_peer_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_replays, "_PATIENCE", 0.1)
+    monkeypatch.setattr(kv_events, "_PATIENCE", 0.1)
     large = [(number, bytes(2**16)) for number in range(5000)]
     async with served(large) as (connect, router, _):
         router.set(zmq.SNDHWM, 10)

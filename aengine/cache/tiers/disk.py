@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from aengine.cache.tiers.complaints import Complaints
 from aengine.cache.tiers.keys import KEY_BYTES
 
 log = logging.getLogger("aengine")
@@ -32,6 +31,27 @@ _MAGIC = b"aengkv\x00\x01"
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 _OWN = re.compile(r"([0-9a-f]{64})\.(?:kv|[0-9a-f]+\.part)")  # a page, or one that was never finished
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that say nothing about the file
+
+
+class FailureLog:
+    """Logs repeated failures, as from a full disk: one line when they begin, and one when they end."""
+
+    def __init__(self, recovered: str) -> None:
+        """recovered: the message of the line that follows after several failures."""
+        self._recovered = recovered
+        self._failures = 0
+
+    def failed(self, message: str, *arguments: object) -> None:
+        """Log the first of several failures in a row, and count the others."""
+        self._failures += 1
+        if self._failures == 1:
+            log.warning(message + "; further failures are counted until one succeeds", *arguments)
+
+    def succeeded(self) -> None:
+        """Note a success, which ends a row of failures."""
+        if self._failures > 1:
+            log.warning("%s, after %d failures", self._recovered, self._failures)
+        self._failures = 0
 
 
 class PageFileError(Exception):
@@ -50,7 +70,7 @@ class DiskPages:
         self.most_bytes = most_bytes
         self.bytes = 0
         self._sizes: OrderedDict[bytes, int] = OrderedDict()  # oldest use first
-        self._undeleted = Complaints()
+        self._undeleted = FailureLog("disk_cache_dir: files can be deleted again")
         self._run = secrets.token_hex(8)  # in the names of unfinished files: those of other processes have others
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _refuse_shared(folder.stat())

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from aengine.cache.tiers.complaints import Complaints
-from aengine.cache.tiers.disk import DiskPages, PageFileError
+from aengine.cache.tiers.disk import DiskPages, FailureLog, PageFileError
 from aengine.cache.tiers.host import HostPages
 from aengine.cache.tiers.tiers import Arrival, Load, Store, Tiers, Write
 from aengine.config import EngineConfig
@@ -47,7 +46,7 @@ class PageCarriers:
         self._files = ThreadPoolExecutor(1, "aengine-page-files-out")
         self._readers = ThreadPoolExecutor(4, "aengine-page-files-in")
         self._changed = {lane: asyncio.Event() for lane in ("down", "up", "files")}
-        self._unwritten = Complaints()
+        self._unwritten = FailureLog("disk_cache_dir: pages can be written again")
         self._wake: Callable[[], None] = lambda: None
         self._closing = False
         self._paused = False

@@ -128,7 +128,7 @@ class PrefillGraphs:
             draw_rows=self._cells_of(shape).draw_rows[:draws],
             draw_positions=self._draw_positions[:draws],
             sums=self._sums[:tokens],
-            adapters=self._rows.adapter if adapted else None,
+            adapted=adapted,
         )
 
     def forward(self, shape: StepShape, adapted: bool = False, rehearsal: bool = False) -> None:
