@@ -11,15 +11,16 @@ from aengine.kernels.attention.inputs import latent_inputs, qk_norm_rope_store
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.triton_delta import TritonDelta
 from aengine.kernels.experts.base import Experts, RegisteredExperts
-from aengine.kernels.experts.fp8.experts import Fp8Experts
-from aengine.kernels.experts.packed.experts import PackedExperts
+from aengine.kernels.experts.matrices import Matrices
+from aengine.kernels.experts.packed.matrices import PackedMatrices
+from aengine.kernels.experts.products import FloatProducts, float_experts, fp8_experts, packed_experts
 from aengine.kernels.experts.routing.route import Route, TritonRoute
 from aengine.kernels.experts.routing.route_rows import RouteRows
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.shared_gate import gated_silu_mul
-from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig
-from aengine.kernels.experts.triton_experts import TritonExperts, WithShared
+from aengine.kernels.experts.single_rows import SharedMatrices
+from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Linear, RegisteredLinear
@@ -76,7 +77,7 @@ class TritonKernels:
         return TritonAdapted(linear, weights, tokens, order, self._adapter_parts)
 
     def adapted_experts(self, experts: Experts, weights: ExpertAdapters, tokens: TokenAdapters) -> Experts:
-        if not isinstance(experts, (TritonExperts, Fp8Experts, PackedExperts)):
+        if not isinstance(experts, TritonExperts):
             raise TypeError(f"these experts are of other kernels: {type(experts).__name__}")
         return TritonAdaptedExperts(experts, weights, tokens)
 
@@ -85,28 +86,31 @@ class TritonKernels:
     ) -> RegisteredExperts:
         """Use the dequantised matrices if there is no kernel for their shape, rule or dtype, or this device."""
         match gate_up, down:
-            case (Fp8Weight() as first, Fp8Weight() as second) if rule.plain and Fp8Experts.fits(first, second):
-                if launch_for(second.weight.device).fp8:
-                    return Fp8Experts(first, second, rule)
+            case (Fp8Weight() as first, Fp8Weight() as second) if rule.plain:
+                if Matrices.fits(first) and Matrices.fits(second) and launch_for(second.weight.device).fp8:
+                    return fp8_experts(first, second, rule)
             case (Int4Weight() | Mxfp4Weight() as first, Int4Weight() | Mxfp4Weight() as second):
-                if PackedExperts.fits(first, second) and dtype != torch.float32:
-                    return PackedExperts(first, second, rule)
+                if PackedMatrices.fits(first) and PackedMatrices.fits(second) and dtype != torch.float32:
+                    return packed_experts(first, second, rule)
         return self.experts(gate_up.dequantize().to(dtype), down.dequantize().to(dtype), rule)
 
     def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TritonExperts:
-        return TritonExperts(gate_up, down, rule)
+        return float_experts(gate_up, down, rule)
 
     def with_shared(
         self, experts: Experts, gate_up: Linear, down: Linear, gate: Tensor | None, h: Tensor, top_k: int
-    ) -> WithShared | None:
+    ) -> TritonExperts | None:
         if not (isinstance(experts, TritonExperts) and isinstance(gate_up, TritonLinear)):
             return None
         if not isinstance(down, TritonLinear) or gate_up.bias is not None or down.bias is not None:
             return None
-        if not (experts.rule.plain and isinstance(experts.config(h, top_k), SingleConfig)):
+        products = experts.products
+        if not isinstance(products, FloatProducts) or not products.rule.plain:
+            return None
+        if products.single_config(len(h), top_k, h.element_size()) is None:
             return None
         shared = SharedMatrices(gate_up.weight, down.weight, gate)
-        return WithShared(experts, shared) if shared.goes_along(h, top_k) else None
+        return TritonExperts(products.with_shared(shared)) if shared.goes_along(h, top_k) else None
 
     def route(
         self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None

@@ -37,15 +37,13 @@ from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, Sta
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
 from aengine.kernels.elementwise import gate_output
 from aengine.kernels.experts.base import Experts
-from aengine.kernels.experts.config import experts_config, fp8_experts_config
-from aengine.kernels.experts.fp8.experts import Fp8Experts
-from aengine.kernels.experts.packed.experts import PackedExperts
+from aengine.kernels.experts.products import FloatProducts, float_experts, fp8_experts, packed_experts
 from aengine.kernels.experts.routing.route import Route
 from aengine.kernels.experts.routing.route_rows import RouteRows
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import ExpertRule, GateClamp
 from aengine.kernels.experts.shared_gate import gated_silu_mul
-from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig
+from aengine.kernels.experts.single_rows import SharedMatrices
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import small_linear
@@ -205,7 +203,7 @@ def test_adapters_of_experts_with_fp8_weights(compiler: Compiler, tokens: int) -
         Fp8Weight(eighth(4, n, k), single(4, n // 128, k // 128), (128, 128), "group")
         for n, k in ((1536, 2048), (2048, 768))
     )
-    adapt_experts(Fp8Experts(gate_up, down), half, tokens, 16)
+    adapt_experts(fp8_experts(gate_up, down), half, tokens, 16)
 
 
 @pytest.mark.parametrize("tokens", [1, 300, 4000])
@@ -215,7 +213,7 @@ def test_adapters_of_experts_with_4_bit_weights(compiler: Compiler, tokens: int,
         Int4Weight(octets(4, n, k), half(4, n, k // group), octets(4, n, k // group))
         for n, k in ((1536, 2048), (2048, 768))
     )
-    adapt_experts(PackedExperts(gate_up, down), half, tokens, 16)
+    adapt_experts(packed_experts(gate_up, down), half, tokens, 16)
 
 
 def adapt_experts(experts: Experts, new: Callable[..., Tensor], tokens: int, rank: int) -> None:
@@ -391,9 +389,9 @@ def test_experts(
 ) -> None:
     h, gate_up, down = new(tokens, hidden), new(experts, 2 * inter, hidden), new(experts, hidden, inter)
     size, ids = h.element_size(), ints(tokens, top_k)
-    config = experts_config(tokens, top_k, experts, hidden, size, compiler.gpu.launch)
-    TritonExperts(gate_up, down).add_to(h, ids, single(tokens, top_k), new(tokens, hidden))
-    assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(size, size) + 1024
+    layer = float_experts(gate_up, down)
+    layer.add_to(h, ids, single(tokens, top_k), new(tokens, hidden))
+    assert_fits(layer, compiler, tokens, top_k, size, size)
 
 
 @pytest.mark.parametrize(
@@ -403,10 +401,12 @@ def test_experts(
 def test_experts_beside_one_that_all_tokens_pass(
     compiler: Compiler, experts: int, top_k: int, hidden: int, inter: int, shared: int
 ) -> None:
-    layer = TritonExperts(half(experts, 2 * inter, hidden), half(experts, hidden, inter))
+    products = float_experts(half(experts, 2 * inter, hidden), half(experts, hidden, inter)).products
     own = SharedMatrices(half(2 * shared, hidden), half(hidden, shared), half(1, hidden))
     assert own.goes_along(half(4, hidden), top_k)
-    layer.add_to(half(4, hidden), ints(4, top_k), single(4, top_k), half(4, hidden), shared=own)
+    assert isinstance(products, FloatProducts)
+    layer = TritonExperts(products.with_shared(own))
+    layer.add_to(half(4, hidden), ints(4, top_k), single(4, top_k), half(4, hidden))
 
 
 def test_the_gates_of_heads(compiler: Compiler) -> None:
@@ -425,11 +425,18 @@ def test_experts_with_fp8_weights(
         Fp8Weight(eighth(experts, n, k), single(experts, n // block[0], -(-k // block[1])), block, activations, known)
         for n, k in ((2 * inter, hidden), (hidden, inter))
     )
-    config = fp8_experts_config(tokens, top_k, experts, hidden, 2, compiler.gpu.launch)
-    Fp8Experts(gate_up, down).add_to(
-        half(tokens, hidden), ints(tokens, top_k), single(tokens, top_k), half(tokens, hidden)
-    )
-    assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(2, 1) + 1024
+    layer = fp8_experts(gate_up, down)
+    layer.add_to(half(tokens, hidden), ints(tokens, top_k), single(tokens, top_k), half(tokens, hidden))
+    assert_fits(layer, compiler, tokens, top_k, 2, 1)
+
+
+def assert_fits(
+    layer: TritonExperts, compiler: Compiler, tokens: int, top_k: int, element_size: int, weight_size: int
+) -> None:
+    """What was built takes no more shared memory than the config says."""
+    if layer.products.single_config(tokens, top_k, element_size) is None:
+        config = layer.products.tile_config(tokens, top_k, element_size, compiler.gpu.launch)
+        assert max(compiler.shared) <= config.shared_memory(element_size, weight_size) + 1024
 
 
 @pytest.mark.parametrize("tokens", [1, 1024])
@@ -440,7 +447,7 @@ def test_experts_with_4_bit_weights(compiler: Compiler, tokens: int, group: int)
         Int4Weight(octets(experts, n, k), half(experts, n, k // group), octets(experts, n, k // group))
         for n, k in ((2 * inter, hidden), (hidden, inter))
     )
-    layer = PackedExperts(gate_up, down)
+    layer = packed_experts(gate_up, down)
     layer.add_to(half(tokens, hidden), ints(tokens, top_k), single(tokens, top_k), half(tokens, hidden))
 
 

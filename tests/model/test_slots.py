@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from aengine.errors import WeightsError
-from aengine.kernels.experts.fp8.experts import Fp8Experts
 from aengine.kernels.experts.matrices import Matrices
-from aengine.kernels.experts.packed.experts import PackedExperts
 from aengine.kernels.experts.packed.matrices import PackedMatrices
+from aengine.kernels.experts.products import float_experts, fp8_experts, packed_experts
 from aengine.kernels.experts.torch_experts import TorchExperts
-from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.linear.base import Registered
 from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
@@ -51,9 +49,9 @@ def int4(seed: int, experts: int | None = None, zero: bool = True) -> Int4Weight
 
 FORMS: dict[str, Callable[[int], object]] = {
     "fp8 scales": lambda seed: kernel_scales(fp8(seed)),
-    "fp8 experts": lambda seed: Matrices.of_fp8(fp8(seed, 3)),
+    "fp8 experts": lambda seed: Matrices.from_fp8(fp8(seed, 3)),
     "int4": lambda seed: pack_codes(int4(seed)),
-    "int4 experts": lambda seed: PackedMatrices.of(int4(seed, 3)),
+    "int4 experts": lambda seed: PackedMatrices.from_weight(int4(seed, 3)),
     "several": lambda seed: [Matrices(torch.full((1, 2, 2), float(seed))), (pack_codes(int4(seed)), None, 3)],
 }
 
@@ -77,9 +75,9 @@ MADE: dict[str, Make] = {
     "fp8 by the library": lambda seed, monkeypatch: library_of(fp8(seed), monkeypatch),
     "int4": lambda seed, _: Int4Linear(int4(seed), dense(seed, 32), Int4Product(), torch.float32),
     "experts by torch": lambda seed, _: TorchExperts(dense(seed, 2, 8, 4), dense(seed, 2, 4, 4)),
-    "experts": lambda seed, _: TritonExperts(dense(seed, 2, 8, 4), dense(seed, 2, 4, 4)),
-    "fp8 experts": lambda seed, _: Fp8Experts(in_fp8(dense(seed, 2, 256, 128)), in_fp8(dense(seed + 9, 2, 128, 128))),
-    "int4 experts": lambda seed, _: PackedExperts(
+    "experts": lambda seed, _: float_experts(dense(seed, 2, 8, 4), dense(seed, 2, 4, 4)),
+    "fp8 experts": lambda seed, _: fp8_experts(in_fp8(dense(seed, 2, 256, 128)), in_fp8(dense(seed + 9, 2, 128, 128))),
+    "int4 experts": lambda seed, _: packed_experts(
         Int4Weight(torch.ones(2, 64, 32, dtype=torch.uint8), dense(seed, 2, 64, 1)),
         Int4Weight(torch.ones(2, 32, 32, dtype=torch.uint8), dense(seed, 2, 32, 1)),
     ),
@@ -152,7 +150,7 @@ def test_the_numbers_are_the_new_ones_and_lie_where_the_old_ones_did(form: str) 
 @pytest.mark.parametrize(
     ("kept", "made", "where"),
     [
-        (lambda: PackedMatrices.of(int4(1, 2)), lambda: PackedMatrices.of(int4(2, 3)), "words"),
+        (lambda: PackedMatrices.from_weight(int4(1, 2)), lambda: PackedMatrices.from_weight(int4(2, 3)), "words"),
         (lambda: pack_codes(int4(1)), lambda: Matrices(torch.zeros(1, 2, 2)), "PackedCodes"),
         (lambda: Matrices(torch.zeros(1, 2, 2)), lambda: Matrices(torch.zeros(1, 2, 3)), "weight"),
         (lambda: Matrices(torch.zeros(1, 2, 2), rows=1), lambda: Matrices(torch.ones(1, 2, 2), rows=2), "rows"),

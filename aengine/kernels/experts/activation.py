@@ -36,3 +36,38 @@ def gate_up_biases(biases_ptr, expert, n, N: tl.constexpr):
 def down_biases(biases_ptr, expert, n, N: tl.constexpr):
     """biases [E, N] -> float32, in the shape that expert and n have together."""
     return tl.load(biases_ptr + expert * N + n, mask=n < N, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_pairs(
+    product, out_ptr, biases_ptr, expert, rows, used, n, N: tl.constexpr, WEIGHT_FIRST: tl.constexpr,
+    GATED: tl.constexpr, APART: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, GELU: tl.constexpr,
+    BIASES: tl.constexpr,
+):  # fmt: skip
+    """Store a tile's product of one expert: [BLOCK_N, M] if WEIGHT_FIRST, else [M, BLOCK_N].
+
+    rows [M]: of `out`; used [M]: those that exist; n [BLOCK_N]: columns of `out`, of N. GATED: the product is twice as
+    wide, gate first, and is activated; APART: gate and up are stored as they are, gate first.
+    """
+    M: tl.constexpr = rows.shape[0]
+    BLOCK_N: tl.constexpr = n.shape[0]
+    across: tl.constexpr = 0 if WEIGHT_FIRST else 1  # the axis of rows, which biases do not have
+    along: tl.constexpr = 1 - across
+    out = out_ptr + tl.expand_dims(rows.to(tl.int64), across) * (2 * N if APART else N) + tl.expand_dims(n, along)
+    inside = tl.expand_dims(used, across) & tl.expand_dims(n < N, along)
+    if GATED:
+        if WEIGHT_FIRST:
+            gate, up = tl.split(tl.permute(tl.reshape(product, (2, BLOCK_N, M)), (1, 2, 0)))
+        else:
+            gate, up = tl.split(tl.permute(tl.reshape(product, (M, 2, BLOCK_N)), (0, 2, 1)))
+        if BIASES:
+            of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
+            gate, up = gate + tl.expand_dims(of_gate, along), up + tl.expand_dims(of_up, along)
+        if APART:
+            tl.store(out + N, up.to(out_ptr.dtype.element_ty), mask=inside)
+            product = gate
+        else:
+            product = activated(gate, up, ALPHA, LIMIT, GELU)
+    elif BIASES:
+        product += tl.expand_dims(down_biases(biases_ptr, expert, n, N), along)
+    tl.store(out, product.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,11 +1,14 @@
-"""What a block of the decoder asks of a mixture of experts, whatever format their matrices are stored in."""
+"""What a block of the decoder needs of a mixture of experts, and what the driver needs of a format of matrices."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from aengine.kernels.experts.routing.plan import Plan
+from aengine.kernels.experts.rule import ExpertRule
+from aengine.kernels.launch import Launch
 from aengine.kernels.linear.base import Registered
 
 
@@ -17,18 +20,99 @@ class Experts(Protocol):
 
     @property
     def experts(self) -> int:
-        """How many there are."""
+        """The number of experts."""
         ...
 
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
-        """residual + the sum over j of weights[t, j] * the expert ids[t, j] of h: [tokens, hidden].
+        """Return residual + the sum over j of weights[t, j] * the expert ids[t, j] of h: [tokens, hidden].
 
-        h [tokens, hidden]; ids int32 [tokens, k]: one outside of 0..experts-1 adds nothing; weights float32
-        [tokens, k]; residual [tokens, hidden], which may be used up, None: nothing. Summed by j in float32. Enqueues
-        only on a GPU.
+        The sum over j is in order and in float32. Enqueues only on a GPU.
+
+        Args:
+            h: [tokens, hidden].
+            ids: int32 [tokens, k]. An id outside of 0..experts-1 adds nothing.
+            weights: float32 [tokens, k].
+            residual: [tokens, hidden]; it may be overwritten. None means zeros.
         """
         ...
 
 
 class RegisteredExperts(Experts, Registered, Protocol):
     """Experts that own their weights."""
+
+
+class ExpertPass(Protocol):
+    """The products of one pass of tokens, one after the other. A row is a pair of a token and one of its experts."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def sorted(self) -> bool:
+        """Whether rows lie in the order of `plan.order`; otherwise in the order of the pairs."""
+        ...
+
+    def activated(self) -> Tensor:
+        """Return what lies between the products, as the rule says: [pairs, inter]."""
+        ...
+
+    def gate_up(self) -> Tensor:
+        """Return gate and up with their biases, gate first: [pairs, 2 * inter]."""
+        ...
+
+    def down(self, inner: Tensor) -> Tensor:
+        """inner [pairs, inter], which this may overwrite -> [pairs, hidden], with the bias."""
+        ...
+
+
+class TileConfig(Protocol):
+    """How tiles of rows are computed."""
+
+    @property
+    def height(self) -> int:
+        """The most rows of a tile."""
+        ...
+
+
+Single = TypeVar("Single")
+Tiles = TypeVar("Tiles", bound=TileConfig)
+
+
+class ExpertProducts(Protocol[Single, Tiles]):
+    """The matrices of all experts in one format, and its kernels.
+
+    Single and Tiles are the configs of the kernels for single rows and for tiles of rows.
+    """
+
+    @property
+    def experts(self) -> int: ...
+
+    @property
+    def hidden(self) -> int: ...
+
+    @property
+    def gate_up(self) -> object:
+        """The matrices [experts, 2 * inter, hidden], gate's rows first."""
+        ...
+
+    @property
+    def down(self) -> object:
+        """The matrices [experts, hidden, inter]."""
+        ...
+
+    @property
+    def rule(self) -> ExpertRule: ...
+
+    def single_config(self, tokens: int, top_k: int, element_size: int) -> Single | None:
+        """How to compute so few tokens pair by pair; None if tiles are faster."""
+        ...
+
+    def tile_config(self, tokens: int, top_k: int, element_size: int, launch: Launch) -> Tiles: ...
+
+    def single_rows(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, config: Single) -> Tensor:
+        """As `Experts.add_to`, with contiguous tensors."""
+        ...
+
+    def begin(self, h: Tensor, ids: Tensor, plan: Plan, config: Tiles) -> ExpertPass:
+        """Return the pass of h [tokens, hidden] with ids [tokens, k], both contiguous, sorted by `plan`."""
+        ...

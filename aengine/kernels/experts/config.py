@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
-from aengine.kernels.experts.fp8.many_rows import Fp8ManyConfig
+from aengine.kernels.experts.fp8_rows import Fp8ManyConfig
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
 from aengine.kernels.experts.packed.rows import PackedConfig, PackedCut
 from aengine.kernels.experts.packed.single_rows import PackedSingleConfig, PackedSingleCut
@@ -25,65 +25,63 @@ TALL_AVERAGE = 96  # the same, beyond which tiles are twice as high
 PACKED_AVERAGE = 192  # the same of 4-bit codes, beyond which tiles are four times as high
 GATHERED_AVERAGE = 448  # the same, beyond which a sorted copy of the rows takes longer than it saves
 LARGE_MEMORY = 224 * 1024  # bytes of shared memory, for a tile that leaves beside those that come
-Config = SingleConfig | FewConfig | ManyConfig
-Fp8Config = SingleConfig | FewConfig | Fp8ManyConfig
-PackedAnyConfig = PackedSingleConfig | PackedConfig
 _C = TypeVar("_C", FewConfig, ManyConfig, Fp8ManyConfig, PackedConfig)
 
 
 @lru_cache
-def experts_config(
-    tokens: int, top_k: int, experts: int, hidden: int, element_size: int, launch: Launch, single: bool = True
-) -> Config:
-    """How to compute `experts` of `inter` for so many tokens, of which each goes to top_k of them.
+def single_config(tokens: int, top_k: int, hidden: int, element_size: int) -> SingleConfig | None:
+    """How to compute single rows; None if tiles of rows are faster, or rows are of 4 bytes an element."""
+    if tokens > SINGLE_TOKENS or element_size > 2:
+        return None
+    columns = _columns(2048, hidden)
+    return SingleConfig(SingleCut(2, columns, 2048 // columns, columns // 256), _single_down(16, top_k))
 
-    Where there is less shared memory, fewer copies are on their way at once. single: whether the kernels for single
-    rows may be chosen.
+
+def beside_shared(config: SingleConfig, hidden: int) -> SingleConfig:
+    """Change a config for an expert that all tokens pass: programs of half as many threads fill the last wave."""
+    return config if hidden % 2048 else replace(config, gate_up=SingleCut(2, 1024, 2, 4))
+
+
+@lru_cache
+def tile_config(tokens: int, top_k: int, experts: int, element_size: int, launch: Launch) -> FewConfig | ManyConfig:
+    """How to compute tiles of rows, for so many tokens of which each goes to `top_k` of `experts`.
+
+    With less shared memory, fewer copies are on their way at once.
     """
     pairs, height = tokens * top_k, _height(tokens * top_k, experts)
     if element_size > 2:
         cut = FewCut(block_n=16, block_k=32, stages=2, warps=4)
         return _fitting(FewConfig(min(32, height), cut, cut), element_size, launch)
-    if tokens <= SINGLE_TOKENS and single:
-        columns = _columns(2048, hidden)
-        return SingleConfig(
-            gate_up=SingleCut(2, columns, 2048 // columns, columns // 256),
-            down=_single_down(16, top_k),
-        )
     # Before Hopper, what comes through descriptors is not on its way early.
     if pairs <= FEW_AVERAGE * experts or not launch.overlap:
         return _fitting(FewConfig(height, FewCut(32, 64, 6, 4), FewCut(64, 64, 6, 4)), element_size, launch)
     if pairs <= TALL_AVERAGE * experts:
         return _fitting(ManyConfig(64, ManyCut(128, 64, 4, 8), ManyCut(128, 64, 4, 4, 2)), element_size, launch)
     gather = pairs > GATHERED_AVERAGE * experts
-    # Of few columns a tile is a few steps, and its end takes as long as they do, unless the next one's begin before it.
+    # A tile of few columns is a few steps, and its end takes as long as they do, unless the next one's begin before it.
     flat = launch.shared_memory >= LARGE_MEMORY
     gate_up, down = ManyCut(128, 64, 4, 8, flatten=flat), ManyCut(256, 64, 3, 8, flatten=flat)
     return _fitting(ManyConfig(128, gate_up, down, gather), element_size, launch)
 
 
-def beside_shared(config: Config, hidden: int) -> Config:
-    """The same where an expert that all tokens pass goes along: programs of half as many threads fill the last wave."""
-    if not isinstance(config, SingleConfig) or hidden % 2048:
-        return config
-    return replace(config, gate_up=SingleCut(2, 1024, 2, 4))
+@lru_cache
+def fp8_single_config(tokens: int, top_k: int, hidden: int, element_size: int) -> SingleConfig | None:
+    """Like `single_config`, for matrices in FP8."""
+    if tokens > SINGLE_TOKENS or element_size > 2:
+        return None
+    columns = _columns(1024, hidden)
+    return SingleConfig(SingleCut(8, columns, 2048 // columns, columns // 256), _single_down(24, top_k))
 
 
 @lru_cache
-def fp8_experts_config(
-    tokens: int, top_k: int, experts: int, hidden: int, element_size: int, launch: Launch, single: bool = True
-) -> Fp8Config:
-    """The same for matrices in FP8, of rows of `element_size` bytes an element."""
+def fp8_tile_config(
+    tokens: int, top_k: int, experts: int, element_size: int, launch: Launch
+) -> FewConfig | Fp8ManyConfig:
+    """Like `tile_config`, for matrices in FP8 and rows of `element_size` bytes an element."""
     pairs, height = tokens * top_k, _height(tokens * top_k, experts)
     if element_size > 2:
         cut = FewCut(block_n=16, block_k=32, stages=2, warps=4)
         return _fitting(FewConfig(min(32, height), cut, cut), element_size, launch, weight_size=1)
-    if tokens <= SINGLE_TOKENS and single:
-        columns = _columns(1024, hidden)
-        return SingleConfig(
-            gate_up=SingleCut(8, columns, 2048 // columns, columns // 256),
-            down=_single_down(24, top_k),
-        )
     if not launch.overlap or tokens <= SINGLE_TOKENS:
         return _fitting(
             FewConfig(height, FewCut(32, 128, 5, 4), FewCut(64, 128, 3, 4)), element_size, launch, weight_size=1
@@ -96,17 +94,21 @@ def fp8_experts_config(
 
 
 @lru_cache
-def packed_experts_config(
-    tokens: int, top_k: int, experts: int, element_size: int, launch: Launch, single: bool
-) -> PackedAnyConfig:
-    """The same for matrices of 4-bit codes, 128 columns at a time; single: whether those for single rows fit them."""
+def packed_single_config(tokens: int, element_size: int) -> PackedSingleConfig | None:
+    """Like `single_config`, for matrices of 4-bit codes."""
+    if tokens > PACKED_SINGLE_TOKENS or element_size > 2:
+        return None
+    gate_up = PackedSingleCut(16, 4, 6, registers=168) if tokens == 1 else PackedSingleCut(16, 4, 4, registers=128)
+    return PackedSingleConfig(gate_up, PackedSingleCut(16, 8, 6, registers=128))
+
+
+@lru_cache
+def packed_tile_config(tokens: int, top_k: int, experts: int, element_size: int, launch: Launch) -> PackedConfig:
+    """Like `tile_config`, for matrices of 4-bit codes, of which a step takes 128 columns."""
     pairs, height = tokens * top_k, _height(tokens * top_k, experts)
     if element_size > 2:
         cut = PackedCut(16, 2, 4)
         return _fitting(PackedConfig(min(32, height), cut, cut), element_size, launch)
-    if tokens <= PACKED_SINGLE_TOKENS and single:
-        gate_up = PackedSingleCut(16, 4, 6, registers=168) if tokens == 1 else PackedSingleCut(16, 4, 4, registers=128)
-        return PackedSingleConfig(gate_up, PackedSingleCut(16, 8, 6, registers=128))
     if not launch.warp_groups:
         return _fitting(PackedConfig(height, PackedCut(32, 4, 4), PackedCut(64, 4, 4)), element_size, launch)
     # One product a block everywhere: four of 64 rows gave sums that differed from call to call.
@@ -122,13 +124,13 @@ def experts_borders(top_k: int, experts: int, hidden: int, launch: Launch, most:
 
     Of matrices in any format with rows of 2 bytes an element.
     """
-    sizes = top_k, experts, hidden, 2, launch
+    tiles = tile_config, fp8_tile_config, packed_tile_config
 
     def kernels(tokens: int) -> tuple[object, ...]:
         return (
-            experts_config(tokens, *sizes),
-            fp8_experts_config(tokens, *sizes),
-            *(packed_experts_config(tokens, top_k, experts, 2, launch, single) for single in (False, True)),
+            *(choose(tokens, top_k, hidden, 2) for choose in (single_config, fp8_single_config)),
+            packed_single_config(tokens, 2),
+            *(choose(tokens, top_k, experts, 2, launch) for choose in tiles),
             *(route_config(tokens, experts, hidden, wide, launch) for wide in (False, True)),
             tokens <= MAX_TOKENS,  # norm and router are one launch
             pairs_at_once(tokens * top_k),

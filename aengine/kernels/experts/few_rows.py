@@ -16,11 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
+from aengine.kernels.experts.activation import store_pairs
 from aengine.kernels.experts.matrices import Matrices
-from aengine.kernels.experts.routing.plan import Plan, make_plan
-from aengine.kernels.experts.rule import SILU, ExpertRule
-from aengine.kernels.experts.weighted_sum import weighted_sum
+from aengine.kernels.experts.routing.plan import Plan
+from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.launch import launch_for
 from aengine.kernels.variants import keep_variants
 
@@ -80,21 +79,9 @@ def _few_rows_kernel(
             x_ptr, w_ptr, scale_ptr, expert, pair // TOP_K if GATED else pair, used, block,
             N, K, M, BLOCK_N, BLOCK_K, STAGES, GATED, SCALE_ROWS, SCALE_COUNT, GROUPED, PRECISION,
         )  # fmt: skip
-        out = out_ptr + pair.to(tl.int64)[None, :] * (2 * N if APART else N) + n[:, None]
-        inside = used[None, :] & (n < N)[:, None]
-        if GATED:
-            gate, up = tl.split(tl.permute(tl.reshape(product, (2, BLOCK_N, M)), (1, 2, 0)))
-            if BIASES:
-                of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
-                gate, up = gate + of_gate[:, None], up + of_up[:, None]
-            if APART:
-                tl.store(out + N, up.to(out_ptr.dtype.element_ty), mask=inside)
-                product = gate
-            else:
-                product = activated(gate, up, ALPHA, LIMIT, GELU)
-        elif BIASES:
-            product += down_biases(biases_ptr, expert, n, N)[:, None]
-        tl.store(out, product.to(out_ptr.dtype.element_ty), mask=inside)
+        store_pairs(
+            product, out_ptr, biases_ptr, expert, pair, used, n, N, True, GATED, APART, ALPHA, LIMIT, GELU, BIASES
+        )
 
 
 @triton.jit
@@ -162,64 +149,40 @@ class FewConfig:
         )
 
 
-def few_rows(
-    h: Tensor,
-    gate_up: Matrices,
-    down: Matrices,
-    ids: Tensor,
-    weights: Tensor,
-    residual: Tensor | None,
-    config: FewConfig,
-    rule: ExpertRule = SILU,
-) -> Tensor:
-    """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
-    the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous."""
-    (experts, hidden, inter), pairs, top_k = down.weight.shape, ids.numel(), ids.shape[1]
-    plan = make_plan(ids, experts, config.height)
-    inner, rows = h.new_empty(pairs, inter), h.new_empty(pairs, hidden)
-    _launch(h, gate_up, rule, plan, inner, top_k, config.height, config.gate_up, gated=True)
-    _launch(inner, down, rule, plan, rows, top_k, config.height, config.down, gated=False)
-    return weighted_sum(rows, ids, weights, residual, experts)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class FewApart:
-    """`Apart` of these products."""
+class FewPass:
+    """`ExpertPass` of few rows: the rows of x are read where they are, and stored in the order of the pairs."""
 
     h: Tensor
     ids: Tensor
     plan: Plan
-    _gate_up: Matrices
-    _down: Matrices
-    _config: FewConfig
-    _rule: ExpertRule
+    gate_up_matrices: Matrices
+    down_matrices: Matrices
+    config: FewConfig
+    rule: ExpertRule
 
     @property
     def sorted(self) -> bool:
         return False
 
+    def activated(self) -> Tensor:
+        return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True)
+
     def gate_up(self) -> Tensor:
-        w, config, top_k = self._gate_up, self._config, self.ids.shape[1]
-        out = self.h.new_empty(self.ids.numel(), w.weight.shape[1])
-        _launch(self.h, w, self._rule, self.plan, out, top_k, config.height, config.gate_up, gated=True, apart=True)
-        return out
+        return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True, apart=True)
 
     def down(self, inner: Tensor) -> Tensor:
-        w, config, top_k = self._down, self._config, self.ids.shape[1]
-        out = inner.new_empty(len(inner), w.weight.shape[1])
-        _launch(inner, w, self._rule, self.plan, out, top_k, config.height, config.down, gated=False)
+        return self._launch(inner, self.down_matrices, self.config.down)
+
+    def _launch(self, x: Tensor, w: Matrices, cut: FewCut, *, gated: bool = False, apart: bool = False) -> Tensor:
+        launch, plan, rule = launch_for(x.device), self.plan, self.rule
+        n = w.weight.shape[1] // (2 if gated else 1)
+        out = x.new_empty(self.ids.numel(), 2 * n if apart else n)
+        _few_rows_kernel[(plan.capacity * -(-n // cut.block_n),)](
+            x, *w.pointers, rule.pointers(x)[0 if gated else 1], plan.order, plan.tiles, plan.count, out, plan.capacity,
+            N=n, K=x.shape[1], TOP_K=self.ids.shape[1], M=self.config.height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k,
+            STAGES=cut.stages, GATED=gated, APART=apart, **w.constants, **rule.gate_up,
+            PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=cut.warps,
+            launch_pdl=launch.overlap,
+        )  # fmt: skip
         return out
-
-
-def _launch(
-    x: Tensor, w: Matrices, rule: ExpertRule, plan: Plan, out: Tensor, top_k: int, height: int, cut: FewCut, *,
-    gated: bool, apart: bool = False,
-) -> None:  # fmt: skip
-    launch = launch_for(x.device)
-    n = out.shape[1] // (2 if apart else 1)
-    _few_rows_kernel[(plan.capacity * -(-n // cut.block_n),)](
-        x, *w.pointers, rule.pointers(x)[0 if gated else 1], plan.order, plan.tiles, plan.count, out, plan.capacity,
-        N=n, K=x.shape[1], TOP_K=top_k, M=height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, STAGES=cut.stages,
-        GATED=gated, APART=apart, **w.constants, **rule.gate_up, PRECISION="ieee" if x.element_size() > 2 else "tf32",
-        OVERLAP=launch.overlap, num_warps=cut.warps, launch_pdl=launch.overlap,
-    )  # fmt: skip

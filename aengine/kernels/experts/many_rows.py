@@ -18,10 +18,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
-from aengine.kernels.experts.routing.plan import Plan, make_plan
-from aengine.kernels.experts.rule import SILU, ExpertRule
-from aengine.kernels.experts.weighted_sum import weighted_sum
+from aengine.kernels.experts.activation import store_pairs
+from aengine.kernels.experts.routing.plan import Plan
+from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -82,23 +81,10 @@ def _many_rows_kernel(
                 x = tl.load(gathered + step, mask=step + k < K, other=0.0)
             w = w_rows.load([expert * PARTS, column, step]).reshape(PARTS * BLOCK_N, BLOCK_K)
             acc = tl.dot(x, w.T, acc, input_precision=PRECISION)
-        row = start + rows
-        n = column + tl.arange(0, BLOCK_N)
-        out = out_ptr + row.to(tl.int64)[:, None] * (2 * N if APART else N) + n[None, :]
-        inside = (row < end)[:, None] & (n < N)[None, :]
-        if GATED:
-            gate, up = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N)), (0, 2, 1)))
-            if BIASES:
-                of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
-                gate, up = gate + of_gate[None, :], up + of_up[None, :]
-            if APART:
-                tl.store(out + N, up.to(out_ptr.dtype.element_ty), mask=inside)
-                acc = gate
-            else:
-                acc = activated(gate, up, ALPHA, LIMIT, GELU)
-        elif BIASES:
-            acc += down_biases(biases_ptr, expert, n, N)[None, :]
-        tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=inside)
+        row, n = start + rows, column + tl.arange(0, BLOCK_N)
+        store_pairs(
+            acc, out_ptr, biases_ptr, expert, row, row < end, n, N, False, GATED, APART, ALPHA, LIMIT, GELU, BIASES
+        )
 
 
 @keep_variants
@@ -171,77 +157,58 @@ class ManyConfig:
         )
 
 
-def many_rows(
-    h: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None,
-    config: ManyConfig, rule: ExpertRule = SILU,
-) -> Tensor:  # fmt: skip
-    """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
-    the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous.
-
-    Takes memory for tokens * k rows of hidden and of inter.
-    """
-    (experts, hidden, inter), pairs, top_k = down.shape, ids.numel(), ids.shape[1]
-    plan = make_plan(ids, experts, config.height)
-    sorted_rows = None if config.gather else sort_rows(h, plan, ids)
-    inner = h.new_empty(pairs, inter)
-    grouped_product(h, sorted_rows, gate_up, plan, inner, top_k, config.height, config.gate_up, rule)
-    rows = h.new_empty(pairs, hidden) if sorted_rows is None else sorted_rows
-    grouped_product(None, inner, down, plan, rows, top_k, config.height, config.down, rule)
-    return weighted_sum(rows, ids, weights, residual, experts, plan.places)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ManyApart:
-    """`Apart` of these products."""
+@dataclass(slots=True, eq=False)
+class ManyPass:
+    """`ExpertPass` of many rows, in the order of the plan. Takes memory for a sorted copy of h, unless it gathers."""
 
     h: Tensor
     ids: Tensor
     plan: Plan
-    _gate_up: Tensor
-    _down: Tensor
-    _config: ManyConfig
-    _rule: ExpertRule
+    gate_up_matrices: Tensor
+    down_matrices: Tensor
+    config: ManyConfig
+    rule: ExpertRule
+    _sorted_rows: Tensor | None = None
 
     @property
     def sorted(self) -> bool:
         return True
 
+    def activated(self) -> Tensor:
+        return self._gate_up(apart=False)
+
     def gate_up(self) -> Tensor:
-        w, config, top_k = self._gate_up, self._config, self.ids.shape[1]
-        rows = None if config.gather else sort_rows(self.h, self.plan, self.ids)
-        out = self.h.new_empty(self.ids.numel(), w.shape[1])
-        cut = config.gate_up
-        grouped_product(self.h, rows, w, self.plan, out, top_k, config.height, cut, self._rule, apart=True)
-        return out
+        return self._gate_up(apart=True)
 
     def down(self, inner: Tensor) -> Tensor:
-        w, config, top_k = self._down, self._config, self.ids.shape[1]
-        out = inner.new_empty(len(inner), w.shape[1])
-        grouped_product(None, inner, w, self.plan, out, top_k, config.height, config.down, self._rule)
+        w, out = self.down_matrices, self._sorted_rows  # whose contents have served
+        out = inner.new_empty(len(inner), w.shape[1]) if out is None else out
+        self._launch(None, inner, w, out, self.config.down)
         return out
 
+    def _gate_up(self, apart: bool) -> Tensor:
+        w = self.gate_up_matrices
+        self._sorted_rows = None if self.config.gather else sort_rows(self.h, self.plan, self.ids)
+        out = self.h.new_empty(self.ids.numel(), w.shape[1] // (1 if apart else 2))
+        self._launch(self.h, self._sorted_rows, w, out, self.config.gate_up, gated=True, apart=apart)
+        return out
 
-def grouped_product(
-    gathered: Tensor | None, x: Tensor | None, w: Tensor, plan: Plan, out: Tensor, top_k: int, height: int,
-    cut: ManyCut, rule: ExpertRule = SILU, *, apart: bool = False,
-) -> None:  # fmt: skip
-    """Sorted rows times the matrix of each one's expert, w [E, n, k] or [E, 2 * n, k] -> out [pairs, n].
-
-    Of the latter, gate and up, what the rule makes of both; apart: both as they are, out [pairs, 2 * n].
-    x [pairs, k]: the sorted rows; None: rows of `gathered`.
-    """
-    n, k = out.shape[1] // (2 if apart else 1), w.shape[2]
-    launch = launch_for(w.device)
-    gated = w.shape[1] == 2 * n
-    most = plan.capacity * -(-n // cut.block_n)
-    parts = w.shape[1] // n
-    weights = TensorDescriptor.from_tensor(w.view(-1, n, k), [parts, cut.block_n, cut.block_k])
-    rows = weights if x is None else TensorDescriptor.from_tensor(x, [height, cut.block_k])
-    _many_rows_kernel[(min(most, cut.crowd * launch.processors) if cut.crowd else most,)](
-        w if gathered is None else gathered, rows, weights, out, rule.pointers(w)[0 if gated else 1],
-        plan.order, plan.tiles, plan.count, plan.capacity,
-        N=n, K=k, TOP_K=top_k, BLOCK_M=height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, GATED=gated,
-        APART=apart, GATHER=x is None, FLATTEN=cut.flatten, **rule.gate_up,
-        PRECISION="ieee" if w.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=cut.warps,
-        num_stages=cut.stages, launch_pdl=launch.overlap,
-    )  # fmt: skip
+    def _launch(
+        self, gathered: Tensor | None, x: Tensor | None, w: Tensor, out: Tensor, cut: ManyCut, *,
+        gated: bool = False, apart: bool = False,
+    ) -> None:  # fmt: skip
+        """x [pairs, k]: sorted rows; None: rows of `gathered`."""
+        launch, plan, rule, height = launch_for(w.device), self.plan, self.rule, self.config.height
+        parts, k = 2 if gated else 1, w.shape[2]
+        n = w.shape[1] // parts
+        most = plan.capacity * -(-n // cut.block_n)
+        weights = TensorDescriptor.from_tensor(w.view(-1, n, k), [parts, cut.block_n, cut.block_k])
+        rows = weights if x is None else TensorDescriptor.from_tensor(x, [height, cut.block_k])
+        _many_rows_kernel[(min(most, cut.crowd * launch.processors) if cut.crowd else most,)](
+            w if gathered is None else gathered, rows, weights, out, rule.pointers(w)[0 if gated else 1],
+            plan.order, plan.tiles, plan.count, plan.capacity,
+            N=n, K=k, TOP_K=self.ids.shape[1], BLOCK_M=height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, GATED=gated,
+            APART=apart, GATHER=x is None, FLATTEN=cut.flatten, **rule.gate_up,
+            PRECISION="ieee" if w.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=cut.warps,
+            num_stages=cut.stages, launch_pdl=launch.overlap,
+        )  # fmt: skip

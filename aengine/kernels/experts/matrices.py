@@ -32,7 +32,7 @@ class Matrices:
         return weight.weight.is_contiguous() and k % GROUP == 0 and (columns >= k or columns % GROUP == 0)
 
     @classmethod
-    def of_fp8(cls, weight: Fp8Weight) -> Matrices:
+    def from_fp8(cls, weight: Fp8Weight) -> Matrices:
         """Wider blocks are repeated. Of experts' static scales of inputs the largest serves all, since a row is rounded
         once for all its experts: none cuts off what another would have held. ValueError: see `fits`."""
         if not cls.fits(weight):

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.experts.activation import activated
-from aengine.kernels.experts.apart import Apart
+from aengine.kernels.experts.base import ExpertPass
 from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.lora.base import AdapterWeights
@@ -122,9 +122,9 @@ class PairFactors:
 
 
 def shrink_pairs(
-    x: Tensor, factors: PairFactors, apart: Apart, ids: Tensor, places: Tensor, *, of_tokens: bool
+    x: Tensor, factors: PairFactors, one: ExpertPass, ids: Tensor, places: Tensor, *, of_tokens: bool
 ) -> Tensor:
-    """Return A x of every pair, float32 [pairs, r], in the order of `apart`'s rows; undefined without an adapter.
+    """Return A x of every pair, float32 [pairs, r], in the order of `one`'s rows; undefined without an adapter.
 
     x: [tokens, k] with of_tokens, else [pairs, k]. ids: int32 [tokens, top_k]. places: int32 [tokens]. All contiguous.
     """
@@ -133,8 +133,8 @@ def shrink_pairs(
     block_k = min(1024, power_of_two(k))
     overlap = launch_for(x.device).overlap
     _shrink_kernel[(pairs, -(-factors.r // BLOCK_R))](
-        x, factors.a, inner, apart.plan.order, ids, places, apart.plan.ends,
-        R=factors.r, K=k, E=len(apart.plan.ends), TOP_K=top_k, OF_TOKENS=of_tokens, SORTED=apart.sorted,
+        x, factors.a, inner, one.plan.order, ids, places, one.plan.ends,
+        R=factors.r, K=k, E=len(one.plan.ends), TOP_K=top_k, OF_TOKENS=of_tokens, SORTED=one.sorted,
         BLOCK_R=BLOCK_R, BLOCK_K=block_k, OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
     return inner
@@ -183,14 +183,14 @@ def _gated_kernel(
 
 
 def gate_pairs(
-    y: Tensor, inner: Tensor, factors: PairFactors, rule: ExpertRule, apart: Apart, ids: Tensor, places: Tensor
+    y: Tensor, inner: Tensor, factors: PairFactors, rule: ExpertRule, one: ExpertPass, ids: Tensor, places: Tensor
 ) -> Tensor:
     """Add B inner to gate and up of every pair, and return what `rule` makes of both: [pairs, n].
 
     A program owns some columns of gate, and the same columns of up, of one pair.
 
     Args:
-        y: [pairs, 2 * n], gate first, in the order of `apart`'s rows.
+        y: [pairs, 2 * n], gate first, in the order of `one`'s rows.
         inner: [pairs, 2 * rank], from `shrink_pairs`.
         ids: int32 [tokens, top_k].
         places: int32 [tokens].
@@ -200,8 +200,8 @@ def gate_pairs(
     overlap = launch_for(y.device).overlap
     alpha, limit = (0.0, 0.0) if rule.clamp is None else (rule.clamp.alpha, rule.clamp.limit)
     _gated_kernel[(pairs, -(-n // BLOCK_N))](
-        y, factors.b, inner, out, apart.plan.order, ids, places, apart.plan.ends,
-        N=n, RANK=factors.rank, E=len(apart.plan.ends), TOP_K=top_k, SORTED=apart.sorted, BLOCK_N=BLOCK_N,
+        y, factors.b, inner, out, one.plan.order, ids, places, one.plan.ends,
+        N=n, RANK=factors.rank, E=len(one.plan.ends), TOP_K=top_k, SORTED=one.sorted, BLOCK_N=BLOCK_N,
         ALPHA=alpha, LIMIT=limit, GELU=rule.gelu, OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
     return out
@@ -253,7 +253,7 @@ def _sum_kernel(
 
 
 def sum_pairs(
-    rows: Tensor, inner: Tensor, factors: PairFactors, apart: Apart, ids: Tensor, weights: Tensor, places: Tensor,
+    rows: Tensor, inner: Tensor, factors: PairFactors, one: ExpertPass, ids: Tensor, weights: Tensor, places: Tensor,
     residual: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Sum each token's rows plus B inner, weighted, onto the residual: [tokens, n].
@@ -271,8 +271,8 @@ def sum_pairs(
     out = rows.new_empty(tokens, n) if residual is None else residual
     overlap = launch_for(rows.device).overlap
     _sum_kernel[(tokens, -(-n // BLOCK_N))](
-        rows, factors.b, inner, ids, weights, places, apart.plan.places, out, out,
-        N=n, RANK=factors.rank, E=len(apart.plan.ends), TOP_K=top_k, SORTED=apart.sorted, BLOCK_N=BLOCK_N,
+        rows, factors.b, inner, ids, weights, places, one.plan.places, out, out,
+        N=n, RANK=factors.rank, E=len(one.plan.ends), TOP_K=top_k, SORTED=one.sorted, BLOCK_N=BLOCK_N,
         ADD=residual is not None, OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
     return out

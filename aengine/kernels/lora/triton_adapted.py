@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.elementwise import silu_mul
-from aengine.kernels.experts.apart import ApartExperts
+from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.low_rank import LowRank
@@ -122,7 +122,7 @@ class TritonAdaptedExperts:
     sum over a token's experts adds what they add to down. All work is enqueued on the current stream, one at a time.
     """
 
-    def __init__(self, experts: ApartExperts, weights: ExpertAdapters, tokens: TokenAdapters) -> None:
+    def __init__(self, experts: TritonExperts, weights: ExpertAdapters, tokens: TokenAdapters) -> None:
         self.experts, self.hidden = experts.experts, experts.hidden
         self._experts = experts
         self._weights = weights  # kept alive: the factors hold addresses of its tensors
@@ -135,10 +135,10 @@ class TritonAdaptedExperts:
             return self._experts.add_to(h, ids, weights, residual)
         h, ids, weights, places = h.contiguous(), ids.contiguous(), weights.contiguous(), places.contiguous()
         residual = None if residual is None else residual.contiguous()
-        apart = self._experts.apart(h, ids)
-        both = apart.gate_up()
-        first = shrink_pairs(h, self._gate_up, apart, ids, places, of_tokens=True)
-        inner = gate_pairs(both, first, self._gate_up, self._experts.rule, apart, ids, places)
-        rows = apart.down(inner)
-        second = shrink_pairs(inner, self._down, apart, ids, places, of_tokens=False)
-        return sum_pairs(rows, second, self._down, apart, ids, weights, places, residual)
+        one = self._experts.begin(h, ids)
+        both = one.gate_up()
+        first = shrink_pairs(h, self._gate_up, one, ids, places, of_tokens=True)
+        inner = gate_pairs(both, first, self._gate_up, self._experts.rule, one, ids, places)
+        rows = one.down(inner)
+        second = shrink_pairs(inner, self._down, one, ids, places, of_tokens=False)
+        return sum_pairs(rows, second, self._down, one, ids, weights, places, residual)

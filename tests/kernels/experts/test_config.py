@@ -8,11 +8,18 @@ import pytest
 
 pytest.importorskip("triton")
 
-from aengine.kernels.experts.config import experts_borders, experts_config, fp8_experts_config, packed_experts_config
+from aengine.kernels.experts.config import (
+    experts_borders,
+    fp8_single_config,
+    fp8_tile_config,
+    packed_single_config,
+    packed_tile_config,
+    single_config,
+    tile_config,
+)
 from aengine.kernels.experts.routing.plan import AT_ONCE
 from aengine.kernels.experts.routing.route import route_config
 from aengine.kernels.experts.routing.route_rows import MAX_TOKENS
-from aengine.kernels.experts.single_rows import SingleConfig
 from aengine.kernels.launch import Launch
 
 H200 = Launch(132, True, 227 * 1024, capability=(9, 0))
@@ -22,9 +29,11 @@ H200 = Launch(132, True, 227 * 1024, capability=(9, 0))
 @pytest.mark.parametrize("shared_memory", [99, 163, 227])
 def test_every_choice_fits_into_shared_memory(tokens: int, shared_memory: int) -> None:
     launch = Launch(132, True, shared_memory * 1024, capability=(9, 0))
-    for choose, weight_bytes in ((experts_config, 2), (fp8_experts_config, 1)):
-        config = choose(tokens, 8, 128, 2048, 2, launch)
-        assert isinstance(config, SingleConfig) or config.shared_memory(2, weight_bytes) <= shared_memory * 1024
+    for config, weight_bytes in (
+        (tile_config(tokens, 8, 128, 2, launch), 2),
+        (fp8_tile_config(tokens, 8, 128, 2, launch), 1),
+    ):
+        assert config.shared_memory(2, weight_bytes) <= shared_memory * 1024
 
 
 @pytest.mark.slow
@@ -40,8 +49,12 @@ def test_cuts_change_at_borders_only(experts: int, top_k: int, processors: int) 
         block = bisect.bisect_left(AT_ONCE, tokens * top_k)
         cuts = (
             block,
-            *(choose(tokens, top_k, experts, 2048, 2, launch) for choose in (experts_config, fp8_experts_config)),
-            *(packed_experts_config(tokens, top_k, experts, 2, launch, single) for single in (False, True)),
+            *(choose(tokens, top_k, 2048, 2) for choose in (single_config, fp8_single_config)),
+            packed_single_config(tokens, 2),
+            *(
+                choose(tokens, top_k, experts, 2, launch)
+                for choose in (tile_config, fp8_tile_config, packed_tile_config)
+            ),
             *(route_config(tokens, experts, 2048, wide, launch) for wide in (False, True)),
             tokens <= MAX_TOKENS,
         )

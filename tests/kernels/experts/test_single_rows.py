@@ -12,9 +12,9 @@ from tests.kernels.conftest import relative_error
 pytest.importorskip("triton")
 
 from aengine.kernels.experts.matrices import Matrices
+from aengine.kernels.experts.products import float_experts
 from aengine.kernels.experts.shared_gate import gated_silu_mul
 from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig, SingleCut, single_rows
-from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.experts.test_triton_experts import make, reference, spread
 
@@ -82,7 +82,7 @@ def test_a_models_widths(tokens: int, device: torch.device) -> None:
     ids, shared, kernels = spread("even", *shape[:3]).to(device), shared_of(2048, 512, True, device), TritonKernels()
     assert shared.gate is not None
     layer, first, second = (
-        TritonExperts(gate_up, down),
+        float_experts(gate_up, down),
         *(kernels.dense(w, None) for w in (shared.gate_up, shared.down)),
     )
     together = kernels.with_shared(layer, first, second, shared.gate, h, 8)
@@ -99,7 +99,7 @@ def test_what_does_not_go_along_is_left_alone_tiny(device: torch.device) -> None
     h, gate_up, down, _, _ = make((2, 5, 3, 80, 24), torch.bfloat16, device)
     shared, kernels = shared_of(80, 32, False, device), TritonKernels()
     layer, first, second = (
-        TritonExperts(gate_up, down),
+        float_experts(gate_up, down),
         *(kernels.dense(w, None) for w in (shared.gate_up, shared.down)),
     )
     assert kernels.with_shared(layer, first, second, None, h, 3) is not None

@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernels.conftest import relative_error, tolerance
+from tests.kernels.experts.cuts import with_cut
 
 pytest.importorskip("triton")
 
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
+from aengine.kernels.experts.products import float_experts
 from aengine.kernels.experts.rule import SILU, ExpertRule, GateClamp
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
-from aengine.kernels.experts.triton_experts import TritonExperts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -115,8 +116,8 @@ def test_every_cut_gives_the_weighted_sum(
     ids = spread(how, *shape[0][:3]).to(device)
     h, gate_up, down, weights, residual = make(shape[0], dtype, device)
     expected = reference(h, gate_up, down, ids, weights, residual)
-    layer = TritonExperts(gate_up, down)
-    outs = [layer.add_to(h, ids, weights, residual.clone(), config=CUTS[cut]) for _ in range(2)]  # type: ignore[arg-type]
+    layer = with_cut(float_experts(gate_up, down), CUTS[cut])
+    outs = [layer.add_to(h, ids, weights, residual.clone()) for _ in range(2)]
     assert relative_error(outs[0], expected) < tolerance(dtype)
     assert torch.equal(*outs)
 
@@ -135,8 +136,8 @@ def test_biases_and_limits(
     h, gate_up, down, weights, residual = make(shape, dtype, device)
     rule = rule_of(kind, shape, dtype, device)
     expected = reference(h, gate_up, down, ids, weights, residual, rule)
-    layer = TritonExperts(gate_up, down, rule)
-    outs = [layer.add_to(h, ids, weights, residual.clone(), config=CUTS[cut]) for _ in range(2)]  # type: ignore[arg-type]
+    layer = with_cut(float_experts(gate_up, down, rule), CUTS[cut])
+    outs = [layer.add_to(h, ids, weights, residual.clone()) for _ in range(2)]
     assert relative_error(outs[0], expected) < tolerance(dtype)
     assert torch.equal(*outs)
 
@@ -147,8 +148,8 @@ def test_no_number_stays_none_tiny(cut: str, device: torch.device) -> None:
     ids = spread("even", *shape[:3]).to(device)
     h, gate_up, down, weights, residual = make(shape, torch.float32, device)
     h[2, 7] = float("nan")
-    layer = TritonExperts(gate_up, down, ExpertRule(GateClamp(1.702, 0.75)))
-    out = layer.add_to(h, ids, weights, residual, config=CUTS[cut])  # type: ignore[arg-type]
+    layer = with_cut(float_experts(gate_up, down, ExpertRule(GateClamp(1.702, 0.75))), CUTS[cut])
+    out = layer.add_to(h, ids, weights, residual)
     assert out.isnan().any(dim=1).tolist() == [False, False, True, False, False]
 
 
@@ -160,7 +161,7 @@ def test_no_number_stays_none_tiny(cut: str, device: torch.device) -> None:
 def test_gelu_instead_of_silu(shape: tuple[int, ...], cut: str, dtype: torch.dtype, device: torch.device) -> None:
     ids = spread("nowhere", *shape[:3]).to(device)
     h, gate_up, down, weights, residual = make(shape, dtype, device)
-    out = TritonExperts(gate_up, down, GELU).add_to(h, ids, weights, residual.clone(), config=CUTS[cut])  # type: ignore[arg-type]
+    out = with_cut(float_experts(gate_up, down, GELU), CUTS[cut]).add_to(h, ids, weights, residual.clone())
     assert relative_error(out, reference(h, gate_up, down, ids, weights, residual, GELU)) < tolerance(dtype)
 
 
@@ -170,7 +171,7 @@ def test_the_chosen_cut_gives_the_weighted_sum_tiny(tokens: int, dtype: torch.dt
     h, gate_up, down, weights, residual = make(shape, dtype, device)
     ids = spread("even", *shape[:3]).to(device)
     expected = reference(h, gate_up, down, ids, weights, residual)
-    out = TritonExperts(gate_up, down).add_to(h, ids, weights, residual)
+    out = float_experts(gate_up, down).add_to(h, ids, weights, residual)
     assert relative_error(out, expected) < tolerance(dtype)
 
 
@@ -179,9 +180,9 @@ def test_nothing_to_add_to_is_zero_tiny(cut: str, dtype: torch.dtype, device: to
     shape = (5, 4, 2, 64, 48)
     h, gate_up, down, weights, residual = make(shape, dtype, device)
     ids = spread("even", *shape[:3]).to(device)
-    layer = TritonExperts(gate_up, down)
-    expected = layer.add_to(h, ids, weights, torch.zeros_like(residual), config=CUTS[cut])  # type: ignore[arg-type]
-    assert torch.equal(layer.add_to(h, ids, weights, None, config=CUTS[cut]), expected)  # type: ignore[arg-type]
+    layer = with_cut(float_experts(gate_up, down), CUTS[cut])
+    expected = layer.add_to(h, ids, weights, torch.zeros_like(residual))
+    assert torch.equal(layer.add_to(h, ids, weights, None), expected)
 
 
 @pytest.mark.thinned(strength=1)
@@ -191,12 +192,12 @@ def test_the_chosen_cut_gives_the_weighted_sum(tokens: int, dtype: torch.dtype, 
     h, gate_up, down, weights, residual = make(shape, dtype, device)
     ids = spread("even", *shape[:3]).to(device)
     expected = reference(h, gate_up, down, ids, weights, residual)
-    out = TritonExperts(gate_up, down).add_to(h, ids, weights, residual)
+    out = float_experts(gate_up, down).add_to(h, ids, weights, residual)
     assert relative_error(out, expected) < tolerance(dtype)
 
 
 def test_no_tokens_are_no_work_tiny(device: torch.device) -> None:
-    layer = TritonExperts(torch.zeros(4, 32, 16, device=device), torch.zeros(4, 16, 16, device=device))
+    layer = float_experts(torch.zeros(4, 32, 16, device=device), torch.zeros(4, 16, 16, device=device))
     residual = torch.zeros(0, 16, device=device)
     ids = torch.zeros(0, 2, dtype=torch.int32, device=device)
     assert layer.add_to(residual, ids, ids.float(), residual).shape == (0, 16)
@@ -204,4 +205,4 @@ def test_no_tokens_are_no_work_tiny(device: torch.device) -> None:
 
 def test_weights_that_do_not_belong_together_are_refused_tiny(device: torch.device) -> None:
     with pytest.raises(ValueError, match="does not belong"):
-        TritonExperts(torch.zeros(4, 32, 16, device=device), torch.zeros(4, 16, 8, device=device))
+        float_experts(torch.zeros(4, 32, 16, device=device), torch.zeros(4, 16, 8, device=device))

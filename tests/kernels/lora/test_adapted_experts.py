@@ -10,16 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernels.conftest import relative_error, tolerance
+from tests.kernels.experts.cuts import with_cut
 
 pytest.importorskip("triton")
 
-from aengine.kernels.experts.apart import Apart, ApartExperts
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
-from aengine.kernels.experts.fp8.experts import Fp8Experts
-from aengine.kernels.experts.fp8.many_rows import Fp8ManyApart, Fp8ManyConfig
-from aengine.kernels.experts.many_rows import ManyApart, ManyConfig, ManyCut
-from aengine.kernels.experts.packed.experts import PackedExperts
+from aengine.kernels.experts.fp8_rows import Fp8ManyConfig, Fp8ManyPass
+from aengine.kernels.experts.many_rows import ManyConfig, ManyCut, ManyPass
 from aengine.kernels.experts.packed.rows import PackedConfig, PackedCut
+from aengine.kernels.experts.products import float_experts, fp8_experts, packed_experts
 from aengine.kernels.experts.rule import SILU, ExpertRule, GateClamp
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.linear.weights import Fp8Weight
@@ -62,21 +61,6 @@ class Sizes:
 TINY = Sizes(4, 2, 256, 128, 8)
 
 
-@dataclass
-class Cut:
-    """Experts whose products are cut up as a test says."""
-
-    of: ApartExperts
-    config: object
-
-    @property
-    def rule(self) -> ExpertRule:
-        return self.of.rule
-
-    def apart(self, h: Tensor, ids: Tensor) -> Apart:
-        return self.of.apart(h, ids, config=self.config)  # type: ignore[call-arg]
-
-
 class Case:
     """A layer of experts with adapters, and the numbers that it is made of."""
 
@@ -88,19 +72,19 @@ class Case:
         experts, hidden, inter = sizes.experts, sizes.hidden, sizes.inter
         self.first, self.second = self._adapters(hidden, (inter, inter)), self._adapters(inter, (hidden,))
         self.formats: tuple[Fp8Weight, Fp8Weight] | None = None
-        self.alone: ApartExperts
+        self.alone: TritonExperts
         shapes = (experts, 2 * inter, hidden), (experts, hidden, inter)
         if form == "floats":
             self.gate_up, self.down = (self.random(*shape, scale=shape[-1] ** -0.5) for shape in shapes)
-            self.alone = TritonExperts(self.gate_up, self.down, rule)
+            self.alone = float_experts(self.gate_up, self.down, rule)
         elif form.startswith("fp8"):
             one, other = (fp8_weight(*shape, form.removeprefix("fp8-"), device) for shape in shapes)
             self.formats, self.gate_up, self.down = (one, other), one.dequantize(), other.dequantize()
-            self.alone = Fp8Experts(one, other, rule)
+            self.alone = fp8_experts(one, other, rule)
         else:
             packed, another = (packed_weight(*shape, form, device) for shape in shapes)
             self.gate_up, self.down = packed.dequantize(), another.dequantize()
-            self.alone = PackedExperts(packed, another, rule)
+            self.alone = packed_experts(packed, another, rule)
         adapted = TritonKernels().adapted_experts(self.alone, ExpertAdapters(self.first, self.second), self.tokens)
         assert isinstance(adapted, TritonAdaptedExperts)
         self.experts = adapted
@@ -211,7 +195,7 @@ def test_in_every_format_tiny(form: str, rule: str, dtype: torch.dtype, device: 
     h, ids, weights, places = case.inputs(7)
     onto = case.random(7, TINY.hidden)
     out = case.run(h, ids, weights, onto, places)
-    rounds = isinstance(case.alone.apart(h, ids), Fp8ManyApart)
+    rounds = isinstance(case.alone.begin(h, ids), Fp8ManyPass)
     assert relative_error(out, case.expected(h, ids, weights, onto, places, rounds)) < allowed(case, rounds)
 
 
@@ -229,7 +213,7 @@ def test_every_cut_tiny(cut: str, device: torch.device) -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
     plain = form.startswith("fp8")
     case = Case(form, TINY, dtype, device, SILU if plain else rule_of("all", TINY, dtype, device))
-    case.experts._experts = Cut(case.alone, config)  # type: ignore[assignment]
+    case.experts._experts = with_cut(case.alone, config)
     tokens = 40 if device.type == "cuda" else 8
     h, ids, weights, places = case.inputs(tokens)
     onto, rounds = case.random(tokens, TINY.hidden), isinstance(config, Fp8ManyConfig)
@@ -264,7 +248,7 @@ def test_of_a_models_size(model: str, form: str, tokens: int, device: torch.devi
     h, ids, weights, places = case.inputs(tokens)
     onto = case.random(tokens, sizes.hidden)
     outs = [case.run(h, ids, weights, onto, places) for _ in range(2)]
-    rounds = isinstance(case.alone.apart(h, ids), Fp8ManyApart)
+    rounds = isinstance(case.alone.begin(h, ids), Fp8ManyPass)
     assert relative_error(outs[0], case.expected(h, ids, weights, onto, places, rounds)) < allowed(case, rounds)
     assert torch.equal(*outs)
     case.tokens.places = places
@@ -279,6 +263,6 @@ def test_of_a_models_size(model: str, form: str, tokens: int, device: torch.devi
 def test_many_rows_are_sorted_and_few_are_not(device: torch.device) -> None:
     """So that both ways are among those above."""
     case = Case("floats", MODELS["qwen3-30b"][0], torch.bfloat16, device)
-    few, many = (case.alone.apart(*case.inputs(tokens)[:2]) for tokens in (1, 3000))
+    few, many = (case.alone.begin(*case.inputs(tokens)[:2]) for tokens in (1, 3000))
     assert not few.sorted
-    assert isinstance(many, ManyApart) is many.sorted
+    assert isinstance(many, ManyPass) is many.sorted

@@ -30,7 +30,7 @@ class PackedMatrices:
         return in_order and supported_group(weight.group, weight.shape[-1])
 
     @classmethod
-    def of(cls, weight: Int4Weight | Mxfp4Weight, parts: int = 1) -> PackedMatrices:
+    def from_weight(cls, weight: Int4Weight | Mxfp4Weight, parts: int = 1) -> PackedMatrices:
         """ValueError: see `fits`. One part at a time, so that no second copy of all codes is made."""
         if not cls.fits(weight):
             raise ValueError(f"4-bit weights {list(weight.shape)} have no kernel; use them dequantised")

@@ -15,11 +15,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
+from aengine.kernels.experts.activation import store_pairs
 from aengine.kernels.experts.packed.matrices import PackedMatrices
-from aengine.kernels.experts.routing.plan import Plan, make_plan
-from aengine.kernels.experts.rule import SILU, ExpertRule
-from aengine.kernels.experts.weighted_sum import weighted_sum
+from aengine.kernels.experts.routing.plan import Plan
+from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.int4.block import (
     add_block,
@@ -141,21 +140,7 @@ def _tile(
             x3 = load_x(x_columns, block, used[None, :], 3, K)
             acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, True, GROUP, ASM, BASE, LIFT, PRECISION)
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    out = out_ptr + pair.to(tl.int64)[None, :] * (2 * N if APART else N) + n[:, None]
-    stored = used[None, :] & (n < N)[:, None]
-    if GATED:
-        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BLOCK_N, M)), (1, 2, 0)))
-        if BIASES:
-            of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
-            gate, up = gate + of_gate[:, None], up + of_up[:, None]
-        if APART:
-            tl.store(out + N, up.to(out_ptr.dtype.element_ty), mask=stored)
-            acc = gate
-        else:
-            acc = activated(gate, up, ALPHA, LIMIT, GELU)
-    elif BIASES:
-        acc += down_biases(biases_ptr, expert, n, N)[:, None]
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=stored)
+    store_pairs(acc, out_ptr, biases_ptr, expert, pair, used, n, N, True, GATED, APART, ALPHA, LIMIT, GELU, BIASES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,63 +171,46 @@ class PackedConfig:
         return max(max(copies, 4 * (self.height + 4) * rows) for copies, rows in each)
 
 
-def packed_rows(
-    h: Tensor, gate_up: PackedMatrices, down: PackedMatrices, ids: Tensor, weights: Tensor, residual: Tensor | None,
-    experts: int, config: PackedConfig, rule: ExpertRule = SILU,
-) -> Tensor:  # fmt: skip
-    """h [tokens, hidden], gate_up of [E, 2 * inter, hidden], down of [E, hidden, inter], ids, weights [tokens, k] ->
-    the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous."""
-    pairs, top_k = ids.numel(), ids.shape[1]
-    plan = make_plan(ids, experts, config.height)
-    inner, rows = h.new_empty(pairs, gate_up.rows), h.new_empty(pairs, down.rows)
-    _launch(h, gate_up, rule, plan, inner, top_k, config.height, config.gate_up, gated=True)
-    _launch(inner, down, rule, plan, rows, top_k, config.height, config.down, gated=False)
-    return weighted_sum(rows, ids, weights, residual, experts)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class PackedApart:
-    """`Apart` of these products."""
+class PackedPass:
+    """`ExpertPass` of 4-bit codes: the rows of x are read where they are, and stored in the order of the pairs."""
 
     h: Tensor
     ids: Tensor
     plan: Plan
-    _gate_up: PackedMatrices
-    _down: PackedMatrices
-    _config: PackedConfig
-    _rule: ExpertRule
+    gate_up_matrices: PackedMatrices
+    down_matrices: PackedMatrices
+    config: PackedConfig
+    rule: ExpertRule
 
     @property
     def sorted(self) -> bool:
         return False
 
+    def activated(self) -> Tensor:
+        return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True)
+
     def gate_up(self) -> Tensor:
-        w, config, top_k = self._gate_up, self._config, self.ids.shape[1]
-        out = self.h.new_empty(self.ids.numel(), 2 * w.rows)
-        _launch(self.h, w, self._rule, self.plan, out, top_k, config.height, config.gate_up, gated=True, apart=True)
-        return out
+        return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True, apart=True)
 
     def down(self, inner: Tensor) -> Tensor:
-        w, config, top_k = self._down, self._config, self.ids.shape[1]
-        out = inner.new_empty(len(inner), w.rows)
-        _launch(inner, w, self._rule, self.plan, out, top_k, config.height, config.down, gated=False)
+        return self._launch(inner, self.down_matrices, self.config.down)
+
+    def _launch(
+        self, x: Tensor, w: PackedMatrices, cut: PackedCut, *, gated: bool = False, apart: bool = False
+    ) -> Tensor:
+        launch, plan, rule = launch_for(x.device), self.plan, self.rule
+        out = x.new_empty(self.ids.numel(), 2 * w.rows if apart else w.rows)
+        # Without assembly on a CPU.
+        how = unpacking(
+            x.dtype if x.device.type != "cpu" else torch.float32, w.mxfp4, True, w.bare and x.dtype == torch.bfloat16
+        )
+        _packed_rows_kernel[(plan.capacity * -(-w.rows // cut.block_n),)](
+            x, w.words, w.scales, rule.pointers(x)[0 if gated else 1], plan.order, plan.tiles, plan.count, out,
+            plan.capacity,
+            N=w.rows, K=w.columns, TOP_K=self.ids.shape[1], M=self.config.height, BLOCK_N=cut.block_n,
+            STAGES=cut.stages, GATED=gated, APART=apart, AHEAD=cut.ahead, **w.constants, **rule.gate_up,
+            ASM=how.assembly, BASE=how.base, LIFT=how.lift, PRECISION="ieee" if x.element_size() > 2 else "tf32",
+            OVERLAP=launch.overlap, num_warps=cut.warps, launch_pdl=launch.overlap,
+        )  # fmt: skip
         return out
-
-
-def _launch(
-    x: Tensor, w: PackedMatrices, rule: ExpertRule, plan: Plan, out: Tensor, top_k: int, height: int, cut: PackedCut, *,
-    gated: bool, apart: bool = False,
-) -> None:  # fmt: skip
-    launch = launch_for(x.device)
-    # Without assembly on a CPU.
-    how = unpacking(
-        x.dtype if x.device.type != "cpu" else torch.float32, w.mxfp4, True, w.bare and x.dtype == torch.bfloat16
-    )
-    _packed_rows_kernel[(plan.capacity * -(-w.rows // cut.block_n),)](
-        x, w.words, w.scales, rule.pointers(x)[0 if gated else 1], plan.order, plan.tiles, plan.count, out,
-        plan.capacity,
-        N=w.rows, K=w.columns, TOP_K=top_k, M=height, BLOCK_N=cut.block_n, STAGES=cut.stages, GATED=gated,
-        APART=apart, AHEAD=cut.ahead, **w.constants, **rule.gate_up, ASM=how.assembly, BASE=how.base, LIFT=how.lift,
-        PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=cut.warps,
-        launch_pdl=launch.overlap,
-    )  # fmt: skip

@@ -8,13 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernels.conftest import relative_error, tolerance
+from tests.kernels.experts.cuts import with_cut
 
 pytest.importorskip("triton")
 
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
-from aengine.kernels.experts.fp8.experts import Fp8Experts
-from aengine.kernels.experts.fp8.many_rows import Fp8ManyConfig
+from aengine.kernels.experts.fp8_rows import Fp8ManyConfig
 from aengine.kernels.experts.many_rows import ManyCut
+from aengine.kernels.experts.matrices import Matrices
+from aengine.kernels.experts.products import fp8_experts
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 from aengine.kernels.linear.fp8.quantize import E4M3, quantize_fp8
@@ -100,8 +102,8 @@ def test_every_cut_gives_the_weighted_sum(
     down = fp8_weight(experts, hidden, inter, kind, device)
     h, residual = (torch.randn(tokens, hidden, device=device).to(dtype) for _ in range(2))
     weights = torch.rand(tokens, top_k, device=device)
-    layer = Fp8Experts(gate_up, down)
-    outs = [layer.add_to(h, ids, weights, residual.clone(), config=CUTS[cut]) for _ in range(2)]
+    layer = with_cut(fp8_experts(gate_up, down), CUTS[cut])
+    outs = [layer.add_to(h, ids, weights, residual.clone()) for _ in range(2)]
     if cut.startswith("many"):
         # A tie in the rounding may fall the other way. The interpreter's loses a carry: 124 becomes 64, instead of 128.
         grouped = KINDS[kind][1] == "group"
@@ -120,7 +122,7 @@ def test_gelu_instead_of_silu_tiny(cut: str, device: torch.device) -> None:
     gate_up, down = (fp8_weight(4, n, k, "blocks", device) for n, k in ((256, 256), (256, 128)))
     h, residual = (torch.randn(5, 256, device=device) for _ in range(2))
     ids, weights = spread("even", 5, 4, 3).to(device), torch.rand(5, 3, device=device)
-    out = Fp8Experts(gate_up, down, GELU).add_to(h, ids, weights, residual.clone(), config=CUTS[cut])
+    out = with_cut(fp8_experts(gate_up, down, GELU), CUTS[cut]).add_to(h, ids, weights, residual.clone())
     if cut.startswith("many"):
         expected = rounded_reference(h, gate_up, down, ids, weights, residual, GELU)
         assert relative_error(out, expected) < (0.3 if device.type == "cpu" else 6e-3)  # see above
@@ -137,7 +139,7 @@ def test_many_rows_are_cut_off_where_static_scales_end_tiny(first: str, second: 
     ids = spread("even", tokens, experts, top_k).to(device)
     h, residual = torch.randn(tokens, hidden, device=device), torch.zeros(tokens, hidden, device=device)
     weights = torch.rand(tokens, top_k, device=device)
-    out = Fp8Experts(gate_up, down).add_to(h, ids, weights, residual.clone(), config=CUTS["many"])
+    out = with_cut(fp8_experts(gate_up, down), CUTS["many"]).add_to(h, ids, weights, residual.clone())
     expected = rounded_reference(h, gate_up, down, ids, weights, residual)
     assert relative_error(out, expected) < (0.5 if device.type == "cpu" else 1.5e-2)  # see above
     assert relative_error(reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual), expected) > 1
@@ -152,15 +154,15 @@ def test_the_chosen_cut_gives_the_weighted_sum(tokens: int, device: torch.device
     down = fp8_weight(experts, hidden, inter, "blocks", device)
     h, residual = (torch.randn(tokens, hidden, device=device).to(dtype) for _ in range(2))
     weights = torch.rand(tokens, top_k, device=device)
-    out = Fp8Experts(gate_up, down).add_to(h, ids, weights, residual.clone())
+    out = fp8_experts(gate_up, down).add_to(h, ids, weights, residual.clone())
     expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual)
     assert relative_error(out, expected) < (0.12 if tokens <= 5 else 5e-2)  # small ones have few terms to average over
 
 
 def test_weights_that_no_kernel_reads_are_known_tiny(device: torch.device) -> None:
     narrow = fp8_weight(2, 64, 96, "blocks", device)
-    assert not Fp8Experts.fits(narrow, narrow)
+    assert not Matrices.fits(narrow)
     with pytest.raises(ValueError, match="dequantised"):
-        Fp8Experts(fp8_weight(2, 192, 96, "blocks", device), fp8_weight(2, 96, 96, "blocks", device))
+        fp8_experts(fp8_weight(2, 192, 96, "blocks", device), fp8_weight(2, 96, 96, "blocks", device))
     with pytest.raises(ValueError, match="does not belong"):
-        Fp8Experts(fp8_weight(2, 128, 128, "blocks", device), fp8_weight(2, 128, 128, "blocks", device))
+        fp8_experts(fp8_weight(2, 128, 128, "blocks", device), fp8_weight(2, 128, 128, "blocks", device))

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.kernels.conftest import relative_error, tolerance
+from tests.kernels.experts.cuts import with_cut
 
 pytest.importorskip("triton")
 
-from aengine.kernels.experts.packed.experts import PackedExperts
 from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.packed.rows import PackedConfig, PackedCut
 from aengine.kernels.experts.packed.single_rows import (
@@ -17,6 +17,7 @@ from aengine.kernels.experts.packed.single_rows import (
     PackedSingleCut,
     fits_single_rows,
 )
+from aengine.kernels.experts.products import packed_experts
 from aengine.kernels.experts.rule import SILU
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 from tests.kernels.experts.test_triton_experts import GELU, SPREADS, reference, rule_of, spread
@@ -70,7 +71,7 @@ def test_the_weighted_sum(
     down = packed_weight(experts, hidden, inter, kind, device)
     h, residual = (torch.randn(tokens, hidden, device=device).div(16).to(dtype) for _ in range(2))
     weights = torch.rand(tokens, top_k, device=device)
-    layer = PackedExperts(gate_up, down)
+    layer = packed_experts(gate_up, down)
     outs = [layer.add_to(h, ids, weights, residual.clone()) for _ in range(2)]
     expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual)
     # Of five tokens, sums that nearly cancel may show more of what is rounded.
@@ -111,14 +112,14 @@ def test_every_cut_gives_the_weighted_sum(
     h, residual = (torch.randn(tokens, hidden, device=device).div(16).to(dtype) for _ in range(2))
     weights = torch.rand(tokens, top_k, device=device)
     how = SILU if rule == "plain" else rule_of(rule, shape, dtype, device)
-    layer = PackedExperts(gate_up, down, how)
-    outs = [layer.add_to(h, ids, weights, residual.clone(), config=CUTS[cut]) for _ in range(2)]
+    layer = with_cut(packed_experts(gate_up, down, how), CUTS[cut])
+    outs = [layer.add_to(h, ids, weights, residual.clone()) for _ in range(2)]
     expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual, how)
     assert relative_error(outs[0], expected) < tolerance(dtype)
     assert torch.equal(*outs)
-    nothing = layer.add_to(h, ids, weights, None, config=CUTS[cut])
+    nothing = layer.add_to(h, ids, weights, None)
     zeros = torch.zeros_like(residual)
-    assert torch.equal(nothing, layer.add_to(h, ids, weights, zeros, config=CUTS[cut]))
+    assert torch.equal(nothing, layer.add_to(h, ids, weights, zeros))
 
 
 @pytest.mark.parametrize("cut", ["single", "tiles"])
@@ -126,7 +127,7 @@ def test_gelu_instead_of_silu_tiny(cut: str, dtype: torch.dtype, device: torch.d
     gate_up, down = (packed_weight(4, n, k, "mxfp4", device) for n, k in ((256, 256), (256, 128)))
     h, residual = (torch.randn(5, 256, device=device).div(16).to(dtype) for _ in range(2))
     ids, weights = spread("even", 5, 4, 3).to(device), torch.rand(5, 3, device=device)
-    out = PackedExperts(gate_up, down, GELU).add_to(h, ids, weights, residual.clone(), config=CUTS[cut])
+    out = with_cut(packed_experts(gate_up, down, GELU), CUTS[cut]).add_to(h, ids, weights, residual.clone())
     expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual, GELU)
     assert relative_error(out, expected) < tolerance(dtype)
 
@@ -141,15 +142,17 @@ def test_tall_tiles_of_few_rows_give_the_same_sum(kind: str, dtype: torch.dtype,
     gate_up, down = (packed_weight(3, *size, kind, device) for size in ((2 * inter, hidden), (hidden, inter)))
     h = torch.randn(401, hidden, device=device).div(16).to(dtype)
     weights = torch.rand(401, 1, device=device)
-    layer = PackedExperts(gate_up, down)
-    outs = [layer.add_to(h, ids, weights, torch.zeros_like(h), config=config) for _ in range(2)]
+    layer = with_cut(packed_experts(gate_up, down), config)
+    outs = [layer.add_to(h, ids, weights, torch.zeros_like(h)) for _ in range(2)]
     expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, torch.zeros_like(h))
     assert relative_error(outs[0], expected) < tolerance(dtype)
     assert torch.equal(*outs)
 
 
 def test_groups_of_less_than_a_block_are_not_for_single_rows_tiny(device: torch.device) -> None:
-    fits = {kind: fits_single_rows(PackedMatrices.of(packed_weight(2, 32, 128, kind, device))) for kind in KINDS}
+    fits = {
+        kind: fits_single_rows(PackedMatrices.from_weight(packed_weight(2, 32, 128, kind, device))) for kind in KINDS
+    }
     assert fits == {"int4-32": False, "int4-64": False, "int4-128": True, "int4-zeros": True, "mxfp4": True}
 
 
@@ -158,6 +161,6 @@ def test_columns_in_another_order_have_no_kernel_tiny(device: torch.device) -> N
     weight = Int4Weight(
         codes, torch.ones(2, 128, 1, device=device), order=torch.arange(128, device=device).repeat(2, 1)
     )
-    assert not PackedExperts.fits(weight, weight)
+    assert not PackedMatrices.fits(weight)
     with pytest.raises(ValueError, match="does not belong"):
-        PackedExperts(weight, weight)
+        packed_experts(weight, weight)

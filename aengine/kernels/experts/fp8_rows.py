@@ -20,9 +20,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from aengine.kernels.experts.activation import activated
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut, sort_rows
 from aengine.kernels.experts.matrices import Matrices
-from aengine.kernels.experts.routing.plan import Plan, make_plan
-from aengine.kernels.experts.rule import SILU, ExpertRule
-from aengine.kernels.experts.weighted_sum import weighted_sum
+from aengine.kernels.experts.routing.plan import Plan
+from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.inputs import round_inputs
 from aengine.kernels.linear.fp8.quantize import E4M3, GROUP
@@ -173,83 +172,73 @@ class Fp8ManyConfig:
         return ManyConfig(self.height, self.gate_up, self.down).shared_memory(1, 1) + 4096
 
 
-def fp8_many_rows(
-    h: Tensor,
-    gate_up: Matrices,
-    down: Matrices,
-    ids: Tensor,
-    weights: Tensor,
-    residual: Tensor | None,
-    config: Fp8ManyConfig,
-    rule: ExpertRule = SILU,
-) -> Tensor:
-    """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
-    the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous."""
-    (experts, hidden, inter), pairs, top_k = down.weight.shape, ids.numel(), ids.shape[1]
-    rounded, scale = round_inputs(h, gate_up.activations, gate_up.input_scale)
-    plan = make_plan(ids, experts, config.height)
-    x = sort_rows(rounded.view(torch.int16), plan, ids).view(E4M3)
-    grouped = down.activations == "group"
-    inner = h.new_empty(pairs, inter, dtype=E4M3 if grouped else h.dtype)
-    inner_scale = scale.new_empty(inter // GROUP, pairs) if grouped else scale
-    _launch(x, scale, gate_up, plan, inner, inner_scale, top_k, config.height, config.gate_up, rule, of_tokens=True)
-    if not grouped:
-        inner, inner_scale = round_inputs(inner, down.activations, down.input_scale)
-    rows = h.new_empty(pairs, hidden)
-    _launch(inner, inner_scale, down, plan, rows, None, top_k, config.height, config.down, rule)
-    return weighted_sum(rows, ids, weights, residual, experts, plan.places)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fp8ManyApart:
-    """`Apart` of these products, whose inputs are rounded as the format says."""
+@dataclass(slots=True, eq=False)
+class Fp8ManyPass:
+    """`ExpertPass` of many rows, in the order of the plan, whose inputs are rounded as the format says."""
 
     h: Tensor
     ids: Tensor
     plan: Plan
-    _gate_up: Matrices
-    _down: Matrices
-    _config: Fp8ManyConfig
+    gate_up_matrices: Matrices
+    down_matrices: Matrices
+    config: Fp8ManyConfig
+    rule: ExpertRule
+    _scale: Tensor | None = None  # of what `activated` has rounded
 
     @property
     def sorted(self) -> bool:
         return True
 
+    def activated(self) -> Tensor:
+        """Return [pairs, inter], in FP8 if inputs of down have scales for groups of columns."""
+        pairs, inter = self.ids.numel(), self.gate_up_matrices.weight.shape[1] // 2
+        grouped = self.down_matrices.activations == "group"
+        inner = self.h.new_empty(pairs, inter, dtype=E4M3 if grouped else self.h.dtype)
+        x, scale = self._rounded_rows()
+        self._scale = scale.new_empty(inter // GROUP, pairs) if grouped else None
+        out_scale = scale if self._scale is None else self._scale
+        self._launch(x, scale, self.gate_up_matrices, inner, out_scale, self.config.gate_up, of_tokens=True)
+        return inner
+
     def gate_up(self) -> Tensor:
-        w, config = self._gate_up, self._config
-        rounded, scale = round_inputs(self.h, w.activations, w.input_scale)
-        x = sort_rows(rounded.view(torch.int16), self.plan, self.ids).view(E4M3)
+        x, scale = self._rounded_rows()
+        w = self.gate_up_matrices
         out = self.h.new_empty(len(x), w.weight.shape[1])
-        top_k = self.ids.shape[1]
-        _launch(x, scale, w, self.plan, out, None, top_k, config.height, config.down, SILU, of_tokens=True)
+        self._launch(x, scale, w, out, None, self.config.down, of_tokens=True)
         return out
 
     def down(self, inner: Tensor) -> Tensor:
-        w, config = self._down, self._config
-        x, scale = round_inputs(inner, w.activations, w.input_scale)
-        out = inner.new_empty(len(x), w.weight.shape[1])
-        _launch(x, scale, w, self.plan, out, None, self.ids.shape[1], config.height, config.down, SILU)
+        w, scale = self.down_matrices, self._scale
+        if scale is None:
+            inner, scale = round_inputs(inner, w.activations, w.input_scale)
+        out = self.h.new_empty(len(inner), w.weight.shape[1])
+        self._launch(inner, scale, w, out, None, self.config.down)
         return out
 
+    def _rounded_rows(self) -> tuple[Tensor, Tensor]:
+        """Return the rows of all pairs in FP8, sorted, and the scales of the tokens."""
+        w = self.gate_up_matrices
+        rounded, scale = round_inputs(self.h, w.activations, w.input_scale)
+        return sort_rows(rounded.view(torch.int16), self.plan, self.ids).view(E4M3), scale
 
-def _launch(
-    x: Tensor, x_scale: Tensor, w: Matrices, plan: Plan, out: Tensor, out_scale: Tensor | None, top_k: int,
-    height: int, cut: ManyCut, rule: ExpertRule, *, of_tokens: bool = False,
-) -> None:  # fmt: skip
-    """out_scale: None where a product is stored as it is; of_tokens: whether x_scale is of tokens, not of sorted
-    rows."""
-    (pairs, n), k = out.shape, x.shape[1]
-    launch = launch_for(x.device)
-    gated, rounded = out_scale is not None, out.dtype == E4M3
-    most = plan.capacity * -(-n // (GROUP if rounded else cut.block_n))
-    weight, scale = w.pointers
-    _product_kernel[(min(most, cut.crowd * launch.processors) if cut.crowd else most,)](
-        x_scale,
-        TensorDescriptor.from_tensor(x, [height, GROUP]),
-        TensorDescriptor.from_tensor(weight.view(-1, k), [cut.block_n, GROUP]),
-        scale, out, x_scale if out_scale is None else out_scale, plan.order, plan.tiles, plan.count,
-        plan.capacity, x_scale.shape[-1] if x_scale.dim() else 1, pairs,
-        N=n, K=k, TOP_K=top_k, BLOCK_M=height, BLOCK_N=cut.block_n, STAGES=cut.stages, **w.constants,
-        X_GROUPED=x_scale.dim() == 2, X_TOKEN=x_scale.dim() == 1, GATED=gated, X_TOKENS=of_tokens,
-        ROUND=rounded, GELU=rule.gelu, OVERLAP=launch.overlap, num_warps=cut.warps, launch_pdl=launch.overlap,
-    )  # fmt: skip
+    def _launch(
+        self, x: Tensor, x_scale: Tensor, w: Matrices, out: Tensor, out_scale: Tensor | None, cut: ManyCut, *,
+        of_tokens: bool = False,
+    ) -> None:  # fmt: skip
+        """out_scale: None if the product is stored as it is; of_tokens: x_scale is of tokens, not of sorted rows."""
+        (pairs, n), k, plan = out.shape, x.shape[1], self.plan
+        launch = launch_for(x.device)
+        rounded = out.dtype == E4M3
+        most = plan.capacity * -(-n // (GROUP if rounded else cut.block_n))
+        weight, scale = w.pointers
+        _product_kernel[(min(most, cut.crowd * launch.processors) if cut.crowd else most,)](
+            x_scale,
+            TensorDescriptor.from_tensor(x, [self.config.height, GROUP]),
+            TensorDescriptor.from_tensor(weight.view(-1, k), [cut.block_n, GROUP]),
+            scale, out, x_scale if out_scale is None else out_scale, plan.order, plan.tiles, plan.count,
+            plan.capacity, x_scale.shape[-1] if x_scale.dim() else 1, pairs,
+            N=n, K=k, TOP_K=self.ids.shape[1], BLOCK_M=self.config.height, BLOCK_N=cut.block_n, STAGES=cut.stages,
+            **w.constants, X_GROUPED=x_scale.dim() == 2, X_TOKEN=x_scale.dim() == 1, GATED=out_scale is not None,
+            X_TOKENS=of_tokens, ROUND=rounded, GELU=self.rule.gelu, OVERLAP=launch.overlap, num_warps=cut.warps,
+            launch_pdl=launch.overlap,
+        )  # fmt: skip

@@ -1,1 +1,0 @@
-"""Experts whose matrices stay in 8-bit floats."""

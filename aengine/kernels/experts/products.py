@@ -1,0 +1,163 @@
+"""The formats of experts' matrices: which kernels compute them, by the number of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from aengine.kernels.experts.base import ExpertPass
+from aengine.kernels.experts.config import (
+    beside_shared,
+    fp8_single_config,
+    fp8_tile_config,
+    packed_single_config,
+    packed_tile_config,
+    single_config,
+    tile_config,
+)
+from aengine.kernels.experts.few_rows import FewConfig, FewPass
+from aengine.kernels.experts.fp8_rows import Fp8ManyConfig, Fp8ManyPass
+from aengine.kernels.experts.many_rows import ManyConfig, ManyPass
+from aengine.kernels.experts.matrices import Matrices
+from aengine.kernels.experts.packed.matrices import PackedMatrices
+from aengine.kernels.experts.packed.rows import PackedConfig, PackedPass
+from aengine.kernels.experts.packed.single_rows import PackedSingleConfig, fits_single_rows, packed_single_rows
+from aengine.kernels.experts.routing.plan import Plan
+from aengine.kernels.experts.rule import SILU, ExpertRule
+from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig, single_rows
+from aengine.kernels.experts.triton_experts import TritonExperts
+from aengine.kernels.launch import Launch
+from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FloatProducts:
+    """Matrices in the type of the rows. shared: an expert for all tokens, computed in the same launches."""
+
+    gate_up: Matrices
+    down: Matrices
+    rule: ExpertRule
+    shared: SharedMatrices | None = None
+
+    @property
+    def experts(self) -> int:
+        return self.down.weight.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        return self.down.weight.shape[1]
+
+    def single_config(self, tokens: int, top_k: int, element_size: int) -> SingleConfig | None:
+        config = single_config(tokens, top_k, self.hidden, element_size)
+        return config if config is None or self.shared is None else beside_shared(config, self.hidden)
+
+    def tile_config(self, tokens: int, top_k: int, element_size: int, launch: Launch) -> FewConfig | ManyConfig:
+        return tile_config(tokens, top_k, self.experts, element_size, launch)
+
+    def single_rows(
+        self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, config: SingleConfig
+    ) -> Tensor:
+        return single_rows(h, self.gate_up, self.down, ids, weights, residual, config, self.rule, self.shared)
+
+    def begin(self, h: Tensor, ids: Tensor, plan: Plan, config: FewConfig | ManyConfig) -> ExpertPass:
+        if isinstance(config, FewConfig):
+            return FewPass(h, ids, plan, self.gate_up, self.down, config, self.rule)
+        return ManyPass(h, ids, plan, self.gate_up.weight, self.down.weight, config, self.rule)
+
+    def with_shared(self, shared: SharedMatrices) -> FloatProducts:
+        """For few tokens, and if `shared.goes_along`."""
+        return replace(self, shared=shared)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp8Products:
+    """Matrices in FP8. Few rows stay in their own type, which is more exact; many are rounded as the format says."""
+
+    gate_up: Matrices
+    down: Matrices
+    rule: ExpertRule
+
+    @property
+    def experts(self) -> int:
+        return self.down.weight.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        return self.down.weight.shape[1]
+
+    def single_config(self, tokens: int, top_k: int, element_size: int) -> SingleConfig | None:
+        return fp8_single_config(tokens, top_k, self.hidden, element_size)
+
+    def tile_config(self, tokens: int, top_k: int, element_size: int, launch: Launch) -> FewConfig | Fp8ManyConfig:
+        return fp8_tile_config(tokens, top_k, self.experts, element_size, launch)
+
+    def single_rows(
+        self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, config: SingleConfig
+    ) -> Tensor:
+        return single_rows(h, self.gate_up, self.down, ids, weights, residual, config, self.rule)
+
+    def begin(self, h: Tensor, ids: Tensor, plan: Plan, config: FewConfig | Fp8ManyConfig) -> ExpertPass:
+        if isinstance(config, FewConfig):
+            return FewPass(h, ids, plan, self.gate_up, self.down, config, self.rule)
+        return Fp8ManyPass(h, ids, plan, self.gate_up, self.down, config, self.rule)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedProducts:
+    """Matrices of 4-bit codes."""
+
+    gate_up: PackedMatrices
+    down: PackedMatrices
+    rule: ExpertRule
+    experts: int
+
+    @property
+    def hidden(self) -> int:
+        return self.down.rows
+
+    def single_config(self, tokens: int, top_k: int, element_size: int) -> PackedSingleConfig | None:
+        fits = fits_single_rows(self.gate_up) and fits_single_rows(self.down)
+        return packed_single_config(tokens, element_size) if fits else None
+
+    def tile_config(self, tokens: int, top_k: int, element_size: int, launch: Launch) -> PackedConfig:
+        return packed_tile_config(tokens, top_k, self.experts, element_size, launch)
+
+    def single_rows(
+        self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, config: PackedSingleConfig
+    ) -> Tensor:
+        matrices = self.gate_up, self.down
+        return packed_single_rows(h, *matrices, ids, weights, residual, self.experts, config, self.rule)
+
+    def begin(self, h: Tensor, ids: Tensor, plan: Plan, config: PackedConfig) -> ExpertPass:
+        return PackedPass(h, ids, plan, self.gate_up, self.down, config, self.rule)
+
+
+def float_experts(gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TritonExperts:
+    """gate_up [experts, 2 * inter, hidden], gate's rows first; down [experts, hidden, inter]; both contiguous.
+
+    Raises: ValueError if the shapes do not match or a matrix is not contiguous.
+    """
+    _check(gate_up.shape, down.shape)
+    return TritonExperts(FloatProducts(Matrices(gate_up), Matrices(down), rule))
+
+
+def fp8_experts(gate_up: Fp8Weight, down: Fp8Weight, rule: ExpertRule = SILU) -> TritonExperts:
+    """Like `float_experts`, from compute capability 8.9 on. Raises: ValueError also if not `Matrices.fits`."""
+    _check(gate_up.weight.shape, down.weight.shape)
+    return TritonExperts(Fp8Products(Matrices.from_fp8(gate_up), Matrices.from_fp8(down), rule))
+
+
+def packed_experts(
+    gate_up: Int4Weight | Mxfp4Weight, down: Int4Weight | Mxfp4Weight, rule: ExpertRule = SILU
+) -> TritonExperts:
+    """Like `float_experts`. Raises: ValueError also if not `PackedMatrices.fits`."""
+    _check(gate_up.shape, down.shape)
+    matrices = PackedMatrices.from_weight(gate_up, parts=2), PackedMatrices.from_weight(down)
+    return TritonExperts(PackedProducts(*matrices, rule, down.shape[0]))
+
+
+def _check(gate_up: tuple[int, ...], down: tuple[int, ...]) -> None:
+    experts, hidden, inter = down
+    if tuple(gate_up) != (experts, 2 * inter, hidden):
+        raise ValueError(f"gate_up {list(gate_up)} does not belong to down {list(down)}")
