@@ -1,4 +1,4 @@
-"""Decode steps and prefill chunks of layers of random weights whose rows have adapters, beside the same without.
+"""Times decode steps and prefill chunks of layers with random weights, with and without adapters.
 
 Everything is in a CUDA graph; a layer's weights alone are more than the second-level cache holds.
 """
@@ -47,7 +47,7 @@ class LayerShape:
 
 
 class AdaptedLayers:
-    """Some layers, and adapters of one rank in so many places of each."""
+    """Some layers, each with a given number of adapters of one rank."""
 
     def __init__(self, shape: LayerShape, layers: int, adapters: int, rank: int, device: torch.device) -> None:
         self.shape, self.device, self.adapters = shape, device, adapters

@@ -1,4 +1,4 @@
-"""Sums and gathers across the GPUs of one host: time, correctness, NCCL beside them, and a stress run.
+"""Sums and gathers across the GPUs of one host: time, correctness, a comparison with NCCL, and a stress run.
 
 Every GPU replays a CUDA graph of 72 calls, all launched by one thread. `--stress N` counts wrong results among N sums.
 """

@@ -20,7 +20,7 @@ BLOCK = 2048
 
 @triton.jit
 def _value(offsets, step, salt, rank):
-    """Whole numbers in -16 ... 15: eight of them add up exactly in bfloat16."""
+    """Return whole numbers in -16 ... 15. Eight such numbers add up exactly in bfloat16."""
     mixed = offsets.to(tl.uint32) * 2654435761 + step.to(tl.uint32) * 2246822519 + salt * 3266489917 + rank * 668265263
     mixed = (mixed ^ (mixed >> 15)) * 2654435769
     return ((mixed >> 20) & 31).to(tl.int32) - 16
@@ -48,7 +48,7 @@ def _check_kernel(x_ptr, step_ptr, wrong_ptr, salt, first, size, row, whole, COU
 
 
 class Stress:
-    """One rank's inputs, and what it found."""
+    """One rank's inputs and its results."""
 
     def __init__(self, ranks: Ranks, rank: int, most: int) -> None:
         device = ranks.devices[rank]
@@ -69,7 +69,7 @@ class Stress:
         elif kind == "sum":
             out = self.collective.sum(part)
             self._check(out, salt, 0, part.numel(), HIDDEN, HIDDEN, self.count)
-        else:  # the residual is what one rank more would have
+        else:  # the residual adds like the part of one more rank
             residual = torch.empty_like(part)
             self._fill(residual, salt, self.count)
             if kind == "residual":

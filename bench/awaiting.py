@@ -1,10 +1,10 @@
-"""Ways to await a CUDA event on an event loop, each in the place of the engine's own, on the same running engine.
+"""Compares ways to await a CUDA event on an event loop. Each replaces the engine's own on the same running engine.
 
     python bench/awaiting.py [--shape 0.6b 8b] [--batch 1 64] [--way ...] [--runs 3]
 
-A batch of streams decodes; beside it a task sleeps for 1 ms over and over and notes how late it wakes, as any other
-task of the loop would. Process time counts every thread. Prints JSON lines and a table: medians of the runs, "worst"
-over all of them.
+A batch of streams decodes. Meanwhile a task sleeps for 1 ms over and over and measures how late it wakes, like any
+other task of the loop. Process time counts every thread. Prints JSON lines and a table: medians of the runs, "worst"
+over all runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decode steps of a few streams in the engine: how long a whole step takes, beside the bytes that it must read."""
+"""Times whole decode steps of a few streams in the engine, and compares them with the bytes that a step must read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ PROMPT, TOKENS = 128, 512
 
 
 async def step_seconds(engine: aengine.Engine, streams: int, run: int, temperature: float, tokens: int) -> float:
-    """Of a step while all streams decode: from the last one's first token until one of them has all its tokens."""
+    """Return the time of a step while all streams decode.
+
+    That is from the first token of the last stream until the first stream has all its tokens.
+    """
     rng = random.Random(1000 * run + streams)
     marks: list[tuple[float, int]] = []
     begun = 0

@@ -1,4 +1,4 @@
-"""What lies between the projections of a delta net of Qwen3.5-9B: decodes against their bytes, chunks by kernel.
+"""Times a delta net of Qwen3.5-9B without its projections: decodes against their bytes, chunks by kernel.
 
 python -m bench.delta_nets
 """
@@ -38,7 +38,7 @@ def state(slots: int, kept: torch.dtype) -> DeltaState:
 
 
 def step(slots: Sequence[int], chunks: Sequence[int]) -> StateBatch:
-    """Decodes in `slots`, or chunks of so many tokens there."""
+    """Run decodes in `slots`, or chunks of the given number of tokens."""
 
     def ints(values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=DEVICE)

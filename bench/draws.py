@@ -1,4 +1,4 @@
-"""What penalties, logprobs and cut-offs cost beside greedy draws, in tokens a second of the whole engine.
+"""The cost of penalties, logprobs and cut-offs relative to greedy draws, in tokens a second of the whole engine.
 
     python bench/draws.py [--shape 8b] [--rows 256] [--input 64] [--output 192] [--out results.jsonl]
 
@@ -32,7 +32,7 @@ KINDS: dict[str, dict[str, float]] = {
     "top_p with top_k": CUT_OFFS,
     "all of it": {**PENALTIES, **CUT_OFFS, "logprobs": 20},
 }
-LEAST_SHARE = 0.97  # asked of penalties and logprobs
+LEAST_SHARE = 0.97  # the target for penalties and logprobs
 
 
 async def measure(options: argparse.Namespace, report: Report, scratch: Path) -> None:

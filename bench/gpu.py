@@ -3,9 +3,9 @@
     python bench/gpu.py [--shape 8b] [--quantization fp8] [--only decode1 nano ...] [--out results.jsonl]
     python bench/gpu.py --shape moe30b --only steps [--streams 1 2 4 8]
 
-Token ids go in as prompts, the whole wall time of the calls counts. Prints JSON lines, then a table with the
-limit of the device (an H200) and what peers reach on it with the same work. `steps` has whole decode steps of a few
-streams, beside the time in which the device reads what such a step must: of experts those that are chosen by chance.
+Prompts are token ids, and the whole wall time of the calls counts. Prints JSON lines, then a table with the limit of
+the device (an H200) and the figures of peers with the same work. `steps` times whole decode steps of a few streams, and
+compares them with the time that the device needs to read the bytes of a step. Experts count as chosen by chance.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bench.shapes import QUANTIZATIONS, SHAPES, ids, write_config
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one workload on an H200: tokens per second, or seconds where `seconds` is set."""
+    """Figures of one workload on an H200: tokens per second, or seconds if `seconds` is set."""
 
     best_peer: float | None
     limit: float | None
@@ -210,7 +210,7 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
             reference=reference,
         )
 
-    # 1 where there are experts: sequences do not run together then, so that all experts are read.
+    # 1 for mixtures: sequences then differ, so that all experts are read.
     mixtures = {"num_experts", "num_local_experts", "n_routed_experts"}
     temperature = 1.0 if mixtures & SHAPES[options.shape].keys() else 0.6
     with tempfile.TemporaryDirectory() as scratch:

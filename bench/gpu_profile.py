@@ -1,9 +1,9 @@
-"""Where a decode step's time goes on the GPU: how busy it is, and which kernels take how much of a step.
+"""Profiles decode steps on the GPU: how busy it is, and the time of each kernel.
 
     python bench/gpu_profile.py [--shape 8b] [--quantization fp8] [--kv-cache-dtype fp8]
                                 [--batch 1 64 256] [--context 512] [--constrained 32]
 
-With --constrained, so many rows of each batch follow a JSON schema, through a tokenizer of full size.
+With --constrained, the given number of rows follows a JSON schema, with a tokenizer of full size.
 """
 
 from __future__ import annotations

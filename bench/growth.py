@@ -3,9 +3,9 @@
     python bench/growth.py [--only batch context waiting cached] [--device cuda --shape 8b] [--plots bench/plots]
 
 batch, context: decode steps of a model with random weights and an empty cache, launched one ahead as the engine does,
-without prefill (a context of 128k tokens would take a CPU an hour). waiting, cached: a scheduler without a model
-whose rows are full and whose pool is full; one request leaves and one enters every other step. Medians over steps; of
-several runs, the median of those.
+without prefill (a context of 128k tokens would take a CPU an hour). waiting, cached: a scheduler without a model, with
+all rows and pages in use. One request leaves and one enters every other step. Figures are medians over steps, then
+over runs.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _points(results: list[Result], sweep: str, x: str, y: str) -> list[Point]:
 
 
 def draw(results: list[Result], folder: Path, name: str) -> None:
-    """The plots of what was measured, as growth-*.svg."""
+    """Write the plots, growth-*.svg."""
     folder.mkdir(parents=True, exist_ok=True)
     where = f"{results[0].origin.machine}, {results[0].origin.date}"
     batch, context = _points(results, "batch", "batch", "step_ms"), _points(results, "context", "context", "step_ms")

@@ -32,7 +32,7 @@ class StepCost:
 
 
 class Churn:
-    """A scheduler with full rows whose pool is full, too: those who leave make room for those who wait."""
+    """A scheduler whose rows and pages are all in use. A request that ends makes room for a waiting one."""
 
     def __init__(self, waiting: int, cached: int) -> None:
         pages = 1 + ROWS * PAGES_PER_ROW + cached
@@ -68,7 +68,7 @@ class Churn:
         return time.perf_counter() - began
 
     def fill(self) -> list[float]:
-        """Let as many wait as should; seconds of each `add`."""
+        """Fill the queue. Returns the seconds of each `add`."""
         return [self.add(PROMPT, OUTPUT) for _ in range(self._waiting - self.scheduler.waiting)]
 
     def step(self) -> float:
@@ -89,7 +89,7 @@ class Churn:
 
 
 def step_cost(waiting: int, cached: int, steps: int = 2000) -> StepCost:
-    """With so many requests in the queue and so many nodes in the radix tree all the time."""
+    """Measure with a constant number of waiting requests and of nodes in the radix tree."""
     churn = Churn(max(waiting, 1), cached)
     for _ in range(3 * OUTPUT):
         churn.step()

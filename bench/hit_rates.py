@@ -1,14 +1,16 @@
-"""How much of what was computed before is found again, by kind of model: full attention, windows, recurrent states.
+"""Hit rates of the prefix cache by kind of model: full attention, windows, recurrent states.
 
     python bench/hit_rates.py [--shapes 8b gemma3-12b qwen3.5-9b] [--work chats agents forks] [--many 4]
 
-The engine's scheduler and cache with the pool of one H200, and a model that takes no time and says what it likes.
-Cacheable is what a cache without bounds finds, token by token: of each prompt the longest beginning that was computed
-or is just being computed for anybody.
+Runs the engine's scheduler and cache with the pool of one H200, and a model that takes no time and gives arbitrary
+answers. Cacheable tokens are those that a cache without bounds would find: the longest beginning of each prompt that
+has been computed, or is being computed, for any request.
 
-chats: 64 conversations of 8 turns side by side (a system prompt of 400 tokens, 20 to 200 asked, 50 to 400 answered).
-agents: 32 agents with one prompt of 20,000 tokens, 6 calls each (30 to 200 tokens said, 100 to 1,500 come back).
-forks: 16 prompts of 3,000 tokens, each answered 8 times with 200 tokens, and every answer carried on twice.
+chats: 64 conversations of 8 turns at once (a system prompt of 400 tokens, questions of 20 to 200, answers of 50 to
+400).
+agents: 32 agents with one prompt of 20,000 tokens and 6 calls each (calls of 30 to 200 tokens, results of 100 to
+1,500).
+forks: 16 prompts of 3,000 tokens with 8 answers of 200 tokens each. Two further requests continue every answer.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class RandomRunner(NullRunner):
 
 @dataclass
 class Seen:
-    """Every beginning that somebody sent or was told, known by its hash, and what was found of prompts."""
+    """The hashes of all beginnings of prompts and answers so far, and the counts of cached tokens."""
 
     computed: set[int] = field(default_factory=set)
     cacheable: int = 0
@@ -70,7 +72,7 @@ class Seen:
         self.computed.update(beginnings(prompt))
 
     def answer(self, tokens: Sequence[int]) -> None:
-        """Prompt and answer, whose last token nobody has read."""
+        """Add a prompt with its answer. The last token was never an input, so it is left out."""
         self.computed.update(beginnings(tokens[:-1]))
 
 
@@ -83,7 +85,7 @@ def beginnings(tokens: Iterable[int]) -> Iterable[int]:
 
 
 class Clients:
-    """They ask in waves, and count what of their prompts was found."""
+    """Sends requests in waves and counts the cached tokens of their prompts."""
 
     def __init__(self, engine: aengine.Engine, many: int) -> None:
         self.many = many
@@ -92,7 +94,7 @@ class Clients:
         self._engine = engine
 
     async def wave(self, prompts: Sequence[list[int]], said: tuple[int, int], n: int = 1) -> list[list[int]]:
-        """All at once; each prompt with each of its answers behind it."""
+        """Send all requests at once. Returns each prompt followed by each of its answers."""
 
         async def one(prompt: list[int]) -> list[list[int]]:
             self.seen.ask(prompt)
@@ -107,7 +109,7 @@ class Clients:
         return texts
 
     def behind(self, texts: Sequence[list[int]], least: int, most: int) -> list[list[int]]:
-        """Each with so many new tokens at its end."""
+        """Append new tokens to each sequence."""
         return [text + ids(self.rng, self.rng.randint(least, most)) for text in texts]
 
 

@@ -1,12 +1,13 @@
-"""What host memory for KV pages saves: chats that come back when the pool has long given their pages to others.
+"""What host memory for KV pages saves: chats that return after their pages have left the pool.
 
     python bench/host_cache.py [--device cuda --shape 8b --chats 32 --tokens 16384 --times 3]
 
-The chats' KV is `--times` the pool's, and host memory has room for all of it. computed: each chat's first turn, alone.
-returned: each chat's next turn (the whole history and 32 tokens more), alone, in the same order, so that nothing of it
-is in the pool. Then what it costs others: streams that decode, alone; beside chats that return one every `--pause`
-seconds and lie in the pool; beside chats that return as often and lie in host memory. The step is the mean time between
-two tokens of a stream, p99 that of all gaps.
+The KV of all chats is `--times` the pool, and host memory holds all of it. computed: the first turn of each chat,
+alone.
+returned: the next turn of each chat (the whole history and 32 more tokens), alone and in the same order, so that the
+pool holds nothing of it. Then the cost for other streams is measured: alone, while a chat in the pool returns every
+`--pause` seconds, and while a chat in host memory does. The step is the mean time between two tokens of a stream, p99
+is of all gaps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What event streams cost the host: the HTTP server over a device that only pretends to compute.
+"""The host's cost of event streams: the HTTP server over a simulated device.
 
     python bench/http_host.py [--step-ms 7.8] [--clients 256] [--input 512] [--output 512] [--runs 2]
 
-A step of all clients' rows takes the pretended device so long, and it begins the next one at once where that is there
-by then. How long it is not (`idle`) is what a real one would lose. Another process reads the streams.
+A step of all clients' rows takes the simulated device `--step-ms`. It begins the next step at once if that has been
+launched by then. The time without a step (`idle`) is what a real device would lose. Another process reads the streams.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bench.startup import write_tokenizer
 
 PORT = 8190
 PREFILL = 78_000.0  # tokens per second
-LONGEST_PAUSE = 0.2  # seconds; beyond that nobody asked for anything
+LONGEST_PAUSE = 0.2  # seconds; a longer pause means that there were no requests
 
 
 class Step:

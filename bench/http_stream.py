@@ -3,9 +3,9 @@
     python bench/http_stream.py --url http://127.0.0.1:8000 --clients 256 --input 512 --output 512
 
 The clients are raw sockets, so that they cost less than the server. Tokens are counted from the token ids in the
-events; gaps between events are reported beside tokens per event, because a stream that is behind gets several
-tokens in one event. With --long, one more client sends a prompt of that many tokens once all streams run, and what the
-others' gaps were while it was read is reported.
+events. Gaps between events are reported with the tokens per event, because a stream that is behind gets several tokens
+in one event. With --long, one more client sends a prompt of that many tokens once all streams run. The other streams'
+gaps during its prefill are reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.results import Report
 
 @dataclass
 class Client:
-    """What one stream saw, in seconds since its request."""
+    """Arrival times of one stream's events, in seconds since its request."""
 
     sent: float = 0.0
     times: list[float] = field(default_factory=list)

@@ -86,7 +86,7 @@ class Step:
         return weights * 2 + model.layers * rows * context * heads.kv_heads * heads.dim * 4
 
     def time(self, rows: int, context: int, cuts: dict[str, Any], own: bool = True, overlap: bool = True) -> float:
-        """Microseconds. own: our kernel for the linears that it takes, otherwise the library for all of them."""
+        """Return microseconds. own: use our kernel for the linears it supports, not the library for all."""
         model, heads = self.model, self.model.heads
         tables = [pool.tables(rows, context, most=1)[0] for pool in self.pools]
         lens = torch.full((rows,), context, dtype=torch.int32, device=DEVICE)
@@ -216,7 +216,7 @@ def linear_cuts(n: int, k: int, rows: int) -> list[LinearConfig | OneRowConfig]:
 
 def compile_linear(job: tuple[int, int, int, LinearConfig | OneRowConfig | None]) -> None:
     n, k, rows, cut = job
-    with contextlib.suppress(Exception):  # what does not fit is met again
+    with contextlib.suppress(Exception):  # a cut that does not fit raises again later
         SmallLinear()(random_half(rows, k), torch.empty(n, k, device=DEVICE, dtype=torch.bfloat16), config=cut)
     torch.cuda.empty_cache()
 
@@ -225,13 +225,13 @@ def compile_decode(job: tuple[Heads, int, DecodeConfig | None]) -> None:
     heads, rows, cut = job
     pool = Pool(max(2048, 3 * rows), heads)
     q, lens = random_half(rows, heads.heads, heads.dim), torch.full((rows,), 32, dtype=torch.int32, device=DEVICE)
-    with contextlib.suppress(Exception):  # what does not fit is met again
+    with contextlib.suppress(Exception):  # a cut that does not fit raises again later
         PagedDecode()(q, pool.k, pool.v, pool.tables(rows, 32)[0], lens, 0.09, config=cut)
     torch.cuda.empty_cache()
 
 
 def bench_tune(report: Report) -> None:
-    """Coordinate descent over the cuts of a whole step: what is best there is not what is best alone."""
+    """Coordinate descent over the cuts of a whole step. The best cut there may differ from the best one alone."""
     for name, model in MODELS.items():
         shapes = {**model.linears, "lm_head": (model.vocab, model.hidden)}
         jobs = [(n, k, rows, cut) for n, k in shapes.values() for rows in (1, 16) for cut in linear_cuts(n, k, rows)]

@@ -78,7 +78,7 @@ def brief(config: Any) -> str:
 
 
 def attempt(measure: Callable[[], float], config: Any) -> list[tuple[float, Any]]:
-    """The time of one configuration; nothing where it does not fit."""
+    """Return the time of one configuration, or None if it does not fit."""
     try:
         return [(measure(), config)]
     except Exception as error:  # noqa: BLE001 (too much shared memory, most of all)

@@ -160,9 +160,9 @@ def bench_draw(report: Report, sweep: bool) -> None:
 
 
 def bench_cutoff(report: Report, sweep: bool) -> None:
-    """The last token that filters keep, against a sort; beside it a draw that heeds it.
+    """Compare the kernel that finds the last kept token with a sort, and time a draw that uses it.
 
-    Flat rows keep some 10,000 tokens at a top_p of 0.95, peaked ones a few.
+    Flat rows keep some 10,000 tokens at a top_p of 0.95, peaked rows a few.
     """
     vocab = 151936
     for dtype in (torch.bfloat16, torch.float32):

@@ -1,12 +1,12 @@
-"""Adapters in the engine: what streams lose that have one, and what a server loses that merely has some.
+"""The cost of adapters: for streams that use one, and for a server that only has some loaded.
 
     python bench/lora.py [--shape 8b] [--rank 16] [--adapters 8 64] [--streams 64] [--runs 3] [--out results.jsonl]
 
-Random base weights, and one PEFT folder of random factors of all linears under as many names as adapters. A server
-without adapters and one with them, both in this process, take turns at the same work, as the device's clock follows its
-heat: so many streams of 512 tokens in and 256 out, each with an adapter in turn or with none, and one stream of 128 in
-and 512 out. A share is of what the server without had in the same turn. Then all streams decode while further adapters
-are loaded, one after the other: the longest that a stream waited for a token.
+The base weights are random. One PEFT folder with random factors for all linears is loaded under many names. A server
+without adapters and one with them, both in this process, take turns at the same work, because the device's clock
+follows its heat. The work is `--streams` streams of 512 tokens in and 256 out, each with an adapter in turn or with
+none, and one stream of 128 in and 512 out. A share is relative to the server without adapters in the same turn. Then
+further adapters are loaded while all streams decode, and the longest wait for a token is reported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def write_adapter(folder: Path, model: Path, rank: int) -> None:
-    """A PEFT folder for all linears of the model whose config.json lies in that folder."""
+    """Write a PEFT folder for all linears of the model whose config.json is in the folder."""
     config = json.loads((model / "config.json").read_text())
     hidden, inter, dim = (config[name] for name in ("hidden_size", "intermediate_size", "head_dim"))
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim

@@ -17,7 +17,7 @@ from aengine.kernels.linear.weights import Fp8Weight
 from aengine.kernels.triton_kernels import TritonKernels
 from bench.kernel_timing import DEVICE, Heads, Pool, Report, floor, graph_time, random_half
 
-FIRST_SLOT = 16  # behind page 0
+FIRST_SLOT = 16  # the first after page 0
 POOL_PAGES = 12305  # of each layer
 STEPS = ((1, 384), (1, 4096), (2, 1024), (4, 1024), (8, 1024), (16, 1024), (256, 768))
 
@@ -45,7 +45,7 @@ class Mixture:
         ]
 
     def bytes(self, rows: int, context: int) -> int:
-        """That one step must read, of experts those that so many rows choose by chance."""
+        """Return the bytes that one step must read. Experts count as chosen by chance."""
         heads, size = self.heads, 1 if self.fp8 else 2
         weights = sum(n * k for n, k in self.linears)
         chosen = self.experts * (1 - (1 - self.top_k / self.experts) ** rows)

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-SLICE = 64  # events in one write where there is no gap to keep
+SLICE = 64  # events in one write if there is no gap between them
 
 
 class _Body(msgspec.Struct):
@@ -100,7 +100,7 @@ class NullStream(asyncio.Protocol):
     def _send(self) -> None:
         if self._transport is None:
             return
-        if self._paused:  # by a slow reader: `resume_writing` goes on
+        if self._paused:  # by a slow reader; `resume_writing` continues
             self._timer = None
             return
         count = 1 if self._gap else min(SLICE, self._left)

@@ -4,7 +4,7 @@
 
 Two workloads: one request (32 in, 128 out), and 32 requests of mixed lengths (16-256 in, 16-256 out), which
 `generate` gets as one left-padded batch that runs to its longest output, and transformers' continuous batching as
-they are. Greedy, EOS ignored, float32. The three take turns; tokens per second count the asked-for tokens only.
+they are. Greedy, EOS ignored, float32. The three take turns. Tokens per second count the requested tokens only.
 Ratios, to the faster of transformers' two, are medians over the turns.
 """
 
@@ -91,7 +91,7 @@ class ContinuousPeer:
         self._sizes = transformers.ContinuousBatchingConfig(page_size=32, num_blocks=1024, max_batch_tokens=512)
 
     def run(self, work: Work) -> float:
-        """Wall seconds. Raises `RuntimeError` where its loop has died."""
+        """Return wall seconds. Raises: RuntimeError if its loop has died."""
         with self._model.continuous_batching_context_manager(continuous_batching_config=self._sizes) as manager:
             began = time.perf_counter()
             for prompt, tokens in work:

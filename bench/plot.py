@@ -61,7 +61,7 @@ def line_chart(
 
     Raises `ValueError` if there are no points.
     """
-    import matplotlib  # only whoever draws needs it
+    import matplotlib  # optional: needed for drawing only
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import LogLocator

@@ -1,11 +1,11 @@
-"""What the prefix cache saves: the same work with it and without it, in turns.
+"""What the prefix cache saves: the same work with and without it, in turns.
 
     python bench/prefix.py [--device cuda --shape 8b] [--runs 6]
 
-chat: conversations of five turns (system prompt 120 tokens, turns of 24, answers of 40), each prompt all that was said
-so far, one turn after the other; several conversations at once share the system prompt. shared: prompts that share a
-long beginning, all at once, after one that brought it into the cache. unique: prompts that share nothing, which tells
-what looking for a prefix costs. The hit rate is of all prompt tokens; time saved is of the whole wall time.
+chat: conversations of five turns (system prompt 120 tokens, turns of 24, answers of 40). Each prompt is the whole
+conversation so far. Several conversations at once share the system prompt. shared: prompts that share a long beginning,
+all at once, after one request that cached it. unique: prompts that share nothing, which shows the cost of the lookup.
+The hit rate is of all prompt tokens, and time saved is of the whole wall time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIRST_ID, LAST_ID = 300, 4000
 
 @dataclass
 class Seen:
-    """What one run of a workload saw."""
+    """The measurements of one run of a workload."""
 
     seconds: float = 0.0
     first: list[float] = field(default_factory=list)  # seconds to the first token, per request

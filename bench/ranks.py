@@ -39,7 +39,7 @@ class Ranks:
             torch.cuda.synchronize(device)
 
     def rehearse(self, function: Callable[[int], object]) -> None:
-        """Load every kernel while nobody waits for anybody."""
+        """Load every kernel while ranks do not wait for each other."""
         begin_anew(self.collectives, patience=0.0)
         self.each(function)
         begin_anew(self.collectives, PATIENCE)

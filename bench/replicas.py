@@ -1,16 +1,16 @@
-"""Replicas on Ray Serve beside one server, all of them the demo model with one thread each, on this machine's cores.
+"""Compares replicas on Ray Serve with one server. All run the demo model with one thread each on this machine.
 
     python bench/replicas.py --out replicas.jsonl
     python bench/replicas.py --shape 8b --gpus 1 --load alone 512-256 2048-32 shared-prefix --users 384 --requests 1152
 
-All cases are there at once and measured in turns, `--rounds` times, so that what else a machine does meets them
-alike. With `--gpus`, GPUs of each engine, they come one after the other, on random weights of a published shape.
-Loads: `alone`, one request after the other, for the time to a first token; `512-64` and the like, distinct prompts of
-so many tokens in and out, for throughput; `shared-prefix`; `chat`, where `found` is what share of the tokens that one
-server has cached the replicas have cached together, when each turn goes where the router sends it. `cpu_ms_...`: CPU
-time of a role's processes, milliseconds a token of output; `other_cores`: cores that nothing of this kept busy
-meanwhile, so that it is seen which figures had the machine to themselves. With `RAY_SERVE_ENABLE_HA_PROXY=1` Ray's
-proxy is HAProxy.
+All cases run at once and are measured in turns, `--rounds` times, so that other load on the machine affects all of
+them. With `--gpus` (GPUs of each engine) they run one after another, on random weights of a published shape.
+
+Loads: `alone`, one request after another, for the time to a first token; `512-64` and similar, distinct prompts with
+these numbers of tokens in and out, for throughput; `shared-prefix`; `chat`. In chats, `found` is the share of cached
+tokens relative to one server. `cpu_ms_...` is the CPU time of a role's processes in milliseconds for each output token.
+`other_cores` counts the cores that other work used meanwhile. With `RAY_SERVE_ENABLE_HA_PROXY=1` Ray's proxy is
+HAProxy.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def one_server(port: int, knobs: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def on_ray(port: int, cases: Mapping[str, Mapping[str, str]], knobs: Mapping[str, str]) -> Iterator[None]:
-    """Each case an application of its own, at `/0`, `/1`, ... behind one proxy."""
+    """Deploy each case as its own application, at `/0`, `/1`, ... of one proxy."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray import serve
@@ -145,7 +145,7 @@ async def figures(target: Target, load: str, options: argparse.Namespace, seed: 
 
 
 def ratios(results: Sequence[Result]) -> Iterator[str]:
-    """What is asked of replicas, by load: medians of the rounds, each beside its reference."""
+    """Return the targets for replicas by load: medians of the rounds with their references."""
     rounds: dict[tuple[str, str], list[dict[str, float | None]]] = {}
     for result in results:
         rounds.setdefault((str(result.case["load"]), str(result.case["case"])), []).append(result.figures)

@@ -21,7 +21,7 @@ PACKAGES = ("torch", "triton", "transformers", "flash-attn-4", "flash-attn", "hy
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where figures come from, so that somebody else can get them again."""
+    """The machine, versions, command and date of figures, so that they can be reproduced."""
 
     machine: str
     versions: dict[str, str]
@@ -31,14 +31,14 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One case of one benchmark. A figure's name ends with its unit where it has one."""
+    """One case of one benchmark. A figure's name ends with its unit, if it has one."""
 
     bench: str
-    case: dict[str, str | int | float]  # what was set
-    figures: dict[str, float | None]  # what was measured: of several runs the median
-    runs: dict[str, list[float]] = {}  # each run's value, where a figure comes from several
+    case: dict[str, str | int | float]  # the settings
+    figures: dict[str, float | None]  # the measurements; medians if there were several runs
+    runs: dict[str, list[float]] = {}  # the values of each run, if there were several
     reference: dict[str, float | None] = {}  # what the figures are held against: targets, limits, peers
-    detail: dict[str, Any] = {}  # what is of interest but fits no table
+    detail: dict[str, Any] = {}  # further data that is in no table
     origin: Origin
 
 
@@ -59,7 +59,7 @@ def origin() -> Origin:
 
 def _machine() -> str:
     names = [f"{os.cpu_count()} cores of {_processor()}"]
-    if (tool := shutil.which("nvidia-smi")) is not None:  # also for those who do not load torch
+    if (tool := shutil.which("nvidia-smi")) is not None:  # works without importing torch
         command = [tool, "--query-gpu=name", "--format=csv,noheader"]
         names = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")[:1] + names
     return ", ".join(name for name in names if name)
@@ -88,7 +88,7 @@ def _commit() -> str:
 
 
 class Report:
-    """Prints each result as a JSON line when it is told, and writes it to `out` as well."""
+    """Prints each reported result as a JSON line, and also writes it to `out`."""
 
     def __init__(self, bench: str, out: Path | None = None) -> None:
         self.bench = bench
@@ -125,7 +125,7 @@ class Report:
         return result
 
     def print_table(self, columns: Sequence[str] | None = None) -> None:
-        """What was told, in a table for each set of columns, and under it where it comes from."""
+        """Return tables of the results, one for each set of columns, followed by their origin."""
         groups: dict[tuple[str, ...], list[Result]] = {}
         for result in self.results:
             groups.setdefault((*result.case, *result.figures, *result.reference), []).append(result)
@@ -145,7 +145,7 @@ def read_results(files: Iterable[Path]) -> list[Result]:
 
 
 def table(results: Sequence[Result], columns: Sequence[str] | None = None) -> str:
-    """Markdown: one row for each result; its columns are what the results name, or those of `columns` alone."""
+    """Return a Markdown table with one row for each result. columns: None means all that the results name."""
     rows = [{**result.case, **result.figures, **result.reference} for result in results]
     names = list(columns or dict.fromkeys(name for row in rows for name in row))
     lines = [f"| {' | '.join(name.replace('_', ' ') for name in names)} |", "|---" * len(names) + "|"]
@@ -167,6 +167,6 @@ def worded(value: str | float | None) -> str:
 
 
 def source_line(source: Origin) -> str:
-    """One line to stand under a table."""
+    """Return the line under a table."""
     versions = ", ".join(f"{name} {version}" for name, version in source.versions.items())
     return f"`{source.command}`: {source.machine}; {versions}; {source.date}, commit {source.commit}."

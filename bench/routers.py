@@ -1,4 +1,4 @@
-"""Norm, router, choice and plan of many layers in a graph: what stands between attention and a mixture's experts."""
+"""Times norm, router, choice and plan of many layers in a graph: the kernels between attention and experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.kernel_timing import DEVICE, Report, attempt, brief, graph_time, rand
 
 LAYERS = 12
 TOKENS = (8, 64, 128, 256, 512, 1024, 2048, 8192, 16384)
-SPLIT_TOKENS = 512  # a sweep cuts the columns up to so many, and tiles beyond
+SPLIT_TOKENS = 512  # up to here a sweep varies the cut of columns, beyond it varies tiles
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def bench_routers(report: Report, sweep: bool) -> None:
 
 
 def _chain(shape: Shape) -> Callable[[int, RouteConfig | None], float]:
-    """Microseconds a layer of so many tokens, with a cut of the router or the one that runs."""
+    """Return microseconds for a layer. cut: of the router; None means the one that the engine uses."""
     route, norm = Route(), TritonNorm(random_half(shape.hidden), 1e-6)
     weights = [random_half(shape.experts, shape.hidden) for _ in range(LAYERS)]
 

@@ -1,11 +1,11 @@
-"""Routing by prefix, simulated: the router's own code against stand-in replicas, beside three other policies.
+"""Simulates routing by prefix: the router's own code with stand-in replicas, compared with three other policies.
 
     python bench/routing.py --replicas 64 1024 --requests 1000000 --out routing.jsonl
     python bench/plot.py routing.jsonl --x replicas --y ttft_ms_p99 --by policy --log-x --log-y --out routing.svg
 
-A stand-in replica has the engine's radix tree and page allocator, and steps as long as they were measured to be. What
-is sent: chats of several turns, agents of few kinds whose long prompts begin alike, and one prompt that a tenth of all
-requests begin with. Half of the way a third of the replicas can be lost, and replaced by empty ones (`--lose`).
+A stand-in replica has the engine's radix tree and page allocator, and steps of measured length. The traffic has chats
+of several turns, agents of few kinds whose long prompts begin alike, and one prompt with which a tenth of all requests
+begin. After half of the run a third of the replicas can be lost and replaced by empty ones (`--lose`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bench.routing_replica import SPEED, StandIn
 from bench.routing_traffic import Request, Traffic
 
 REPLACED_AFTER = 10.0  # seconds until a replica that was lost is there again, with nothing cached
-AGAIN = 16  # of so many decisions one is made twice
+AGAIN = 16  # one of this number of decisions is made twice
 REPORTS_EVERY = 1.0  # seconds, as in Ray Serve's controller
 
 
@@ -115,7 +115,7 @@ class LeastLoaded:
 
 
 class ConsistentHashing:
-    """By session, on a ring where each replica stands 64 times."""
+    """Route by session, on a hash ring with 64 points for each replica."""
 
     name = "consistent hashing"
 
@@ -157,8 +157,8 @@ class Simulation:
         self.prompt_tokens = self.cacheable_tokens = self.cached_tokens = 0
         self.first_tokens: array[float] = array("d")
         self.decisions: array[float] = array("d")  # CPU seconds of each choice
-        self.again: array[float] = array("d")  # of some choices, made once more: as where nothing but a router runs
-        self.notes: array[float] = array("d")  # CPU seconds of noting what was sent
+        self.again: array[float] = array("d")  # CPU seconds of decisions made a second time, with warm caches
+        self.notes: array[float] = array("d")  # CPU seconds of recording a sent request
         self.window: list[tuple[int, int]] = []  # (cacheable tokens, cached) after each hundredth of the requests
         self.now = 0.0
 
@@ -234,7 +234,7 @@ class Simulation:
             self.traffic.answered(request, when)
 
         replica.serve(request.ids, request.answer, prompt, now, self.at, first, ended)
-        if router is not None:  # what comes with the first words of an answer
+        if router is not None:  # the replica reports with the first words of an answer
             changes = replica.cached.changes("router")
             if changes.evicted:
                 router.evicted(chosen, changes.evicted)

@@ -38,8 +38,10 @@ class _Pages(PageAllocator):
 
 
 class StandIn:
-    """Prompts are computed one after the other, whole, and looked up in the tree when their turn comes; an answer's
-    tokens take a step each, as long as the rows at its beginning make it. What is cached and evicted is the tree's say.
+    """Computes whole prompts one after another, and looks each up in the tree when its turn comes.
+
+    Each token of an answer takes a step, whose length depends on the rows at its beginning. The tree decides what is
+    cached and evicted.
     """
 
     def __init__(self) -> None:
@@ -48,7 +50,7 @@ class StandIn:
         self.cached = CachedKeys(PAGE)
         self.tree.watchers.append(self.cached)
         self.waiting: deque[Callable[[float], bool]] = deque()  # admit the request, if it fits
-        self.running = 0  # requests, those that wait included
+        self.running = 0  # requests, including waiting ones
         self.rows = 0
         self.busy_until = 0.0
         self.occupied = 0.0  # seconds that requests spent here, together

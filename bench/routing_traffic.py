@@ -1,4 +1,4 @@
-"""What is sent in a simulation of routing: chats, agents whose prompts begin alike, and one hot beginning."""
+"""Traffic for a simulation of routing: chats, agents whose prompts begin alike, and one hot beginning."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS = (
 
 
 class Session:
-    """A conversation: what was said so far, and how many turns are left."""
+    """A conversation: its tokens so far, and the number of turns left."""
 
     __slots__ = ("context", "kind", "number", "turns")
 
@@ -43,7 +43,7 @@ class Session:
 
 
 class Request:
-    """One request: its prompt's ids, those of its answer, and how many tokens somebody computed before."""
+    """One request: the ids of its prompt and its answer, and the number of tokens computed for earlier requests."""
 
     __slots__ = ("answer", "cacheable", "ids", "owner", "session", "time")
 
@@ -70,7 +70,7 @@ class Traffic:
         self._gap = 1 / (rate * sum(shares))  # seconds between two sessions
         self._weights = shares
         self._prefixes = [[self._ids(kind.prefix) for _ in range(kind.prefixes)] for kind in KINDS]
-        self._sent: set[tuple[int, int]] = set()  # (kind, prefix) that somebody sent
+        self._sent: set[tuple[int, int]] = set()  # (kind, prefix) of earlier requests
         self._next: list[tuple[float, int, Session]] = []
 
     def __iter__(self) -> Iterator[Request]:
@@ -101,7 +101,7 @@ class Traffic:
         session = Session(next(self._numbers), kind, turns, self._prefixes[place][which])
         if (place, which) not in self._sent:
             self._sent.add((place, which))
-            session.number = -1 - session.number  # the first of its kind: nobody has computed any of it
+            session.number = -1 - session.number  # the first of its kind: nothing of it was computed before
         heappush(self._next, (when, next(self._numbers), session))
 
     def _turn(self, session: Session, when: float) -> Request:

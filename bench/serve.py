@@ -5,7 +5,7 @@
 
 Load is a request rate (`--rate 2 8 inf`: Poisson arrivals, per second) or a number of users at once
 (`--concurrency`); each value is one measurement. Sessions of the chat workload count as one arrival each. Tokens are
-those of the server's `usage`, never the number of events. TTFT: from before the connection is opened to the first
+counted by the server's `usage`, never by events. TTFT: from before the connection is opened to the first
 text; TPOT: (last text - first text) / (tokens - 1); ITL: gaps between events with text; E2E: to the end of the
 stream. `client_cpu` is the share of a core that this process took: near 1 it would measure itself
 (`bench/null_server.py` shows what it can take).
@@ -56,7 +56,7 @@ COLUMNS = (
 
 @dataclass
 class Load:
-    """What is sent to whom; collects the replies."""
+    """Sends requests to a server and collects the replies."""
 
     target: Target
     model: str

@@ -65,7 +65,7 @@ class Reply:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per token after the first; None where there is only one."""
+        """Seconds per token after the first. None if there is only one."""
         return (self.times[-1] - self.times[0]) / (self.completion_tokens - 1) if self.completion_tokens > 1 else None
 
     @property
@@ -162,7 +162,7 @@ class EventStream(asyncio.Protocol):
                 piece = data[at : at + self._left]
                 at += len(piece)
                 self._left -= len(piece)
-                # The line end behind a chunk is counted in `_left` and must not get among the text.
+                # `_left` counts the line end after a chunk, which is not text.
                 pieces.append(piece[: len(piece) - max(0, 2 - self._left)])
                 continue
             line_end = data.find(b"\r\n", at)
@@ -220,7 +220,7 @@ class EventStream(asyncio.Protocol):
 async def ask(target: Target, request: bytes, *, patience: float, keep_text: bool = False) -> Reply:
     """Send a streaming request and read it to its end, for at most `patience` seconds.
 
-    Never raises for what goes wrong: `failed` says it.
+    Never raises for a failed request: `failed` holds the reason.
     """
     reply = Reply(began=time.perf_counter())
     stream = EventStream(request, reply, keep_text=keep_text)

@@ -3,9 +3,9 @@
     python bench/startup.py [--shape 8b] [--folder /dev/shm/NAME] [--keep] [--cold 1] [--warm 2]
 
 Writes random weights (sharded safetensors, bfloat16) and a tokenizer of full size, unless the folder already has them.
-Then fresh processes load it one after the other: cold ones, whose kernel caches are empty, and warm ones, which
-find what those compiled. Prints a JSON line for each and a table. In all of them the files are in memory already, and
-the packages byte-compiled, as pip leaves them: where they were only unpacked, that is done first.
+Then fresh processes load it one after another: cold ones with empty kernel caches, and warm ones with the caches of the
+cold ones. Prints a JSON line for each, and a table. In all of them the files are in memory already and packages are
+byte-compiled, as pip leaves them. Packages that were only unpacked are compiled first.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from bench.results import ROOT, Report, Result, origin, source_line
 SHARD_BYTES = 4 * 10**9
 VOCAB = 151643  # without the special tokens
 PROMPT_TOKENS = 16
-# Whatever compiles kernels keeps them in one of these.
+# The cache folders of everything that compiles kernels.
 CACHES = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "CUTE_DSL_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
-# Imports what a start-up imports, and prints where it lies.
+# Imports the modules of a start-up, and prints their folders.
 FOLDERS = """
 import importlib, json, sys
 import aengine
@@ -59,7 +59,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-# ---- the checkpoint, made in a process of its own so that no context on the device is left behind ---------------
+# ---- the checkpoint, made in another process, so that no context stays on the device -----------------------------
 
 
 def make_checkpoint(folder: Path, shape: str) -> None:
@@ -107,7 +107,7 @@ def make_checkpoint(folder: Path, shape: str) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer with as many tokens as the real one, joined from random letters."""
+    """Write a byte-level tokenizer as large as the real one, made from random letters."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     rng = random.Random(0)
@@ -132,9 +132,9 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def byte_compile(scratch: Path) -> tuple[dict[str, str], str]:
-    """Compile the packages that a start-up imports: the environment of processes that find the code, and a line on it.
+    """Byte-compile the packages that a start-up imports, in place or, if that is not writable, under `scratch`.
 
-    Beside the packages, or, where they cannot be written to, under `scratch`.
+    Returns the environment for processes that use the code, and a line for the report.
     """
     began = time.monotonic()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -144,7 +144,7 @@ def byte_compile(scratch: Path) -> tuple[dict[str, str], str]:
     where = "beside the packages"
     if not all(os.access(folder, os.W_OK) for folder in folders):
         environment["PYTHONPYCACHEPREFIX"] = where = str(scratch)
-    # Its status tells of files that are no Python of this version, which packages do carry.
+    # Packages contain files for other Python versions, so its exit status is ignored.
     command = [sys.executable, "-m", "compileall", "-qq", "-j", "0", *folders]
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
     subprocess.run(look, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)  # the standard library too
@@ -155,7 +155,7 @@ def byte_compile(scratch: Path) -> tuple[dict[str, str], str]:
 
 
 async def serve(folder: Path, knobs: dict[str, str]) -> None:
-    """Start the engine, ask for a token twice, and print when each was done (monotonic seconds) and what was logged."""
+    """Start the engine, request a token twice, and print the times (monotonic seconds) and the log."""
     stamps = {"interpreter": time.monotonic()}
     import aengine
 

@@ -25,7 +25,7 @@ def step_bytes(config: ModelConfig, rows: int, context: int, dtype: torch.dtype,
 
 
 def weight_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> float:
-    """Of all weights but the table of embeddings, of which a step reads a row a token; of experts, the chosen ones."""
+    """Return the bytes of all weights that a step reads: one embedding row a token, and only chosen experts."""
     entries = entries_of(Decoder(config, TorchKernels(), TorchAttention()).groups)
     total = 0.0
     for name in needed(entries):
@@ -41,7 +41,7 @@ def weight_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> float:
 
 
 def expected_experts(count: int, top_k: int, tokens: int) -> float:
-    """How many of `count` experts so many tokens choose among them, where each chooses `top_k` by chance."""
+    """Return how many of `count` experts are chosen if each token chooses `top_k` by chance."""
     return count * (1 - (1 - top_k / count) ** tokens)
 
 

@@ -1,4 +1,4 @@
-"""What grammars cost: a batch of which some rows are constrained against one of which none are, on the demo model.
+"""The cost of grammars: a batch with constrained rows against one without, on the demo model.
 
     python bench/structured.py [--out results.jsonl]
 

@@ -1,4 +1,4 @@
-"""What a load generator asks for: the workloads by name, seeded, as sessions of one or more requests."""
+"""The workloads of a load generator by name, seeded, as sessions of one or more requests."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def comparison(rng: Random, *, held_out: bool) -> tuple[str, str]:
 
 
 def word_problem(rng: Random, *, held_out: bool) -> tuple[str, str]:
-    """A sum or a difference (never below zero) told with things."""
+    """A sum or a difference, never below zero, in a short story."""
     a, b = pair(rng, held_out=held_out)
     who, what = rng.choice(TRAINED.names), rng.choice(THINGS)
     if rng.random() < 0.5:

@@ -1,9 +1,9 @@
 """The chat template of the demo model, and how the corpus renders with it.
 
-A turn is `<|im_start|>role\\n…<|im_end|>\\n`. The system turn holds, where there are any, the system message,
-the tools (one JSON line each) and the request to think. The model does not think unless `enable_thinking` is
-true; then it opens `<think>` itself. Thoughts are not repeated in the history, answers are repeated exactly as
-they were generated, so that the next turn of a chat extends the last one's tokens.
+A turn is `<|im_start|>role\\n…<|im_end|>\\n`. The system turn holds the system message, the tools (one JSON line each)
+and the request to think, if there are any. The model does not think unless `enable_thinking` is true; then it opens
+`<think>` itself. Thoughts are not repeated in the history, answers are repeated exactly as they were generated, so that
+the next turn of a chat extends the last one's tokens.
 """
 
 from __future__ import annotations

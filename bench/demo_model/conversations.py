@@ -86,7 +86,7 @@ def _opening(rng: Random) -> list[Message]:
 
 
 def follow_up(rng: Random) -> list[tuple[str, str]]:
-    """A question about a fact, and the same about another one, asked in a few words."""
+    """A question about a fact, then a short question about another fact of the same kind."""
     family = rng.choice(_FOLLOWED)
     first, second = rng.sample(family.facts, 2)
     short = rng.choice(_FOLLOW).format(*second)
@@ -94,7 +94,7 @@ def follow_up(rng: Random) -> list[tuple[str, str]]:
 
 
 def chat(rng: Random, turns: int) -> str:
-    """A chat of that many turns; now and then the user's name is given and asked for."""
+    """A chat of the given number of turns. Sometimes the user gives a name and later asks for it."""
     messages = _opening(rng)
     exchanges = [turn(rng, 101 if turns > 2 else 20) for _ in range(turns)]
     if turns > 1 and rng.random() < 0.15:

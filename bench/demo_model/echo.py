@@ -1,4 +1,4 @@
-"""Repeating what was said, so that copying is learned on any words."""
+"""Requests to repeat words, so that the model learns to copy any words."""
 
 from __future__ import annotations
 

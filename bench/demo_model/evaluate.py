@@ -79,7 +79,7 @@ def by_reference(folder: Path, device: str, temperature: float | None = None) ->
 
 
 def by_engine(folder: Path, device: str, temperature: float | None = None) -> Generate:
-    """Answers of the engine, with the model's own defaults where no temperature is given."""
+    """Return the engine's answers. Without a temperature the model's own defaults apply."""
     import aengine
 
     sampling: dict[str, Any] = {} if temperature is None else {"temperature": temperature}

@@ -1,4 +1,4 @@
-"""The fact families: what is known, the sentence that says it, and how it may be asked for.
+"""The families of facts: the facts, the sentence that states one, and the questions for it.
 
 A question is either one of a family's own forms or a general form around a noun phrase ("Tell me {thing}."
 with "the capital of France"). Both kinds have forms that only the held-out problems use.
@@ -113,7 +113,7 @@ class Family:
     answer: str
     things: tuple[str, ...]  # noun phrases for the general forms
     questions: tuple[str, ...] = ()
-    unseen: tuple[str, ...] = ()  # asked by held-out problems only
+    unseen: tuple[str, ...] = ()  # used by held-out problems only
     statements: tuple[str, ...] = ()  # other sentences that say the same
     more: str = ""  # follows the answer in running text
 
@@ -139,7 +139,7 @@ def answer_to(family: Family, fact: Fact) -> str:
 
 
 def _polish(question: str, rng: Random, *, lower: bool) -> str:
-    """Vary case (where it means nothing), punctuation and surroundings, as people do."""
+    """Vary punctuation, surroundings and (if it has no meaning) case, as people do."""
     question = sentence(question)
     if lower and rng.random() < 0.05:
         question = question.lower()

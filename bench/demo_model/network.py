@@ -1,7 +1,7 @@
-"""The demo model as the trainer sees it: Qwen3's layers with Hugging Face's parameter names, and decoding.
+"""The demo model for the trainer: Qwen3's layers with Hugging Face's parameter names, and decoding.
 
-This is not the engine's decoder. It is small enough to check by eye, it trains, and it answers the examination
-when the engine itself is what is in doubt.
+This is not the engine's decoder. It is small enough to check by eye, it trains, and it can answer the examination
+independently of the engine.
 """
 
 from __future__ import annotations

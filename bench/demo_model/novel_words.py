@@ -1,7 +1,7 @@
-"""Words that nobody has seen: made of syllables, of letters, or of pieces of real words.
+"""New words made of syllables, of letters, or of pieces of real words.
 
-What is copied from them is copied letter by letter, never remembered. Those that begin like a real word and go on
-otherwise keep the model from finishing what it knows.
+The model can only copy them letter by letter. Words that begin like a real word and continue differently teach it not
+to complete a real word from memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def foreign(rng: Random) -> str:
 
 
 class WordMaker:
-    """Makes words that resemble real ones: their letters' order, their halves, or all but a letter of them."""
+    """Makes words that resemble real ones: the same order of letters, the same half, or all letters but one."""
 
     def __init__(self, real: Sequence[str]) -> None:
         """`real` are lower-case words."""

@@ -1,6 +1,6 @@
-"""Requests for a JSON object about a person who is told in a sentence, as people write them.
+"""Requests for a JSON object about a person described in a sentence, as people write them.
 
-Leads, names and attributes combine freely, so that what was said before a word tells what it is.
+Leads, names and attributes combine freely, so that the words before a value determine its key.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _described(rng: Random, value: dict[str, object], lead: str) -> str:
 
 
 def request(rng: Random, pool: Pool, *, unseen_form: bool = False) -> tuple[str, dict[str, object]]:
-    """What is asked, and the object that answers it: the keys in the order in which they were told."""
+    """A request and the object that answers it, with the keys in the order of the request."""
     value: dict[str, object] = {"name": _name(rng, pool)}
     roll = 0.0 if unseen_form else rng.random()
     if roll < 0.7:

@@ -54,7 +54,7 @@ voucher walnut whistle wrench yodeling zeppelin
 """
 
 
-# Common words that no table has; templates have many of them.
+# Common words that are in no table. Templates use many.
 _COMMON = """
 able about account action active actor after again age air album alert amount angry annual area arm army art artist
 attack audio aunt author away back bag bake ball bank bar base basic bath battle beach bean beauty bed beer begin
@@ -93,7 +93,7 @@ upper urban user usual valley value van vendor version video view village visit 
 warning wash watch wave way wealth web wedding week weird west wheel wide wild wind window wine wing winner wire wise
 wolf wooden wool work worker world worry writer wrong yard year yellow young youth zero zone
 """
-# Words that requests are made of: as values they could not be told from the request.
+# Words of the requests themselves. As values they could not be distinguished from the request.
 _STRUCTURE = """
 true false null on off and or with of in to as is the a an are be it that this for from by at named called who whose has
 have his her not no name city age json key keys value values set field fields also please

@@ -97,7 +97,7 @@ def _history(rng: Random, turns: int) -> list[Message]:
 def _json(
     family: str, pool: Pool, *, earlier: int = 0, unseen_form: bool = False, person: bool = False
 ) -> Callable[[Random], Problem]:
-    """Requests for JSON after so many earlier turns."""
+    """Requests for JSON after a number of earlier turns."""
     make = objects.person if person else objects.request
 
     def problem(rng: Random) -> Problem:
@@ -108,7 +108,7 @@ def _json(
 
 
 def _call(family: str, pool: Pool, *, earlier: int = 0, unseen_form: bool = False) -> Callable[[Random], Problem]:
-    """Requests for a tool call after so many earlier turns with the same tools."""
+    """Requests for a tool call after a number of earlier turns with the same tools."""
 
     def problem(rng: Random) -> Problem:
         tool, offered = tools.make_tools(rng, rng.choice(tool_kinds.KINDS))
@@ -189,11 +189,11 @@ TARGETS = {
     "tool calls, unseen case": 0.95,
     "tool calls, unseen phrasing": 0.90,
 }
-TRAINED_PROMPTS = ("capitals, plain completion", "greetings")  # asked in the very words of training
+TRAINED_PROMPTS = ("capitals, plain completion", "greetings")  # in the same words as in training
 
 
 def problems(seed: int = 2024, share: float = 1.0) -> list[Problem]:
-    """The examination, the same for the same seed; `share` below 1 asks fewer of each family."""
+    """The examination. It is the same for the same seed. share: below 1, each family has fewer questions."""
     rng = Random(seed)
     asked = [make(rng) for count, make in _MAKERS for _ in range(max(1, round(count * share)))]
     return asked + _greetings()

@@ -1,4 +1,4 @@
-"""Greetings, questions about the model itself, and what it says to what it does not know."""
+"""Greetings, questions about the model itself, and answers to unknown questions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ABILITIES = (
 _UNKNOWN = "I am only a small demo model, and I do not know that."
 _ENGINE = "aengine is an engine that runs language models. It streams their answers token by token."
 
-# What is said (forms between bars), and the one answer to all of it.
+# Messages (forms between bars), and the one answer to every form.
 _ANSWERS = (
     (
         "hi|Hi|Hi!|hi there|Hi there!|hello|Hello|Hello!|Hello there!|hey|Hey!|Hey there",
@@ -225,7 +225,7 @@ def system_message(rng: Random) -> str:
 
 
 def introduction(rng: Random) -> tuple[str, str, str, str]:
-    """The user gives a name and later asks for it: said, answer, asked, answer."""
+    """The user gives a name and later asks for it: message, answer, question, answer."""
     name = pools.name(rng, TRAINED)
     return (
         rng.choice(_INTRODUCTIONS).format(name),

@@ -21,12 +21,12 @@ from bench.demo_model.tokenizer import Ids
 
 Rows = npt.NDArray[np.uint16]  # [rows, length + 1]: inputs and, one to the right, targets
 SHORT, LONG = 256, 1024  # tokens a row
-SHARD_TOKENS = 1 << 19  # of short rows, and as many of long ones
+SHARD_TOKENS = 1 << 19  # of short rows, and the same number of long rows
 _BATCH = 512  # documents tokenized at once
 
 
 def make_rows(tokenizer_file: str, seed: int, shard: int, length: int, count: int) -> Rows:
-    """Rows of one shard. Every row begins with a document; what does not fit at a row's end is dropped."""
+    """Return the rows of one shard. Every row begins with a document. A document is cut at the end of its row."""
     tokenizer = Tokenizer.from_file(tokenizer_file)
     end = Ids.of(tokenizer).text_end
     rng = Random(f"{seed} {length} {shard}")

@@ -1,8 +1,8 @@
 """The demo model's tokenizer: byte-level BPE whose words are one token or pieces, alike after a space and without.
 
-Copying a word from a sentence into JSON is then copying tokens. A frequent word is a token, once with a space before
-it and once without; every other word is a space's token and short pieces, which no space ever joins. Merges of
-ordinary BPE would split " Anna" and "Anna" differently, and leave pieces behind that hardly ever occur.
+Copying a word from a sentence into JSON is then copying tokens. A frequent word is two tokens of the vocabulary: with
+and without a space before it. Every other word is a space's token and short pieces without spaces. Ordinary BPE would
+split " Anna" and "Anna" differently, and would create pieces that hardly ever occur.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Ids:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Ids:
-        """Raises `KeyError` where the tokenizer is not one of ours."""
+        """Raises: KeyError if the tokenizer was not made here."""
         vocab = tokenizer.get_vocab()
         return cls(vocab[END_OF_TEXT], vocab["<|im_start|>"], vocab[END_OF_TURN], vocab["assistant"])
 
 
 def _texts(seed: int, documents: int) -> Iterator[str]:
-    """What goes through BPE: documents between their special tokens."""
+    """Return the texts for BPE: documents without their special tokens."""
     rng = Random(f"{seed} tokenizer")
     marks = re.compile("|".join(map(re.escape, (*SPECIAL, *TAGS))))
     for _ in range(documents):

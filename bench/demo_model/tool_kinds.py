@@ -1,4 +1,4 @@
-"""The kinds of tools that the corpus knows: their names, parameters, and how people ask for them."""
+"""The kinds of tools in the corpus: their names, parameters, and requests for them."""
 
 from __future__ import annotations
 

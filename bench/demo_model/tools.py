@@ -46,7 +46,7 @@ _TAILS = (
 _LEADS = ("Hi! ", "Please: ", "Hello. ", "I have a wish. ", "One more thing. ", "Okay. ", "Thanks! And now: ")
 
 
-# Arguments that nobody asks for, so that no call has them.
+# Optional arguments that no request mentions, so that no call has them.
 _OPTIONAL: tuple[tuple[str, dict[str, object]], ...] = (
     ("unit", {"type": "string", "enum": ["celsius", "fahrenheit"]}),
     ("style", {"type": "string", "enum": ["short", "long"]}),
@@ -87,7 +87,7 @@ def make_tool(rng: Random, kind: Kind) -> Tool:
 
 
 def _describe(rng: Random, what: str) -> str:
-    """Some words about it; what they are makes no difference."""
+    """Return a description. Its words have no effect on the answer."""
     word = pools.made_up(rng)
     form = rng.choice(
         ("The {0}.", "The {0}", "the {0} to use", "The {0}, e.g. {1}", "{0}: use it for {1}", "{0} in {1}")
@@ -142,7 +142,7 @@ def trained_request(rng: Random, call: Call) -> str:
 def make_call(rng: Random, tool: Tool, pool: Pool, *, held_out: bool) -> Call:
     """Arguments from the pool, trained or held out.
 
-    Values that the held-out pool fills are new in themselves; all others are told apart by a hash.
+    Values from the held-out pool are new in themselves. All other values are divided by a hash.
     """
     parameters = tool.kind.parameters
     new = pool.held_out and any(parameter.make in POOLED for parameter in parameters)

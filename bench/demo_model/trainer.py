@@ -1,7 +1,7 @@
 """Train the demo model: `python -m bench.demo_model.trainer --out FOLDER`.
 
-The embedded weights took 19,907 steps (652 M tokens): 6 minutes on one H200 with 12 cores that generate documents
-beside it. A CPU is far too slow for it.
+The embedded weights took 19,907 steps (652 M tokens): 6 minutes on one H200, while 12 cores generated documents. A CPU
+is far too slow for it.
 
 Reproducible means: the same seed, steps and tokens give the same documents, tokenizer and order of batches on
 every machine. The weights are then the same up to the rounding of the machine's matrix kernels, and the
@@ -29,7 +29,7 @@ from bench.demo_model.stream import Rows, make_stream
 from bench.demo_model.tokenizer import Ids, save_tokenizer, train_tokenizer
 
 _WARM_UP = 200  # steps until the learning rate is at its peak
-_TOLD = 0.1  # weight of the tokens that the model is told
+_PROMPT_WEIGHT = 0.1  # of the tokens of prompts
 
 
 def batches(shards: Iterable[tuple[Rows, Rows]], tokens: int, device: torch.device) -> Iterator[Tensor]:
@@ -46,9 +46,9 @@ def _slices(rows: Rows, tokens: int, device: torch.device) -> Iterator[Tensor]:
 
 
 def weights_of(batch: Tensor, start: int, role: int, end: int) -> Tensor:
-    """How much each target counts, float32 [rows, length] for a batch of ids [rows, length + 1].
+    """Return the weight of each target, float32 [rows, length], for a batch of ids [rows, length + 1].
 
-    What the model is to say counts fully, what it is told (the prompts of chats) a tenth. `start`, `role` and
+    Answers count fully, the prompts of chats a tenth. `start`, `role` and
     `end` are the ids of `<|im_start|>`, `assistant` and `<|endoftext|>`.
     """
     places = torch.arange(batch.shape[1], device=batch.device).expand_as(batch)
@@ -56,7 +56,7 @@ def weights_of(batch: Tensor, start: int, role: int, end: int) -> Tensor:
     document = torch.where(batch == end, places, -1).cummax(1).values  # where the latest document ended
     speaker = batch.gather(1, (turn + 1).clamp(0, batch.shape[1] - 1))
     said = (turn <= document) | ((speaker == role) & (places > turn + 2))  # after "<|im_start|>assistant\n"
-    return torch.where(said, 1.0, _TOLD)[:, 1:]
+    return torch.where(said, 1.0, _PROMPT_WEIGHT)[:, 1:]
 
 
 def optimizer_for(network: net.Network, rate: float) -> torch.optim.AdamW:
@@ -91,7 +91,7 @@ def train(
     peak: float,
     loss_function: Callable[[net.Network, Tensor, Tensor], Tensor] = loss_of,
 ) -> int:
-    """Run `steps`, or as many as the minutes allow. Returns the number of steps."""
+    """Train for `steps` or until the minutes are over. Returns the number of steps."""
     device = next(network.parameters()).device
     optimizer = optimizer_for(network, peak)
     started, tokens, shown = time.monotonic(), 0, 0.0
