@@ -108,7 +108,9 @@ class CompletionChunkEncoder(ChunkEncoder):
         if (told := self._logprobs.get(index)) is None:
             told = self._logprobs[index] = self._form.logprobs(index)
         self._lengths[index] += len(fragment.text)
-        logprobs = told.body(fragment.logprobs, None if reason is None else self._lengths[index])
+        logprobs = told.body(fragment.logprobs, self._lengths[index], ends=reason is not None)
+        if logprobs is None and reason is None and not fragment.text:
+            return b""  # the text is held back, and so are its tokens
         return self._event(self._choice(index, ContentDelta(fragment.text), logprobs, reason))
 
     def _choice(

@@ -105,30 +105,44 @@ class CompletionLogprobs:
     def __init__(self, offsets: TextOffsets, as_ids: bool) -> None:
         self._offsets = offsets
         self._as_ids = as_ids
+        self._waiting: list[tuple[TokenLogprob, int]] = []  # tokens and offsets behind the text that has been sent
 
-    def body(self, logprobs: Sequence[TokenLogprob] | None, end: int | None = None) -> dict[str, Any] | None:
-        """The body of a chunk. end: the text's length, if that is known: what a stop string cut off has no place."""
-        if logprobs is None:
+    def body(self, logprobs: Sequence[TokenLogprob] | None, length: int, *, ends: bool) -> dict[str, Any] | None:
+        """Return the body of a chunk; None if no logprobs were asked for, or none can be told.
+
+        A token that begins behind the text so far waits: a stop string may cut it off. length: of the text so far.
+        ends: whether that is all of the text. Then the tokens that were cut off have its end as their offset.
+        """
+        if logprobs is None and not self._waiting:
             return None
-        return {**self._plain(logprobs, end), "top_logprobs": [self._by_text(one) for one in logprobs]}
+        found = self._waiting + [(one, self._offsets.next(one.token_id)) for one in logprobs or ()]
+        told = len(found) if ends else sum(offset <= length for _, offset in found)
+        found, self._waiting = found[:told], found[told:]
+        if not found and self._waiting:
+            return None
+        scores = [one for one, _ in found]
+        offsets = [min(offset, length) for _, offset in found]
+        return {**self._plain(scores, offsets), "top_logprobs": [self._by_text(one) for one in scores]}
 
     async def encoded_body(self, logprobs: Sequence[TokenLogprob] | None, end: int) -> dict[str, Any] | None:
         """The body for a whole answer with a text of length `end`, made a slice at a time."""
         if logprobs is None:
             return None
-        plain = self._plain(logprobs[:SLICE], end)
-        for start in range(SLICE, len(logprobs), SLICE):
-            await asyncio.sleep(0)
-            for name, values in self._plain(logprobs[start : start + SLICE], end).items():
+        plain = self._plain((), ())
+        for start in range(0, len(logprobs), SLICE):
+            if start:
+                await asyncio.sleep(0)
+            some = logprobs[start : start + SLICE]
+            offsets = [min(self._offsets.next(one.token_id), end) for one in some]
+            for name, values in self._plain(some, offsets).items():
                 plain[name] += values
         return {**plain, "top_logprobs": await encoded_list(logprobs, self._by_text)}
 
-    def _plain(self, logprobs: Sequence[TokenLogprob], end: int | None) -> dict[str, list[Any]]:
-        offsets = [self._offsets.next(one.token_id) for one in logprobs]
+    def _plain(self, logprobs: Sequence[TokenLogprob], offsets: Sequence[int]) -> dict[str, list[Any]]:
         return {
             "tokens": [_name(one, self._as_ids) for one in logprobs],
             "token_logprobs": [None if math.isnan(one.logprob) else one.logprob for one in logprobs],
-            "text_offset": offsets if end is None else [min(offset, end) for offset in offsets],
+            "text_offset": list(offsets),
         }
 
     def _by_text(self, one: TokenLogprob) -> dict[str, float] | None:

@@ -87,3 +87,14 @@ def test_offsets_are_into_the_text_that_was_sent(demo: httpx2.Client, stream: bo
     for token, offset in zip(tokens, offsets, strict=True):
         hidden = token.startswith("<|") and offset >= len(prompt)
         assert hidden or "\ufffd" in token or text.startswith(token, offset), (token, offset)
+
+
+def test_offsets_end_with_a_text_that_a_stop_string_of_several_tokens_cuts_off(demo: httpx2.Client) -> None:
+    asked = {"prompt": PROMPT, "logprobs": 0, "max_tokens": 8, "n": 1, "ignore_eos": True}
+    tokens = whole(demo, COMPLETIONS, **asked)["choices"][0]["logprobs"]["tokens"]
+    asked["stop"] = ["".join(tokens[2:6])]
+    (choice,) = whole(demo, COMPLETIONS, **asked)["choices"]
+    told = [chunk["choices"][0] for chunk in chunks(demo, COMPLETIONS, **asked)]
+    assert "".join(one["text"] for one in told) == choice["text"] == "".join(tokens[:2])
+    for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
+        assert [value for one in told for value in one["logprobs"][name]] == choice["logprobs"][name]
