@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 import anyio
 import anyio.abc
@@ -27,6 +27,7 @@ from aengine.errors import ConfigError, EngineClosedError
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import ChatPrompt
 from aengine.text.answer.reader import ReadStream
+from aengine.text.template.messages import TemplateOptions
 from aengine.types import (
     Classes,
     Completion,
@@ -213,24 +214,16 @@ class Engine(EngineFacts):
         messages: Messages,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         context: int | None = None,
+        **options: Unpack[TemplateOptions],
     ) -> ChatPrompt:
         """Return a chat as the model reads it, rendered with the checkpoint's chat template.
 
-        It ends with the opening of the assistant's next message, without it, or with the last message's content.
+        `options` are those of `TemplateOptions`. The prompt ends with the opening of the assistant's next message,
+        without it, or with the last message's content.
         Raises `InvalidRequestError` if the messages do not suit the template, or have `context` tokens or more.
         """
-        return await self._serving().generation.encode_chat(
-            messages,
-            tools=tools,
-            template_kwargs=template_kwargs,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            context=context,
-        )
+        return await self._serving().generation.encode_chat(messages, tools=tools, context=context, **options)
 
     def abort(self, request_id: str) -> bool:
         """End a request now and free its memory; its stream ends with `finish_reason="abort"`.

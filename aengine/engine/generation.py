@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from aengine.config import ServerConfig
 from aengine.engine.loaded import Loaded
@@ -17,6 +17,7 @@ from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import ChatPrompt
 from aengine.text.answer.reader import ReadStream
 from aengine.text.reading import AnswerReading, rules_of
+from aengine.text.template.messages import TemplateOptions
 from aengine.text.tokens.bad_words import banned_sequences
 
 Prompt = str | Sequence[int]
@@ -137,18 +138,10 @@ class Generation:
         messages: Messages,
         *,
         tools: Sequence[Mapping[str, Any]] | None,
-        template_kwargs: Mapping[str, Any] | None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         context: int | None = None,
+        **options: Unpack[TemplateOptions],
     ) -> ChatPrompt:
         """Render a chat with the checkpoint's template, and tokenize it."""
+        offered = None if tools is None else dict_list(tools, "tools")
         with renamed_param({"prompt": "messages"}):
-            return await self._loaded.tokenizer.encode_chat_prompt(
-                one_chat(messages),
-                None if tools is None else dict_list(tools, "tools"),
-                None if template_kwargs is None else dict(template_kwargs),
-                add_generation_prompt,
-                continue_final_message,
-                context,
-            )
+            return await self._loaded.tokenizer.encode_chat_prompt(one_chat(messages), offered, context, **options)

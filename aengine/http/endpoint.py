@@ -14,7 +14,7 @@ from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.door.body import FIELDS, LARGE, decode
 from aengine.http.door.context import context_of
 from aengine.http.engine_like import EngineLike, StreamLike
-from aengine.http.fields.messages import TemplateOptions, tools_for_template
+from aengine.http.fields.messages import tools_for_template
 from aengine.http.fields.prompts import CandidateBudget, Prompt, cut
 from aengine.http.fields.tools import ToolUse
 from aengine.http.fields.unknown import NESTED, RequestBody
@@ -23,6 +23,7 @@ from aengine.http.streams import sse
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.reader import Reader
 from aengine.text.reading import AnswerReading
+from aengine.text.template.messages import TemplateOptions
 
 _MOST_FIELDS = 1000  # of a body; no API has a tenth of them, and each is looked up
 
@@ -92,7 +93,7 @@ class Endpoint:
 
         Raises `InvalidRequestError`, and `ContextLengthError` for `context` tokens or more.
         """
-        reading = self._reading(engine, tools, params, (options["template_kwargs"] or {}).get("enable_thinking"))
+        reading = self._reading(engine, tools, params, (options.get("template_kwargs") or {}).get("enable_thinking"))
         offered = tools_for_template(tools.offered) if tools.offered else None
         prompt = await engine.encode_chat(messages, tools=offered, context=context, **options)
         return RenderedChat(prompt.token_ids, prompt.opens_thought, reading)

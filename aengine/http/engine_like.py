@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from aengine.latency import Latencies
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
+from aengine.text.template.messages import TemplateOptions
 from aengine.text.tokens.settings import TokenizerInfo
 from aengine.timeline import Timeline
 from aengine.types import AdapterInfo, Classes, DeviceMemory, Embeddings, Fragment, Ranking, Scores, SleepMode, Stats
@@ -54,9 +55,8 @@ class TokenizerLike(Protocol):
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        context: int | None = None,
+        **options: Unpack[TemplateOptions],
     ) -> list[int]: ...
 
     @property
@@ -223,10 +223,8 @@ class EngineLike(Protocol):
         messages: list[dict[str, Any]],
         *,
         tools: list[dict[str, Any]] | None = None,
-        template_kwargs: dict[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         context: int | None = None,
+        **options: Unpack[TemplateOptions],
     ) -> ChatPrompt:
         """Render and tokenize a chat. Raises `InvalidRequestError` where it does not suit the chat template.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol, TypedDict
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from aengine.errors import InvalidRequestError
 from aengine.http.fields.unknown import RequestBody
+from aengine.text.template.messages import TemplateOptions
 
 _MEDIA = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
@@ -166,14 +167,6 @@ def tools_for_template(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | N
 Tools = Annotated[list[Tool], Meta(max_length=128)]
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-class TemplateOptions(TypedDict):
-    """Keyword arguments of `encode_chat`."""
-
-    template_kwargs: dict[str, Any] | None
-    add_generation_prompt: bool
-    continue_final_message: bool
 
 
 class OfATemplate(Protocol):

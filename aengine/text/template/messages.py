@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from aengine.errors import InvalidRequestError
 
 _MAX_DEPTH = 64
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class TemplateOptions(TypedDict, total=False):
+    """A request's options for its chat template, passed on from the API to `ChatTemplates.render`, which reads them."""
+
+    template_kwargs: Mapping[str, Any] | None  # variables of the template
+    add_generation_prompt: bool  # whether the text opens the assistant's next message; left out: it does
+    continue_final_message: bool  # whether the text ends with the last message's content; left out: it does not
 
 
 class CallsLayout(NamedTuple):

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from jinja2 import Template, meta
 from jinja2.exceptions import SecurityError
@@ -24,7 +24,7 @@ from aengine.text.template.layouts import (
     with_tools,
     with_written_calls,
 )
-from aengine.text.template.messages import TEXT_ARGUMENTS, CallsLayout, plain_data, plain_message
+from aengine.text.template.messages import TEXT_ARGUMENTS, CallsLayout, TemplateOptions, plain_data, plain_message
 from aengine.text.template.sandbox import (
     RaisedByTemplate,
     Sandbox,
@@ -126,9 +126,7 @@ class ChatTemplates:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        **options: Unpack[TemplateOptions],
     ) -> tuple[str, bool]:
         """Return the text of a chat, and whether special tokens in messages are written as stand-ins.
 
@@ -137,7 +135,8 @@ class ChatTemplates:
         template, and `CheckpointError` if the template does something forbidden.
         """
         template = self._choose(tools)
-        kwargs = self._checked_kwargs(template_kwargs or {})
+        kwargs = self._checked_kwargs(options.get("template_kwargs") or {})
+        continues = options.get("continue_final_message", False)
         if self._thinking and "enable_thinking" in kwargs:
             kwargs.setdefault("thinking", kwargs["enable_thinking"])  # some templates use this name
         if not messages:
@@ -158,11 +157,11 @@ class ChatTemplates:
         if self._harmony:
             plain, kwargs = harmony_messages(plain), harmony_kwargs(kwargs)
             offered = harmony_tools(offered) if isinstance(offered, list) else offered
-        end = _End(plain, messages[-1].get("content")) if continue_final_message else None
+        end = _End(plain, messages[-1].get("content")) if continues else None
         data = {
             "messages": plain,
             "tools": offered,
-            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "add_generation_prompt": options.get("add_generation_prompt", True) and not continues,
             "documents": None,
             **kwargs,
         }

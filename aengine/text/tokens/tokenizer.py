@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import anyio
 import msgspec
@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 from aengine.errors import AengineError, CheckpointError, ContextLengthError, InvalidRequestError
 from aengine.text.answer.parser import ChatPrompt, answer_format_of
 from aengine.text.template.control_tokens import ControlTokens, characters
+from aengine.text.template.messages import TemplateOptions
 from aengine.text.template.rendering import ChatTemplates
 from aengine.text.tokens.backend import apply_settings, decoder_of, library_errors, quoting_backend, read_backend
 from aengine.text.tokens.bounds import MAX_OUTPUT, is_quick, largest_growth, longest_token_bytes, minimum_tokens
@@ -198,7 +199,7 @@ class Tokenizer:
         hello = [{"role": "user", "content": "hello"}]
         with suppress(AengineError):  # the template refuses this chat, or any
             by_default, disabled, enabled = (
-                self._templates.render(hello, None, kwargs)
+                self._templates.render(hello, template_kwargs=kwargs)
                 for kwargs in (None, {"enable_thinking": False}, {"enable_thinking": True})
             )
             return by_default == disabled != enabled
@@ -208,10 +209,8 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         context: int | None = None,
+        **options: Unpack[TemplateOptions],
     ) -> list[int]:
         """Return the ids of a chat, rendered by the checkpoint's template. Nothing is added around it.
 
@@ -221,11 +220,9 @@ class Tokenizer:
         """
 
         def work(most: int) -> tuple[str, Backend, list[int] | None] | None:
-            if characters([messages, tools, template_kwargs], most) > most:
+            if characters([messages, tools, options.get("template_kwargs")], most) > most:
                 return None
-            text, quoted = self._templates.render(
-                messages, tools, template_kwargs, add_generation_prompt, continue_final_message
-            )
+            text, quoted = self._templates.render(messages, tools, **options)
             self._refuse_too_long(self._control.plain(text) if quoted else text, context)
             backend = self._quoting_backend if quoted else self._backend
             short = self.is_quick and len(text) <= INLINE_CHARACTERS
@@ -242,19 +239,15 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         context: int | None = None,
+        **options: Unpack[TemplateOptions],
     ) -> ChatPrompt:
         """Like encode_chat(), and find out whether the template or the last message opens a thought."""
-        token_ids = await self.encode_chat(
-            messages, tools, template_kwargs, add_generation_prompt, continue_final_message, context
-        )
+        token_ids = await self.encode_chat(messages, tools, context, **options)
         end = self.decode(token_ids[-_MARKER_TOKENS:], skip_special_tokens=False)
         markers = self.answer_format.thought_markers
         opens = end.rstrip().endswith(markers.begin)
-        if continue_final_message:
+        if options.get("continue_final_message", False):
             content = str(messages[-1].get("content"))
             opens = opens or content.rfind(markers.begin) > content.rfind(markers.end)
         return ChatPrompt(token_ids, opens)

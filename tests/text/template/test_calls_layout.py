@@ -41,7 +41,7 @@ def test_arguments_are_objects_or_texts(source: str, written: str, arguments: An
     [({"enable_thinking": True}, "yes"), ({"thinking": True}, "yes"), ({}, "no")],
 )
 def test_thinking_is_what_some_templates_call_it(kwargs: dict[str, Any], told: str) -> None:
-    assert templates(THINKING).render([{"role": "user", "content": "hi"}], None, kwargs)[0] == told
+    assert templates(THINKING).render([{"role": "user", "content": "hi"}], template_kwargs=kwargs)[0] == told
 
 
 # As Gemma 4's do: a turn has its calls, their results, its content, in this order. The first ones look for results in

@@ -33,7 +33,7 @@ class Chat:
 
     async def control(self, messages: Any, tools: Any = None, **kwargs: Any) -> list[str]:
         """The control tokens of a chat, after checking that its text is what the template makes of the messages."""
-        ids = await self.tokenizer.encode_chat(messages, tools, kwargs)
+        ids = await self.tokenizer.encode_chat(messages, tools, template_kwargs=kwargs)
         rendered = self._reference.apply_chat_template(
             messages, tools=tools, add_generation_prompt=True, tokenize=False, **kwargs
         )

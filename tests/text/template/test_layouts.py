@@ -94,7 +94,7 @@ def test_efforts_are_those_that_the_model_knows(asked: str | None, told: str) ->
     kwargs = None if asked is None else {"reasoning_effort": asked}
     templates = ChatTemplates("here", {"default": TEMPLATE}, {}, ControlTokens([], foreign=TEMPLATE), harmony=True)
     tools = [{"type": "function", "function": {"name": "f"}}]
-    text, _ = templates.render([{"role": "user", "content": "hi"}], tools, kwargs)
+    text, _ = templates.render([{"role": "user", "content": "hi"}], tools, template_kwargs=kwargs)
     assert text.startswith(f"Reasoning: {told} // f<")
 
 

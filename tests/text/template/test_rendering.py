@@ -76,7 +76,7 @@ class Pair:
         """Same ids, or both refuse; and tools that the template would leave out are refused here."""
         if tools and not self.ours.answer_format.sees_tools:
             with pytest.raises(InvalidRequestError, match="no place for tools"):
-                await self.ours.encode_chat(messages, tools, kwargs, prompt)
+                await self.ours.encode_chat(messages, tools, template_kwargs=kwargs, add_generation_prompt=prompt)
             return
         try:
             expected = self.theirs.apply_chat_template(
@@ -84,9 +84,12 @@ class Pair:
             )
         except (TemplateError, TypeError) as error:
             with pytest.raises(InvalidRequestError, match=re.escape(str(error))):
-                await self.ours.encode_chat(messages, tools, kwargs, prompt)
+                await self.ours.encode_chat(messages, tools, template_kwargs=kwargs, add_generation_prompt=prompt)
         else:
-            assert await self.ours.encode_chat(messages, tools, kwargs, prompt) == expected
+            assert (
+                await self.ours.encode_chat(messages, tools, template_kwargs=kwargs, add_generation_prompt=prompt)
+                == expected
+            )
 
 
 Make = Callable[..., Pair]
@@ -311,7 +314,7 @@ async def test_messages_that_do_not_suit_the_template_are_refused(make: Make, te
 )
 async def test_reserved_arguments_are_refused_by_name(make: Make, name: str) -> None:
     with pytest.raises(InvalidRequestError, match=name) as refused:
-        await make("x").ours.encode_chat(CHATS["one question"], None, {"enable_thinking": True, name: "x"})
+        await make("x").ours.encode_chat(CHATS["one question"], template_kwargs={"enable_thinking": True, name: "x"})
     assert refused.value.param == "chat_template_kwargs"
 
 

@@ -387,12 +387,12 @@ async def test_long_chats_do_not_stand_in_front_of_shorter_ones_to_be_rendered(
     begun, gate, rendering = threading.Event(), threading.Event(), [0]
     render = demo._templates.render
 
-    def held(messages: Any, *options: Any) -> tuple[str, bool]:
+    def held(messages: Any, *tools: Any, **options: Any) -> tuple[str, bool]:
         if messages[0]["content"] == "long":
             rendering[0] += 1
             begun.set()
             assert gate.wait(60)
-        return render(messages, *options)
+        return render(messages, *tools, **options)
 
     monkeypatch.setattr(demo._templates, "render", held)
     text, chat = "<" * 200_000, [{"role": "user", "content": "long"}]
