@@ -109,14 +109,14 @@ class TorchKernels:
     ) -> Tensor:
         k_cache, v_cache = cache
         kv_heads, dim = k_cache.shape[2:]
-        if heads.behind == "nothing":
+        if heads.kv == "nothing":
             kv_heads = 0
         split = qkv.view(qkv.shape[0], -1, dim)  # [tokens, heads + 2 * kv_heads, dim], or with the gates between
         if heads.gated:
             queries, rest = split.tensor_split([2 * heads.count], dim=1)
             split = torch.cat((queries[:, ::2], rest), dim=1)
         qk = split.narrow(1, 0, heads.count + kv_heads)
-        v = split.narrow(1, heads.count + (kv_heads if heads.behind == "both" else 0), kv_heads)
+        v = split.narrow(1, heads.count + (kv_heads if heads.kv == "both" else 0), kv_heads)
         if heads.v_norm:
             v = F.rms_norm(v.float(), (dim,), None, heads.eps).to(qkv.dtype)
         if heads.q_norm is not None:

@@ -501,7 +501,7 @@ def test_everything_small(compiler: Compiler) -> None:
             longs(7),
         )  # fmt: skip
         inputs.qk_norm_rope_store(
-            half(70, 40 * 512), Heads(32, half(512), half(512), 1e-6, v_norm=True, behind="keys"), single(4096, 512),
+            half(70, 40 * 512), Heads(32, half(512), half(512), 1e-6, v_norm=True, kv="keys"), single(4096, 512),
             longs(70), (half(100, 16, 8, 512), half(100, 16, 8, 512)), longs(70),
         )  # fmt: skip
         gather_pages.gather_pages(

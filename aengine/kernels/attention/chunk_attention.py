@@ -1,8 +1,8 @@
-"""Attention of prefill chunks over pages, for what a flash kernel does not take: latents, some widths of heads, scores
-that are capped or have sinks.
+"""Attention of prefill chunks over pages, for what flash kernels do not support.
 
-A tile's rows are the query heads of one KV head, of as many neighbouring tokens as it is high. Latents are one KV head
-of all heads: each is read once as key, and its beginning as value.
+These are latents, some head dims, and scores with a softcap or sinks. The rows of a tile are the query heads of one KV
+head for neighbouring tokens. Latents are a single KV head of all query heads. Each latent is read once as key, and its
+first part is the value.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.codes import LEAST, both_in_float16, divisor
-from aengine.kernels.attention.config import LatentConfig, chunk_config, chunk_rows
+from aengine.kernels.attention.config import chunk_config, chunk_rows
 from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.attention.softmax import softmax_step
 from aengine.kernels.kv_scales import FP8
@@ -24,7 +24,7 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
 LOG2_E = math.log2(math.e)
-LEAST_PAD = 256  # sequences: as many as run at once by default, so that one variant serves every step
+LEAST_PAD = 256  # sequences: as many as run by default, so that one variant serves every step
 
 
 @keep_variants
@@ -38,8 +38,8 @@ def _chunks_kernel(
     v_ptr,  # [pages, PAGE, KV_HEADS, DIM], with VALUES
     out_ptr,  # [tokens, KV_HEADS * GROUP, DIM]
     page_table_ptr,  # [seqs, ...] int32
-    seq_lens_ptr,  # [seqs] int32: contexts, their queries included
-    starts_ptr,  # [seqs + 1] int32: of each one's queries
+    seq_lens_ptr,  # [seqs] int32: context lengths, which include the queries
+    starts_ptr,  # [seqs + 1] int32: where each one's queries begin
     sinks_ptr,  # [KV_HEADS * GROUP] float32, with SINKS
     seqs,
     tiles,
@@ -51,16 +51,16 @@ def _chunks_kernel(
     cap,  # with SOFTCAP, in base 2 as `scale`
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    DIM: tl.constexpr,  # of values, and of the beginning of keys
-    MORE: tl.constexpr,  # that keys have behind it
-    VALUES: tl.constexpr,  # values are not the beginning of keys
+    DIM: tl.constexpr,  # of values; of keys, the first DIM elements
+    MORE: tl.constexpr,  # further elements of keys
+    VALUES: tl.constexpr,  # values are not the first part of keys
     PAGE: tl.constexpr,
     SEQS_PAD: tl.constexpr,
     DIM_PAD: tl.constexpr,
     MORE_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
-    RUN: tl.constexpr,  # keys of a block that are in one page for certain
+    RUN: tl.constexpr,  # neighbouring keys of a block that share a page
     STAGES: tl.constexpr,
     WINDOWED: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -71,11 +71,11 @@ def _chunks_kernel(
 ):
     WIDTH: tl.constexpr = DIM + MORE
     kv_head = tl.program_id(0) % KV_HEADS
-    place = tiles - 1 - tl.program_id(0) // KV_HEADS  # the last ones see the most, as a rule: they begin first
+    place = tiles - 1 - tl.program_id(0) // KV_HEADS  # the last ones usually see the most, so they begin first
     if OVERLAP:
         gdc_launch_dependents()
-        gdc_wait()  # before the starts as well: of a step outside of graphs its first layer makes them
-    # Which tile of which sequence this is: all sequences' tiles, end to end.
+        gdc_wait()  # before the starts as well: outside of graphs the first layer computes them
+    # Find the sequence and its tile. The tiles of all sequences are numbered in order.
     index = tl.arange(0, SEQS_PAD)
     exists = index < seqs
     first_token = tl.load(starts_ptr + index, mask=exists, other=0)
@@ -106,7 +106,7 @@ def _chunks_kernel(
         else:
             q_more = q
         row_scale = tl.full([BLOCK_M], scale, tl.float32)
-        if k_ptr.dtype.element_ty.is_fp8() and q.dtype == tl.bfloat16:  # which FP8 becomes in several instructions
+        if k_ptr.dtype.element_ty.is_fp8() and q.dtype == tl.bfloat16:  # FP8 to bfloat16 takes several instructions
             q, q_more, power = both_in_float16(q, q_more)
             row_scale = tl.maximum(row_scale * power, LEAST)
         best = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -122,10 +122,10 @@ def _chunks_kernel(
             run_slots = pages * PAGE if RUN == PAGE else pages * PAGE + (position + runs) % PAGE
             slots = tl.reshape(run_slots[:, None] + tl.arange(0, RUN)[None, :], [BLOCK])
             slots = (slots * KV_HEADS + kv_head)[:, None]
-            # One block ahead, so that the copies never wait for their addresses.
+            # Load page ids one block ahead, so that the copies never wait for their addresses.
             position += BLOCK
             pages = tl.load(table + (position + runs) // PAGE, mask=position + runs < most, other=0)
-            # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
+            # Mask hidden values, as a stale NaN in a page times a weight of zero is NaN.
             visible = (at < most)[:, None]
             inside = visible if DIM == DIM_PAD else visible & (columns < DIM)[None, :]
             k = tl.load(k_ptr + slots * WIDTH + columns[None, :], mask=inside, other=0.0).to(q.dtype)
@@ -169,17 +169,22 @@ def attend_chunks(
     window: int | None = None,
     scores: Scores = PLAIN,
     out: Tensor | None = None,
-    config: LatentConfig | None = None,
     value_scale: float = 1.0,
 ) -> Tensor:
-    """q [tokens, heads, width] (heads contiguous), k_cache [pages, page_size, kv_heads, width] (contiguous), v_cache
-    [pages, page_size, kv_heads, width], contiguous, or the first dim < width of each key; all of one dtype, or the
-    caches of FP8. page_table [seqs, ...] int32, seq_lens [seqs] int32, query_starts [seqs + 1] int32: each sequence's
-    queries are the last ones of its context -> [tokens, heads, dim].
+    """Return the attention of each sequence's queries, its context's last tokens: [tokens, heads, dim].
 
-    FP8 caches hold codes: the scale of keys is part of `scale`, which is above 0, and values are codes times
-    `value_scale`. scores: what becomes of them. Tokens outside of query_starts are left alone. Nothing is read on the
-    host. Raises ValueError where the layout is not this one.
+    Args:
+        q: [tokens, heads, width], heads contiguous.
+        k_cache: [pages, page_size, kv_heads, width], contiguous, in q's dtype or FP8.
+        v_cache: Like k_cache, or a view of the first dim < width elements of each key.
+        page_table: [seqs, ...] int32.
+        seq_lens: [seqs] int32, the context lengths.
+        query_starts: [seqs + 1] int32. Tokens outside of them are not touched.
+        scale: Above 0. With FP8 caches it includes the scale of keys.
+        scores: The softcap and the sinks.
+        value_scale: Value = code * value_scale in FP8 caches.
+
+    There is no host sync. Raises ValueError for another layout.
     """
     tokens, heads, width = q.shape
     page_size, kv_heads, dim = v_cache.shape[1:]
@@ -197,8 +202,8 @@ def attend_chunks(
     seqs, size, group, launch = len(seq_lens), q.element_size(), heads // kv_heads, launch_for(q.device)
     dim_pad, more_pad = max(16, power_of_two(dim)), max(16, power_of_two(max(1, width - dim)))
     height = chunk_rows(size, launch)
-    config = config or chunk_config(height, dim_pad + more_pad, dim_pad * values, size, launch)
-    tiles = -(-tokens * group // height) + seqs  # every sequence may leave one tile partly empty
+    config = chunk_config(height, dim_pad + more_pad, dim_pad * values, size, launch)
+    tiles = -(-tokens * group // height) + seqs  # one tile of every sequence may be partly empty
     _chunks_kernel[(tiles * kv_heads,)](
         q, k_cache, v_cache, out, page_table, seq_lens, query_starts,
         seq_lens if scores.sinks is None else scores.sinks,

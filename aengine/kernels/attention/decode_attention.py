@@ -1,13 +1,13 @@
-"""Attention of one query token per sequence over its pages: bandwidth is all that counts.
+"""Attention of one query token per sequence over its pages. Memory bandwidth limits it.
 
-The grid is one worker per place on the device, whatever the batch. Every worker reads the sequence lengths, lays all
-sequences' blocks of keys end to end, and takes an equal share of that line: the end of one sequence, some whole ones,
-the start of another. So the work is even for any mix of lengths, a captured graph replays at any context, and a
-sequence is split only where the borders of shares fall. The KV heads are a second axis of the grid: neighbours read the
-same pages at the same time.
+The grid has as many workers as run at once, for any batch. Every worker reads the sequence lengths, lays the blocks of
+all sequences end to end on a line, and takes an equal share: the end of one sequence, some whole ones, the start of
+another. So the work is even for any mix of lengths, a captured graph serves any context, and few sequences are split.
+The KV heads of a worker are neighbouring programs, which read the same pages at the same time.
 
-A sequence that lies in one share is written at once. Of a split one, each worker stores its part, and the last to
-arrive adds the parts up in order (the sum does not depend on who was last); where they are many, neighbours first.
+If a sequence is in one share, its result is written at once. Otherwise each worker stores its part, and the last to
+arrive adds up the parts in their order, so the sum does not depend on which one is last. Many parts are first added up
+in groups.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -41,12 +41,12 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
 LOG2_E = math.log2(math.e)
-REGISTERS = 65536  # of a processor
+REGISTERS = 65536  # of a multiprocessor
 
 
 @triton.jit
 def span_blocks(seq_len, start, window, BLOCK: tl.constexpr, WINDOWED: tl.constexpr):
-    """The blocks of what a query at seq_len - 1 sees: (first, count). An empty sequence counts one block."""
+    """Return the blocks (first, count) that a query at seq_len - 1 sees. An empty sequence counts one block."""
     low = start
     if WINDOWED:
         low = tl.maximum(seq_len - window, low)
@@ -66,10 +66,10 @@ def _decode_kernel(
     out_ptr,  # [rows, KV_HEADS * GROUP, DIM]
     page_table_ptr,  # [rows, ...] int32
     seq_lens_ptr,  # [rows] int32
-    starts_ptr,  # [rows] int32, with SHARED: positions below were attended to already
-    shared_out_ptr,  # [SHARED, rows, KV_HEADS * GROUP, DIM] float32: what they gave
-    shared_lse_ptr,  # [SHARED, rows, KV_HEADS * GROUP] float32: log2 of their weight
-    part_ptr,  # [2, 2 * workers, KV_HEADS, GROUP, DIM] float32: parts, sums of neighbours
+    starts_ptr,  # [rows] int32, with SHARED: the shared kernel covered positions below
+    shared_out_ptr,  # [SHARED, rows, KV_HEADS * GROUP, DIM] float32: its results
+    shared_lse_ptr,  # [SHARED, rows, KV_HEADS * GROUP] float32: log2 of their weights
+    part_ptr,  # [2, 2 * workers, KV_HEADS, GROUP, DIM] float32: parts, then sums of groups of parts
     weight_ptr,  # [2, 2 * workers, KV_HEADS, 2, GROUP] float32: maximum and total of each
     arrived_ptr,  # [2, 2 * workers, KV_HEADS] int32, zero between launches
     sinks_ptr,  # [KV_HEADS * GROUP] float32, with SINKS
@@ -84,19 +84,19 @@ def _decode_kernel(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,  # the power of two from there on
+    DIM_PAD: tl.constexpr,  # the next power of two from DIM
     PAGE: tl.constexpr,
     ROWS_PAD: tl.constexpr,
     GROUP_PAD: tl.constexpr,  # >= 8: the width of a matrix product
     MERGE_GROUP: tl.constexpr,  # power of two >= GROUP
-    MERGE: tl.constexpr,  # parts added up at a time
+    MERGE: tl.constexpr,  # parts added up in one step
     BLOCK: tl.constexpr,
-    PIECE: tl.constexpr,  # blocks of a share, at least
-    RUN: tl.constexpr,  # keys of a block that are in one page for certain
+    PIECE: tl.constexpr,  # blocks of a share at least
+    RUN: tl.constexpr,  # neighbouring keys of a block that share a page
     STAGES: tl.constexpr,
     WIDE: tl.constexpr,  # the caches have 2 ** 31 elements or more
     WINDOWED: tl.constexpr,
-    SHARED: tl.constexpr,  # parts of what the shared positions gave, a power of two; 0: nothing is shared
+    SHARED: tl.constexpr,  # parts of the shared result, a power of two; 0: nothing is shared
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -120,8 +120,8 @@ def _decode_kernel(
 
     group = tl.arange(0, GROUP_PAD)
     columns = tl.arange(0, DIM_PAD)
-    # A matrix product wants pairs of tokens side by side, FP8 values lie dimension by dimension: as pairs of dimensions
-    # they make two products over half of the columns each, and no byte is loaded alone.
+    # FP8 values are loaded as pairs of dimensions, and multiplied in two products over half of the columns each. So no
+    # byte is loaded alone, although a product needs pairs of tokens.
     FP8: tl.constexpr = v_ptr.dtype.element_ty.is_fp8()
     PAIRS: tl.constexpr = FP8 and DIM >= 32
     half = tl.arange(0, DIM_PAD // 2)
@@ -134,10 +134,10 @@ def _decode_kernel(
     position = (first + place - begin) * BLOCK
     pages = page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
     if OVERLAP:
-        # A worker without a share ends here: it leaves its place to the next kernel. The first one waits in any case.
+        # A worker without a share ends here, so that the next kernel gets its room. The first one always waits.
         if (place < end) | (worker == 0):
             gdc_wait()
-        # Only now: the weights that the next product asks for at once would stand in front of these keys and values.
+        # Not earlier: the next product loads its weights at once, and would delay these keys and values.
         gdc_launch_dependents()
 
     while place < end:
@@ -164,7 +164,7 @@ def _decode_kernel(
         capped_scale = row_scale
         if SOFTCAP:
             capped_scale = tl.full([GROUP_PAD], cap, tl.float32)
-        # Keys are the rows of every product and queries its columns: of these there are few, and eight are enough.
+        # Keys are the rows of every product and queries its columns: there are few queries, and 8 columns suffice.
         q = tl.trans(q)
         best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
         totals = tl.zeros([BLOCK, GROUP_PAD], tl.float32)
@@ -178,14 +178,14 @@ def _decode_kernel(
                 visible &= positions >= low
             if WIDE:
                 pages = pages.to(tl.int64)
-            # Each thread finds the slots of its own keys: no barrier.
+            # Each thread computes the slots of its own keys: no barrier.
             run_slots = pages * PAGE if RUN == PAGE else pages * PAGE + (position + runs) % PAGE
             slots = tl.reshape(run_slots[:, None] + tl.arange(0, RUN)[None, :], [BLOCK])
             k_offsets = (slots * (KV_HEADS * DIM))[:, None] + columns[None, :]
-            # One block ahead, so that the copies of K and V never wait for their addresses.
+            # Load page ids one block ahead, so that the copies of K and V never wait for their addresses.
             position += BLOCK
             pages = page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
-            # Past the end something finite or not: its score is replaced.
+            # Keys past the end may hold anything, because their scores are replaced.
             if DIM == DIM_PAD:
                 k = tl.load(k_head + k_offsets).to(q.dtype)
             else:
@@ -196,7 +196,7 @@ def _decode_kernel(
             scores = tl.where(visible[:, None], scores, float("-inf"))
             best, totals, shrink, weights = softmax_down(scores, capped_scale, best, totals)
             weights = weights.to(q.dtype)
-            # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
+            # Mask hidden values, as a stale NaN in a page times a weight of zero is NaN.
             if PAIRS:
                 v_offsets = (slots * (KV_HEADS * DIM // 2))[None, :] + half[:, None]
                 pairs = tl.load(v_pairs + v_offsets, mask=in_both(visible[None, :], half[:, None], DIM // 2), other=0)
@@ -214,7 +214,7 @@ def _decode_kernel(
         row_heads = row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP
         if (from_block == 0) & (to_block == count):
             if SHARED:
-                # Without the rows that only pad the matrix product.
+                # Drop the rows that pad the matrix product.
                 finish_row(
                     out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
                     unpadded(best, MERGE_GROUP), unpadded(total, MERGE_GROUP), unpadded(acc, MERGE_GROUP),
@@ -228,14 +228,14 @@ def _decode_kernel(
                 inside = in_both((group < GROUP)[:, None], columns[None, :], DIM)
                 tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
         else:
-            # A worker starts at most one row that it does not end (slot 1), and goes on with at most one that it did
-            # not start (slot 0). So of a row's parts, the first is in a slot 1 and the others are in slots 0.
+            # A worker starts at most one row that it does not end (slot 1), and continues at most one that it did not
+            # start (slot 0). So a row's first part is in some worker's slot 1, and its other parts are in slots 0.
             slot = (2 * worker + (from_block == 0).to(tl.int32)) * KV_HEADS + head
             store_part(part_ptr, weight_ptr, slot, best, total, acc, GROUP, DIM)
             first_worker = begin // share
             parts = (begin + count - 1) // share - first_worker + 1
-            # The last to arrive adds them up, MERGE at a time. Where that takes more than two rounds, the last of MERGE
-            # neighbours adds these up, and the last of those that did adds up their sums.
+            # The last to arrive adds them up, MERGE in one step. If that takes more than two steps, the last of each
+            # group of MERGE parts adds up the group, and the last of all groups adds up their sums.
             width = tl.where(parts <= 2 * MERGE, parts, MERGE)
             leader = (worker - first_worker) // width * width
             leader_slot = (2 * (first_worker + leader) + (leader == 0).to(tl.int32)) * KV_HEADS + head
@@ -247,7 +247,7 @@ def _decode_kernel(
                 )  # fmt: skip
                 finished = parts == width
                 if parts > width:
-                    sums = 2 * workers * KV_HEADS  # their slots and counters follow those of the parts
+                    sums = 2 * workers * KV_HEADS  # slots and counters of the sums follow those of the parts
                     store_part(part_ptr, weight_ptr, sums + leader_slot, merged_best, merged_total, merged, GROUP, DIM)
                     groups = tl.cdiv(parts, width)
                     finished = is_last(arrived_ptr + sums + (2 * first_worker + 1) * KV_HEADS + head, groups)
@@ -275,19 +275,18 @@ def _decode_kernel(
 
 @dataclass(frozen=True, slots=True)
 class SharedPart:
-    """What runs of pages that several rows share gave to each row: see `prefix_attention`.
+    """The attention of each row over the pages it shares with other rows, from `prefix_attention`.
 
-    starts [rows] int32: how many positions of the row were attended to (0: none). Their softmax comes in parts: values
-    out [parts, rows, heads, dim] float32, each divided by its weight, whose log2 is lse [parts, rows, heads] float32.
+    Its softmax is in parts.
     """
 
-    starts: Tensor
-    out: Tensor
-    lse: Tensor
+    starts: Tensor  # [rows] int32: how many leading positions of the row it covers; 0: none
+    out: Tensor  # [parts, rows, heads, dim] float32: the weighted mean of each part's values
+    lse: Tensor  # [parts, rows, heads] float32: log2 of each part's weight
 
 
 class PagedDecode:
-    """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
+    """The kernel and its scratch memory. All launches share the scratch, so they must be on one stream at a time."""
 
     def __init__(self) -> None:
         self._scratch: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
@@ -307,14 +306,20 @@ class PagedDecode:
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
     ) -> Tensor:
-        """q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table
-        [rows, ...] int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros, rows of length -1,
-        which must come last, are left alone.
+        """Return the attention of one query per row, [rows, heads, dim].
 
-        FP8 caches hold codes: the scale of keys is part of `scale`, which is above 0, and values are codes times
-        `value_scale`. scores: what becomes of them; beside `shared` they are plain.
+        Args:
+            q: [rows, heads, dim], heads contiguous.
+            k_cache, v_cache: [pages, page_size, kv_heads, dim], contiguous, in q's dtype or FP8.
+            page_table: [rows, ...] int32.
+            seq_lens: [rows] int32. Rows of length 0 give zeros. Rows of length -1 come last and are not touched.
+            scale: Above 0. With FP8 caches it includes the scale of keys.
+            window: How many positions a query sees, its own included. None: all.
+            shared: The result for pages that rows share; then scores are plain.
+            value_scale: Value = code * value_scale in FP8 caches.
+            scores: The softcap and the sinks.
 
-        Lengths are read on the device only. Raises ValueError where the layout is not this one.
+        There is no host sync. Raises ValueError for another layout.
         """
         rows, heads, dim = q.shape
         page_size, kv_heads = k_cache.shape[1:3]

@@ -1,4 +1,4 @@
-"""K and V of some sequences copied out of their pages, one after the other: what prefill attention reads fastest."""
+"""Copies K and V of some sequences out of their pages, one after the other, which prefill attention reads fastest."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from torch import Tensor
 from aengine.kernels.launch import power_of_two
 from aengine.kernels.variants import keep_variants
 
-# A kernel that reads whole tiles of keys looks up to so many tokens past a sequence's end. There it must find nothing
-# of another sequence: a NaN weighed with zero is still NaN.
+# A kernel that reads whole tiles of keys reads up to so many tokens past a sequence's end. These must not belong to
+# another sequence, as a NaN with a weight of zero is still NaN.
 GAP = 176
 TILE = 16
-LEAST_PAD = 256  # sequences: as many as run at once by default, so that one variant serves every step
+LEAST_PAD = 256  # sequences: as many as run by default, so that one variant serves every step
 
 
 @dataclass(slots=True)
 class GatherPlan:
-    """Where each sequence goes; the same for all layers of a step."""
+    """Where the copies of each sequence go. All layers of a step share it."""
 
-    skipped_pages: Tensor  # [seqs] int32: pages at the start of each sequence that are not copied
-    first_pages: Tensor  # [seqs + 1] int32: the first page of each sequence's place, and their total
+    skipped_pages: Tensor  # [seqs] int32: leading pages of each sequence that are not copied
+    first_pages: Tensor  # [seqs + 1] int32: the first page of each sequence's copy, and the total of pages
     starts: Tensor  # [seqs + 1] int32: the same in tokens
-    lens: Tensor  # [seqs] int32: how many tokens of each are copied
+    lens: Tensor  # [seqs] int32: how many tokens of each sequence are copied
 
 
 def gathered_tokens(length: int, page_size: int) -> int:
-    """How much room a sequence takes."""
+    """Return how many tokens of room a sequence takes."""
     return (-(-length // page_size) + -(-GAP // page_size)) * page_size if length else 0
 
 
 def plan_gather(seq_lens: Tensor, unseen: Tensor, page_size: int) -> GatherPlan:
-    """Give each sequence a place. Nothing is read on the host.
+    """Plan the copies of all sequences, without a host sync.
 
-    seq_lens [seqs] int32: sequences of length 0 take no room. unseen [seqs] int32: tokens at the start of each that
-    need not be copied, as their queries have a window.
+    seq_lens: [seqs] int32; sequences of length 0 take no room. unseen: [seqs] int32, leading tokens that no query sees
+    because of a window.
     """
     skipped_pages = unseen // page_size
     lens = seq_lens - skipped_pages * page_size
@@ -48,7 +48,7 @@ def plan_gather(seq_lens: Tensor, unseen: Tensor, page_size: int) -> GatherPlan:
     return GatherPlan(skipped_pages, first_pages, first_pages * page_size, lens)
 
 
-# Slices of a batch begin anywhere: no variants by the alignment of what is read a number at a time.
+# Read one number at a time. Slices of a batch may begin anywhere: no variants for their alignment.
 @keep_variants
 @triton.jit(
     do_not_specialize=["table_stride", "seqs"],
@@ -109,13 +109,15 @@ def gather_pages(
     v_out: Tensor,
     value_scale: float = 1.0,
 ) -> None:
-    """Copy each sequence's K and V, but for skipped pages, to its place in k_out and v_out.
+    """Copy each sequence's K and V, except skipped pages, to where `plan` says, and fill the gaps with zeros.
 
-    Zeros follow between its end and the next place.
-
-    caches [pages, page_size, kv_heads, dim], contiguous; page_table [seqs, ...] int32; seq_lens [seqs] int32;
-    k_out, v_out [tokens, kv_heads, dim], contiguous: room for all places, which are not checked. Of the caches' dtype,
-    or, where the caches are FP8, of another: then keys are the codes, and values the codes times `value_scale`.
+    Args:
+        k_cache, v_cache: [pages, page_size, kv_heads, dim], contiguous.
+        page_table: [seqs, ...] int32.
+        seq_lens: [seqs] int32.
+        k_out, v_out: [tokens, kv_heads, dim], contiguous, with room for all copies, which is not checked. They have the
+            caches' dtype. If the caches are FP8, they may have another: then keys are the codes themselves, and values
+            are the codes times `value_scale`.
     """
     page_size = k_cache.shape[1]
     row = k_cache.shape[2] * k_cache.shape[3]

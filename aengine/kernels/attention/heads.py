@@ -1,4 +1,4 @@
-"""How attention heads lie in a projection, and what a layer does with scores."""
+"""How attention heads are arranged in a projection, and what a layer does with scores."""
 
 from __future__ import annotations
 
@@ -10,28 +10,34 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Query heads, and the norm that each head of queries and keys has before the rotation."""
+    """The query heads of a projection, and the norms of heads before the rotation.
 
-    count: int  # of queries; those of keys and values are as many as the cache has
-    q_norm: Tensor | None = None  # [dim], both or neither; where there are no keys, there is none of theirs
+    The cache says how many KV heads there are.
+    """
+
+    count: int  # of query heads
+    q_norm: Tensor | None = None  # [dim]; both norms or neither, but without keys only this one
     k_norm: Tensor | None = None
     eps: float = 0.0
-    gated: bool = False  # each query head of the projection is followed by a gate, which is left where it is
-    v_norm: bool = False  # whether values are normed as well, without a weight
-    # What the projection has behind the queries: keys and values; keys, which are values before norm and rotation as
-    # well; or nothing, and nothing is written.
-    behind: Literal["both", "keys", "nothing"] = "both"
+    gated: bool = False  # a gate follows each query head in the projection, and is skipped
+    v_norm: bool = False  # whether values have a norm without a weight
+    # What follows the queries in the projection: keys and values; keys, which are also the values before norm and
+    # rotation; or nothing, and then nothing is written to the cache.
+    kv: Literal["both", "keys", "nothing"] = "both"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentHeads:
-    """weight [rank]: of the norm of latents. rotated: numbers behind the first `rank` of a latent, and at the end of
-    each query head, that are turned; interleaved: neighbours are pairs, else those half of `rotated` apart."""
+    """The norm of latents, and which elements are rotated.
 
-    weight: Tensor
+    A latent has `rank` elements, which are normed, and then `rotated` ones. Of each query head the last `rotated` ones
+    are rotated.
+    """
+
+    weight: Tensor  # [rank]
     eps: float
     rotated: int
-    interleaved: bool
+    interleaved: bool  # pairs are neighbours; else elements that are half of `rotated` apart
 
     @property
     def rank(self) -> int:
@@ -40,11 +46,10 @@ class LatentHeads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """softcap c: a score s becomes c * tanh(s / c). sinks [heads] float32: one more score of each head's queries, that
-    of a key whose value is zero; nothing is done to it. None: there is no such thing."""
+    """What a layer does with scores besides scaling them."""
 
-    softcap: float | None = None
-    sinks: Tensor | None = None
+    softcap: float | None = None  # c: a score s becomes c * tanh(s / c)
+    sinks: Tensor | None = None  # [heads] float32: a further score of each head's queries, whose value is zero
 
     @property
     def plain(self) -> bool:

@@ -1,4 +1,4 @@
-"""Per-head norm of queries and keys, rotary embedding, and the write into the KV pages, as one kernel."""
+"""What attention reads, made of projections: norms, rotations, and the writes into the KV pages, in one kernel each."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from aengine.kernels.variants import keep_variants
 
 @triton.jit
 def _weighted(x, scale, weight):
-    """Rounded to the model's dtype before the weight, as the reference does."""
+    """Round to the model's dtype before the weight, like the reference."""
     return ((x.to(tl.float32) * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)[None, :]).to(x.dtype)
 
 
 @triton.jit
 def _load_halves(ptr, low_columns, high_columns, exists, PRESENT: tl.constexpr):
-    """exists: which of the columns there are, None: all of them."""
+    """Load both halves of heads. exists: which columns there are, None: all."""
     low = tl.zeros(low_columns.shape, ptr.dtype.element_ty)
     high = low
     if PRESENT and exists is None:
@@ -39,8 +39,9 @@ def _load_halves(ptr, low_columns, high_columns, exists, PRESENT: tl.constexpr):
 
 @triton.jit
 def _store_halves(ptr, low, high, heads, offset, mask, low_columns, high_columns, exists, DIM: tl.constexpr):
-    """low and high [TILE, DIM / 2 or its padding] into their columns of heads `offset + heads` of a tensor [..., DIM];
-    exists: as `_load_halves`.
+    """Store both halves [TILE, DIM / 2, padded] of heads `offset + heads` to a tensor [..., DIM].
+
+    exists: as in `_load_halves`.
     """
     if exists is not None:
         mask = mask & exists[None, :]
@@ -52,7 +53,7 @@ def _store_halves(ptr, low, high, heads, offset, mask, low_columns, high_columns
 @keep_variants
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _qk_norm_rope_store_kernel(
-    qkv_ptr,  # [tokens, HEADS + 2 * KV_HEADS, DIM], or KEYS_ARE_VALUES; GATED: behind each of HEADS one to skip
+    qkv_ptr,  # [tokens, heads, DIM]: HEADS (GATED: each followed by one to skip), then keys, then values
     q_weight_ptr,  # [DIM], with Q_NORM
     k_weight_ptr,  # [DIM], with K_NORM
     cos_sin_ptr,  # [max_positions, ROTATED] float32: cosines, then sines
@@ -68,9 +69,9 @@ def _qk_norm_rope_store_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
-    HALF_PAD: tl.constexpr,  # the power of two from DIM / 2 on
-    ROTATED: tl.constexpr,  # of a head's elements, the first ones
-    VECTOR: tl.constexpr,  # neighbours among the columns, which begin at a multiple of as many
+    HALF_PAD: tl.constexpr,  # the next power of two from DIM / 2
+    ROTATED: tl.constexpr,  # how many elements of a head, the first ones, are rotated
+    VECTOR: tl.constexpr,  # contiguous columns, which begin at a multiple of VECTOR
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     TILE: tl.constexpr,
@@ -81,7 +82,7 @@ def _qk_norm_rope_store_kernel(
 ):
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    # Pairs: element i turns with i + ROTATED / 2; of those that are not turned, any two.
+    # Element i is rotated with i + ROTATED / 2. Elements that are not rotated form any pairs.
     columns = tl.arange(0, HALF_PAD)
     exists = None
     if HALF_PAD != DIM // 2:
@@ -108,7 +109,7 @@ def _qk_norm_rope_store_kernel(
     else:
         cos = tl.load(angle, mask=exists, other=1.0)[None, :]
         sin = tl.load(angle + DIM // 2, mask=exists, other=0.0)[None, :]
-    # Out of memory, as every layer has its own: on their way while the product before this ends.
+    # Weights are loaded before the wait, while the product before this kernel ends.
     q_low, q_high = _load_halves(q_weight_ptr, low_columns, high_columns, exists, Q_NORM)
     k_low, k_high = _load_halves(k_weight_ptr, low_columns, high_columns, exists, K_NORM)
     if OVERLAP:
@@ -161,9 +162,7 @@ def _qk_norm_rope_store_kernel(
 
 
 def _tile(tokens: int, heads: int) -> int:
-    """Heads of a program. Many tokens fill the device with programs of as many as leave no threads idle; few need the
-    heads spread.
-    """
+    """Return how many heads a program has: for many tokens so many that few threads are idle, for few tokens fewer."""
     if tokens < 64:
         return min(4, power_of_two(heads))
     return min((16, 8, 4), key=lambda tile: -(-heads // tile) * tile) if heads > 8 else power_of_two(heads)
@@ -179,18 +178,23 @@ def qk_norm_rope_store(
     scales: KVScales = NO_SCALES,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Norm (where the heads have weights), rotate, and write K and V at `slots`; returns q [tokens, heads, dim].
+    """Norm and rotate q and k, write K and V to the cache, and return q [tokens, heads, dim].
 
-    qkv [tokens, (heads + 2 kv_heads) * dim], or with a gate behind each head of q, its last axis contiguous; cos_sin
-    [max_positions, rotated] float32, the cosines, then the sines, of the first elements of each head; cache: of K and
-    of V, [pages, page_size, kv_heads, dim], contiguous; slots [tokens] = page * page_size + offset; scales: of an FP8
-    cache; out: where q goes, contiguous.
-    Raises ValueError where the caches are not contiguous or dim is odd.
+    Args:
+        qkv: [tokens, width] as `heads` says, its last axis contiguous.
+        cos_sin: [max_positions, rotated] float32: the cosines, then the sines, of each head's first elements.
+        positions: [tokens].
+        cache: Of K and of V, [pages, page_size, kv_heads, dim], contiguous.
+        slots: [tokens], page * page_size + offset.
+        scales: Of an FP8 cache.
+        out: Takes q; contiguous.
+
+    Raises ValueError if the caches are not contiguous or dim is odd.
     """
     tokens = qkv.shape[0]
     k_cache, v_cache = cache
     kv_heads, dim = k_cache.shape[2:]
-    if heads.behind == "nothing":
+    if heads.kv == "nothing":
         kv_heads = 0
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("the KV caches must be contiguous")
@@ -208,7 +212,7 @@ def qk_norm_rope_store(
             qkv.stride(0),
             HEADS=heads.count, KV_HEADS=kv_heads, DIM=dim, HALF_PAD=half_pad, ROTATED=cos_sin.shape[1],
             VECTOR=vector, Q_NORM=heads.q_norm is not None, K_NORM=heads.k_norm is not None,
-            TILE=tile, OVERLAP=overlap, GATED=heads.gated, V_NORM=heads.v_norm, KEYS_ARE_VALUES=heads.behind == "keys",
+            TILE=tile, OVERLAP=overlap, GATED=heads.gated, V_NORM=heads.v_norm, KEYS_ARE_VALUES=heads.kv == "keys",
             num_warps=max(1, tile * half_pad // 256), launch_pdl=overlap,
         )  # fmt: skip
     return q
@@ -238,7 +242,7 @@ def _latent_inputs_kernel(
     HEADS_PAD: tl.constexpr,
     RANK_PAD: tl.constexpr,
     HALF_PAD: tl.constexpr,
-    INTERLEAVED: tl.constexpr,  # neighbours are pairs to be rotated
+    INTERLEAVED: tl.constexpr,  # pairs are neighbours
     OVERLAP: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -260,7 +264,7 @@ def _latent_inputs_kernel(
     latent = latent_ptr + token * latent_stride
     wide = tl.load(latent + columns, mask=columns < RANK, other=0.0).to(tl.float32)
     scale = tl.math.rsqrt(tl.sum(wide * wide, axis=0) / RANK + eps)
-    # Rounded to the model's dtype before the weight, as the reference does.
+    # Round to the model's dtype before the weight, like the reference.
     normed = ((wide * scale).to(dtype).to(tl.float32) * weight).to(dtype)
     kind = cache_ptr.dtype.element_ty
     tl.store(kept + columns, as_kept(normed, inverse, kind), mask=columns < RANK)
@@ -284,12 +288,12 @@ def latent_inputs(
     latents: Tensor, q: Tensor, heads: LatentHeads, cos_sin: Tensor, positions: Tensor, cache: Tensor, slots: Tensor,
     out: Tensor, scale: float = 1.0,
 ) -> None:  # fmt: skip
-    """As `Kernels.latent_inputs`, of a cache of q's dtype or of FP8."""
+    """Like `Kernels.latent_inputs`, for a cache of q's dtype or FP8. Raises ValueError for another layout."""
     tokens = len(latents)
     if cache.dtype not in (q.dtype, FP8) or not (
         cache.is_contiguous() and out.is_contiguous() and latents.stride(1) == 1
     ):
-        raise ValueError(f"a cache of {cache.dtype} for {q.dtype}, or one that is not contiguous")
+        raise ValueError(f"the cache must be contiguous, in {q.dtype} or FP8, got {cache.dtype}")
     q = q.contiguous()
     overlap = launch_for(q.device).overlap
     if tokens:

@@ -1,8 +1,7 @@
-"""Attention of single queries over pages of latents: each is read once by a tile of heads, as key and as value.
+"""Attention of single queries over pages of latents. A tile of heads reads each latent once, as key and as value.
 
-The work is shared out as in `decode_attention`: all rows' blocks of latents lie end to end on a line, of which each
-program takes an equal piece, and a row is split only where the borders of pieces fall. What programs made of pieces of
-a row is added up by a second launch, in order.
+Work is divided as in `decode_attention`: the blocks of all rows are on one line, of which each worker takes an equal
+share. A second launch adds up the parts of split rows, in their order: parts are so large that many programs should.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -17,19 +16,19 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.codes import LEAST, PAIRS_ASM, both_in_float16, code_pairs, divisor
-from aengine.kernels.attention.config import LatentConfig, latent_decode_config, merge_spans, tile_heads
+from aengine.kernels.attention.config import latent_decode_config, merge_spans, tile_heads
 from aengine.kernels.attention.softmax import merge_parts, page_ids, softmax_down, store_part, take_share
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
 LOG2_E = math.log2(math.e)
-MERGED = 8192  # elements of parts that a program adds up at a time
+MERGED = 8192  # elements of parts that a program adds up in one step
 
 
 @triton.jit
 def _block_counts(seq_lens_ptr, rows, ROWS_PAD: tl.constexpr, BLOCK: tl.constexpr):
-    """Blocks of each row, at least one, and none of rows that are not there: [ROWS_PAD]."""
+    """Return the blocks of each row, at least one, but zero for rows of length -1: [ROWS_PAD]."""
     index = tl.arange(0, ROWS_PAD)
     lens = tl.load(seq_lens_ptr + index, mask=index < rows, other=-1)
     return tl.where(lens >= 0, tl.maximum(tl.cdiv(lens, BLOCK), 1), 0)
@@ -65,7 +64,7 @@ def _decode_kernel(
     RANK_PAD: tl.constexpr,
     TURNED_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
-    RUN: tl.constexpr,  # latents of a block that are in one page for certain
+    RUN: tl.constexpr,  # neighbouring latents of a block that share a page
     STAGES: tl.constexpr,
     WIDE: tl.constexpr,  # the cache has 2 ** 31 elements or more
     PRECISION: tl.constexpr,
@@ -73,8 +72,8 @@ def _decode_kernel(
     OVERLAP: tl.constexpr,
 ):
     WIDTH: tl.constexpr = RANK + TURNED
-    # Of FP8 latents pairs of neighbours are loaded, and made two numbers of half the columns each: so both products
-    # read them as they lie, of which the second wants rows side by side.
+    # FP8 latents are loaded as pairs of neighbours and split into two tensors of half the columns. So both products can
+    # read them as they are, although the second one needs pairs of rows.
     CODES: tl.constexpr = cache_ptr.dtype.element_ty.is_fp8()
     cache_pairs = cache_ptr.to(tl.pointer_type(tl.int16)) if CODES else cache_ptr
     half = tl.arange(0, RANK_PAD // 2)
@@ -106,7 +105,7 @@ def _decode_kernel(
         pages = page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
         q_rows = q_ptr + row.to(tl.int64) * q_stride + head[:, None] * WIDTH
         row_scale = tl.full([GROUP_PAD], scale, tl.float32)
-        # Latents are the rows of every product and queries its columns: of these there are few.
+        # Latents are the rows of every product and queries, which are few, its columns.
         q_turned = tl.load(q_rows + RANK + turned[None, :], mask=known[:, None] & (turned < TURNED)[None, :], other=0.0)
         q = tl.load(q_rows + columns[None, :], mask=known[:, None] & (columns < RANK)[None, :], other=0.0)
         if CODES and q.dtype == tl.bfloat16:
@@ -127,10 +126,10 @@ def _decode_kernel(
                 pages = pages.to(tl.int64)
             run_slots = pages * PAGE if RUN == PAGE else pages * PAGE + (position + runs) % PAGE
             slots = tl.reshape(run_slots[:, None] + tl.arange(0, RUN)[None, :], [BLOCK])
-            # One block ahead, so that the copies never wait for their addresses.
+            # Load page ids one block ahead, so that the copies never wait for their addresses.
             position += BLOCK
             pages = page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
-            # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
+            # Mask hidden latents, as a stale NaN in a page times a weight of zero is NaN.
             if CODES:
                 inside = visible[:, None] if RANK == RANK_PAD else visible[:, None] & (2 * half < RANK)[None, :]
                 pairs = tl.load(cache_pairs + (slots * (WIDTH // 2))[:, None] + half[None, :], mask=inside, other=0)
@@ -162,8 +161,8 @@ def _decode_kernel(
             inside = known[:, None] & (columns < RANK)[None, :]
             tl.store(out, (acc / safe[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
         else:
-            # A worker starts at most one row that it does not end (slot 1), and goes on with at most one that it did
-            # not start (slot 0).
+            # A worker starts at most one row that it does not end (slot 1), and continues at most one that it did not
+            # start (slot 0).
             slot = (2 * worker + (from_block == 0).to(tl.int32)) * TILES + tile
             store_part(part_ptr, weight_ptr, slot, best, total, acc, GROUP, RANK_PAD)
         place = begin + to_block
@@ -188,12 +187,11 @@ def _merge_kernel(
     RANK_PAD: tl.constexpr,
     ROWS_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,  # of a tile that a program adds up
-    COLUMNS: tl.constexpr,  # of each head that it does
-    PARTS: tl.constexpr,  # at a time
+    HEADS: tl.constexpr,  # of a tile that a program handles
+    COLUMNS: tl.constexpr,  # of each head that a program handles
+    PARTS: tl.constexpr,  # added up in one step
     OVERLAP: tl.constexpr,
 ):
-    """Row 0 of the grid's first axis is the first of all rows that may be split, and so on."""
     row = tl.program_id(0)
     spans: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     tile = tl.program_id(1) // spans
@@ -230,12 +228,12 @@ def _merge_kernel(
             head += tile * GROUP
             out = out_ptr + (row.to(tl.int64) * heads + head)[:, None] * RANK + column[None, :]
             inside = (known & (head < heads))[:, None] & (column < RANK)[None, :]
-            safe = tl.where(total == 0.0, 1.0, total) / value_scale  # zero: of heads that are not there
+            safe = tl.where(total == 0.0, 1.0, total) / value_scale  # zero for heads that do not exist
             tl.store(out, (acc / safe[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 class LatentDecode:
-    """The kernels and their scratch memory. One stream at a time: launches share the scratch."""
+    """The kernels and their scratch memory. All launches share the scratch, so they must be on one stream at a time."""
 
     def __init__(self) -> None:
         self._scratch: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
@@ -249,16 +247,20 @@ class LatentDecode:
         seq_lens: Tensor,
         scale: float,
         out: Tensor | None = None,
-        config: LatentConfig | None = None,
         value_scale: float = 1.0,
     ) -> Tensor:
-        """q [rows, heads, width] (heads contiguous), cache [pages, page_size, 1, width] (contiguous) of q's dtype, or
-        FP8, of which the first `rank` of each latent are its value; page_table [rows, ...] int32, seq_lens [rows] int32
-        -> [rows, heads, rank]; rows of length 0 give zeros, rows of length -1, which must come last, are left alone.
+        """Return the attention of one query per row over latents, [rows, heads, rank].
 
-        FP8 caches hold codes, for even `rank` and width: the scale of keys is part of `scale`, which is above 0, and
-        values are codes times `value_scale`, which is 1 for other caches. Lengths are read on the device only. Raises
-        ValueError where the layout is not this one.
+        Args:
+            q: [rows, heads, width], heads contiguous.
+            cache: [pages, page_size, 1, width], contiguous, in q's dtype, or FP8 if width and rank are even.
+            rank: The first elements of a latent, which are its value.
+            page_table: [rows, ...] int32.
+            seq_lens: [rows] int32. Rows of length 0 give zeros. Rows of length -1 come last and are not touched.
+            scale: Above 0. With an FP8 cache it includes the scale of keys.
+            value_scale: Value = code * value_scale in an FP8 cache; 1 for other caches.
+
+        There is no host sync. Raises ValueError for another layout.
         """
         rows, heads, width = q.shape
         codes = cache.dtype == FP8
@@ -275,7 +277,7 @@ class LatentDecode:
         tiles, group_pad = -(-heads // group), max(16, power_of_two(group))
         rank_pad = max(32 if codes else 16, power_of_two(rank))
         turned_pad = max(16, power_of_two(width - rank))
-        config = config or latent_decode_config(rows, group_pad, rank_pad + turned_pad, size, launch, codes)
+        config = latent_decode_config(rows, group_pad, rank_pad + turned_pad, size, launch, codes)
         workers = max(1, launch.processors * config.crowd // tiles)
         parts, weights = self._scratch_for(q.device, workers, tiles, group, rank_pad)
         page_size = cache.shape[1]

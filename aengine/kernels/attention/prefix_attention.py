@@ -1,9 +1,9 @@
-"""Attention to runs of pages that several rows share: each run is read once for all its rows.
+"""Attention over runs of pages that several rows share. Each run is read once for all its rows.
 
-The queries of a group's rows form one matrix, BLOCK_M of them to a tile; a tile against a block of the run's keys is a
-matrix product. Each run is cut into the same number of parts, so that few tiles still fill the device. A part's result
-is its share of a softmax: values, and the log of their weight. `PagedDecode` folds the parts into what each row's own
-pages give.
+The queries of a group's rows form one matrix, in tiles of BLOCK_M. A tile times a block of keys is a matrix product.
+Every run is divided into the same number of parts, so that a few tiles fill the device. The result of a part is a share
+of a softmax: values, and the log of their weight. `PagedDecode` merges the parts with the attention over each row's own
+pages.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -23,7 +23,7 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
 MOST_PARTS = 16
-RESERVED = 2048  # bytes of shared memory beside the tiles: what is exchanged within a program
+RESERVED = 2048  # bytes of shared memory for exchanges within a program, besides the tiles
 
 
 @keep_variants
@@ -46,7 +46,7 @@ def _prefix_kernel(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,  # the power of two from there on
+    DIM_PAD: tl.constexpr,  # the next power of two from DIM
     PAGE: tl.constexpr,
     GROUPS_PAD: tl.constexpr,
     PARTS: tl.constexpr,
@@ -56,13 +56,13 @@ def _prefix_kernel(
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    # Heads and parts of one tile are neighbours: they read the same queries, and pages at the same time.
+    # Heads and parts of a tile are neighbouring programs, which read the same queries and pages at the same time.
     head = tl.program_id(0) % KV_HEADS
     part = tl.program_id(0) // KV_HEADS % PARTS
     place = tl.program_id(0) // (KV_HEADS * PARTS)
     if OVERLAP:
         gdc_launch_dependents()
-    # Which tile of which group this is: all groups' tiles, end to end.
+    # Find the group and its tile. The tiles of all groups are numbered in order.
     index = tl.arange(0, GROUPS_PAD)
     exists = index < groups
     sizes = tl.load(starts_ptr + index + 1, mask=exists, other=0) - tl.load(starts_ptr + index, mask=exists, other=0)
@@ -116,41 +116,41 @@ def _prefix_kernel(
             tl.store(lse_ptr + out, best + tl.math.log2(total), mask=used)
             tl.store(out_ptr + out[:, None] * DIM + columns[None, :], acc / total[:, None], mask=inside)
         else:
-            # A part without blocks weighs nothing, and its values are never looked at.
+            # A part without blocks has no weight, and its values are not read.
             tl.store(lse_ptr + out, best, mask=used)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedRuns:
-    """Which rows of a batch share which leading positions. All int32 on the device; unused groups have no members.
+    """Which rows of a batch share which leading positions. All int32 on the device. Unused groups have no members.
 
-    A row is in at most one group. All rows of a group name the same pages for the first `lens` positions in their page
-    tables; `lens` counts whole pages and leaves each row at least its newest token.
+    A row is in at most one group. All rows of a group have the same pages for their first `lens` positions. `lens`
+    counts whole pages, and does not include a row's newest token.
     """
 
     members: Tensor  # [rows]: row numbers, group after group
     group_starts: Tensor  # [groups + 1]: where each group's members begin
     lens: Tensor  # [groups]: positions that the group shares
-    starts: Tensor  # [rows]: the same per row, 0 for rows of no group
+    starts: Tensor  # [rows]: `lens` of each row's group, 0 without a group
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixConfig:
-    """block_m: queries of a tile; block: keys at a time; crowd: programs on each processor at once."""
+    """How the kernel divides its work."""
 
-    block_m: int
-    block: int
-    stages: int
+    block_m: int  # queries of a tile
+    block: int  # keys of an iteration
+    stages: int  # of the copy pipeline
     warps: int
-    crowd: int
+    crowd: int  # programs on each processor at once
 
     def shared_memory(self, dim: int, element_size: int) -> int:
-        """Bytes: the queries, and the keys and values that are on their way."""
+        """Return the bytes for the queries, and for the keys and values of all stages."""
         return (self.block_m + 2 * self.block * (self.stages - 1)) * dim * element_size
 
 
 def prefix_config(queries: int, dim: int, element_size: int, shared_memory: int) -> PrefixConfig:
-    """queries: most that a group can have for one KV head; dim: as it is padded; shared_memory: bytes of a program."""
+    """queries: of a group at most, for one KV head. dim: padded. shared_memory: bytes that a program may have."""
     config = _measured(queries, dim, element_size)
     while config.shared_memory(dim, element_size) > shared_memory and config.block > 16:
         if config.block_m > 16:
@@ -179,11 +179,11 @@ def attend_shared(
     scale: float,
     config: PrefixConfig | None = None,
 ) -> SharedPart:
-    """What the shared runs give to each row, for `PagedDecode(shared=...)` of the same q, caches and page table.
+    """Return the attention of each row over its shared run, for `PagedDecode` with the same q, caches and page table.
 
-    q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table
-    [rows, ...] int32. Of FP8 caches, in codes, whose scale of values `PagedDecode` applies. Not for layers with a
-    sliding window.
+    q [rows, heads, dim] has contiguous heads; the caches [pages, page_size, kv_heads, dim] are contiguous; page_table
+    is [rows, ...] int32. With FP8 caches the result is in codes: `PagedDecode` applies the scale of values. Layers with
+    a sliding window are not supported.
     """
     rows, heads, dim = q.shape
     page_size, kv_heads = k_cache.shape[1:3]
@@ -197,7 +197,7 @@ def attend_shared(
         parts //= 2
     out = torch.empty(parts, rows, heads, dim, dtype=torch.float32, device=q.device)
     lse = torch.empty(parts, rows, heads, dtype=torch.float32, device=q.device)
-    # Every group may leave one tile partly empty.
+    # One tile of every group may be partly empty.
     _prefix_kernel[((tiles + groups) * parts * kv_heads,)](
         q, k_cache, v_cache, out, lse, page_table, runs.members, runs.group_starts, runs.lens,
         rows, groups, page_table.stride(0), q.stride(0), scale * LOG2_E,

@@ -1,4 +1,8 @@
-"""Softmax over keys that come block by block, and over parts of them."""
+"""Softmax over blocks of keys, and over the parts of rows that several programs share.
+
+Softmax is in base 2. A part of a row has its maximum (`best`), the total of its weights, and the weighted values
+(`acc`).
+"""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -11,11 +15,11 @@ from aengine.kernels.attention.codes import divisor
 
 @triton.jit
 def softmax_down(scores, scale, best, totals):
-    """One block of keys, its rows, into a running softmax in base 2; queries that have seen nothing stay at -inf and 0.
+    """Add a block of keys to a running softmax. Queries that have seen no key stay at -inf and 0.
 
-    scores [keys, queries] are to be multiplied with scale [queries], best [queries] has been; totals [keys, queries]
-    add up to the whole, so that a step adds nothing up. Returns the new best and totals, what the values so far are
-    to be multiplied with, and the block's weights.
+    scores [keys, queries] are not scaled yet by scale [queries]; best [queries] is. totals [keys, queries] are summed
+    over the keys only in the end. Returns the new best and totals, a factor for the values so far, and the block's
+    weights.
     """
     new_best = tl.maximum(best, tl.max(scores, axis=0) * scale)
     safe = tl.where(new_best == float("-inf"), 0.0, new_best)
@@ -26,7 +30,7 @@ def softmax_down(scores, scale, best, totals):
 
 @triton.jit
 def with_sink(best, total, sinks_ptr, GROUP: tl.constexpr):
-    """The total [heads] of a softmax in base 2, and one more score of each head, which has no value."""
+    """Return the total [heads] of a softmax with one more score for each head, which has no value."""
     group = tl.arange(0, total.shape[0])
     sink = tl.load(sinks_ptr + group, mask=group < GROUP, other=0.0) * 1.4426950408889634
     return total + tl.math.exp2(sink - best)
@@ -34,9 +38,9 @@ def with_sink(best, total, sinks_ptr, GROUP: tl.constexpr):
 
 @triton.jit
 def softmax_step(scores, best, total, acc):
-    """One block into a running softmax in base 2, its keys side by side, with the values so far.
+    """Add a block of keys, scores [queries, keys], to a running softmax. Queries without a key stay at -inf and 0.
 
-    Rows that have seen nothing stay at -inf and 0. Returns the new best, total and values, and the block's weights.
+    Returns the new best and total, the scaled values so far, and the block's weights.
     """
     new_best = tl.maximum(best, tl.max(scores, axis=1))
     safe = tl.where(new_best == float("-inf"), 0.0, new_best)
@@ -47,7 +51,7 @@ def softmax_step(scores, best, total, acc):
 
 @triton.jit
 def merge_parts(best, total, acc, part_best, part_total, values):
-    """Add parts [parts, MERGE_GROUP(, DIM)] of a softmax to what there is of it."""
+    """Add several parts [parts, MERGE_GROUP(, DIM)] of a softmax to a running one."""
     new_best = tl.maximum(best, tl.max(part_best, axis=0))
     safe = tl.where(new_best == float("-inf"), 0.0, new_best)
     shrink = tl.math.exp2(best - safe)
@@ -78,7 +82,7 @@ def take_share(counts, exists, worker, workers, LEAST: tl.constexpr):
 
 @triton.jit
 def page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE: tl.constexpr):
-    """The pages of these positions of a row; 0 from seq_len on."""
+    """Return the pages of these positions of a row; 0 from seq_len on."""
     return tl.load(
         page_table_ptr + row.to(tl.int64) * table_stride + positions // PAGE, mask=positions < seq_len, other=0
     )
@@ -86,7 +90,7 @@ def page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE: tl.con
 
 @triton.jit
 def unpadded(x, KEEP: tl.constexpr):
-    """The first KEEP of x's rows; KEEP and their number are powers of two."""
+    """Return the first KEEP rows of x. KEEP and the number of rows are powers of two."""
     if len(x.shape) == 1:
         folded = tl.reshape(x, [x.shape[0] // KEEP, KEEP])
         chosen = (tl.arange(0, x.shape[0] // KEEP) == 0)[:, None]
@@ -98,7 +102,7 @@ def unpadded(x, KEEP: tl.constexpr):
 
 @triton.jit
 def in_both(mask, columns, DIM: tl.constexpr):
-    """The mask, where a head's columns are padded without those beyond DIM."""
+    """Return the mask without padded columns from DIM on, if there are any."""
     inside = mask
     if columns.numel != DIM:
         inside = mask & (columns < DIM)
@@ -118,8 +122,11 @@ def store_part(part_ptr, weight_ptr, slot, best, total, acc, GROUP: tl.constexpr
 
 @triton.jit
 def is_last(arrived, expected):
-    """Announce what this program has stored: is it the last of so many? Then the counter is zero again."""
-    tl.debug_barrier()  # every thread's share is stored before one of them announces it
+    """Announce that this program has stored its part, and return whether it is the last of `expected`.
+
+    The last one sets the counter to zero again.
+    """
+    tl.debug_barrier()  # every thread has stored its share before one of them announces it
     last = tl.atomic_add(arrived, 1, sem="acq_rel") == expected - 1
     if last:
         tl.debug_barrier()
@@ -133,7 +140,7 @@ def add_up_parts(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, MERGE_GROUP: tl.constexpr,
     MERGE: tl.constexpr,
 ):  # fmt: skip
-    """Of a row's parts, `count` that are `stride` apart, from part `first` on."""
+    """Add up `count` parts of a row that are `stride` apart, from part `first` on."""
     group = tl.arange(0, MERGE_GROUP)
     columns = tl.arange(0, DIM_PAD)
     best = tl.full([MERGE_GROUP], float("-inf"), tl.float32)
@@ -145,7 +152,7 @@ def add_up_parts(
         slot = (2 * (first_worker + index) + (index == 0).to(tl.int32)) * KV_HEADS + head
         inside = (nth < count)[:, None] & (group < GROUP)[None, :]
         weights = weight_ptr + slot[:, None] * 2 * GROUP + group[None, :]
-        # Other processors wrote these: read past the first-level cache.
+        # Other processors wrote these: do not read them from the first-level cache.
         part_best = tl.load(weights, mask=inside, other=float("-inf"), cache_modifier=".cg")
         part_total = tl.load(weights + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
         values = tl.load(
@@ -161,7 +168,7 @@ def finish_row(
     out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start, best, total, acc,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Fold in the shared positions' SHARED parts, each of weight 2 ** lse and divided by it, and write the row."""
+    """Merge the SHARED parts of the shared positions, means of weight 2 ** lse, into the row, and write it."""
     group = tl.arange(0, MERGE_GROUP)
     columns = tl.arange(0, acc.shape[1])
     if SHARED > 0:
@@ -172,7 +179,7 @@ def finish_row(
             shared_out_ptr + place[:, :, None] * DIM + columns[None, None, :],
             mask=in_both(inside[:, :, None], columns[None, None, :], DIM), other=0.0,
         )  # fmt: skip
-        # A part that was empty left its values unwritten.
+        # The values of an empty part were not written.
         heavy = lse > float("-inf")
         values = tl.where(heavy[:, :, None], values, 0.0)
         best, total, acc = merge_parts(best, total, acc, lse, tl.where(heavy, 1.0, 0.0), values)

@@ -41,8 +41,8 @@ class Attention:
         self._qkv = make.linear(parts, build.hidden, spec.qkv_bias, split="outputs")
         self._out = make.linear({f"{prefix}.o_proj": Part(build.hidden)}, spec.queries, spec.out_bias, split="inputs")
         heads = make.shard.units(spec.heads)
-        behind: Literal["both", "keys", "nothing"] = ("nothing", "keys", "both")[spec.projected]
-        self._heads = Heads(heads, None, None, build.eps, spec.gate, spec.v_norm, behind)
+        kv: Literal["both", "keys", "nothing"] = ("nothing", "keys", "both")[spec.projected]
+        self._heads = Heads(heads, None, None, build.eps, spec.gate, spec.v_norm, kv)
         self._head_dim = spec.head_dim
         self._wide_norms: list[tuple[slice, Norm]] = []  # of columns of the projection
         if spec.qk_norm == "head":

@@ -94,7 +94,7 @@ def test_a_part_of_each_head_is_rotated_and_gates_are_left_out(
     assert torch.equal(still[..., rotary:], out[..., rotary:])
 
 
-@pytest.mark.parametrize("behind", ["both", "keys", "nothing"])
+@pytest.mark.parametrize("kv", ["both", "keys", "nothing"])
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "dim"), [pytest.param(3, 3, 2, 16, id="tiny"), (130, 16, 4, 256), (7, 32, 4, 512)]
 )
@@ -103,14 +103,14 @@ def test_values_are_normed_and_may_be_keys_or_others(
     heads: int,
     kv_heads: int,
     dim: int,
-    behind: Literal["both", "keys", "nothing"],
+    kv: Literal["both", "keys", "nothing"],
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    projected = {"both": 2, "keys": 1, "nothing": 0}[behind]
+    projected = {"both": 2, "keys": 1, "nothing": 0}[kv]
     qkv = torch.randn(tokens, (heads + projected * kv_heads) * dim, device=device).to(dtype)
     q_norm, k_norm = (torch.rand(dim, device=device).to(dtype) + 0.5 for _ in "qk")
-    cut = Heads(heads, q_norm, k_norm if projected else None, 1e-6, v_norm=projected > 0, behind=behind)
+    cut = Heads(heads, q_norm, k_norm if projected else None, 1e-6, v_norm=projected > 0, kv=kv)
     angles = torch.rand(500, dim // 2, device=device) * 6
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     positions = torch.randint(0, 500, (tokens,), device=device)

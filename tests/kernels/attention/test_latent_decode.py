@@ -88,10 +88,13 @@ def test_queries_beyond_float16_keep_their_size_tiny(size: float, device: torch.
 
 
 @pytest.mark.parametrize("crowd", [1, 4])
-def test_the_result_does_not_hang_on_how_the_work_is_cut_tiny(crowd: int, device: torch.device) -> None:
+def test_the_result_does_not_depend_on_the_number_of_workers_tiny(
+    crowd: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     q, cache, table, lens = latents([5, 90, 0, 200, 33], 4, 16, 16, 16, torch.float32, device)
     config = LatentConfig(block=16, stages=2, warps=4, crowd=crowd)
-    out = decode.LatentDecode()(q, cache, 16, table, lens, 0.25, config=config)
+    monkeypatch.setattr(decode, "latent_decode_config", lambda *_: config)
+    out = decode.LatentDecode()(q, cache, 16, table, lens, 0.25)
     assert relative_error(out, reference(q, cache, cache, table, lens, 0.25)[..., :16]) < tolerance(torch.float32)
 
 
