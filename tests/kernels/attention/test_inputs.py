@@ -126,7 +126,7 @@ def test_values_are_normed_and_may_be_keys_or_others(
     for got, want, was in zip(caches, expected_caches, before, strict=True):
         assert relative_error(got, want) < tolerance(dtype)
         assert torch.equal(got, was) == (kv == "nothing")
-    if behind == "keys":  # as they are before norm and rotation
+    if kv == "keys":  # as they are before norm and rotation
         keys = qkv.view(tokens, -1, dim)[:, heads:].float()
         values = caches[1].flatten(0, 1)[slots].float()
         assert relative_error(values, keys * (keys.square().mean(-1, keepdim=True) + 1e-6).rsqrt()) < tolerance(dtype)

@@ -53,5 +53,5 @@ def test_a_cache_of_another_type_is_refused_tiny(device: torch.device) -> None:
     norm = LatentHeads(torch.ones(16, device=device), 1e-6, 8, True)
     place = torch.zeros(1, dtype=torch.int64, device=device)
     cache = torch.zeros(1, 16, 1, 24, device=device, dtype=torch.float16)
-    with pytest.raises(ValueError, match="in torch.float32 or FP8"):
+    with pytest.raises(ValueError, match=r"in torch\.float32 or FP8"):
         latent_inputs(latents, q, norm, torch.zeros(1, 8, device=device), place, cache, place, latents.view(1, 1, 24))
