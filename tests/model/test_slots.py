@@ -21,7 +21,7 @@ from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
 from aengine.kernels.linear.fp8.library import LibraryFp8
 from aengine.kernels.linear.fp8.linear import Fp8Linear
-from aengine.kernels.linear.fp8.scales import kernel_scales
+from aengine.kernels.linear.fp8.quantize import kernel_scales
 from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.linear import Int4Linear
 from aengine.kernels.linear.int4.packed_codes import pack_codes

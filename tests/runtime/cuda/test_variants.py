@@ -36,7 +36,6 @@ from aengine.kernels.experts.packed import rows as packed_rows
 from aengine.kernels.experts.packed import single_rows as packed_single_rows
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.fp8 import library as fp8_library
-from aengine.kernels.linear.fp8 import pieces as fp8_pieces
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.block import unpacking
@@ -144,7 +143,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
     )
     monkeypatch.setattr(BlockProducts, "takes", lambda *_: True)
     monkeypatch.setattr(
-        fp8_pieces.Pieces,
+        fp8_library.Pieces,
         "__call__",
         lambda self, x, x_scale, weight, dtype: x.new_zeros(self.count, len(x), len(weight), dtype=dtype),
     )
@@ -327,7 +326,7 @@ def test_nothing_is_compiled_while_serving(
     folder = checkpoint(tmp_path, kv_heads, more)
     runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
     assert len(compiled.new) > 20
-    assert any("fp8.pieces _add_up_kernel" in variant for variant in compiled.known) == (more is WIDE_FP8)
+    assert any("fp8.library _add_up_kernel" in variant for variant in compiled.known) == (more is WIDE_FP8)
     compiled.new.clear()
     attended = set(compiled.flash)
     assert serve(runtime, rows) > 50
@@ -404,7 +403,7 @@ def test_processes_beside_a_start_up_compile_all_that_it_launches(
     start_cuda.start_cuda(config, folder, described_model(config, folder), DEVICE, lambda: None)
     launched, attended = set(compiled.known), set(compiled.flash)
     assert len(launched) > 20
-    assert any("fp8.pieces _add_up_kernel" in variant for variant in launched) == (more is WIDE_FP8)
+    assert any("fp8.library _add_up_kernel" in variant for variant in launched) == (more is WIDE_FP8)
     assert bool(attended) == (attention == "flash-attn-4")
     compiled.known.clear()
     compiled.flash.clear()

@@ -20,8 +20,7 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.finish import finish
 from aengine.kernels.linear.fp8.one_row import OneRowConfig, one_row_kernel
-from aengine.kernels.linear.fp8.quantize import GROUP
-from aengine.kernels.linear.fp8.scales import KernelScales
+from aengine.kernels.linear.fp8.quantize import GROUP, KernelScales
 from aengine.kernels.parts import Parts
 from aengine.kernels.variants import keep_variants
 
@@ -159,17 +158,6 @@ class FewRowsConfig:
         return (self.stages + self.early) * GROUP * (self.block_n + self.padded(m) * element_size) + 4096
 
 
-@dataclass(frozen=True, slots=True)
-class FewRowsOptions:
-    """What goes along with a product: x's scales [groups, m] where x is FP8, a sum, the norm of a single row."""
-
-    x_scale: Tensor | None = None
-    residual: Tensor | None = None  # [m, n], contiguous; may be `out`
-    norm: Norm | None = None
-    out: Tensor | None = None  # [m, n]
-    dtype: torch.dtype | None = None  # of the result; x's where it is not FP8
-
-
 class Fp8FewRows:
     """The kernels and their scratch memory. One stream at a time: launches share the scratch."""
 
@@ -183,18 +171,23 @@ class Fp8FewRows:
         scales: KernelScales,
         config: FewRowsConfig | OneRowConfig,
         bias: Tensor | None = None,
-        options: FewRowsOptions = FewRowsOptions(),
+        *,
+        x_scale: Tensor | None = None,
+        residual: Tensor | None = None,
+        norm: Norm | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
         """x [m, k], weight [n, k] e4m3 (both contiguous, k a multiple of 16), bias [n] -> [m, n].
 
-        Raises ValueError for a norm of more than a single row.
+        Args:
+            x_scale: [groups, m], if x is FP8.
+            residual: [m, n], contiguous. It is added, and becomes the result.
+            norm: of x, for a single row. Raises ValueError for more rows.
+            dtype: of the result, if x is FP8; otherwise it is x's.
         """
         (m, k), n = x.shape, weight.shape[0]
         launch = launch_for(x.device)
-        residual, norm, x_scale = options.residual, options.norm, options.x_scale
-        out = options.out
-        if out is None:
-            out = x.new_empty(m, n, dtype=options.dtype or x.dtype)
+        out = x.new_empty(m, n, dtype=dtype or x.dtype) if residual is None else residual
         tiles = -(-n // config.block_n)
         shared = {
             "N": n, "K": k, "SCALE_ROWS": scales.rows, "GROUPED": scales.grouped, "BLOCK_N": config.block_n,
@@ -202,10 +195,9 @@ class Fp8FewRows:
             "num_warps": config.warps, "launch_pdl": launch.overlap,
         }  # fmt: skip
         bias = x if bias is None else bias
-        residual = x if residual is None else residual
         if isinstance(config, OneRowConfig):
             one_row_kernel[(tiles,)](
-                x, weight, scales.scale, bias, residual, x if norm is None else norm.weight, out,
+                x, weight, scales.scale, bias, out, x if norm is None else norm.weight, out,
                 0.0 if norm is None else norm.eps, WIDTH=config.width, AHEAD=config.ahead, NORM=norm is not None,
                 **shared,
             )  # fmt: skip
@@ -216,7 +208,7 @@ class Fp8FewRows:
             if config.splits > 1:
                 parts, arrived = self.parts(x.device, tiles * config.splits * height * config.block_n, tiles)
             _few_rows_kernel[(tiles * config.splits,)](
-                x, scales.scale if x_scale is None else x_scale, weight, scales.scale, bias, residual, out, parts,
+                x, scales.scale if x_scale is None else x_scale, weight, scales.scale, bias, out, out, parts,
                 arrived, m, X_SCALED=x_scale is not None, M=height, SPLITS=config.splits, STAGES=config.stages,
                 EARLY=config.early, PRECISION="ieee" if x.element_size() > 2 else "tf32", **shared,
             )  # fmt: skip

@@ -116,17 +116,16 @@ def few_tiles(
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    out: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """x [m, k] e4m3 with scales [k / 128, m], weight [n, k] e4m3 with scales [n / 128, k / 128] -> [m, n].
 
-    k is a multiple of 256. residual [m, n] is added; it may be `out`.
+    k is a multiple of 256. residual [m, n], contiguous, is added and becomes the
+    result.
     """
     (m, k), n = x.shape, weight.shape[0]
     launch = launch_for(x.device)
-    if out is None:
-        out = torch.empty(m, n, dtype=dtype, device=x.device)
+    out = torch.empty(m, n, dtype=dtype, device=x.device) if residual is None else residual
     tiles = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
     part, arrived = x_scale, x_scale
     if config.splits > 1:
@@ -135,7 +134,7 @@ def few_tiles(
         x_scale,
         TensorDescriptor(x, [m, k], [k, 1], [config.block_m, GROUP]),
         TensorDescriptor(weight, [n, k], [k, 1], [config.block_n, GROUP]),
-        scale, x if bias is None else bias, x if residual is None else residual, out, part, arrived, m,
+        scale, x if bias is None else bias, out, out, part, arrived, m,
         N=n, K=k, BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLITS=config.splits, STAGES=config.stages,
         BIAS=bias is not None, ADD=residual is not None, OVERLAP=launch.overlap, num_warps=config.warps,
         launch_pdl=launch.overlap,

@@ -11,14 +11,13 @@ from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config, rounded_rows_config
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
-from aengine.kernels.linear.fp8.few_rows import MAX_ROWS, FewRowsOptions, Fp8FewRows
+from aengine.kernels.linear.fp8.few_rows import MAX_ROWS, Fp8FewRows
 from aengine.kernels.linear.fp8.few_tiles import few_tiles
 from aengine.kernels.linear.fp8.inputs import round_inputs
 from aengine.kernels.linear.fp8.library import LibraryFp8
 from aengine.kernels.linear.fp8.many_rows import many_rows
 from aengine.kernels.linear.fp8.one_row import OneRowConfig
-from aengine.kernels.linear.fp8.quantize import GROUP
-from aengine.kernels.linear.fp8.scales import kernel_scales
+from aengine.kernels.linear.fp8.quantize import GROUP, kernel_scales
 from aengine.kernels.linear.weights import Fp8Weight
 
 
@@ -77,8 +76,7 @@ class Fp8Linear:
                 # A longer norm delays the stream of weights by more than its own launch takes.
                 if norm is not None and not (isinstance(config, OneRowConfig) and config.width * GROUP >= k):
                     x, norm = norm(x), None
-                options = FewRowsOptions(residual=residual, out=residual, norm=norm)
-                return self._few_rows(x, self._weight, self._scales, config, self._bias, options)
+                return self._few_rows(x, self._weight, self._scales, config, self._bias, residual=residual, norm=norm)
         library = self._library if m > MAX_ROWS else None
         tiles = None
         if self._library_of_groups and (library is None or not library.cuts(m, x.dtype)):
@@ -92,16 +90,18 @@ class Fp8Linear:
         if tiles is not None:
             return few_tiles(
                 rounded, scale, self._weight, self._scales.scale, tiles, self._few_rows.parts, bias=self._bias,
-                residual=residual, out=residual, dtype=x.dtype,
+                residual=residual, dtype=x.dtype,
             )  # fmt: skip
         if m <= self._rounded_few_rows:
             few = rounded_rows_config(m, n, k, launch)
             if few is not None:
-                options = FewRowsOptions(x_scale=scale, residual=residual, out=residual, dtype=x.dtype)
-                return self._few_rows(rounded, self._weight, self._scales, few, self._bias, options)
+                return self._few_rows(
+                    rounded, self._weight, self._scales, few, self._bias, x_scale=scale, residual=residual,
+                    dtype=x.dtype,
+                )  # fmt: skip
         return many_rows(
             rounded, scale, self._activations, self._weight, self._scales, many_rows_config(m, n, launch),
-            bias=self._bias, residual=residual, out=residual, dtype=x.dtype,
+            bias=self._bias, residual=residual, dtype=x.dtype,
         )  # fmt: skip
 
     def apply_activated(self, x: Tensor, norm: Norm | None = None) -> None:

@@ -17,8 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.fp8.quantize import GROUP
-from aengine.kernels.linear.fp8.scales import KernelScales
+from aengine.kernels.linear.fp8.quantize import GROUP, KernelScales
 from aengine.kernels.linear.weights import Activations
 from aengine.kernels.variants import keep_variants
 
@@ -43,43 +42,19 @@ def _many_rows_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BAND: tl.constexpr,  # tiles of rows that are gone through together, so that both operands stay in the cache
-    PROGRAMS: tl.constexpr,  # 0: one for each tile
     STAGES: tl.constexpr,
-    SPECIALIZED: tl.constexpr,  # warps of their own that copy
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     GROUPS: tl.constexpr = (K + 127) // 128
-    high = tl.cdiv(m, BLOCK_M)
     WIDE: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    tile, high = tl.program_id(0), tl.cdiv(m, BLOCK_M)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    if PROGRAMS == 0:
-        _tile(
-            tl.program_id(0), high, WIDE, x_desc, w_desc, x_scale_ptr, w_scale_ptr, bias_ptr, residual_ptr, out_ptr, m,
-            N, GROUPS, SCALE_ROWS, GROUPED, X_GROUPED, X_TOKEN, BLOCK_M, BLOCK_N, BAND, STAGES, SPECIALIZED, BIAS, ADD,
-        )  # fmt: skip
-    else:
-        for tile in tl.range(tl.program_id(0), high * WIDE, PROGRAMS):
-            _tile(
-                tile, high, WIDE, x_desc, w_desc, x_scale_ptr, w_scale_ptr, bias_ptr, residual_ptr, out_ptr, m,
-                N, GROUPS, SCALE_ROWS, GROUPED, X_GROUPED, X_TOKEN, BLOCK_M, BLOCK_N, BAND, STAGES, SPECIALIZED,
-                BIAS, ADD,
-            )  # fmt: skip
-
-
-@triton.jit
-def _tile(
-    tile, high, wide, x_desc, w_desc, x_scale_ptr, w_scale_ptr, bias_ptr, residual_ptr, out_ptr, m,
-    N: tl.constexpr, GROUPS: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPED: tl.constexpr, X_GROUPED: tl.constexpr,
-    X_TOKEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BAND: tl.constexpr, STAGES: tl.constexpr,
-    SPECIALIZED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    """Rows [BLOCK_M] by outputs [BLOCK_N]."""
-    band = tile // (BAND * wide)
-    in_band = tile % (BAND * wide)
+    band = tile // (BAND * WIDE)
+    in_band = tile % (BAND * WIDE)
     height = tl.minimum(high - band * BAND, BAND)
     m0 = (band * BAND + in_band % height) * BLOCK_M
     n0 = in_band // height * BLOCK_N
@@ -88,7 +63,7 @@ def _tile(
     scale_rows = tl.minimum(n, N - 1) // SCALE_ROWS
     ONE_SCALE: tl.constexpr = SCALE_ROWS % BLOCK_N == 0
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for group in tl.range(0, GROUPS, num_stages=STAGES, warp_specialize=SPECIALIZED):
+    for group in tl.range(0, GROUPS, num_stages=STAGES):
         x = x_desc.load([m0, group * 128])
         w = w_desc.load([n0, group * 128])
         # What tensor cores add up of FP8 has 14 bits: 128 columns at a time, and these in float32.
@@ -122,19 +97,13 @@ def _tile(
 
 @dataclass(frozen=True, slots=True)
 class ManyRowsConfig:
-    """How a product is cut into tiles.
-
-    programs: 0 for one a tile, else that many for each processor, which go on; registers: of a thread at most, or 0.
-    """
+    """How a product is cut into tiles."""
 
     block_m: int
     block_n: int
     stages: int
     warps: int
-    programs: int = 0
     band: int = 8
-    registers: int = 0
-    specialized: bool = False
 
     def shared_memory(self) -> int:
         """Bytes at most of the tiles that are on their way or being multiplied."""
@@ -151,30 +120,26 @@ def many_rows(
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    out: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """x [m, k] e4m3 with its scales (`round_inputs`), weight [n, k] e4m3, k a multiple of 16 -> [m, n] of `dtype`.
 
-    residual [m, n] is added; it may be `out`.
+    residual [m, n], contiguous, is added and becomes the result.
     """
     (m, k), n = x.shape, weight.shape[0]
     launch = launch_for(x.device)
-    if out is None:
-        out = torch.empty(m, n, dtype=dtype, device=x.device)
+    out = torch.empty(m, n, dtype=dtype, device=x.device) if residual is None else residual
     tiles = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
-    programs = config.programs * launch.processors
     if not tiles:
         return out
-    _many_rows_kernel[(min(tiles, programs) if programs else tiles,)](
+    _many_rows_kernel[(tiles,)](
         x_scale,
         TensorDescriptor(x, [m, k], [k, 1], [config.block_m, GROUP]),
         TensorDescriptor(weight, [n, k], [k, 1], [config.block_n, GROUP]),
-        scales.scale, x if bias is None else bias, x if residual is None else residual, out, m,
+        scales.scale, x if bias is None else bias, out, out, m,
         N=n, K=k, SCALE_ROWS=scales.rows, GROUPED=scales.grouped, X_GROUPED=activations == "group",
         X_TOKEN=activations == "token", BLOCK_M=config.block_m, BLOCK_N=config.block_n, BAND=config.band,
-        PROGRAMS=programs, STAGES=config.stages, SPECIALIZED=config.specialized, BIAS=bias is not None,
-        ADD=residual is not None, OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap,
-        maxnreg=config.registers or None,
+        STAGES=config.stages, BIAS=bias is not None, ADD=residual is not None, OVERLAP=launch.overlap,
+        num_warps=config.warps, launch_pdl=launch.overlap,
     )  # fmt: skip
     return out

@@ -1,10 +1,14 @@
-"""Matrices of floats in FP8 (e4m3), with a float32 scale for each block."""
+"""Matrices in FP8 (e4m3) with a float32 scale for each block: made from floats, and as the kernels read them."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from aengine.kernels.linear.weights import Fp8Weight
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # of e4m3
@@ -55,3 +59,21 @@ def _spread(scale: Tensor, block: tuple[int, int], n: int, k: int) -> Tensor:
     if scale.shape[1] > 1:
         scale = scale.repeat_interleave(block[1], 1)[:, :k]
     return scale.repeat_interleave(block[0], 0)[:n] if len(scale) > 1 else scale
+
+
+@dataclass(frozen=True, slots=True)
+class KernelScales:
+    """The scales of a weight [n, k]. rows: the number that shares scales; grouped: each 128 columns have a scale."""
+
+    scale: Tensor  # [ceil(n / rows), ceil(k / 128)], or [ceil(n / rows), 1] if not grouped
+    rows: int
+    grouped: bool
+
+
+def kernel_scales(weight: Fp8Weight) -> KernelScales:
+    """Repeat the scales of blocks wider than 128 columns. Leaves the weight's static scale of inputs out."""
+    k = weight.weight.shape[1]
+    scale = weight.scale
+    if scale.shape[1] > 1:
+        scale = scale.repeat_interleave(weight.block[1] // GROUP, 1)[:, : -(-k // GROUP)]
+    return KernelScales(scale.contiguous(), weight.block[0], scale.shape[1] > 1)

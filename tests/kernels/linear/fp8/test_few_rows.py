@@ -8,10 +8,10 @@ from tests.kernels.linear.fp8.reference import BLOCKS, exact_product, exact_weig
 
 few_rows = pytest.importorskip("aengine.kernels.linear.fp8.few_rows")
 fp8_inputs = pytest.importorskip("aengine.kernels.linear.fp8.inputs")
-fp8_scales = pytest.importorskip("aengine.kernels.linear.fp8.scales")
+fp8_scales = pytest.importorskip("aengine.kernels.linear.fp8.quantize")
 pytestmark = pytest.mark.gpu
 
-Config, OneRow, Options = few_rows.FewRowsConfig, few_rows.OneRowConfig, few_rows.FewRowsOptions
+Config, OneRow = few_rows.FewRowsConfig, few_rows.OneRowConfig
 CUTS = {
     "plain": Config(block_n=64, splits=1, stages=2, warps=4, early=0),
     "early": Config(block_n=64, splits=1, stages=3, warps=4, early=1),
@@ -50,7 +50,7 @@ def test_every_cut_gives_the_product_with_the_exact_weight(
     scales = fp8_scales.kernel_scales(weight)
     product = few_rows.Fp8FewRows()
     twice = [
-        product(x, weight.weight, scales, config, bias, Options(residual=added, out=added))
+        product(x, weight.weight, scales, config, bias, residual=added)
         for added in (residual.clone(), residual.clone())
     ]
     assert relative_error(twice[0], expected) < tolerance(dtype)
@@ -69,7 +69,7 @@ def test_inputs_in_fp8_are_scaled(m: int, n: int, k: int, block: str, cut: str, 
     x8, x_scale = fp8_inputs.round_inputs(x, "group")
     out = few_rows.Fp8FewRows()(
         x8, weight.weight, fp8_scales.kernel_scales(weight), CUTS[cut], None,
-        Options(x_scale=x_scale, dtype=torch.float32),
+        x_scale=x_scale, dtype=torch.float32,
     )  # fmt: skip
     assert relative_error(out, exact_product(x, weight)) < 3e-3  # in rounding the inputs a tie may fall the other way
 
@@ -87,7 +87,7 @@ def test_a_single_row_is_normed_on_the_way(n: int, k: int, dtype: torch.dtype, d
     normed = wide * torch.rsqrt(wide.square().mean() + 1e-5) * scale.double()
     product = few_rows.Fp8FewRows()
     scales = fp8_scales.kernel_scales(weight)
-    out = product(x, weight.weight, scales, CUTS["one-row"], None, Options(norm=Norm()))
+    out = product(x, weight.weight, scales, CUTS["one-row"], None, norm=Norm())
     assert relative_error(out, normed @ exact_weight(weight).T) < tolerance(dtype)
 
 
@@ -99,6 +99,4 @@ def test_several_rows_are_not_normed_tiny(device: torch.device) -> None:
         eps = 1e-5
 
     with pytest.raises(ValueError, match="one row"):
-        few_rows.Fp8FewRows()(
-            x, weight.weight, fp8_scales.kernel_scales(weight), CUTS["plain"], None, Options(norm=Norm())
-        )
+        few_rows.Fp8FewRows()(x, weight.weight, fp8_scales.kernel_scales(weight), CUTS["plain"], None, norm=Norm())

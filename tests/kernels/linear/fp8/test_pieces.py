@@ -15,7 +15,6 @@ from aengine.model.slots import overwrite
 from tests.kernels.conftest import relative_error
 from tests.kernels.linear.fp8.reference import exact_product, random_inputs, random_weight
 
-fp8_pieces = pytest.importorskip("aengine.kernels.linear.fp8.pieces")
 fp8_library = pytest.importorskip("aengine.kernels.linear.fp8.library")
 inputs = pytest.importorskip("aengine.kernels.linear.fp8.inputs")
 CPU = torch.device("cpu")
@@ -38,7 +37,7 @@ def test_parts_are_added_up_before_their_sum_is_rounded(
     parts = torch.randn(count, m, n, device=device).bfloat16()
     residual = torch.randn(rows, n, device=device).bfloat16() if added else None
     expected = (0 if residual is None else residual.double()) + parts[:, :rows].double().sum(0)
-    out = fp8_pieces.add_up(parts, residual, rows)
+    out = fp8_library.add_up(parts, residual, rows)
     # Half of the last of eight bits, which the interpreter cuts off.
     torch.testing.assert_close(out.double(), expected, rtol=1.01 * 2 ** (-8 if out.is_cuda else -7), atol=1e-6)
     assert residual is None or out is residual
@@ -125,7 +124,7 @@ def test_all_pieces_begin_behind_what_was_enqueued_and_end_before_what_follows(m
     log = Log(monkeypatch)
     weight, m = random_weight(128, 768, (128, 128), CPU), 4
     x8, x_scale = torch.randn(m, 768).to(E4M3), torch.rand(6, m)
-    parts = fp8_pieces.Pieces(weight.scale, 3, log.products())(x8, x_scale, weight.weight, torch.float32)
+    parts = fp8_library.Pieces(weight.scale, 3, log.products())(x8, x_scale, weight.weight, torch.float32)
     assert log.lines == [
         *("main records beginning 0", "main records beginning 1", "main multiplies"),
         *("side 0 waits for beginning 0", "side 0 multiplies", "side 0 records end 0", "main waits for end 0"),
@@ -139,7 +138,7 @@ def test_all_pieces_begin_behind_what_was_enqueued_and_end_before_what_follows(m
 def test_what_the_library_refuses_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(monkeypatch)
     weight = random_weight(128, 512, (128, 128), CPU)
-    pieces = fp8_pieces.Pieces(weight.scale, 2, log.products(knows=False))
+    pieces = fp8_library.Pieces(weight.scale, 2, log.products(knows=False))
     assert pieces(torch.randn(4, 512).to(E4M3), torch.ones(4, 4), weight.weight, torch.float32) is None
     assert log.lines == ["main records beginning 0", "main multiplies"]
 
