@@ -109,7 +109,7 @@ class Step:
 
         def linear_add(x: Tensor, weight: Tensor, name: str, residual: Tensor) -> Tensor:
             if own and small.supports(x, weight):
-                return small(x, weight, config=cuts.get(name), residual=residual, out=residual)
+                return small(x, weight, config=cuts.get(name), residual=residual)
             return residual.addmm_(x, weight.t())
 
         def step() -> Tensor:

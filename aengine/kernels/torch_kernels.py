@@ -12,8 +12,7 @@ from aengine.kernels.attention.heads import Heads, LatentHeads
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.torch_delta import TorchDelta
 from aengine.kernels.experts.base import Experts
-from aengine.kernels.experts.routing.router import Router
-from aengine.kernels.experts.routing.torch_route import TorchRoute
+from aengine.kernels.experts.routing.router import Router, TorchRoute
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.torch_experts import TorchExperts
 from aengine.kernels.kv_scales import FP8, NO_SCALES, KVScales, as_bytes, encode

@@ -132,20 +132,20 @@ def one_row(
     *,
     residual: Tensor | None = None,
     norm: Norm | None = None,
-    out: Tensor | None = None,
     low_rank: LowRank | None = None,
 ) -> Tensor:
-    """x [1, k], weight [n, k], bias [n], residual [1, n] (may be `out`), all contiguous -> [1, n].
+    """x [1, k], weight [n, k], bias [n], all contiguous -> [1, n].
 
-    low_rank: of one row; with a norm, of x times the norm's weight, as the rest of the norm follows here.
+    Args:
+        residual: [1, n], contiguous. It is added, and becomes the result.
+        low_rank: of one row; with a norm, of x times the norm's weight, because this kernel does the rest of the norm.
     """
     n, k = weight.shape
     overlap, early = launch_for(x.device).overlap, min(config.early, k)
-    if out is None:
-        out = x.new_empty(1, n)
+    out = x.new_empty(1, n) if residual is None else residual
     _one_row_kernel[(-(-n // config.block_n),)](
-        x, weight, x if bias is None else bias, x if residual is None else residual,
-        x if norm is None else norm.weight, out, *_tensors(low_rank, x), 0.0 if norm is None else norm.eps,
+        x, weight, x if bias is None else bias, out, x if norm is None else norm.weight, out,
+        *_tensors(low_rank, x), 0.0 if norm is None else norm.eps,
         N=n, K=k, BLOCK_N=config.block_n, BLOCK_K=config.block_k, EARLY=-(-early // config.block_k),
         STAGES=config.stages, WORDS=in_words(x, weight), BIAS=bias is not None, ADD=residual is not None,
         NORM=norm is not None, OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap, **_sizes(low_rank),

@@ -285,12 +285,17 @@ class SmallLinear:
         residual: Tensor | None = None,
         norm: Norm | None = None,
         config: LinearConfig | OneRowConfig | None = None,
-        out: Tensor | None = None,
         low_rank: LowRank | None = None,
     ) -> Tensor:
-        """x [m, k], weight [n, k] (contiguous), bias [n], residual [m, n] (contiguous; may be `out`) -> [m, n].
+        """x [m, k], weight [n, k] (contiguous), bias [n] -> [m, n].
 
-        Raises ValueError where it is not supported; a norm is where `norms` says so, low_rank where `adds` does.
+        Raises ValueError if it is not supported.
+
+        Args:
+            residual: [m, n], contiguous. It is added, and becomes the result.
+            norm: of x, if `norms`.
+            config: None means the config that was measured for this shape.
+            low_rank: what adapters add, if `adds`.
         """
         x = x.contiguous()
         (m, k), n = x.shape, weight.shape[0]
@@ -299,11 +304,10 @@ class SmallLinear:
         if config is None:
             raise ValueError(f"a product of {m} rows with a weight [{n}, {k}] is not for this kernel")
         if isinstance(config, OneRowConfig):
-            return one_row(x, weight, config, bias, residual=residual, norm=norm, out=out, low_rank=low_rank)
+            return one_row(x, weight, config, bias, residual=residual, norm=norm, low_rank=low_rank)
         if norm is not None:
             raise ValueError("a norm goes with products of one row only")
-        if out is None:
-            out = x.new_empty(m, n)
+        out = x.new_empty(m, n) if residual is None else residual
         padded = config.padded(m)
         tiles = -(-n // config.block_n)
         # Only split tiles have parts.
@@ -313,8 +317,8 @@ class SmallLinear:
             else (x, x)
         )
         _small_linear_kernel[(tiles * config.splits,)](
-            x, weight, x if bias is None else bias, x if residual is None else residual,
-            out, parts, arrived, *_tensors(low_rank, x), m, 0 if low_rank is None else low_rank.capacity,
+            x, weight, x if bias is None else bias, out, out, parts, arrived, *_tensors(low_rank, x), m,
+            0 if low_rank is None else low_rank.capacity,
             N=n, K=k, M=padded, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
             STAGES=config.stages, EARLY=config.early, WEIGHT_FIRST=config.weight_first, BIAS=bias is not None,
             ADD=residual is not None, PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,

@@ -78,11 +78,9 @@ class TritonLinear:
             config = linear_config(rows, *weight.shape, x.element_size(), launch, fused is not None)
             if isinstance(config, OneRowConfig):
                 x = x.contiguous()
-                return one_row(x, weight, config, bias, residual=residual, norm=fused, out=residual, low_rank=low_rank)
+                return one_row(x, weight, config, bias, residual=residual, norm=fused, low_rank=low_rank)
             if config is not None:
-                return self._few_rows(
-                    x, weight, bias, residual=residual, config=config, out=residual, low_rank=low_rank
-                )
+                return self._few_rows(x, weight, bias, residual=residual, config=config, low_rank=low_rank)
         if residual is None:
             return self._many_rows(x) if rows >= MANY_ROWS else F.linear(x, weight, bias)
         if bias is not None:  # addmm_ adds the product to the residual, but takes no bias

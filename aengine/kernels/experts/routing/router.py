@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from aengine.kernels.linear.base import Norm
 
 # To each sum of weights before it divides, as DeepSeek's reference has it: sigmoids may all be 0.
 TINY = 1e-20
@@ -81,3 +84,20 @@ def _best_groups_only(choice: Tensor, router: Router) -> Tensor:
     chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
     kept: Tensor = grouped.masked_fill(~chosen[..., None], float("-inf"))
     return kept.flatten(1)
+
+
+class TorchRoute:
+    """Norm, logits in float32, then the choice."""
+
+    def __init__(self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None) -> None:
+        """weight [experts, hidden], correction and bias [experts]; all may be filled later."""
+        self._weight = weight
+        self._correction = correction
+        self._router = router
+        self._bias = bias
+
+    def after(self, norm: Norm | None, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
+        h = x if norm is None else norm(x)
+        logits = F.linear(h.float(), self._weight.float(), None if self._bias is None else self._bias.float())
+        ids, weights = route_reference(logits, self._router, self._correction)
+        return h, ids.masked_fill_((slots < first_slot).unsqueeze(1), -1), weights
