@@ -1,1 +1,1 @@
-"""The math of a decoder layer without its attention: one protocol, one implementation per device kind."""
+"""The math of a model: one protocol, with a torch implementation for any device and Triton kernels for CUDA."""

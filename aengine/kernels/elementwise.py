@@ -32,14 +32,14 @@ def gelu(x):
 
 @triton.jit
 def log_decay(a_log, a, dt_bias):
-    """g = -exp(a_log) * softplus(a + dt_bias), of float32."""
+    """Return the g of delta nets, -exp(a_log) * softplus(a + dt_bias); all float32."""
     x = a + dt_bias
     return -tl.exp(a_log) * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit
 def gated_norm(o, z, norm, eps, axis: tl.constexpr, VALUE_DIM: tl.constexpr):
-    """norm * rms_norm(o) * silu(z), o and z float32; rounded before the weight, as the models were trained."""
+    """Return norm * rms_norm(o) * silu(z) for float32 o and z; rounded before the weight, as models were trained."""
     scale = tl.math.rsqrt(tl.sum(o * o, axis=axis, keep_dims=True) / VALUE_DIM + eps)
     normed = ((o * scale).to(norm.dtype).to(tl.float32) * norm.to(tl.float32)).to(norm.dtype)
     return normed.to(tl.float32) * silu(z)
@@ -47,7 +47,7 @@ def gated_norm(o, z, norm, eps, axis: tl.constexpr, VALUE_DIM: tl.constexpr):
 
 @triton.jit
 def only_if(condition, inside):
-    """A mask, or none of it. (Of a block and a number the interpreter makes integers.)"""
+    """Return the mask `inside`, or an empty one. The interpreter makes integers of a mask and a number, so compare."""
     return (inside & condition) != 0
 
 

@@ -1,18 +1,18 @@
-"""What a device offers to the kernels of this folder, and the rules under which they overlap.
+"""What a device offers to the kernels of this folder, and the rules by which kernels overlap.
 
-On Hopper and later every kernel here is launched as a dependent of the kernel before it: its programs may start while
-that one drains. Three rules keep this safe:
+On Hopper and later, kernels use programmatic dependent launch: the programs of a kernel may start while the kernel
+before it is still running. Three rules keep this safe:
 
-- A program waits (`gdc_wait`) before it reads anything that an earlier kernel of the chain wrote and before it writes
-  anything, and some program of every launch waits. So "the kernel before me is complete" implies that all kernels
-  before that one are. Where another stream joins, the launch itself waits for its event.
-- Before the wait only two things are read: weights, and the tensors of the batch (`seq_lens`, `page_table`, ...), which
-  must have been written before the last ordinary launch that precedes the layers (the embedding lookup is one).
-  A kernel whose predecessor releases it only after its own wait may also read what that one had waited for; and so may
-  those behind it, which begin later still.
-- A program releases its dependents at once. They may take room on a processor before the last programs of this launch
-  get there, so a grid whose programs must spread evenly has to leave no room. But one that reads much besides weights
-  behind its wait releases them there: else the weights that they ask for at once stand in front of what it reads.
+- A program waits (`gdc_wait`) before it writes anything, and before it reads anything that an earlier kernel of the
+  chain wrote. In every launch at least one program waits. So if the kernel before is complete, all earlier ones are.
+  If another stream joins, the launch itself waits for that stream's event.
+- Before the wait, a program reads only weights and the tensors of the batch (`seq_lens`, `page_table`, ...). These must
+  be written before the last ordinary launch that precedes the layers; the embedding lookup is one. If a kernel lets the
+  next one start only after its own wait, that and later kernels may also read what it waited for.
+- A program lets dependents start (`gdc_launch_dependents`) at once. Their programs may take room on a processor before
+  the last programs of this launch do. So a grid that must be spread evenly leaves no room. A program that reads much
+  besides weights lets dependents start after its wait. Otherwise their weights, which they load at once, would delay
+  its own reads.
 """
 
 from __future__ import annotations
@@ -23,48 +23,45 @@ from functools import lru_cache
 
 import torch
 
-LIGHT = 2**24  # bytes of a weight: where there are fewer, launches and their ramps count, not the bytes
+LIGHT = 2**24  # bytes of a weight below which launches and their start-up dominate the time
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """processors: streaming multiprocessors of the device; overlap: whether it knows programmatic dependent launch;
-    shared_memory: bytes that one program may have, which is also about what all programs of a processor have together;
-    capability: CUDA's version of it, major and minor.
-    """
+    """What a device offers to kernels."""
 
-    processors: int
-    overlap: bool
-    shared_memory: int
-    capability: tuple[int, int] = (0, 0)
+    processors: int  # streaming multiprocessors
+    overlap: bool  # whether it supports programmatic dependent launch
+    shared_memory: int  # bytes that a program may have; about as much as all programs of a processor have together
+    capability: tuple[int, int] = (0, 0)  # CUDA's compute capability, major and minor
 
     @property
     def fp8(self) -> bool:
-        """Whether it converts 8-bit floats."""
+        """Whether it can convert 8-bit floats."""
         return self.capability >= (8, 9)
 
     @property
     def warp_groups(self) -> bool:
-        """Whether four warps may multiply as one, with operands that stay in shared memory."""
+        """Whether four warps may multiply as one, with operands in shared memory."""
         return self.capability[0] == 9
 
 
 @lru_cache
 def launch_for(device: torch.device) -> Launch:
-    """A CPU stands for Triton's interpreter: a handful of programs, so that small tests still split their work."""
+    """Return what a device offers. A CPU runs Triton's interpreter: few programs, so that small tests split work."""
     if device.type == "cpu":
         return Launch(processors=6, overlap=False, shared_memory=227 * 1024)
     properties = torch.cuda.get_device_properties(device)
     return Launch(
         processors=properties.multi_processor_count,
         overlap=properties.major >= 9,
-        shared_memory=properties.shared_memory_per_multiprocessor - 1024,  # CUDA keeps 1 KB for each program
+        shared_memory=properties.shared_memory_per_multiprocessor - 1024,  # CUDA reserves 1 KB for each program
         capability=(properties.major, properties.minor),
     )
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n (n >= 1)."""
+    """Return the smallest power of two that is at least n (n >= 1)."""
     return 1 << (n - 1).bit_length()
 
 

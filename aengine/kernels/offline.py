@@ -1,4 +1,4 @@
-"""Triton without a GPU: what is launched is compiled into Triton's cache on disk, and does not run."""
+"""Triton without a GPU: launches only compile kernels into Triton's cache on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aengine.kernels.launch import Launch
 
 
 class OfflineDriver:
-    """What Triton asks a driver for. device: a number of its own, as kernels keep by it what they have compiled."""
+    """Answers what Triton asks a driver. device: a number of its own, because kernels cache variants by device."""
 
     def __init__(self, capability: int, device: int) -> None:
         self._capability = capability
@@ -38,9 +38,9 @@ class OfflineDriver:
 
 
 class Share:
-    """Which variants of kernels this process compiles: every `count`-th of those that are launched, from `index` on.
+    """Which kernel variants this process compiles: every `count`-th of those launched, from `index` on.
 
-    Several processes that launch the same divide the work without a word between them.
+    So several processes with the same launches divide the work without communication.
     """
 
     def __init__(self, index: int, count: int) -> None:
@@ -49,7 +49,7 @@ class Share:
         self._seen: set[tuple[int, str]] = set()
 
     def takes(self, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
-        """Whether it is this process's variant, and asked for the first time."""
+        """Whether this process compiles the variant, and this is its first launch."""
         binder = kernel.device_caches[driver.active.get_current_device()][-1]
         _, specialization, chosen = binder(*args, **options)
         variant = (id(kernel), f"{specialization} {chosen}")
@@ -61,9 +61,10 @@ class Share:
 
 @contextmanager
 def compiling(capability: tuple[int, int], launch: Launch, share: Share, threads: int) -> Iterator[None]:
-    """For the rest of this process launches of Triton kernels, of tensors on the meta device, compile them instead.
+    """Make launches of Triton kernels, with tensors on the meta device, only compile. Stays so for the process's life.
 
-    Within, that is only begun; all of them are done afterwards. Triton gives up the GIL for nine tenths of the work.
+    Threads compile while the context is open; when it closes, all kernels are compiled. Triton releases the GIL for
+    nine tenths of the work.
     """
     major, minor = capability
     driver.set_active(OfflineDriver(10 * major + minor, device=0))
@@ -88,20 +89,20 @@ def compiling(capability: tuple[int, int], launch: Launch, share: Share, threads
 
 
 def compile_utilities() -> None:
-    """The library of C functions that Triton builds for itself on its first use."""
+    """Build Triton's library of C functions, which it otherwise builds on first use."""
     nvidia.CudaUtils()
 
 
 def _launcher(kernel: Any) -> None:
-    """Up to Triton 3.6 each signature has a launcher in C, which is compiled as well."""
+    """Compile the C launcher of a signature, which Triton needs up to version 3.6."""
     if hasattr(nvidia, "make_launcher"):
         nvidia.CudaLauncher(kernel.src, kernel.metadata)
 
 
 def leave_out_compiler() -> None:
-    """For the rest of this process torch's compiler is a package without contents, but for its settings.
+    """Replace torch's compiler by an almost empty package, for the rest of this process.
 
-    It takes 2 s to import, for which torch's tensors without contents have no use but a mark and some settings.
+    Its import takes 2 s, and meta tensors use only a decorator and some settings of it.
     """
     name = "torch._dynamo"
     if name in sys.modules or (spec := importlib.util.find_spec(name)) is None:
@@ -112,7 +113,7 @@ def leave_out_compiler() -> None:
 
 
 def _pretend(major: int, minor: int, launch: Launch) -> None:
-    """What torch says of the absent device, as `launch_for` reads it."""
+    """Let torch report the properties of the absent device that `launch_for` reads."""
     properties = SimpleNamespace(
         multi_processor_count=launch.processors,
         major=major,

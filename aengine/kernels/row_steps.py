@@ -1,4 +1,4 @@
-"""Both ends of a decode step: what its rows feed, and what their draws change. One launch each."""
+"""The first and the last kernel of a decode step: rows give the inputs, and draws update the rows."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ BLOCK = 1024
 
 @dataclass(slots=True)
 class DecodeInputs:
-    """What a decode step reads of its rows, in the order of the batch."""
+    """The inputs of a decode step, in the order of the batch."""
 
-    token_ids: Tensor  # [n] int64: drawn last
+    token_ids: Tensor  # [n] int64: the latest draws
     positions: Tensor  # [n] int64
     slots: Tensor  # [n] int64: page * page_size + offset of those positions
     seq_lens: Tensor  # [n] int32: positions + 1
-    next_positions: Tensor  # [n] int64: the same; where the drawn tokens will stand
+    next_positions: Tensor  # [n] int64: positions + 1; those of the tokens to draw
     page_table: Tensor  # [n, width] int32; only the entries below the row's length are set
-    window_slots: Tensor | None = None  # slots and page_table of layers with a window, if these have their own pages
+    # slots and page_table of layers with a window, if they have pages of their own
+    window_slots: Tensor | None = None
     window_table: Tensor | None = None
 
 
@@ -95,10 +96,10 @@ def begin_decode(
     padding: int,
     window_table: Tensor | None = None,
 ) -> DecodeInputs:
-    """Gather the inputs of rows row_index [n] int64, and make each one token longer; the padding row stays as it is.
+    """Gather the inputs of rows row_index [n] int64, and lengthen each by one token. The padding row does not change.
 
     Args:
-        row_index: Names no row twice but `padding`.
+        row_index: Contains no row twice except `padding`.
         last_token, length: [rows] int64; every length is below width * page_size.
         page_table, window_table: [rows, width] int32, contiguous.
     """
@@ -151,15 +152,15 @@ def end_decode(
     drawn: Tensor,
     padding: int,
 ) -> None:
-    """Keep what each row drew, to be fed next and for the host; the padding row stays as it is.
+    """Store each row's draw as its next input, and for the host. The padding row does not change.
 
     Args:
-        row_index: [n] int64; names no row twice but `padding`.
+        row_index: [n] int64; contains no row twice except `padding`.
         token_ids: [n] int64, none negative.
         finite: [n] bool.
         last_token, length: [rows] int64.
-        drawn: [rows, turns] int64, which may be pinned memory of the host. It takes each row's token, or ~token if it
-            is not finite, in the column of the row's length modulo `turns`.
+        drawn: [rows, turns] int64, may be pinned host memory. Column length % turns of each row takes the token, or
+            ~token if the draw is not finite.
     """
     if len(row_index):
         overlap = launch_for(row_index.device).overlap

@@ -1,7 +1,7 @@
-"""Compiled variants of a Triton kernel, kept by what tells them apart, so that the next launch finds one at once.
+"""Caches the compiled variants of Triton kernels, so that launches find them fast.
 
-Triton's own way to a known variant takes 20 to 70 us of Python a launch. A start-up captures some 31,000 launches, and
-the steps that no graph holds go as fast as they are launched.
+Triton itself takes 20 to 70 us of Python for each launch of a known variant. A start-up captures about 31,000 launches,
+and steps outside of graphs are limited by the time of their launches.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _Key = tuple[object, ...]
 
 
 class KeptVariants:
-    """A kernel of `triton.jit`, launched as one: `kernel[grid](*arguments, **constants_and_options)`.
+    """A Triton kernel, launched like `triton.jit`'s: `kernel[grid](*arguments, **constants_and_options)`.
 
-    The first argument is a tensor; the others are tensors, descriptors of tensors, numbers or None. Constants go by
+    The first argument is a tensor. The others are tensors, tensor descriptors, numbers or None. Constants are passed by
     name.
     """
 
     def __init__(self, jit: Any) -> None:
         self.jit = jit
-        self._variants: dict[_Key, tuple[CompiledKernel, tuple[Any, ...]]] = {}  # with the constants, in their order
+        self._variants: dict[_Key, tuple[CompiledKernel, tuple[Any, ...]]] = {}  # and its constants in order
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(self._launch, grid)
@@ -38,23 +38,23 @@ class KeptVariants:
         known = self._variants.get(key)
         if known is None:
             kernel = self.jit[grid](*args, **named)
-            if isinstance(kernel, CompiledKernel):  # else nothing was launched, or the interpreter ran it
+            if isinstance(kernel, CompiledKernel):  # not if nothing was launched, or the interpreter ran
                 self._variants[key] = kernel, tuple(named[name] for name in self.jit.arg_names[len(args) :])
             return
         kernel, constants = known
         x, y, z = (*grid, 1, 1)[:3]
         stream = driver.active.get_current_stream(device)
-        # Without metadata and hooks, which are for Triton's profiler.
+        # Metadata and hooks are only for Triton's profiler.
         kernel.run(x, y, z, stream, kernel.function, kernel.packed_metadata, None, None, None, *args, *constants)
 
 
 def keep_variants(jit: Any) -> KeptVariants:
-    """Decorates `triton.jit`'s result."""
+    """Decorate the result of `triton.jit`."""
     return KeptVariants(jit)
 
 
 def _kind(argument: object) -> object:
-    """All that Triton compiles for: the type, whether a pointer or a number is a multiple of 16, whether it is 1."""
+    """Return all that Triton specialises on: the type, and for numbers and pointers being 1 or a multiple of 16."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
     if isinstance(argument, int):

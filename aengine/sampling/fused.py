@@ -1,6 +1,6 @@
-"""Draws on CUDA: a floor under the tokens where there are filters, then one kernel for every kind of row.
+"""Draws on CUDA: filters give each row a floor, then one kernel draws for every kind of row.
 
-Besides, what some rows need in front of it (penalties) or behind it (log-probabilities).
+Penalties before the draw and log-probabilities after it have kernels as well.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from aengine.kernels.draw.cutoff import Cutoff
 from aengine.kernels.draw.gumbel import Draw, choose
 from aengine.kernels.draw.likeliest import likeliest
 from aengine.kernels.draw.penalties import penalize_seen
-from aengine.sampling.logprobs import DrawLogprobs
+from aengine.sampling.draw import DrawLogprobs
 from aengine.sampling.parameters import ParameterColumns, RowParameters
 
 
 class FusedDraw:
-    """Both kernels of a draw with their scratch memory. One stream at a time."""
+    """The kernels of a draw with their scratch memory. Only one stream may use them at a time."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._floors = Cutoff(max_rows, device)
@@ -26,11 +26,11 @@ class FusedDraw:
     def __call__(
         self, logits: Tensor, parameters: RowParameters, row_index: Tensor, positions: Tensor, filtered: bool
     ) -> tuple[Tensor, Tensor]:
-        """Draw: ids [draws] int64 and whether each was finite [draws] bool.
+        """Return drawn ids [draws] int64, and whether each draw's logits were finite, [draws] bool.
 
-        logits [draws, vocab] of any type, contiguous, only read; row_index, positions [draws] int64. filtered: whether
-        any row may have top_k, top_p or min_p; else they are not looked at. Decides nothing on the host, and shapes are
-        fixed.
+        logits: [draws, vocab] of any dtype, contiguous; only read. row_index, positions: [draws] int64. filtered:
+        whether any row may have top_k, top_p or min_p; if not, these are ignored. The host decides nothing, and shapes
+        are fixed.
         """
         floor = None
         if filtered:
@@ -51,18 +51,19 @@ class FusedDraw:
     def penalize(
         self, logits: Tensor, draws: Tensor, row_index: Tensor, cells: Tensor, picked: ParameterColumns
     ) -> None:
-        """`penalties.penalize` for logits[draws], in place. logits [all draws, vocab] float32; draws [n] and row_index
-        [all draws] int64; cells: of `TokenCounts`.
+        """Apply `penalties.penalize` to logits[draws], in place.
+
+        logits: [all draws, vocab] float32. draws: [n] int64. row_index: [all draws] int64. cells: of `TokenCounts`.
         """
         parameters = (picked.repetition[:, 0], picked.presence[:, 0], picked.frequency[:, 0])
         penalize_seen(logits, draws, row_index, cells, *parameters)
 
     def logprobs(self, logits: Tensor, draws: Tensor, token_ids: Tensor, k: int) -> DrawLogprobs:
-        """Of these draws, under logits [all draws, vocab] of any type, only read; draws [n] int64."""
+        """Return log-probabilities of draws [n] int64. logits: [all draws, vocab] of any dtype; only read."""
         return DrawLogprobs(*likeliest(logits, draws, token_ids, k))
 
 
 def _noise_of(parameters: RowParameters) -> tuple[Tensor, Tensor, Tensor]:
-    """What the kernel reads of its rows by itself, so that no gather stands in front of it."""
+    """Return the parameters of all rows, which the kernel indexes itself, so that no gather precedes it."""
     of_all = parameters.of_all
     return of_all.temperature[:, 0], of_all.seed_low[:, 0], of_all.seed_high[:, 0]

@@ -1,7 +1,7 @@
 """Groups the draws of a batch by the stages they need, as index tensors on the device.
 
-Decided on the host from the rows alone and kept while the same rows draw step after step, so that steady
-decoding sends nothing to the device.
+The host groups by rows alone, and reuses the groups while the same rows draw. So steady decoding copies nothing to the
+device.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from aengine.sampling.parameters import (
 )
 from aengine.sampling.upload import upload
 
-# The temporaries of a stage are a few tensors of this many cells at most: 32 MiB each in float32.
+# The most cells of a temporary of a stage: 32 MiB in float32.
 _BLOCK_CELLS = 1 << 23
 
 
 @dataclass(slots=True)
 class Groups:
-    """Each Tensor holds indices into the batch's draws, int64; each list is one group cut into blocks of rows.
+    """Indices into the batch's draws, int64 tensors on the device. A list is a group in blocks of rows.
 
-    `None` as a block stands for the whole batch, which then needs no copy. Kernels take a group whole: where draws are
-    fused, what they do has no blocks.
+    A block of None is the whole batch, which needs no copy. Kernels take a whole group, so with fused draws the stages
+    that kernels do have no blocks.
     """
 
     rows: list[int]
     any_filter: bool  # whether any draw has top_k, top_p or min_p
     greedy: bool  # whether any draw is an argmax
     plain: list[Tensor | None]
-    plain_min_p: bool  # whether any of these has a min_p
+    plain_min_p: bool  # whether any plain draw has a min_p
     filtered: list[Tensor | None]
-    width: int  # the most candidates that a filtered draw keeps, ties aside
+    width: int  # the most tokens that a filtered draw keeps, equals aside
     penalized: Tensor | None
     penalized_blocks: list[Tensor | None]
     logprobs: Tensor | None
@@ -59,13 +59,13 @@ class Groups:
 
     @property
     def adjusts(self) -> bool:
-        """Whether anything but a grammar changes logits."""
+        """Whether any stage besides grammars changes logits."""
         indices = (self.biased, self.penalized, self.min_tokens, self.banned)
         return bool(self.allowed) or any(index is not None for index in indices)
 
 
 def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: torch.device, *, fused: bool) -> Groups:
-    """Sort the draws of these rows into groups. fused: kernels draw, all ways in one, so that none has a group."""
+    """Group the draws of these rows. fused: one kernel draws for all of them, so draws have no groups."""
     needs = [parameters.needs[row] for row in rows]
 
     def having(bit: int) -> list[int]:

@@ -1,8 +1,7 @@
-"""Noise that depends on nothing but (seed, position, token id).
+"""Noise that depends only on (seed, position, token id).
 
-Every token's noise is a hash, so a seed fixes a draw whatever else is in the batch, and no generator state
-has to be kept. All of it is 32-bit unsigned arithmetic modulo 2**32, so that any device can repeat it bit for
-bit (`^` xor, `>>` logical shift):
+Every token's noise is a hash. So a seed fixes a draw in any batch, and there is no generator state. The hash uses
+unsigned 32-bit arithmetic modulo 2**32, so any device computes the same bits (`^` is xor, `>>` a logical shift):
 
     mix(x):                 x ^= x >> 16;  x *= 0x85EBCA6B;  x ^= x >> 13;  x *= 0xC2B2AE35;  x ^= x >> 16
     key0                  = mix(mix(mix(seed_low + 0x9E3779B9) + seed_high) + position)
@@ -12,8 +11,8 @@ bit (`^` xor, `>>` logical shift):
     u                     = ((hash32 >> 9) + 0.5) * 2**-23        exact in float32, strictly inside (0, 1)
     gumbel                = -log(-log(u))
 
-torch has no unsigned arithmetic to speak of; int32 wraps around to the same bits, and a logical shift is an
-arithmetic one with the sign's copies masked away.
+torch has little unsigned arithmetic. int32 wraps around to the same bits, and a logical shift is an arithmetic one
+without the copies of the sign.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor
 
 
 def signed32(x: int) -> int:
-    """The int32 with the low 32 bits of x."""
+    """Return the int32 with the low 32 bits of x."""
     return ((x & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
 
 
@@ -35,24 +34,24 @@ _START_1 = signed32(0x7F4A7C15)
 
 
 def split_seed(seed: int) -> tuple[int, int]:
-    """The low and the high 32 bits of a 64-bit seed (signed or not), as int32 values."""
+    """Return the low and the high 32 bits of a 64-bit seed, signed or not, as int32 values."""
     return signed32(seed), signed32(seed >> 32)
 
 
 def token_codes(vocab_size: int, device: torch.device) -> Tensor:
-    """token_id * 0x9E3779B1 for all ids, [vocab] int32: the part of the hash that is the same for every row."""
+    """Return token_id * 0x9E3779B1 of all ids, [vocab] int32: the part of the hash that all rows share."""
     return torch.arange(vocab_size, dtype=torch.int32, device=device).mul_(_SPREAD_TOKENS)
 
 
 def row_keys(seed_low: Tensor, seed_high: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """key0 and key1 of each row; all arguments and results [rows, 1] int32."""
+    """Return key0 and key1 of each row. All arguments and results are [rows, 1] int32."""
     key0 = _mix(_mix(_mix(seed_low + _START_0) + seed_high) + positions)
     key1 = _mix(_mix(_mix(seed_high + _START_1) + seed_low) + positions)
     return key0, key1
 
 
 def hash32(codes: Tensor, key0: Tensor, key1: Tensor) -> Tensor:
-    """The hash of every token of every row: codes [vocab], keys [rows, 1], result [rows, vocab], all int32."""
+    """Return the hash of every token of every row, [rows, vocab], given codes [vocab] and keys [rows, 1]; all int32."""
     x = codes ^ key0
     _xor_shifted(x, 16).mul_(_MULTIPLY_1).bitwise_xor_(key1)
     _xor_shifted(x, 15).mul_(_MULTIPLY_2)
@@ -60,12 +59,12 @@ def hash32(codes: Tensor, key0: Tensor, key1: Tensor) -> Tensor:
 
 
 def uniforms(x: Tensor) -> Tensor:
-    """int32 hashes to float32 strictly inside (0, 1); x is used up. Every step is exact."""
+    """Turn int32 hashes into float32 strictly inside (0, 1). Overwrites x. Every step is exact."""
     return x.bitwise_right_shift_(9).bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
 
 
 def gumbel(codes: Tensor, key0: Tensor, key1: Tensor) -> Tensor:
-    """Standard Gumbel noise [rows, vocab] float32: the argmax of logits + noise is a draw from their softmax."""
+    """Return standard Gumbel noise [rows, vocab] float32. The argmax of logits + noise is a draw from their softmax."""
     return uniforms(hash32(codes, key0, key1)).log_().neg_().log_().neg_()
 
 

@@ -1,4 +1,4 @@
-"""Sampling parameters of the rows: on the host to choose the stages, on the device for the stages to read."""
+"""Sampling parameters of the rows: the host chooses stages by them, and the stages read them on the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aengine.sampling.noise import split_seed
 from aengine.sampling.upload import upload
 from aengine.step_plan import NewRow
 
-# What a row needs beyond an argmax.
+# Bits for the stages that a row needs besides an argmax.
 NOISE = 1
 FILTER = 2  # top_k or top_p
 MIN_P = 4
@@ -27,13 +27,13 @@ GRAMMAR = 256
 ALLOWED = 512
 
 _TOP_P_OFF = 2.0  # above any share of the probability
-_LEAST_REPETITION = 1e-30  # a divisor: what is smaller would overflow float32
+_LEAST_REPETITION = 1e-30  # logits are divided by it, and a smaller divisor would overflow float32
 _INT32_MAX = 2**31 - 1
 _COLUMNS = 10
 
 
 class ParameterColumns:
-    """The parameters of some draws or of all rows, [draws or rows, 1] each."""
+    """The parameters of some draws or of all rows, each [draws or rows, 1]."""
 
     def __init__(self, table: Tensor) -> None:
         floats = table.view(torch.float32)
@@ -50,7 +50,7 @@ class ParameterColumns:
 
 
 class RowParameters:
-    """A device table of 32-bit cells with one line per row, integers and floats side by side: one upload for all."""
+    """A device table with one line of 32-bit cells per row. Integers and floats share it, so one upload is enough."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -59,7 +59,7 @@ class RowParameters:
         self.of_all = ParameterColumns(self._table)
         self.needs = [0] * max_rows
         self.top_k = [vocab_size] * max_rows  # vocab_size: off
-        self.logprobs = [0] * max_rows  # how many candidates, meaningful with LOGPROBS
+        self.logprobs = [0] * max_rows  # the number of candidates; only valid with LOGPROBS
 
     def set_rows(self, new_rows: Sequence[NewRow]) -> None:
         """Replace the parameters of these rows."""

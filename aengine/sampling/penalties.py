@@ -12,15 +12,15 @@ from aengine.sampling.parameters import ParameterColumns
 from aengine.sampling.upload import upload
 from aengine.step_plan import NewRow
 
-FEW_ROWS = 32  # that there is room for at first; rows are handed out from 0 on
+FEW_ROWS = 32  # that the first allocation has room for; rows are assigned from 0 on
 
 
 def penalize(logits: Tensor, cells: Tensor, picked: ParameterColumns) -> Tensor:
-    """Logits after the three penalties, [rows, vocab] float32.
+    """Return logits after the three penalties, [rows, vocab] float32.
 
-    Repetition weakens every token of prompt and output (division if the logit is positive, else multiplication).
-    Presence and frequency look at the output alone: subtracted once, and once per occurrence.
-    cells [rows, vocab] int32, of `TokenCounts`.
+    Repetition weakens every token of prompt and output: it divides positive logits and multiplies negative ones.
+    Presence is subtracted once for every token of the output, frequency once per occurrence. cells: [rows, vocab] int32
+    of `TokenCounts`.
     """
     weakened = torch.where(logits < 0, logits * picked.repetition, logits / picked.repetition)
     logits = torch.where(cells != 0, weakened, logits)
@@ -28,10 +28,10 @@ def penalize(logits: Tensor, cells: Tensor, picked: ParameterColumns) -> Tensor:
 
 
 class TokenCounts:
-    """For each row, how often each token is in its output and whether it is in its prompt.
+    """How often each token is in a row's output, and whether it is in its prompt.
 
-    Both in one int32 cell: twice the one and once the other. Allocated when the first row needs it, for the first few
-    rows, and for all of them once a row beyond needs it: 256 rows of a large vocabulary are 200 MiB.
+    An int32 cell holds both: twice the count, plus one if in the prompt. The table is allocated for the first few rows
+    when a row needs it, and for all rows when a later row does: 256 rows of a large vocabulary take 200 MiB.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -41,7 +41,7 @@ class TokenCounts:
         self._table: Tensor | None = None
 
     def make_room(self, rows: Iterable[int]) -> None:
-        """Have cells for these rows; those that there were keep what they hold."""
+        """Allocate cells for these rows, and keep the contents of existing ones."""
         needed = max(rows, default=-1) + 1
         old = self._table
         if needed == 0 or (old is not None and needed <= len(old)):
@@ -52,7 +52,7 @@ class TokenCounts:
             self._table[: len(old)].copy_(old)
 
     def set_rows(self, new_rows: Sequence[NewRow]) -> None:
-        """Count the known tokens of these rows anew: the first prompt_len are the prompt, the rest is output."""
+        """Count the known tokens of these rows anew. The first prompt_len are the prompt, the rest is output."""
         if not new_rows:
             return
         self.make_room(new.row for new in new_rows)
@@ -69,11 +69,11 @@ class TokenCounts:
         self._count(upload(np.concatenate(outputs), self._device))
 
     def copy_rows(self, rows: Tensor, sources: Tensor) -> None:
-        """Give rows[i] what sources[i] has, both [n] int64. There must be room for them."""
+        """Copy the cells of sources to rows, both [n] int64. There must be room for them."""
         self.cells.index_copy_(0, rows, self.cells.index_select(0, sources))
 
     def pick(self, rows: Tensor) -> Tensor:
-        """The cells [n, vocab] int32 of rows [n] int64."""
+        """Return the cells [n, vocab] int32 of rows [n] int64."""
         return self.cells.index_select(0, rows)
 
     def add(self, rows: Tensor, token_ids: Tensor) -> None:
@@ -85,7 +85,7 @@ class TokenCounts:
 
     @property
     def cells(self) -> Tensor:
-        """[rows, vocab] int32, of as many rows as have needed it."""
+        """[rows, vocab] int32, for as many rows as were allocated."""
         if self._table is None:
             raise RuntimeError("no row has been counted")
         return self._table

@@ -1,7 +1,7 @@
-"""The batched sampler: parameters live on the device per row, stages run only for the draws that need them.
+"""The batched sampler. Each row's parameters are on the device, and stages run only for draws that need them.
 
 The order of the stages is logit_bias, repetition/presence/frequency penalties, masks (min_tokens, bad_words,
-allowed_token_ids, grammar), temperature, top_k, top_p, min_p, draw. Nothing here waits for the device.
+allowed_token_ids, grammar), temperature, top_k, top_p, min_p, draw. No stage waits for the device.
 """
 
 from __future__ import annotations
@@ -16,15 +16,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.sampling.banned import BannedSequences
-from aengine.sampling.draw import Noise, candidates, choose, draw_filtered, draw_greedy, draw_plain
+from aengine.sampling.draw import (
+    DrawLogprobs,
+    Noise,
+    candidates,
+    choose,
+    draw_filtered,
+    draw_greedy,
+    draw_plain,
+    raw_logprobs,
+)
 from aengine.sampling.groups import Groups, group
-from aengine.sampling.logprobs import DrawLogprobs, raw_logprobs
-from aengine.sampling.masks import AllowedTokens, allow_only
+from aengine.sampling.masks import AllowedTokens, BannedSequences, TokenTable, allow_only
 from aengine.sampling.noise import row_keys, token_codes
 from aengine.sampling.parameters import ALLOWED, BANNED, BIAS, FILTER, MIN_P, MIN_TOKENS, NOISE, PENALTY, RowParameters
 from aengine.sampling.penalties import TokenCounts, penalize
-from aengine.sampling.token_table import TokenTable
 from aengine.sampling.upload import upload
 from aengine.step_plan import NewRow
 
@@ -36,32 +42,32 @@ if TYPE_CHECKING:
 class Draws:
     """The results of one call to `Sampler.sample`, on the device."""
 
-    token_ids: Tensor  # [draws] int64; always a valid id, though without meaning where not finite
-    finite: Tensor  # [draws] bool; False: NaN or +inf among the row's logits, or nothing but -inf
-    logprobs: DrawLogprobs | None  # None when no row asked
+    token_ids: Tensor  # [draws] int64; always valid ids, but without meaning if not finite
+    finite: Tensor  # [draws] bool; False: the logits have NaN or +inf, or only -inf
+    logprobs: DrawLogprobs | None  # None if no row asked for them
 
 
 class Kind(Enum):
-    """The stages that the rows of a batch need at most."""
+    """The most stages that a row of a batch needs."""
 
-    SIMPLE = auto()  # a temperature or none: `draw_simple`
-    FILTERED = auto()  # top_k, top_p or min_p besides: `draw_filtered`
+    SIMPLE = auto()  # at most a temperature: `draw_simple`
+    FILTERED = auto()  # also top_k, top_p or min_p: `draw_filtered`
     ANY = auto()  # `sample`
 
 
 class Sampler:
-    """Draws a token for each of some rows. A draw depends on its row's parameters, logits, seed and position alone."""
+    """Draws a token for each row of a batch. A draw depends only on its row's parameters, logits, seed and position."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._parameters = RowParameters(max_rows, vocab_size, device)
         self._bias = TokenTable(max_rows, vocab_size, device)
-        self._stops = TokenTable(max_rows, vocab_size, device)  # each with -inf
+        self._stops = TokenTable(max_rows, vocab_size, device)  # all with value -inf
         self._counts = TokenCounts(max_rows, vocab_size, device)
         self._banned = BannedSequences(max_rows, device)
         self._allowed = AllowedTokens(max_rows, vocab_size, device)
-        self._tables = (  # what a row holds on the device, and the need that goes with it
+        self._tables = (  # each table, and the bit of the rows that use it
             (self._bias, BIAS),
             (self._stops, MIN_TOKENS),
             (self._counts, PENALTY),
@@ -72,12 +78,12 @@ class Sampler:
         self._groups: Groups | None = None  # of the last batch
         self._fused: FusedDraw | None = None
         if device.type != "cpu":
-            from aengine.sampling.fused import FusedDraw  # brings Triton, which a CPU has no use for
+            from aengine.sampling.fused import FusedDraw  # imports Triton, which a CPU does not need
 
             self._fused = FusedDraw(max_rows, device)
 
     def set_rows(self, rows: Sequence[NewRow]) -> None:
-        """Assign rows to new owners. Must be ordered with `sample` as the steps are."""
+        """Assign rows to new requests. Calls of this and of `sample` must have the order of the steps."""
         if not rows:
             return
         self._groups = None
@@ -106,13 +112,15 @@ class Sampler:
         positions: Tensor,
         masks: NDArray[np.int32] | None = None,
     ) -> Draws:
-        """Draw a token for each row of logits, and count it where the row has penalties.
+        """Draw a token for each row of logits, and count it if the row has penalties.
 
-        logits [draws, vocab], contiguous, used up; float32, or on CUDA the model's type. rows and row_index [draws]
-        int64 name the same rows, on the host and on the device; positions [draws] int64: where in the sequence the
-        drawn token will stand.
-        masks [structured draws, ceil(vocab / 32)] int32: the tokens that each of the draws with `structured` may be,
-        in their order, as `allow_only` reads them; it must not change afterwards. None lets them be any.
+        Args:
+            logits: [draws, vocab], contiguous; overwritten. float32, or on CUDA the model's dtype.
+            rows: The row of each draw.
+            row_index: The same on the device, [draws] int64.
+            positions: [draws] int64, the position of the drawn token in its sequence.
+            masks: [structured draws, ceil(vocab / 32)] int32, the tokens that each draw with `structured` may take, in
+                their order, as `allow_only` reads them. It must not change afterwards. None: any token.
         """
         if self._groups is None or self._groups.rows != rows:
             fused = self._fused is not None
@@ -128,7 +136,7 @@ class Sampler:
         return draws
 
     def kind(self, rows: list[int]) -> Kind:
-        """The kind of draw that is enough for these rows. Cheap: asked in every step."""
+        """Return the kind of draw that is enough for these rows. It is called in every step, so it is cheap."""
         needs = 0
         for need in map(self._parameters.needs.__getitem__, rows):
             needs |= need
@@ -137,9 +145,10 @@ class Sampler:
         return Kind.FILTERED if needs & ~(NOISE | FILTER | MIN_P) == 0 else Kind.ANY
 
     def draw_simple(self, logits: Tensor, row_index: Tensor, positions: Tensor) -> Draws:
-        """`sample` for rows of kind SIMPLE: decides nothing on the host, has fixed shapes, so a CUDA graph can hold it.
+        """`sample` for rows of kind SIMPLE. A CUDA graph can capture it: the host decides nothing, and shapes are
+        fixed.
 
-        logits [draws, vocab] float32, only read; row_index, positions [draws] int64.
+        logits: [draws, vocab] float32; only read. row_index, positions: [draws] int64.
         """
         if self._fused is not None:
             return Draws(*self._fused(logits, self._parameters, row_index, positions, filtered=False), None)
@@ -149,10 +158,10 @@ class Sampler:
         return Draws(token_ids, logits.amax(dim=-1).isfinite(), None)
 
     def candidates(self, logits: Tensor, row_index: Tensor, positions: Tensor, first: int) -> Tensor:
-        """The first half of `draw_simple` where ranks share out the tokens: what each row would draw from some of them.
+        """Draw from this rank's tokens, if ranks divide the vocabulary; `choose` completes the draw.
 
-        logits [draws, n] are those of the tokens from `first` on; what is beyond the vocabulary is not looked at.
-        Returns [draws, 4] float32, of which only the bits count, and none of which is a NaN. `choose` has the rest.
+        logits [draws, n] are for the tokens from `first` on; columns beyond the vocabulary are ignored. Returns float32
+        [draws, 4], of which only the bits matter, and which has no NaN.
         """
         valid = max(0, min(logits.shape[1], self._vocab_size - first))
         if self._fused is not None:
@@ -164,12 +173,12 @@ class Sampler:
         return candidates(logits[:, :valid].float(), of_these, picked.temperature, first).view(torch.float32)
 
     def choose(self, found: Tensor) -> Draws:
-        """The second half: what the ranks have found, side by side by rank [draws, 4 * ranks]."""
+        """Complete the draw of all ranks' `candidates`, side by side in the order of the ranks, [draws, 4 * ranks]."""
         parts = found.view(torch.int32).unflatten(1, (-1, 4))
         return Draws(*(choose(parts) if self._fused is None else self._fused.choose(parts)), None)
 
     def draw_filtered(self, logits: Tensor, row_index: Tensor, positions: Tensor) -> Draws:
-        """`draw_simple` for rows of kind SIMPLE or FILTERED."""
+        """Like `draw_simple`, for rows of kind SIMPLE or FILTERED."""
         if self._fused is not None:
             return Draws(*self._fused(logits, self._parameters, row_index, positions, filtered=True), None)
         picked = self._parameters.pick(row_index)
@@ -200,11 +209,11 @@ class Sampler:
         positions: Tensor,
         bits: Tensor | None,
     ) -> Draws:
-        """With kernels. Nothing is copied but where logits change, and then but once."""
+        """Sample with kernels. Logits are copied only if a stage changes them, and only once."""
         if not groups.adjusts and bits is None:
             token_ids, finite = fused(logits, self._parameters, row_index, positions, filtered=groups.any_filter)
         else:
-            finite = logits.amax(dim=-1).isfinite()  # of what the model said: masks may leave nothing
+            finite = logits.amax(dim=-1).isfinite()  # of the raw logits, because masks may leave no token
             adjusted = logits.to(torch.float32, copy=groups.logprobs is not None)
             self._add_bias(adjusted, groups, row_index)
             if groups.penalized is not None:
@@ -217,12 +226,12 @@ class Sampler:
         return Draws(token_ids, finite, fused.logprobs(logits, groups.logprobs, token_ids, groups.top_logprobs))
 
     def _add_bias(self, logits: Tensor, groups: Groups, row_index: Tensor) -> None:
-        """In place."""
+        """Add logit_bias in place."""
         if groups.biased is not None:
             self._bias.add_to(logits, groups.biased, _take(row_index, groups.biased))
 
     def _mask(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor, bits: Tensor | None) -> None:
-        """Apply the masks in place; bits: of the draws with a grammar."""
+        """Apply the masks in place. bits: of the draws with a grammar."""
         if groups.min_tokens is not None:
             rows = _take(row_index, groups.min_tokens)
             too_early = _take(positions, groups.min_tokens)[:, None] < self._parameters.pick(rows).min_position
@@ -239,7 +248,7 @@ class Sampler:
                 start += len(constrained)
 
     def _draw(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor) -> Tensor:
-        """The ids [draws] int64. Where only some rows are greedy, all get an argmax: cheaper than to sort them out."""
+        """Return ids [draws] int64. If any row is greedy, all get an argmax, which is cheaper than a selection."""
         token_ids = draw_greedy(logits) if groups.greedy else torch.empty_like(row_index)
         for block in groups.plain:
             picked = self._parameters.pick(_take(row_index, block))
@@ -269,7 +278,7 @@ def _put(into: Tensor, block: Tensor | None, values: Tensor) -> None:
 
 
 def _gather_logprobs(token_ids: Tensor, groups: Groups, raw: list[tuple[Tensor, Tensor, Tensor]]) -> DrawLogprobs:
-    """Add the sampled tokens' to what was computed before the draw, in the order of the draws."""
+    """Return log-probabilities in the order of the draws, with those of the sampled tokens."""
     draws, k = len(groups.rows), groups.top_logprobs
     result = DrawLogprobs(
         sampled=torch.zeros(draws, dtype=torch.float32, device=token_ids.device),

@@ -1,4 +1,4 @@
-"""Copies small arrays from the host to the device, without waiting for it."""
+"""Copies small arrays from the host to the device, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
-    """A tensor on the device with the array's contents; the array must not change afterwards.
+    """Return a tensor on the device with the array's contents. The array must not change afterwards.
 
-    The copy leaves from pinned memory. torch reuses that memory only after the copy is done.
+    The copy is from pinned memory, which torch does not reuse before the copy is done.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":

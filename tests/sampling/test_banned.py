@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aengine.sampling import Sampler
-from aengine.sampling.banned import BannedSequences
+from aengine.sampling.masks import BannedSequences
 from tests.sampling.build import CPU, draw, draw_one, new_row
 
 LOGITS = [1.0, 4.0, 3.0, 2.0]  # likeliest first: 1, 2, 3, 0

@@ -1,1 +1,1 @@
-"""Attention of single queries over pages, and what prefill reads of them."""
+"""Attention over pages: decodes, prefill chunks, shared prefixes, latents; and the kernels that write their inputs."""

@@ -1,1 +1,1 @@
-"""What ranks compute together: sums and rows whose parts lie on several devices, or with several threads of a CPU."""
+"""Sums and gathers over ranks, which are GPUs of one host or threads on a CPU."""

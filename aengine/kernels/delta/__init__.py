@@ -1,1 +1,1 @@
-"""Gated delta nets: linear attention whose memory of a sequence is one matrix a head."""
+"""Gated delta nets: linear attention whose state of a sequence is one matrix for each head."""

@@ -1,1 +1,1 @@
-"""A draw from each row of logits, and the cutoffs of top_k, top_p and min_p, without a sort."""
+"""Draws of tokens from logits, filters without a sort, penalties and log-probabilities."""

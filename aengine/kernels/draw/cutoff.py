@@ -1,16 +1,16 @@
-"""The lowest logit that top_k, top_p and min_p keep, for each row, without a sort.
+"""Finds the lowest logit that top_k, top_p and min_p keep, for each row, without a sort.
 
-1. range    reads the row: its highest and its lowest finite logit, between which the last kept token must be.
-2. ladder   reads the row, `LADDERS` times at most: three thresholds between the two, and a quarter of the interval is
-            left. Skipped as soon as no more than `CANDIDATES` logits are in it.
-3. gather   reads the row once more: these logits go into a list.
-4. finish   reads the list, again and again: quarters of the interval of keys, down to a single one. A key is an integer
-            that is ordered as the floats are, so this ends, whatever the values. Where the interval never got small
-            enough (thousands of equals, thousands of tokens in top_k with a top_p) the row itself is read.
+1. range    reads the row and finds its highest and lowest finite logits. The last kept token is in this interval.
+2. ladder   reads the row at most `LADDERS` times. Each time it tries three thresholds and keeps a quarter of the
+            interval. It is skipped when at most `CANDIDATES` logits are left in the interval.
+3. gather   reads the row once more, and writes these logits to a list.
+4. finish   reads the list repeatedly, and keeps a quarter of the keys each time until a single key is left. Keys are
+            integers with the order of the floats, so this always ends. If the interval is still too large (thousands of
+            equal logits, or of tokens in top_k with a top_p), it reads the row itself.
 
-In the first three a row is cut into pieces, one program each, and the last program to finish a row moves its interval.
-A row that has no filter, or needs no more passes, costs a few programs that leave at once: nothing is decided on the
-host. Sums are of integers (`cutoff_search`), so a row's answer is the same in every batch and every time.
+In the first three a row is divided into pieces, one for each program. The last program of a row updates its interval.
+For a row without filters, or without need for more passes, programs end at once. So the host decides nothing. Sums are
+of integers (see `cutoff_search`), so a row's result does not depend on the batch.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -29,15 +29,19 @@ from aengine.kernels.variants import keep_variants
 LADDERS = 4
 CANDIDATES = 4096
 PIECES = 64  # at most
-MOST_TOKENS = 2**19 - 1  # the weights of more than that might not fit into 64 bits
+MOST_TOKENS = 2**19 - 1  # weights of more tokens might not fit into 64 bits
 _PIECE_BLOCK = 1024
 _LIST_BLOCK = 2048
-_UNUSED_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}  # of a float32 with such a value
+_UNUSED_BITS = {
+    torch.float32: 0,
+    torch.bfloat16: 16,
+    torch.float16: 13,
+}  # low bits of a float32
 
 
 @triton.jit
 def _piece(pieces, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """This program's row, and which part of it: whole blocks, perhaps beyond the row's end."""
+    """Return this program's row, and its part: whole blocks, perhaps beyond the row's end."""
     length = tl.cdiv(VOCAB, pieces * BLOCK) * BLOCK
     begin = tl.program_id(0) % pieces * length
     return tl.program_id(0) // pieces, begin, begin + length
@@ -75,8 +79,10 @@ def _store_counts(counts_ptr, row, k, from_low, from_high, weight_from_high, tot
 
 @triton.jit
 def _candidates(k, top_p, from_low, from_high):
-    """How many logits to list; 0 for a row without search. With both filters all from low on, as top_p's share is one
-    of what top_k keeps."""
+    """Return how many logits to list, 0 for a row without a search.
+
+    With both filters these are all logits from `low` on, because top_p is a share of what top_k keeps.
+    """
     return tl.where((k > 0) & (top_p <= 1), from_low, from_low - from_high)
 
 
@@ -88,8 +94,8 @@ def _range_kernel(
     top_k_ptr,  # [rows] int32
     top_p_ptr,  # [rows] float32
     log_min_p_ptr,  # [rows] float32
-    interval_ptr,  # [rows, 3] float32: the highest logit; the ends of the interval, the high one outside of it
-    counts_ptr,  # [rows, 5] int64: k or 0; how many logits from low on, from high on; what the latter, what all weigh
+    interval_ptr,  # [rows, 3] float32: the highest logit; the interval's ends, excluding the high one
+    counts_ptr,  # [rows, 5] int64: k or 0; numbers of logits >= low, >= high; weights of the latter, of all
     ends_ptr,  # [rows, 2, PIECES] float32
     finite_ptr,  # [rows, PIECES] int32
     arrived_ptr,  # [rows] int32, zero between launches
@@ -123,24 +129,24 @@ def _range_kernel(
             lowest = tl.minimum(lowest, tl.where(x > float("-inf"), x, float("inf")))
             finite += (x > float("-inf")).to(tl.int32)
         ends = ends_ptr + row * 2 * PIECES
-        # NaN becomes +inf: either breaks the row.
+        # NaN becomes +inf; both make a row invalid.
         tl.store(ends + piece, tl.max(tl.where(highest < float("inf"), highest, float("inf"))))
         tl.store(ends + PIECES + piece, tl.min(lowest))
         tl.store(finite_ptr + row * PIECES + piece, tl.sum(finite))
-        tl.debug_barrier()  # stored before it is announced
+        tl.debug_barrier()  # all threads store before one announces it
         if tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel") == pieces - 1:
             tl.debug_barrier()
             tl.store(arrived_ptr + row, 0)
             slots = tl.arange(0, PIECES)
             used = slots < pieces
-            # Other processors wrote these: read past the first-level cache.
+            # Other processors wrote these: do not read them from the first-level cache.
             tops = tl.load(ends + slots, mask=used, other=float("-inf"), cache_modifier=".cg")
             lows = tl.load(ends + PIECES + slots, mask=used, other=float("inf"), cache_modifier=".cg")
             counts = tl.load(finite_ptr + row * PIECES + slots, mask=used, other=0, cache_modifier=".cg")
             top, low, count = tl.max(tops), tl.min(lows), tl.sum(counts)
             k = tl.where((top_k < VOCAB) & (top_k <= count), top_k, 0)
             if (k == 0) & (count > CANDIDATES):
-                # All that is less likely than this weighs less than what top_p cuts off.
+                # All less likely tokens together weigh less than what top_p removes.
                 low = tl.maximum(low, top - temperature * (tl.log(VOCAB / tl.maximum(1 - top_p, 1e-30)) + 0.1))
             sound = top < float("inf")
             _store_interval(interval_ptr, row, tl.where(sound, top, float("-inf")), low, float("inf"))
@@ -178,7 +184,7 @@ def _ladder_kernel(
     if _candidates(k, top_p, from_low, from_high) > CANDIDATES:
         scale = scale_of(tl.load(temperature_ptr + row * parameter_stride))
         last = tl.minimum(high, top)
-        t1 = low * 0.75 + last * 0.25  # which overflows for no two floats
+        t1 = low * 0.75 + last * 0.25  # never overflows
         t2 = low * 0.5 + last * 0.5
         t3 = low * 0.25 + last * 0.75
         logits = logits_ptr + row.to(tl.int64) * VOCAB
@@ -191,7 +197,7 @@ def _ladder_kernel(
         tl.atomic_add(sums + 4, m2, sem="relaxed")
         tl.atomic_add(sums + 5, m3, sem="relaxed")
         tl.atomic_add(sums + 6, m, sem="relaxed")
-        tl.debug_barrier()  # added before it is announced
+        tl.debug_barrier()  # all threads add before one announces it
         if tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel") == pieces - 1:
             tl.debug_barrier()
             tl.store(arrived_ptr + row, 0)
@@ -247,8 +253,8 @@ def _gather_kernel(
         for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
             x = tl.load(logits + start + lanes, mask=start + lanes < VOCAB, other=float("-inf")).to(tl.float32)
             chosen = (x >= low) & (x < high)
-            # In any order: what is made of the list does not depend on it. As many as were counted, so they fit; a
-            # compiler that rounds the interval's ends otherwise here must not write behind the list.
+            # The order of the list does not matter. It holds as many as were counted, so they fit. The mask guards
+            # against a compiler that rounds the interval's ends differently here.
             place = tl.atomic_add(listed_ptr + row + lanes * 0, 1, mask=chosen, sem="relaxed")
             tl.store(list_ptr + row * CANDIDATES + place, x, mask=chosen & (place < CANDIDATES))
 
@@ -286,7 +292,7 @@ def _finish_kernel(
     floor = float("-inf")
     if candidates > 0:
         scale = scale_of(temperature)
-        # The ends need not be values that the logits' type has: a key more on either side is right for sure.
+        # The logits' dtype may not have the ends' values: one more key on either side is certainly right.
         low_key, high_key = key_of(low, SHIFT) - 1, key_of(tl.minimum(high, top), SHIFT) + 1
         if candidates <= CANDIDATES:
             size = tl.minimum(tl.load(listed_ptr + row), CANDIDATES)
@@ -309,7 +315,7 @@ def _finish_kernel(
 
 
 class Cutoff:
-    """The kernels and their scratch memory: 18 KB a row. One stream at a time: calls share the scratch."""
+    """The kernels and their scratch memory, 18 KB a row. Calls share the scratch, so they must be on one stream."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         def scratch(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -325,12 +331,18 @@ class Cutoff:
         self._listed = scratch(dtype=torch.int32)
 
     def __call__(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor) -> Tensor:
-        """The logit [rows] float32 of the last token that passes a row's filters; its equals pass too.
+        """Return the lowest logit that passes each row's filters, [rows] float32. Equal logits pass as well.
 
-        logits [rows, vocab] float32, bfloat16 or float16, contiguous, only read. Per row, all of one stride:
-        temperature, top_p and log_min_p float32, top_k int32. Off are a top_k from vocab on, a top_p above 1, a
-        log_min_p of -inf, and everything at temperature 0. -inf for a row without filters, of which nothing is read,
-        and for one that holds NaN or +inf. ValueError: a vocabulary of more than `MOST_TOKENS`.
+        It is -inf for rows without filters, which are not read, and for rows with NaN or +inf.
+
+        Args:
+            logits: [rows, vocab] float32, bfloat16 or float16, contiguous; only read.
+            temperature: float32. At 0 a row has no filters. All parameters are [rows] and have the same stride.
+            top_k: int32. Off from vocab on.
+            top_p: float32. Off above 1.
+            log_min_p: float32. Off at -inf.
+
+        Raises ValueError if the vocabulary has more than `MOST_TOKENS` tokens.
         """
         rows, vocab = logits.shape
         if vocab > MOST_TOKENS:
@@ -339,7 +351,7 @@ class Cutoff:
         if rows == 0:
             return floor
         launch = launch_for(logits.device)
-        # So many programs that the last ones to run leave little of the device idle.
+        # So many programs that little of the device is idle while the last ones run.
         pieces = min(PIECES, -(-vocab // _PIECE_BLOCK), -(-16 * launch.processors // rows))
         grid, stride = (rows * pieces,), temperature.stride(0)
         common = {"VOCAB": vocab, "CANDIDATES": CANDIDATES, "OVERLAP": launch.overlap, "launch_pdl": launch.overlap}
@@ -359,9 +371,9 @@ class Cutoff:
         _finish_kernel[(rows,)](
             logits, temperature, top_p, log_min_p, self._interval, self._counts, self._list, self._listed, floor,
             stride, SHIFT=_UNUSED_BITS[logits.dtype], BLOCK=_LIST_BLOCK,
-            STAGES=1,  # plain loads, as the list is soon in the first-level cache
+            STAGES=1,  # without a pipeline, because the list fits the first-level cache
             num_warps=8, maxnreg=128,  # two programs a processor
-            enable_fp_fusion=False,  # a product and a sum, rounded one after the other, as the reference does
+            enable_fp_fusion=False,  # round the product before the sum, like the reference
             **common,
         )  # fmt: skip
         return floor

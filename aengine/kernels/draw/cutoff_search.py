@@ -1,8 +1,8 @@
-"""The arithmetic of the search for the last token that top_k and top_p keep, for the kernels of `cutoff`.
+"""Searches for the last token that top_k and top_p keep: device functions for the kernels of `cutoff`.
 
-A threshold is good if there are enough tokens (top_k) or enough probability (top_p) at or above it. The highest good
-one is sought, three thresholds at a time. Probability is counted in units of 2**-44 of the likeliest token's, as
-integers: sums do not depend on their order, so every part of the search agrees with every other to the last bit.
+A threshold is good if enough tokens (top_k) or enough probability (top_p) are at or above it. The search tries three
+thresholds at a time for the highest good one. Probability is an integer, in units of 2**-44 of the likeliest token's.
+So sums do not depend on their order, and all steps of the search agree exactly.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -14,14 +14,14 @@ import triton.language as tl
 
 @triton.jit
 def key_of(x, SHIFT: tl.constexpr):
-    """An int64 that is ordered as the floats are. SHIFT: how many low bits of float32 the logits' type never uses."""
+    """Return int64 keys with the order of the floats. SHIFT: low bits of float32 that the logits' dtype never uses."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT).to(tl.int64)
 
 
 @triton.jit
 def value_of(key, SHIFT: tl.constexpr):
-    """The float32 of a key."""
+    """Return the float32 of a key."""
     bits = (key << SHIFT).to(tl.int32)
     bits |= (bits >> 31) & ((1 << SHIFT) - 1)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
@@ -29,30 +29,30 @@ def value_of(key, SHIFT: tl.constexpr):
 
 @triton.jit
 def scale_of(temperature):
-    """log2(e) / temperature; never inf, which times 0 would be NaN."""
+    """Return log2(e) / temperature; never inf, because inf times 0 is NaN."""
     return 1.4426950408889634 / tl.maximum(temperature, 1e-38)
 
 
 @triton.jit
 def weight_of(x, top, scale):
-    """exp((x - top) / temperature) in units of 2**-44, int64."""
+    """Return exp((x - top) / temperature) in units of 2**-44, int64."""
     return (tl.exp2((x - top) * scale) * (2.0**44)).to(tl.int64)
 
 
 @triton.jit
 def share_of(top_p, total):
-    """The weight that is enough for top_p; never nothing, so that something is kept, and never more than there is."""
+    """Return the weight that is enough for top_p: at least 1, so that a token is kept, and at most the total."""
     share = (top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
     return tl.maximum(tl.minimum(share, total), 1)
 
 
 @triton.jit
 def tally(values, begin, end, size, t1, t2, t3, weigh, top, scale, BLOCK: tl.constexpr, STAGES: tl.constexpr):
-    """Of values[begin:min(end, size)] how many are at least t1, t2, t3 and, if `weigh`, what these and what all weigh.
+    """Count values[begin:min(end, size)] that are at least t1, t2 and t3; with `weigh`, also add up weights.
 
-    Seven int64; begin is a multiple of BLOCK.
+    Returns seven int64: three counts, their three weights, and the weight of all values. begin is a multiple of BLOCK.
     """
-    # As many neighbours as one thread loads at once: it adds them up by itself.
+    # A thread loads WIDE neighbours at once, and adds these up by itself.
     WIDE: tl.constexpr = 128 // values.dtype.element_ty.primitive_bitwidth
     lanes = tl.arange(0, BLOCK // WIDE)
     n1 = tl.zeros([BLOCK // WIDE], tl.int32)
@@ -101,11 +101,13 @@ def last_kept(
     values, size, low, high, k, top_p, total, more, more_weight, top, scale,
     SHIFT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The last of values[:size] that top_k and top_p keep.
+    """Return the last of values[:size] that top_k and top_p keep.
 
-    It is between the keys low and high, the latter not included; k is 0 where top_k is off. total: what all tokens
-    weigh, or 0 if `values` is all that counts. Above these are `more` tokens, which weigh `more_weight`; none of them
-    where both filters are on.
+    Args:
+        low, high: Its key is from low up to high, excluding high.
+        k: 0 if top_k is off.
+        total: The weight of all tokens; 0 if they are all in `values`.
+        more, more_weight: The number and weight of tokens above `values`; 0 with both filters.
     """
     if k > 0:
         low = _narrow(values, size, low, high, k, 0, more, more_weight, top, scale, SHIFT, BLOCK, STAGES)
@@ -114,7 +116,7 @@ def last_kept(
         if total == 0:
             t = value_of(low, SHIFT)
             n, _, _, m, _, _, everything = tally(values, 0, size, size, t, t, t, True, top, scale, BLOCK, STAGES)
-            # Of the equals of the k-th only as many count as make up k.
+            # Of the logits equal to the k-th, only as many count as complete k.
             total = tl.where(k > 0, m - (n - k) * weight_of(t, top, scale), everything)
         need = share_of(top_p, total)
         low = _narrow(values, size, low, high, 0, need, 0, more_weight, top, scale, SHIFT, BLOCK, STAGES)

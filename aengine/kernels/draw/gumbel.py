@@ -1,13 +1,13 @@
-"""A draw from each row of logits in one pass over the vocabulary, without a sort and without a second launch.
+"""Draws a token from each row of logits in one pass over the vocabulary and one launch, without a sort.
 
-A draw is the argmax of logits + temperature * noise, the lowest id among equals; temperature 0 makes it the argmax of
-the logits. The noise is a hash of (seed, position, token id), the same bits as `aengine.sampling.noise` computes. Each
-row is cut into pieces; the last program to finish a row picks the best of the pieces' candidates. What is below a row's
-floor (`aengine.kernels.draw.cutoff`) cannot win.
+A draw is the argmax of logits + temperature * noise, with the lowest id among equals. At temperature 0 it is the argmax
+of the logits. The noise is a hash of (seed, position, token id), with the same bits as in `aengine.sampling.noise`. A
+row is divided into pieces. The last program of a row picks the best of all pieces' candidates. Tokens below a row's
+floor (`aengine.kernels.draw.cutoff`) are never drawn.
 
-Two exact logarithms per token would take four times as long as reading the logits. So each block of tokens is first
-held against a bound of a few instructions, and only a block whose bound beats the best score so far is worth exact
-noise; of n blocks in random order that is about log(n).
+Two exact logarithms for each token would take four times as long as reading the logits. So each block of tokens first
+gets an upper bound, which takes a few instructions. Only a block whose bound exceeds the best score so far gets exact
+noise. Of n blocks in random order about log(n) do.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -24,7 +24,7 @@ from aengine.kernels.variants import keep_variants
 
 BLOCK = 1024
 PIECES = 64  # at most
-LONG_PIECE = 38  # blocks that are worth no further cut where there are rows enough
+LONG_PIECE = 38  # blocks of a piece; with enough rows, shorter pieces do not pay off
 STAGES = 3
 
 
@@ -40,7 +40,7 @@ def _mix(x):
 
 @triton.jit
 def row_keys(seed_low, seed_high, position):
-    """All uint32, as are the results: the part of the hash that one row shares."""
+    """Return the part of the hash that a whole row shares. All arguments and results are uint32."""
     low: tl.constexpr = 0x9E3779B9
     high: tl.constexpr = 0x7F4A7C15
     key0 = _mix(_mix(_mix(seed_low + low) + seed_high) + position)
@@ -63,16 +63,17 @@ def hash32(token_ids, key0, key1):
 
 @triton.jit
 def gumbel(hashes):
-    """Standard Gumbel noise, float32, of uint32 hashes."""
+    """Return standard Gumbel noise, float32, for uint32 hashes."""
     return -tl.log(-tl.log(((hashes >> 9).to(tl.int32).to(tl.float32) + 0.5) * (2.0**-23)))
 
 
 @triton.jit
 def gumbel_rank(hashes):
-    """A float32 r with gumbel <= log(2) * (159 - r * 2**-23); in the tail that wins draws they are within 0.08.
+    """Return a float32 r with gumbel <= log(2) * (159 - r * 2**-23).
 
-    With w = 1 - u, -log(u) >= w, so gumbel <= -log(w). A float's bits, read as an integer and scaled, are its exponent
-    plus its mantissa, never more than its log2. The integer below is w * 2**32, exactly.
+    The bound is within 0.08 of the noise in the tail, which wins draws. With w = 1 - u, -log(u) >= w, so gumbel <=
+    -log(w). The bits of a float, read as an integer and scaled, are its exponent plus its mantissa, which is at most
+    its log2. The integer below is exactly w * 2**32.
     """
     rest = ((hashes ^ 0xFFFFFFFF) & 0xFFFFFE00) | 0x100
     return rest.to(tl.float32).to(tl.int32, bitcast=True).to(tl.float32)
@@ -80,14 +81,14 @@ def gumbel_rank(hashes):
 
 @triton.jit
 def can_beat(value, temperature):
-    """What `x - temperature * log(2) * r * 2**-23` exceeds for a score above `value`, with room for rounding."""
+    """Return what `x - temperature * log(2) * r * 2**-23` exceeds for any score above `value`; has a margin."""
     top: tl.constexpr = 159.0 * 0.6931472 + 1e-3
     return value - tl.abs(value) * 1e-6 - temperature * top
 
 
 @triton.jit
 def _best(values, ids):
-    """The highest value, and the lowest of its ids."""
+    """Return the highest value, and the lowest of its ids."""
     highest = tl.max(values, axis=0)
     return highest, tl.min(tl.where(values == highest, ids, 0x7FFFFFFF), axis=0)
 
@@ -107,10 +108,10 @@ def _draw_kernel(
     floor_ptr,  # [rows] float32, or None
     ids_ptr,  # [rows] int64
     finite_ptr,  # [rows] bool
-    candidates_ptr,  # int32 [rows, 4]: in place of both, or None
+    candidates_ptr,  # int32 [rows, 4]: instead of ids and finite, or None
     best_ptr,  # [rows, PIECES] float32
     best_id_ptr,  # [rows, PIECES] int32
-    bad_ptr,  # [rows, PIECES] int32: 1 where something is NaN or +inf
+    bad_ptr,  # [rows, PIECES] int32: 1 if a logit is NaN or +inf
     arrived_ptr,  # [rows] int32, zero between launches
     parameter_stride,
     pieces,
@@ -157,7 +158,7 @@ def _draw_kernel(
             if temperature > 0:
                 sound = gumbel(hash32(ids.to(tl.uint32), key0, key1)) * temperature + sound
             block_value, block_id = _best(sound, ids)
-            # Later ids lose to earlier equals.
+            # Among equals the earlier id wins.
             value_id = tl.where(block_value > value, block_id, value_id)
             value = tl.maximum(block_value, value)
 
@@ -166,19 +167,19 @@ def _draw_kernel(
     tl.store(best_ptr + slot, value)
     tl.store(best_id_ptr + slot, value_id)
     tl.store(bad_ptr + slot, bad_any)
-    tl.debug_barrier()  # stored before it is announced
+    tl.debug_barrier()  # all threads store before one announces it
     if tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel") == pieces - 1:
         tl.debug_barrier()
         tl.store(arrived_ptr + row, 0)
         slots, used = row * PIECES + tl.arange(0, PIECES), tl.arange(0, PIECES) < pieces
-        # Other processors wrote these: read past the first-level cache.
+        # Other processors wrote these: do not read them from the first-level cache.
         value, value_id = _best(
             tl.load(best_ptr + slots, mask=used, other=float("-inf"), cache_modifier=".cg"),
             tl.load(best_id_ptr + slots, mask=used, other=0x7FFFFFFF, cache_modifier=".cg"),
         )
         bad_any = tl.max(tl.load(bad_ptr + slots, mask=used, other=0, cache_modifier=".cg"), axis=0)
         if candidates_ptr is None:
-            # A row of nothing but -inf or NaN has no best: any valid id will do.
+            # A row with only -inf or NaN has no best token: take any valid id.
             tl.store(ids_ptr + row, tl.where(value_id == 0x7FFFFFFF, 0, value_id).to(tl.int64))
             tl.store(finite_ptr + row, (bad_any == 0) & (value > float("-inf")))
         else:
@@ -207,7 +208,7 @@ def _choose_kernel(
     value = tl.full([BLOCK], float("-inf"), tl.float32)
     value_id = tl.zeros([BLOCK], tl.int32)
     bad_any = tl.zeros([BLOCK], tl.int32)
-    for rank in tl.static_range(COUNT):  # by their tokens: later ids lose to earlier equals
+    for rank in tl.static_range(COUNT):  # in the order of their tokens: among equals the earlier id wins
         place = candidates_ptr + (row * COUNT + rank) * 4
         other = tl.load(place, mask=inside, other=0).to(tl.float32, bitcast=True)
         other_id = tl.load(place + 1, mask=inside, other=0)
@@ -219,7 +220,7 @@ def _choose_kernel(
 
 
 class Draw:
-    """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
+    """The kernel and its scratch memory. All launches share the scratch, so they must be on one stream at a time."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._best = torch.empty(max_rows * PIECES, dtype=torch.float32, device=device)
@@ -237,11 +238,16 @@ class Draw:
         lines: Tensor,
         floor: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Ids [rows] int64 and whether each row was finite [rows] bool.
+        """Return ids [rows] int64, and whether each row is finite, [rows] bool.
 
-        logits [rows, vocab], contiguous, only read; temperature [all] float32, seed_low and seed_high [all] int32, all
-        of one stride, and lines [rows] int64 says which of them are a row's; positions [rows] int64 and floor [rows]
-        float32, contiguous: tokens below the floor are not drawn. Not finite: NaN, +inf, or nothing above -inf.
+        A row is not finite if it has NaN or +inf, or nothing above -inf.
+
+        Args:
+            logits: [rows, vocab], contiguous; only read.
+            temperature, seed_low, seed_high: [all], float32, int32, int32, of one stride.
+            positions: [rows] int64, contiguous.
+            lines: [rows] int64, the index of each row's parameters.
+            floor: [rows] float32, contiguous; tokens below it are not drawn.
         """
         rows, vocab = logits.shape
         ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -260,10 +266,12 @@ class Draw:
         first: int,
         valid: int,
     ) -> Tensor:
-        """The same of some tokens, from `first` on: int32 [rows, 4], a row's best score as the bits of a float32, its
-        token, and 1 where something is NaN or +inf. `choose` takes it from there.
+        """Draw from some of the tokens, and return each row's candidate for `choose`, int32 [rows, 4].
 
-        logits [rows, n], of which `valid` columns are looked at, at most all.
+        A candidate is the bits of the float32 score, the token, 1 if a logit is NaN or +inf, and 0.
+
+        logits: [rows, n], for the tokens from `first` on; only the first `valid` columns are read. Other arguments are
+        those of a draw.
         """
         found = torch.empty(len(logits), 4, dtype=torch.int32, device=logits.device)
         self._launch(
@@ -291,7 +299,7 @@ class Draw:
         if rows == 0:
             return
         launch = launch_for(logits.device)
-        # Few rows are cut finer, to use the whole device; long pieces need less exact noise.
+        # A few rows get more pieces, to use the whole device. Long pieces need less exact noise.
         pieces = min(PIECES, power_of_two(-(-vocab // BLOCK)))
         least = max(1, min(4, power_of_two(-(-vocab // (LONG_PIECE * BLOCK)))))
         while pieces > least and rows * pieces > 6 * launch.processors:
@@ -300,15 +308,16 @@ class Draw:
             logits, lines, temperature, seed_low, seed_high, positions, floor, ids, finite, candidates,
             self._best, self._best_id, self._bad, self._arrived, temperature.stride(0), pieces, first, valid,
             VOCAB=vocab, PIECES=PIECES, BLOCK=BLOCK, STAGES=STAGES, OVERLAP=launch.overlap,
-            # A product and a sum, rounded one after the other, as the reference does, and alike wherever the compiler
-            # has them twice, as the highest is looked for among them; four programs a processor.
+            # Round the product before the sum, like the reference, and in the same way wherever the compiler duplicates
+            # them, because scores are compared for equality. Registers for four programs a processor.
             num_warps=4, maxnreg=128, enable_fp_fusion=False, launch_pdl=launch.overlap,
         )  # fmt: skip
 
 
 def choose(candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """The best of what `Draw.candidates` found among several parts of the tokens, by their order: int32
-    [rows, parts, 4] -> ids [rows] int64 and whether each row was finite [rows] bool.
+    """Return ids [rows] int64, and whether each row is finite, given candidates of several parts of the tokens.
+
+    candidates: int32 [rows, parts, 4] of `Draw.candidates`, in the order of the tokens.
     """
     rows, parts = candidates.shape[:2]
     ids = torch.empty(rows, dtype=torch.int64, device=candidates.device)

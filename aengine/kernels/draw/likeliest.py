@@ -1,13 +1,13 @@
-"""Log-probabilities of drawn tokens and of the likeliest few, in one pass over the vocabulary, without a sort.
+"""Log-probabilities of drawn tokens and of the k likeliest, in one pass over the vocabulary, without a sort.
 
-1. groups   reads the row, cut into pieces, one program each: the highest logit of every `GROUP` neighbours, and the
-            piece's sum of exponentials.
-2. pick     one program a row: the k best groups, by their highest logit, hold the k likeliest tokens; of the tokens of
-            these groups it takes the best k times.
+1. groups   reads the row in pieces, one for each program. It finds the highest logit of every `GROUP` neighbours, and
+            sums the piece's exponentials.
+2. pick     has one program for each row. The k groups with the highest logits contain the k likeliest tokens. It picks
+            the best token of these groups k times.
 
-Why the k best groups are enough: a token outside of them is behind the best token of each. Among equals the lower id
-comes first, in groups as in tokens, so which of several equals make the cut depends neither on k nor on other rows. The
-cut into pieces does not depend on the number of rows, so neither does a sum.
+The k best groups are enough: any token outside of them is less likely than the best token of each of them. Among equals
+the lower id comes first, for groups and for tokens. So which of several equal tokens are returned depends neither on k
+nor on other rows. The pieces do not depend on the number of rows, so the sums do not either.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -26,13 +26,13 @@ from aengine.requests.sampling_params import MAX_LOGPROBS
 GROUP = 64  # tokens
 GROUPS = 64  # of a piece
 
-_ALL_BITS = tl.constexpr(0x7FFFFFFF)  # of an id
+_ALL_BITS = tl.constexpr(0x7FFFFFFF)  # the bits of an id
 _NOTHING = tl.constexpr(-(2**63))
 
 
 @triton.jit
 def _ranked(x, ids):
-    """An int64 that is ordered as the floats are, the lower id ahead among equals."""
+    """Return int64 with the order of the floats; among equals the lower id is larger."""
     return (key_of(x, 0) << 32) + (ids ^ _ALL_BITS)
 
 
@@ -124,11 +124,17 @@ def _pick_kernel(
 
 
 def likeliest(logits: Tensor, draws: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of what was drawn [all draws] float32, ids [all draws, k] int64 and log-probabilities
-    [all draws, k] float32 of the k likeliest, likeliest first; zeros for other draws than these.
+    """Return log-probabilities of the drawn tokens, and the ids and log-probabilities of the k likeliest.
 
-    logits [all draws, vocab], contiguous, only read; draws [n] int64; token_ids [all draws] int64, in the vocabulary.
-    ValueError: k above `MAX_LOGPROBS` or the vocabulary.
+    They are float32 [all draws], int64 and float32 [all draws, k], likeliest first, with zeros for draws not in
+    `draws`.
+
+    Args:
+        logits: [all draws, vocab], contiguous; only read.
+        draws: [n] int64.
+        token_ids: [all draws] int64, in the vocabulary.
+
+    Raises ValueError if k is above `MAX_LOGPROBS` or the vocabulary.
     """
     (count, vocab), n = logits.shape, len(draws)
     if not 0 <= k <= min(MAX_LOGPROBS, vocab):
@@ -148,6 +154,6 @@ def likeliest(logits: Tensor, draws: Tensor, token_ids: Tensor, k: int) -> tuple
     _pick_kernel[(n,)](
         logits, draws, highest, peak, total, token_ids, sampled, top_ids, top, k,
         PIECE_SLOTS=power_of_two(pieces), GROUP_SLOTS=group_slots, K_SLOTS=power_of_two(MAX_LOGPROBS), **cut,
-        num_warps=8 if group_slots <= 8192 else 16,  # 32 slots a thread at most, up to half a million tokens
+        num_warps=8 if group_slots <= 8192 else 16,  # at most 32 slots a thread, for up to half a million tokens
     )  # fmt: skip
     return sampled, top_ids, top

@@ -1,7 +1,7 @@
-"""Repetition, presence and frequency penalties on the logits of tokens that were seen, in place, in one pass.
+"""Applies repetition, presence and frequency penalties to the logits of seen tokens, in place, in one pass.
 
-What is read of every token is its cell of `aengine.sampling.penalties.TokenCounts`; logits are read and written only
-where that is not zero, which they are for a few hundred tokens of a row.
+The kernel reads every token's cell of `aengine.sampling.penalties.TokenCounts`. It reads and writes only logits whose
+cell is not zero, a few hundred in a row.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -36,7 +36,7 @@ def _penalize_kernel(
     ids = tl.program_id(0) % PIECES * BLOCK + tl.arange(0, BLOCK)
     cells = tl.load(cells_ptr + row * VOCAB + ids, mask=ids < VOCAB, other=0)
     seen = cells != 0
-    if tl.max(cells, axis=0) > 0:  # else nothing of this block was
+    if tl.max(cells, axis=0) > 0:  # else no token of this block was seen
         repetition = tl.load(repetition_ptr + draw * parameter_stride)
         presence = tl.load(presence_ptr + draw * parameter_stride)
         frequency = tl.load(frequency_ptr + draw * parameter_stride)
@@ -57,11 +57,14 @@ def penalize_seen(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """Change, in place, the logits of these draws, bit for bit as `aengine.sampling.penalties.penalize` would.
+    """Penalise logits of these draws in place, with the same bits as `aengine.sampling.penalties.penalize`.
 
-    logits [all draws, vocab] float32, contiguous; draws [n] int64, each once; row_index [all draws] int64; cells
-    [rows, vocab] int32, contiguous: twice the number of times in the output, and one if in the prompt. repetition,
-    presence, frequency [all draws] float32, all of one stride.
+    Args:
+        logits: [all draws, vocab] float32, contiguous.
+        draws: [n] int64, without repetitions.
+        row_index: [all draws] int64.
+        cells: [rows, vocab] int32, contiguous: twice the count in the output, plus one if in the prompt.
+        repetition, presence, frequency: [all draws] float32, of one stride.
     """
     vocab = logits.shape[1]
     pieces = triton.cdiv(vocab, BLOCK)
@@ -69,5 +72,5 @@ def penalize_seen(
         _penalize_kernel[(len(draws) * pieces,)](
             logits, draws, row_index, cells, repetition, presence, frequency, repetition.stride(0),
             VOCAB=vocab, PIECES=pieces, BLOCK=BLOCK, num_warps=4,
-            enable_fp_fusion=False,  # a product and a difference, rounded one after the other, as torch does
+            enable_fp_fusion=False,  # round the product before the difference, like torch
         )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Low-rank adapters: what each token's own adapter adds to the products of the model."""
+"""Low-rank adapters: each token may have another one."""

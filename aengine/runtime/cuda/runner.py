@@ -22,7 +22,7 @@ from aengine.runtime.step.cells import StepShape
 from aengine.runtime.step.executor import Executor, Forwarded, Outcome
 from aengine.runtime.step.written import TURNS
 from aengine.runtime.traced import CudaSpans, TracedExecutor
-from aengine.sampling.logprobs import DrawLogprobs
+from aengine.sampling.draw import DrawLogprobs
 from aengine.sampling.sampler import Draws, Kind
 from aengine.step_plan import StepPlan, StepResult
 from aengine.timeline import Timeline
