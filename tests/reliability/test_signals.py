@@ -112,11 +112,12 @@ def test_serve_can_be_stopped_while_the_model_loads(number: signal.Signals) -> N
         said, _ = running.communicate(timeout=30)
     assert running.returncode == 0
     assert "Traceback" not in said
+    assert "Serving on" not in said
     with process("tests.reliability.slow_start", "60", "--port", "0") as running:
         told(running, "loading begins")
         began = time.monotonic()
         running.send_signal(number)
-        told(running, "no new work")
+        told(running, "stopping when the model is loaded")
         running.send_signal(number)
         said, _ = running.communicate(timeout=30)
     assert running.returncode == 130
