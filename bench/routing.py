@@ -28,7 +28,7 @@ from typing import Protocol
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
 
 from aengine.ray_serve.routing.load import Report
-from aengine.ray_serve.routing.prompt import Prompt, of_ids
+from aengine.ray_serve.routing.prompt import Prompt, prompt_from_ids
 from aengine.ray_serve.routing.router import PrefixRouter
 from bench.results import Report as BenchReport
 from bench.routing_replica import SPEED, StandIn
@@ -200,7 +200,7 @@ class Simulation:
             chosen = self.policy.choose(request, prompt, now)
             self.decisions.append(time.thread_time() - began)
         else:
-            prompt = of_ids(request.ids)
+            prompt = prompt_from_ids(request.ids)
             began = time.thread_time()
             chosen = router.choose(prompt, now)
             self.decisions.append(time.thread_time() - began)
@@ -209,7 +209,7 @@ class Simulation:
                 router.choose(prompt, now)
                 self.again.append(time.thread_time() - began)
             began = time.thread_time()
-            missing = prompt.tokens - router.sent(chosen, prompt, now, told=True)
+            missing = prompt.tokens - router.sent(chosen, prompt, now, reports_start=True)
             self.notes.append(time.thread_time() - began)
         replica = self.replicas[chosen]
         if isinstance(self.policy, LeastLoaded):
@@ -224,7 +224,7 @@ class Simulation:
             self.cacheable_tokens += request.cacheable
             self.cached_tokens += cached
             if router is not None and self.replicas[chosen] is replica:
-                router.begun(chosen, missing, when)
+                router.started(chosen, missing, when)
 
         def ended(when: float) -> None:
             if router is not None and self.replicas[chosen] is replica:

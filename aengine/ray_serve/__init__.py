@@ -1,8 +1,8 @@
 """Replicas of the engine on Ray Serve: `serve run aengine.ray_serve:app`, or `build(...)` in a Serve config.
 
-A request passes Ray's HTTP proxy, the ingress (it reads the body and hashes the prompt's beginning) and one engine,
-which answers it with the very application that a single server runs. Ray places engines, starts those that died anew,
-drains and scales them; which of them gets a request is this package's own choice (`routing`).
+A request passes Ray's HTTP proxy and the ingress, which reads the body and hashes the prompt's prefixes. One engine
+answers it with the application that a single server runs. Ray places engines, restarts, drains and scales them. This
+package chooses the engine for each request (`routing`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def app(args: dict[str, str]) -> Application:
-    """The application for `serve run aengine.ray_serve:app model=... replicas=2 gpus=1`; each knob is an argument."""
+    """Return the application for `serve run aengine.ray_serve:app model=... replicas=2`. Each knob is an argument."""
     return build(**args)
 
 
 def build(**knobs: Any) -> Application:
-    """A Serve application of some engines behind one ingress.
+    """Return a Serve application: engines behind an ingress.
 
-    The knobs are those of an engine, of a server and of `ReplicasConfig`. Raises `ConfigError` that names the knob, or
-    that Ray is missing.
+    The knobs are those of `EngineConfig`, `ServerConfig` and `ReplicasConfig`. Raises `ConfigError`, which names the
+    knob, or says that Ray is missing.
     """
     from aengine.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""Requests that go to every replica, and one answer made of theirs."""
+"""Requests that go to every replica, and how their answers become one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aengine.http.operators.admin import Aborted
 from aengine.http.operators.load import LoadList, ServerLoad, WorkerLoad
 from aengine.ray_serve.call import Head
 
-CHANGES = ("/sleep", "/wake_up", "/reload")  # of what lies on devices: they take as long as they take
+CHANGES = ("/sleep", "/wake_up", "/reload")  # they move weights and may take minutes
 TO_ALL = {
     *(("GET", path) for path in ("/metrics", "/load", "/get_load", "/v1/loads", "/is_sleeping")),
     *(("POST", path) for path in CHANGES),
@@ -21,8 +21,8 @@ TO_ALL = {
 _SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+.*)")
 
 
-def merged(path: str, heads: Mapping[str, Head]) -> Head:
-    """One answer of those that replicas gave, by name: the sum, or the first where that says all; a refusal wins."""
+def merge(path: str, heads: Mapping[str, Head]) -> Head:
+    """Return one answer for those of all replicas: their sum, or the first one. A refusal wins over the others."""
     for head in heads.values():
         if head.status != 200:
             return head
@@ -42,14 +42,14 @@ def merged(path: str, heads: Mapping[str, Head]) -> Head:
         loads = [msgspec.structs.replace(one.loads[0], dp_rank=rank) for rank, one in enumerate(lists)]
         return _with_body(first, msgspec.json.encode(LoadList(lists[0].timestamp, loads, len(loads))))
     if path == "/metrics":
-        return _with_body(first, merged_metrics({name: head.body.decode() for name, head in heads.items()}).encode())
+        return _with_body(first, merge_metrics({name: head.body.decode() for name, head in heads.items()}).encode())
     return first
 
 
-def merged_metrics(texts: Mapping[str, str]) -> str:
-    """Metrics of several replicas in Prometheus' text format as one: every sample gets the label `replica`.
+def merge_metrics(texts: Mapping[str, str]) -> str:
+    """Merge the metrics of several replicas, in Prometheus' text format. Every sample gets the label `replica`.
 
-    A family's lines stand together, as the format demands.
+    The lines of a family stand together, as the format requires.
     """
     families: dict[str, tuple[list[str], list[str]]] = {}  # name -> its comments, its samples
     for replica, text in texts.items():

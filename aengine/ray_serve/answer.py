@@ -1,4 +1,4 @@
-"""What the ingress sends of an answer, and how it ends a stream whose replica is lost."""
+"""Sends an answer from the ingress to its client, and ends a stream whose replica is lost."""
 
 from __future__ import annotations
 
@@ -17,36 +17,39 @@ from aengine.http.responses.events import failure_of
 from aengine.http.streams import sse
 from aengine.ray_serve.call import Head
 
-_REQUEST_ID = b"x-request-id"  # which Ray's proxy adds as well, the same one
+_REQUEST_ID = b"x-request-id"  # Ray's proxy adds the same header
 _CREATED = re.compile(rb"event: response\.created\ndata: (?P<event>.*)\n")
 _NUMBER = re.compile(rb'^data: \{"type":"[^"]*","sequence_number":(\d+)', re.MULTILINE)
 
 
 class LastEvents:
-    """Keeps of a stream what its last events build on: of a response its head, and the number of its newest event."""
+    """Makes the events that end a failed stream.
+
+    For that it keeps the head of a response from `/v1/responses`, and the number of its newest event.
+    """
 
     def __init__(self, head: Head) -> None:
         created = _CREATED.match(head.body)
         self._created = None if created is None else created["event"]
         self._newest = head.body
 
-    def passed(self, piece: bytes) -> None:
-        """Note a piece of the stream: some whole events."""
+    def note(self, piece: bytes) -> None:
+        """Note a piece of the stream, which is one or more whole events."""
         if self._created is not None and _NUMBER.search(piece):  # pings have none
             self._newest = piece
 
-    def of(self, error: Exception, scope: Scope) -> bytes:
-        """The events that say that the stream failed. Those of a response repeat none of its items."""
+    def encode(self, error: Exception, scope: Scope) -> bytes:
+        """Return the events that end the stream with an error. They repeat no items of a response."""
         _, body = error_body_for(scope, error)
         if speaks_anthropic(scope):
             return b"event: error\n" + sse.event(body)
         if self._created is None or not isinstance(body, ErrorBody):
             return sse.event(body)
-        told, ending = failure_of(body.error)
+        event, ending = failure_of(body.error)
         response = msgspec.json.decode(self._created)["response"]
         failed = {**response, "status": ending.status, "error": ending.error}
         number = int(_NUMBER.findall(self._newest)[-1])
-        return _numbered(number + 1, told) + _numbered(number + 2, {"type": "response.failed", "response": failed})
+        return _numbered(number + 1, event) + _numbered(number + 2, {"type": "response.failed", "response": failed})
 
 
 def _numbered(number: int, event: dict[str, object]) -> bytes:
@@ -54,7 +57,7 @@ def _numbered(number: int, event: dict[str, object]) -> bytes:
 
 
 class Answer:
-    """What is sent of an answer."""
+    """An answer to one client: its head, its body in pieces, its end or its failure."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -69,7 +72,7 @@ class Answer:
             await self._send({"type": "http.response.start", "status": piece.status, "headers": headers})
             piece = piece.body
         elif self._last_events is not None:
-            self._last_events.passed(piece)
+            self._last_events.note(piece)
         if piece:
             await self._send(_body(piece))
 
@@ -77,18 +80,18 @@ class Answer:
         await self._send(_body(b"", more=False))
 
     async def fail(self, error: AengineError, scope: Scope, receive: Receive) -> None:
-        """Answer with an error: by a response, or by the last events of a stream."""
+        """Answer with an error: a response of its own, or the last events of a stream that has begun."""
         if not self.started:
             await error_response(error)(scope, receive, self._send)
         elif self._last_events is not None:
             with suppress(OSError):
-                await self._send(_body(self._last_events.of(error, scope), more=False))
+                await self._send(_body(self._last_events.encode(error, scope), more=False))
         else:
-            raise error  # half a document: Ray cuts the connection
+            raise error  # a document is incomplete: Ray closes the connection
 
 
-def identified(scope: Scope, send: Send) -> Send:
-    """Give a request the id that its engine will know it by, and the refusals of Anthropic's clients their header."""
+def with_request_id(scope: Scope, send: Send) -> Send:
+    """Set the request id, which the engine will use too. Return `send`, which adds it to errors of Anthropic's API."""
     context_of(scope).request_id = request_id = request_id_of(Headers(scope=scope))
     own = (_REQUEST_ID, request_id.encode())
     scope["headers"] = [own, *((name, value) for name, value in scope["headers"] if name != _REQUEST_ID)]

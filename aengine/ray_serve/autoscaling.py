@@ -1,4 +1,4 @@
-"""How many engines the load demands: as many as bring queue and KV use down to their targets."""
+"""The number of engines for the load: enough to bring queue and KV usage down to their targets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Context(Protocol):
-    """What of Ray's `AutoscalingContext` is read: what replicas record, by name and replica."""
+    """The part of Ray's `AutoscalingContext` that is read. The metrics are by name and replica."""
 
     current_num_replicas: int
 
@@ -16,13 +16,13 @@ class Context(Protocol):
 
 
 class Demand:
-    """A policy for Ray's autoscaler, which bounds its answer and waits before it follows it."""
+    """A policy for Ray's autoscaler. Ray itself bounds the number and waits before it acts."""
 
     def __init__(self, targets: Mapping[str, float]) -> None:
         self._targets = dict(targets)
 
     def __call__(self, context: Context) -> tuple[float, dict[str, Any]]:
-        """The replicas that the scarcest resource demands; as many as there are where none has reported."""
+        """Return the replicas that the scarcest resource needs, or the current number if none has reported."""
         metrics = context.aggregated_metrics or {}
         demands = []
         for name, target in self._targets.items():

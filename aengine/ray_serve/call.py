@@ -1,4 +1,4 @@
-"""One HTTP request to an ASGI application, without a connection: its answer comes out in pieces."""
+"""One HTTP request to an ASGI application without a connection. The answer is yielded in pieces."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from starlette.types import ASGIApp, Message, Scope
 
 from aengine.http.anthropic.events import MessageEventEncoder
 from aengine.http.streams.sse import PING
-from aengine.ray_serve.keyed_engine import ASKED, Asked
+from aengine.ray_serve.keyed_engine import CALL_PROMPT, CallPrompt
 
-_PENDING = 2**18  # bytes of an answer that may wait to be taken
+_PENDING = 2**18  # bytes of an answer that may wait for the consumer
 _LEAVING_SECONDS = 5.0
 _PINGS = (PING, MessageEventEncoder.ping)
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Status and headers of an answer, and what of its body was there with them."""
+    """Status and headers of an answer, and the part of its body that came with them."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes = b""
-    line: int | None = None  # by which what follows comes
+    line: int | None = None  # number of the line that carries the rest
 
     @property
     def is_stream(self) -> bool:
-        """Whether server-sent events follow."""
+        """Whether the body is server-sent events."""
         return any(name == b"content-type" and b"event-stream" in value for name, value in self.headers)
 
 
 class FirstToken:
-    """Tells from the pieces of an answer, in their order, which one its first token comes with.
+    """Finds the piece of an answer that has its first token. It must see all pieces in their order.
 
-    What comes with the head of a stream stands before that, as roles do, and pings may.
+    The piece with a stream's head comes before it, with a role for example, and so may pings.
     """
 
     def __init__(self) -> None:
         self._awaited = False
 
-    def comes_with(self, piece: Head | bytes) -> bool:
+    def is_in(self, piece: Head | bytes) -> bool:
+        """Return whether the piece has the first token."""
         if isinstance(piece, Head):
             self._awaited = piece.is_stream
             return bool(piece.body) and not piece.is_stream
@@ -52,26 +53,29 @@ class FirstToken:
 
 
 class Call:
-    """Runs the application in a task of its own, which sees its client leave when `pieces` is closed."""
+    """Runs the application in its own task. Closing `pieces` looks like a disconnect to it."""
 
-    def __init__(self, app: ASGIApp, scope: Scope, body: bytes, asked: Asked) -> None:
+    def __init__(self, app: ASGIApp, scope: Scope, body: bytes, prompt: CallPrompt) -> None:
         self._app = app
         self._scope = scope
         self._body: bytes | None = body
-        self._asked = asked
+        self._prompt = prompt
         self._head: Message | None = None
         self._waiting: list[bytes] = []
         self._size = 0
-        self._there = asyncio.Event()  # something waits to be taken, or all is said
+        self._there = asyncio.Event()  # a piece is waiting, or the application has ended
         self._room = asyncio.Event()
         self._room.set()
         self._left = asyncio.Event()
 
-    async def pieces(self, began: Callable[[], None]) -> AsyncGenerator[Head | bytes, None]:
-        """The head, then the body as it comes; `began` is called when the first token is there: with the body, or, of a
-        stream, with the first piece behind the head."""
+    async def pieces(self, on_first_token: Callable[[], None]) -> AsyncGenerator[Head | bytes, None]:
+        """Yield the head, then the body in pieces.
+
+        on_first_token: called before the piece with the first token: a whole body, or a stream's first piece after its
+        head.
+        """
         context = copy_context()
-        context.run(ASKED.set, self._asked)
+        context.run(CALL_PROMPT.set, self._prompt)
         task = asyncio.get_running_loop().create_task(self._run(), context=context)
         try:
             head: Message | None = None
@@ -84,16 +88,16 @@ class Call:
                 if head is None and self._head is not None:
                     head = self._head
                     first = Head(head["status"], [(bytes(n), bytes(v)) for n, v in head["headers"]], body)
-                    if token.comes_with(first):
-                        began()
+                    if token.is_in(first):
+                        on_first_token()
                     yield first
                 elif body:
-                    if token.comes_with(body):
-                        began()
+                    if token.is_in(body):
+                        on_first_token()
                     yield body
                 if task.done() and not self._waiting:
                     break
-            await task  # raises what the application raised
+            await task  # raises the application's exception
         finally:
             self._left.set()
             self._room.set()
@@ -108,7 +112,7 @@ class Call:
         try:
             await self._app(self._scope, self._receive, self._send)
         finally:
-            asyncio.get_running_loop().call_soon(self._there.set)  # when the task is done
+            asyncio.get_running_loop().call_soon(self._there.set)  # after the task is done
 
     async def _receive(self) -> dict[str, Any]:
         if self._body is not None:
@@ -120,7 +124,7 @@ class Call:
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._head = message
-            return  # goes out with what follows
+            return  # is yielded with the first part of the body
         if body := message.get("body", b""):
             self._waiting.append(bytes(body))
             self._size += len(body)

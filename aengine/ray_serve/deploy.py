@@ -1,4 +1,4 @@
-"""The Serve application: its two deployments, and how their knobs become Ray's."""
+"""The Serve application: its two deployments, and Ray's options made from our knobs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from aengine.ray_serve.replica import EngineReplica
 
 ENGINE = "engine"  # the deployments' names
 INGRESS = "ingress"
-_MANY = 100_000  # requests at once: the engine's queue says when it is too much
+_MANY = 100_000  # requests at once; the engine's own queue is the real bound
 _REPORT_SECONDS = 1.0
 _HEALTH_SECONDS = 2.0
 
 
 def application(knobs: Mapping[str, Any]) -> Application:
-    """The application with these knobs. Raises `ConfigError`."""
+    """Return the application with these knobs. Raises `ConfigError`."""
     kinds = (EngineConfig, ServerConfig, ReplicasConfig)
     known = {name for kind in kinds for name in kind.__struct_fields__}
     if unknown := knobs.keys() - known:
         raise ConfigError(unknown_knob(min(unknown), known))
-    replicas = configure(ReplicasConfig, **_of(ReplicasConfig, knobs))
-    engine = configure(EngineConfig, **_of(EngineConfig, knobs))
-    server = configure(ServerConfig, **_of(ServerConfig, knobs))
+    replicas = configure(ReplicasConfig, **_knobs_of(ReplicasConfig, knobs))
+    engine = configure(EngineConfig, **_knobs_of(EngineConfig, knobs))
+    server = configure(ServerConfig, **_knobs_of(ServerConfig, knobs))
     if server.kept_responses and replicas.ingresses > 1:
         raise ConfigError("kept_responses: with several ingresses none knows which replica keeps a response")
     gpus = _gpus(replicas, engine)
@@ -64,7 +64,7 @@ def application(knobs: Mapping[str, Any]) -> Application:
     return ingress.bind(engines.bind(*knobs_of_engine), knobs_of_engine[1], replicas.accept_timeout)
 
 
-def _of(kind: type[msgspec.Struct], knobs: Mapping[str, Any]) -> dict[str, Any]:
+def _knobs_of(kind: type[msgspec.Struct], knobs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: knobs[name] for name in kind.__struct_fields__ if name in knobs}
 
 
@@ -87,10 +87,10 @@ def _scale(replicas: ReplicasConfig) -> dict[str, Any]:
 
 
 def _gpus(replicas: ReplicasConfig, engine: EngineConfig) -> int:
-    """GPUs of each engine."""
+    """Return the GPUs of each engine."""
     if replicas.gpus is not None:
         return replicas.gpus
     if engine.tensor_parallel_size != "auto" and engine.tensor_parallel_size > 1:
         return engine.tensor_parallel_size
-    there = ray.cluster_resources().get("GPU", 0) > 0 if ray.is_initialized() else Path("/dev/nvidiactl").exists()
-    return int(there and engine.device != "cpu")
+    has_gpu = ray.cluster_resources().get("GPU", 0) > 0 if ray.is_initialized() else Path("/dev/nvidiactl").exists()
+    return int(has_gpu and engine.device != "cpu")

@@ -1,7 +1,7 @@
-"""The application's door on Ray Serve: reads a request's body, hashes its prompt, and passes on what an engine answers.
+"""The entry on Ray Serve: reads a request's body, hashes its prompt, and forwards an engine's answer.
 
-An engine is chosen by the router of the handle (`request_router`). What an engine told of its cache goes to the router
-with the next call, as the router lives in a loop of its own.
+The router of the handle chooses an engine (`request_router`). It runs in another event loop. Changes of caches that
+engines report therefore reach it as arguments of the next call.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from aengine.config import ServerConfig
 from aengine.errors import AengineError, EngineFailedError, EngineNotReadyError
 from aengine.http.door.auth import ApiKeyMiddleware
 from aengine.http.door.body import BodyReader
-from aengine.ray_serve.all_replicas import CHANGES, TO_ALL, merged
-from aengine.ray_serve.answer import Answer, identified
+from aengine.ray_serve.all_replicas import CHANGES, TO_ALL, merge
+from aengine.ray_serve.answer import Answer, with_request_id
 from aengine.ray_serve.call import FirstToken, Head
 from aengine.ray_serve.keepers import Keepers
 from aengine.ray_serve.line import Line, Lines
 from aengine.ray_serve.replica import Accepted
-from aengine.ray_serve.routing.prompt import Prompt, prompt_of
+from aengine.ray_serve.routing.prompt import Prompt, read_prompt
 
 _log = logging.getLogger("aengine")
 
-_LOST = "the replica that carried this request was lost"
+_LOST = "the replica that ran this request was lost"
 _ATTEMPTS = 3
 _ALL_SECONDS = 10.0  # for every replica to answer
 _SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
@@ -48,12 +48,12 @@ class Ingress:
         self._forwarder = Forwarder(engines, config, accept_timeout, name)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """For Ray, once this is initialized."""
+        """Return the application; Ray calls it after `__init__`."""
         return self._forwarder
 
 
 class Forwarder:
-    """An ASGI application that passes each request to an engine, or, where that is its sense, to all of them."""
+    """An ASGI application that forwards each request to one engine, or to all for the paths in `TO_ALL`."""
 
     def __init__(self, engines: DeploymentHandle[Any], config: ServerConfig, accept_timeout: float, name: str) -> None:
         self._calls = engines.options(stream=True, method_name="serve_http")
@@ -61,11 +61,11 @@ class Forwarder:
         self._bodies = BodyReader(config)
         self._accept_timeout = accept_timeout
         self._name = name
-        self._news: list[Accepted] = []
+        self._accepted: list[Accepted] = []  # since the last call
         self._keepers = Keepers() if config.kept_responses else None
-        self._begun: list[tuple[int, float]] = []  # calls whose first token came since the last call
+        self._started: list[tuple[int, float]] = []  # calls with a first token since the last call, and its time
         self._lines = Lines(engines.options(stream=True, method_name="line"), name, accept_timeout)
-        # Keys are asked for here as well, before a body is read; the rest of the door is each engine's.
+        # Keys are checked here before a body is read. Each engine does the other checks.
         self._inside: ASGIApp = ApiKeyMiddleware(self._http, config.api_keys) if config.api_keys else self._http
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,10 +76,10 @@ class Forwarder:
                 await receive()
             await send({"type": "lifespan.shutdown.complete"})
         elif scope["type"] == "http":
-            send = identified(scope, send)
-            # What a browser asks beforehand carries no key; an engine answers it.
-            asked = {name for name, _ in scope["headers"]} if scope["method"] == "OPTIONS" else set()
-            preflight = b"access-control-request-method" in asked
+            send = with_request_id(scope, send)
+            # A browser's preflight request has no key; an engine answers it.
+            names = {name for name, _ in scope["headers"]} if scope["method"] == "OPTIONS" else set()
+            preflight = b"access-control-request-method" in names
             await (self._http if preflight else self._inside)(scope, receive, send)
         else:
             await self._inside(scope, receive, send)
@@ -91,21 +91,21 @@ class Forwarder:
         answer = Answer(send)
         try:
             body = bytes(await self._bodies.read(Request(scope, receive))) if scope["method"] == "POST" else b""
-            asked = {name: scope[name] for name in _SCOPE if name in scope}
-            asked["client"], asked["server"] = _pair(scope.get("client")), _pair(scope.get("server"))
+            sent = {name: scope[name] for name in _SCOPE if name in scope}
+            sent["client"], sent["server"] = _pair(scope.get("client")), _pair(scope.get("server"))
             if (scope["method"], scope["path"].rstrip("/")) in TO_ALL:
-                await self._to_all(asked, body, answer)
+                await self._to_all(sent, body, answer)
             else:
-                await self._to_one(asked, body, answer, receive)
+                await self._to_one(sent, body, answer)
         except ClientDisconnect:
             return
         except AengineError as error:
             await answer.fail(error, scope, receive)
 
-    async def _to_one(self, scope: dict[str, Any], body: bytes, answer: Answer, receive: Receive) -> None:
-        """Pass a request to one engine; to another, as long as nothing was answered and its engine is lost."""
-        prompt = await asyncio.to_thread(prompt_of, body) if len(body) > 2**18 else prompt_of(body)
-        if self._keepers is not None and (keeper := self._keepers.of(scope, body)) is not None:
+    async def _to_one(self, scope: dict[str, Any], body: bytes, answer: Answer) -> None:
+        """Forward a request to one engine. If it is lost before it has answered, try another."""
+        prompt = await asyncio.to_thread(read_prompt, body) if len(body) > 2**18 else read_prompt(body)
+        if self._keepers is not None and (keeper := self._keepers.find(scope, body)) is not None:
             prompt = msgspec.structs.replace(prompt, keeper=keeper)
         for attempt in range(_ATTEMPTS):
             pieces = self._pieces(scope, body, prompt)
@@ -121,12 +121,18 @@ class Forwarder:
                 await pieces.aclose()
 
     async def _pieces(self, scope: dict[str, Any], body: bytes, prompt: Prompt) -> AsyncGenerator[Head | bytes, None]:
-        """An engine's answer. Raises `EngineFailedError` where it is lost, `EngineNotReadyError` without any."""
-        news, self._news = [(one.replica, one.changes) for one in self._news], []
-        begun, self._begun = self._begun, []
+        """Yield an engine's answer. Raises `EngineFailedError` if the engine is lost, `EngineNotReadyError` without one."""
+        changes, self._accepted = [(one.replica, one.changes) for one in self._accepted], []
+        started, self._started = self._started, []
         number, inbox = self._lines.register()
         call = self._calls.remote(
-            scope=scope, body=body, prompt=prompt, router=self._name, news=news, begun=begun, number=number
+            scope=scope,
+            body=body,
+            prompt=prompt,
+            router=self._name,
+            cache_changes=changes,
+            started=started,
+            number=number,
         )
         line: Line | None = None
         try:
@@ -135,24 +141,24 @@ class Forwarder:
                     accepted = await anext(call)
             except TimeoutError:
                 raise EngineNotReadyError("no replica takes requests at the moment") from None
-            self._news.append(accepted)
+            self._accepted.append(accepted)
             line = self._lines.enter(accepted.replica, number)
             token = FirstToken()
             async for piece in call:
-                if token.comes_with(piece) and not isinstance(piece, Head):
-                    self._begun.append((number, time.monotonic()))
+                if token.is_in(piece) and not isinstance(piece, Head):
+                    self._started.append((number, time.monotonic()))
                 if isinstance(piece, Head) and self._keepers is not None:
-                    self._keepers.answered(scope, piece, accepted.replica)
+                    self._keepers.note(scope, piece, accepted.replica)
                 yield piece
                 if isinstance(piece, Head) and piece.line is not None:
                     self._lines.follow(line, number, piece.line)
                     async for more in inbox.pieces():
-                        if token.comes_with(more):
-                            self._begun.append((number, time.monotonic()))
+                        if token.is_in(more):
+                            self._started.append((number, time.monotonic()))
                         yield more
         except (AengineError, StopAsyncIteration):
             raise
-        except Exception as error:  # Ray has many words for an actor that is no more
+        except Exception as error:  # Ray raises many types for a dead actor
             _log.warning("a replica was lost: %s", type(error).__name__)
             raise EngineFailedError(_LOST) from error
         finally:
@@ -160,8 +166,10 @@ class Forwarder:
             call.cancel()
 
     async def _to_all(self, scope: dict[str, Any], body: bytes, answer: Answer) -> None:
-        """Ask every engine, and put their answers together."""
-        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"accept"]  # metrics as text
+        """Forward a request to every engine, and answer with the merged answers."""
+        scope["headers"] = [
+            (name, value) for name, value in scope["headers"] if name != b"accept"
+        ]  # so that metrics are text
         try:
             found = await self._engines.broadcast("serve_whole", scope, body).results_async(
                 timeout_s=None if scope["path"].rstrip("/") in CHANGES else _ALL_SECONDS, return_exceptions=True
@@ -171,7 +179,7 @@ class Forwarder:
         heads = dict(one for one in found if not isinstance(one, BaseException))
         if not heads:
             raise EngineNotReadyError("no replica takes requests at the moment")
-        await answer.send(merged(scope["path"].rstrip("/"), heads))
+        await answer.send(merge(scope["path"].rstrip("/"), heads))
         await answer.end()
 
 

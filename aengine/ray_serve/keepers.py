@@ -1,4 +1,4 @@
-"""Which replica keeps which response: what refers to one has to go where it was made."""
+"""Which replica keeps which response. A request that refers to a response must go to that replica."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from starlette.types import Scope
 
 from aengine.ray_serve.call import Head
 
-_MOST = 2**16  # responses that are known of
+_MOST = 2**16  # responses that are remembered
 _PATH = re.compile(r"/*(?:v1/+){0,2}responses(?:/+(?P<id>[^/]+).*|/*)", re.DOTALL)
 _MADE = re.compile(rb'"id":"(resp_\w+)"')
-_WITHIN = 512  # bytes at the beginning of an answer in which its id stands
+_WITHIN = 512  # the id is in these first bytes of an answer
 
 
 class _Body(msgspec.Struct):
@@ -24,13 +24,13 @@ _decoder = msgspec.json.Decoder(_Body)
 
 
 class Keepers:
-    """Notes the ids of responses as they pass, the newest of them."""
+    """Remembers the replicas of the newest responses."""
 
     def __init__(self) -> None:
         self._keepers: OrderedDict[str, str] = OrderedDict()  # response -> replica
 
-    def of(self, scope: Scope, body: bytes) -> str | None:
-        """The replica that keeps what a request refers to; None where it refers to nothing that is known of."""
+    def find(self, scope: Scope, body: bytes) -> str | None:
+        """Return the replica of the response that a request refers to; None without a response that is known."""
         path = _PATH.fullmatch(scope["path"])
         if path is None:
             return None
@@ -39,11 +39,11 @@ class Keepers:
             try:
                 name = _decoder.decode(body).previous_response_id
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                return None  # the engine has the words for it
+                return None  # the engine will refuse it
         return None if name is None else self._keepers.get(name)
 
-    def answered(self, scope: Scope, head: Head, replica: str) -> None:
-        """Note a new response."""
+    def note(self, scope: Scope, head: Head, replica: str) -> None:
+        """Remember the replica of a new response."""
         if scope["method"] == "POST" and head.status == 200 and _PATH.fullmatch(scope["path"]) is not None:
             made = _MADE.search(head.body[:_WITHIN])
             if made is not None:

@@ -21,8 +21,8 @@ _PROMPT = 512  # tokens
 _STEPS = 16
 
 
-class Asked:
-    """A call's prompt as the router hashed it, and, once it has been read, as the model does."""
+class CallPrompt:
+    """A call's prompt: as the router hashed it, and later as the token ids that the model reads."""
 
     __slots__ = ("prompt", "salt", "token_ids")
 
@@ -32,11 +32,11 @@ class Asked:
         self.salt: str | tuple[int, str | None] | None = None
 
 
-ASKED: ContextVar[Asked | None] = ContextVar("asked", default=None)  # of the call that is being answered
+CALL_PROMPT: ContextVar[CallPrompt | None] = ContextVar("call_prompt", default=None)
 
 
 class KeyedEngine(Engine):
-    """An engine whose calls say by `ASKED` what a router calls their prompt."""
+    """An engine that knows which keys of routers it has cached. `CALL_PROMPT` has the keys of the current call."""
 
     cached: CachedKeys
 
@@ -47,28 +47,26 @@ class KeyedEngine(Engine):
         self._serving().requests.on_begin = _keep_tokens
         return self
 
-    def note(self, asked: Asked) -> None:
-        """Tie a prompt's keys to its pages; called when its first token is there, so that they are in the tree."""
-        if asked.token_ids is not None and asked.prompt.keys:
-            pages = self.prefix_tree.match(asked.token_ids, asked.salt).pages
-            self.cached.note(asked.prompt, len(asked.token_ids), pages)
+    def note(self, call: CallPrompt) -> None:
+        """Map a prompt's keys to its pages. Called with its first token, when the pages are in the tree."""
+        if call.token_ids is not None and call.prompt.keys:
+            pages = self.prefix_tree.match(call.token_ids, call.salt).pages
+            self.cached.note(call.prompt, len(call.token_ids), pages)
 
 
 def _keep_tokens(request: Request) -> None:
-    """Keep the token ids of the call that is being answered."""
-    asked = ASKED.get()
-    if (
-        asked is not None and asked.token_ids is None and isinstance(request, LiveRequest)
-    ):  # of several prompts the first
+    """Store the token ids of the current call. Of several prompts in a call, the first is kept."""
+    call = CALL_PROMPT.get()
+    if call is not None and call.token_ids is None and isinstance(request, LiveRequest):
         sequence = request.sequences[0]
-        asked.token_ids, asked.salt = sequence.prompt, sequence.salt
+        call.token_ids, call.salt = sequence.prompt, sequence.salt
 
 
 async def measure_speed(engine: Engine) -> Speed:
-    """Seconds a prompt token and a decode step, of one request alone; leaves the cache empty.
+    """Measure the seconds for a prompt token and for a decode step of one request. Leaves the cache empty.
 
-    Coarsely: of two replicas of a kind one always measures a little faster, and idle ones would then all be passed over
-    for that one, whose cache alone would fill.
+    The result is coarse on purpose. One of two equal replicas always measures a little faster, and would otherwise get
+    all requests while the others are idle.
     """
     tokens = max(1, min(_PROMPT, engine.max_model_len // 2))
     prefill = min([await _seconds(engine, tokens, 1) for _ in range(3)])
@@ -81,7 +79,7 @@ async def measure_speed(engine: Engine) -> Speed:
 
 
 def coarse(seconds: float) -> float:
-    """The nearest power of the square root of two."""
+    """Return the nearest power of the square root of two."""
     return float(2 ** (round(2 * log2(seconds)) / 2))
 
 

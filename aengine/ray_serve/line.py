@@ -1,7 +1,7 @@
-"""Lines from replicas to an ingress: one stream each, which carries the pieces of many answers.
+"""Lines from replicas to an ingress. A line is one Ray stream that carries the pieces of many answers.
 
-An item of a Ray stream costs both ends some tenths of a millisecond, however small it is. What the rows of one step
-bring is therefore put together: while an item is on its way, what comes next waits for the one after it.
+An item of a Ray stream costs both ends some tenths of a millisecond, whatever its size. The pieces of one step are
+therefore sent together: while an item is under way, new pieces wait for the next one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("aengine")
 
 _ENOUGH = 2**20  # bytes that may wait for the next item
-_IDLE_SECONDS = 1.0  # without a call; a replica that is to go waits for its lines to end
+_IDLE_SECONDS = 1.0  # a line without calls ends after this; a draining replica waits for that
 _BEHIND = 2**22  # bytes of one answer that may wait for its client
 
 _END = 0  # after the last piece of a call
@@ -36,14 +36,14 @@ _decode = msgspec.msgpack.Decoder(list[tuple[int, int | bytes]]).decode
 
 
 class LineBrokenError(Exception):
-    """The line is no more."""
+    """The line has ended before the answer did."""
 
 
 class LineOut:
-    """The replica's end."""
+    """The sending end, at the replica."""
 
     def __init__(self, number: int) -> None:
-        self.number = number  # by which the ingress tells its lines apart
+        self.number = number  # the ingress gave it
         self.open = True
         self._calls = 0
         self._waiting: list[tuple[int, int | bytes]] = []
@@ -53,11 +53,11 @@ class LineOut:
         self._room.set()
 
     def begin(self) -> None:
-        """Count a call in: the line stays open for it."""
+        """Count a call. The line stays open for it."""
         self._calls += 1
 
     async def put(self, call: int, piece: bytes) -> None:
-        """Send a piece of a call's answer, once there is room for it. Lost where the line is no longer open."""
+        """Send a piece of a call's answer when there is room. The piece is dropped if the line has ended."""
         if not self.open:
             return
         self._waiting.append((call, piece))
@@ -68,13 +68,13 @@ class LineOut:
             await self._room.wait()
 
     def end(self, call: int) -> None:
-        """Say that a call has no more pieces, and count it out."""
+        """Send the end of a call's answer, and count the call no longer."""
         self._calls -= 1
         self._waiting.append((call, _END))
         self._there.set()
 
     async def batches(self) -> AsyncGenerator[bytes, None]:
-        """What there is to send, until there has been no call for a while; at first nothing: the line is open."""
+        """Yield batches of pieces until the line has had no calls for a while. The first one is empty: it says "open"."""
         try:
             yield _encode([])
             while True:
@@ -95,7 +95,7 @@ class LineOut:
 
 
 class Inbox:
-    """The pieces of one call at the ingress."""
+    """The receiving end of one call, at the ingress."""
 
     __slots__ = ("_ended", "_error", "_pieces", "_size", "_there")
 
@@ -107,7 +107,7 @@ class Inbox:
         self._there = asyncio.Event()
 
     def put(self, piece: int | bytes) -> None:
-        """Take a piece, or the end, from the line."""
+        """Add a piece from the line, or the end."""
         if isinstance(piece, int):
             self._ended = True
         else:
@@ -119,14 +119,15 @@ class Inbox:
                 )
         self._there.set()
 
-    def break_off(self) -> None:
-        """Let the call fail, unless all of it is here: its line is no more."""
+    def fail(self) -> None:
+        """Let the call fail with `LineBrokenError`, unless its answer is complete."""
         self._error = self._error or LineBrokenError()
         self._there.set()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """All that comes, together what is there together. Raises `LineBrokenError`, or `HTTPError` if its reader is
-        too far behind.
+        """Yield the answer. Pieces that wait together are joined.
+
+        Raises `LineBrokenError`, or `HTTPError` if the client is too far behind.
         """
         while True:
             await self._there.wait()
@@ -143,7 +144,7 @@ class Inbox:
 
 
 def deliver(batch: bytes, inboxes: dict[int, Inbox]) -> None:
-    """Hand a batch's pieces to their calls; those of a call that is no more are dropped."""
+    """Give a batch's pieces to their calls. Pieces of calls that have left are dropped."""
     for call, piece in _decode(batch):
         inbox = inboxes.get(call)
         if inbox is not None:
@@ -151,21 +152,21 @@ def deliver(batch: bytes, inboxes: dict[int, Inbox]) -> None:
 
 
 class Line:
-    """A replica as the ingress sees it: the calls that it answers, and the line to it."""
+    """A replica at the ingress: the calls that it answers, and the line from it."""
 
     __slots__ = ("calls", "followers", "number", "replica")
 
     def __init__(self, replica: str) -> None:
         self.replica = replica
         self.calls: set[int] = set()
-        self.number: int | None = None  # of the line that is open, or being opened
-        self.followers: set[int] = set()  # calls whose answers take it
+        self.number: int | None = None  # of the open line, also while it is being opened
+        self.followers: set[int] = set()  # calls whose answers come by it
 
 
 class Lines:
-    """Opens a line where a second call is being answered by one replica: of a single one nothing could be put together.
+    """The ingress' lines. A line is opened when a replica answers a second call, since one call alone gains nothing.
 
-    Which way a stream takes is the replica's choice: it knows when the line is there.
+    The replica decides whether a stream takes the line, because it knows whether the line is open.
     """
 
     def __init__(self, handle: DeploymentHandle[Any], name: str, open_timeout: float) -> None:
@@ -190,13 +191,13 @@ class Lines:
         await self._stack.aclose()
 
     def register(self) -> tuple[int, Inbox]:
-        """The number of a new call, and where its pieces arrive if they take a line."""
+        """Return the number of a new call, and its inbox for pieces that come by a line."""
         call, inbox = next(self._numbers), Inbox()
         self._inboxes[call] = inbox
         return call, inbox
 
     def enter(self, replica: str, call: int) -> Line:
-        """Note that a replica has taken the call up."""
+        """Note that a replica has accepted the call."""
         line = self._lines.setdefault(replica, Line(replica))
         line.calls.add(call)
         if len(line.calls) > 1 and line.number is None:
@@ -205,14 +206,14 @@ class Lines:
         return line
 
     def follow(self, line: Line, call: int, number: int) -> None:
-        """Note that the rest of the call's answer comes by the line of this number."""
+        """Note that the rest of the call's answer comes by the line with this number."""
         if line.number == number:
             line.followers.add(call)
         else:
-            self._inboxes[call].break_off()  # that line is no more
+            self._inboxes[call].fail()  # that line has ended
 
     def leave(self, line: Line | None, call: int) -> None:
-        """Forget a call; what still comes of it is dropped."""
+        """Forget a call. Its further pieces are dropped."""
         del self._inboxes[call]
         if line is not None:
             line.calls.discard(call)
@@ -220,7 +221,7 @@ class Lines:
             self._drop(line)
 
     async def _open_lines(self, tasks: TaskGroup) -> None:
-        # Here rather than where a call asks for it: what is sent from a request's context Ray cancels with the request.
+        # A task of its own opens them: Ray cancels calls made within a request when that request ends.
         while True:
             tasks.start_soon(self._run, await self._to_open.get())
 
@@ -231,13 +232,13 @@ class Lines:
                 await anext(stream)
             async for batch in stream:
                 deliver(batch, self._inboxes)
-        except Exception as error:  # noqa: BLE001  # Ray has many words for an actor that is no more
+        except Exception as error:  # noqa: BLE001  # Ray raises many types for a dead actor
             _log.info("the line to replica %s broke: %s", line.replica, type(error).__name__)
         finally:
             stream.cancel()
             line.number = None
             for call in line.followers:
-                self._inboxes[call].break_off()
+                self._inboxes[call].fail()
             line.followers.clear()
             self._drop(line)
 

@@ -1,4 +1,4 @@
-"""An engine as a Ray Serve deployment: the application of one server, called by the ingress."""
+"""An engine as a Ray Serve deployment. It runs the application of one server, which the ingress calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aengine.app import Application
 from aengine.config import EngineConfig, ServerConfig
 from aengine.errors import EngineFailedError
 from aengine.ray_serve.call import Call, Head
-from aengine.ray_serve.keyed_engine import Asked, KeyedEngine, measure_speed
+from aengine.ray_serve.keyed_engine import CallPrompt, KeyedEngine, measure_speed
 from aengine.ray_serve.line import LineOut
 from aengine.ray_serve.routing.cached_keys import Changes
 from aengine.ray_serve.routing.load import Report, Speed
@@ -24,23 +24,23 @@ from aengine.ray_serve.routing.prompt import Prompt
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """The first word of a replica that took a request up: its name, and what changed in its cache."""
+    """The first item from a replica that accepted a request: its name, and the changes of its cache."""
 
     replica: str
     changes: Changes
 
 
 class EngineReplica:
-    """One engine. Ray counts it in once `__init__` has returned, so that nobody is sent to one that still loads."""
+    """One engine. Ray sends no requests until `__init__` has returned, that is until the model is loaded."""
 
-    # Ray awaits it.
+    # Ray awaits `__init__`.
     async def __init__(self, engine: dict[str, Any], server: dict[str, Any]) -> None:  # type: ignore[misc]
         context = serve.get_replica_context()
         self._name = context.replica_tag
         engine |= {name: _own_port(engine[name], context.rank.rank) for name in ("kv_events", "kv_events_replay")}
         self._engine = KeyedEngine(config=msgspec.convert(engine, EngineConfig))
         self._app = Application(self._engine.config, msgspec.convert(server, ServerConfig), lambda _: self._engine)
-        self._calls: Counter[str] = Counter()  # that are being answered, by router
+        self._calls: Counter[str] = Counter()  # running calls, by router
         self._lines: dict[str, LineOut] = {}  # by router
         self._closing = asyncio.Event()
         self._started = asyncio.Event()
@@ -54,13 +54,12 @@ class EngineReplica:
     async def serve_http(
         self, scope: dict[str, Any], body: bytes, prompt: Prompt, router: str, number: int
     ) -> AsyncGenerator[Accepted | Head | bytes, None]:
-        """Answer a request: at once what changed in the cache since this router asked last, then head and body.
+        """Answer a request: first the changes of the cache since this router's last call, then head and body.
 
-        Where the router has opened a line, the rest of a stream takes it; `number` is the call's name there.
+        The rest of a stream goes by a line if the router has opened one. number: the call's name on the line.
         """
-        asked = Asked(prompt)
-        call = Call(self._app, scope, body, asked)
-        pieces = call.pieces(lambda: self._engine.note(asked))
+        call_prompt = CallPrompt(prompt)
+        pieces = Call(self._app, scope, body, call_prompt).pieces(lambda: self._engine.note(call_prompt))
         self._calls[router] += 1
         line: LineOut | None = None
         try:
@@ -82,7 +81,7 @@ class EngineReplica:
             await pieces.aclose()
 
     async def line(self, router: str, number: int) -> AsyncGenerator[bytes, None]:
-        """The pieces of this router's streams from now on, until there are none for a while."""
+        """Yield the pieces of this router's streams from now on, until it has had none for a while."""
         line = LineOut(number)
         self._lines[router] = line
         batches = line.batches()
@@ -95,9 +94,9 @@ class EngineReplica:
             await batches.aclose()
 
     async def serve_whole(self, scope: dict[str, Any], body: bytes) -> tuple[str, Head]:
-        """This replica's name, and its answer to a request that goes to all of them."""
+        """Return this replica's name, and its whole answer to a request that goes to all replicas."""
         head, parts = None, []
-        async for piece in Call(self._app, scope, body, Asked(Prompt())).pieces(lambda: None):
+        async for piece in Call(self._app, scope, body, CallPrompt(Prompt())).pieces(lambda: None):
             if isinstance(piece, Head):
                 head = piece
                 parts.append(piece.body)
@@ -108,7 +107,7 @@ class EngineReplica:
         return self._name, msgspec.structs.replace(head, body=b"".join(parts))
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """For routers, by way of Ray's controller, once a second."""
+        """Return the report for routers. Ray's controller asks once a second and passes it on."""
         stats = self._engine.stats()
         requests = stats.running + stats.waiting
         report = Report(requests, stats.waiting, stats.kv_usage, self._speed, dict(self._calls))
@@ -116,17 +115,17 @@ class EngineReplica:
         return built
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """For the autoscaler."""
+        """Return the metrics for the autoscaler."""
         stats = self._engine.stats()
         return {"requests": float(stats.running + stats.waiting), "kv_usage": stats.kv_usage}
 
     def check_health(self) -> None:
-        """Raise once the engine serves no more: Ray then starts another replica in this one's place."""
+        """Raise if the engine has failed or ended. Ray then replaces this replica."""
         self._raise_failure()
 
     @property
     def speed(self) -> Speed:
-        """What was measured at start."""
+        """The speed measured at start."""
         return self._speed
 
     async def __del__(self) -> None:
@@ -138,7 +137,7 @@ class EngineReplica:
         if self._app.failure is not None:
             raise EngineFailedError(f"the engine failed: {self._app.failure}")
         if self._life.done():
-            raise EngineFailedError("the engine is over")
+            raise EngineFailedError("the engine has ended")
 
     async def _lifespan_receive(self) -> Message:
         if not self._started.is_set():
@@ -148,11 +147,11 @@ class EngineReplica:
         return {"type": "lifespan.shutdown"}
 
     async def _lifespan_send(self, message: Message) -> None:
-        """Nobody waits for it: `settled` tells more."""
+        """Ignore the message; `settled` says more."""
 
 
 def _own_port(address: str | None, rank: int) -> str | None:
-    """The address with the rank added to its port: replicas of one host share it."""
+    """Return the address with the rank added to its port, because replicas may share a host."""
     if address is None or (port := re.search(r":(\d+)$", address)) is None:
         return address
     return f"{address[: port.start()]}:{int(port[1]) + rank}"

@@ -1,4 +1,4 @@
-"""The prefix router on Ray's seam: a `RequestRouter`, which Ray asks for each call of the engines' handle."""
+"""The prefix router as a Ray `RequestRouter`. Ray asks it for each call of the engines' handle."""
 
 from __future__ import annotations
 
@@ -13,32 +13,30 @@ from aengine.ray_serve.routing.load import Report
 from aengine.ray_serve.routing.prompt import Prompt
 from aengine.ray_serve.routing.router import PrefixRouter
 
-NEWS = "news"  # arguments that are for the router alone
-BEGUN = "begun"
-TO = "to"
-_GIVEN_UP = 60.0  # seconds that a replica may take to accept a request before it is believed to have none of it
+CACHE_CHANGES, STARTED, TO = "cache_changes", "started", "to"  # arguments for the router alone
+_GIVEN_UP = 60.0  # a request that no replica has accepted after these seconds is forgotten
 
 
 class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """Keeps `PrefixRouter` in step with what Ray says of its replicas, and asks it.
+    """Keeps a `PrefixRouter` up to date with Ray's replicas, and asks it.
 
-    A call carries its `number` and `prompt`; by `news` what replicas told of their caches in their last answers, and by
-    `begun` which calls, streamed ones, have had their first token since, and when. One that is meant for a certain
-    replica carries its name, as `to`.
+    Each call has its `number` and `prompt`, and two arguments with news since the last call: `cache_changes`, which
+    replicas reported, and `started`, the streamed calls that had their first token, with its time. A call for one
+    certain replica has its name as `to`.
     """
 
     def initialize_state(self, policy: str = "prefix", max_keys: int | None = None) -> None:
-        """For Ray, with `request_router_kwargs`."""
+        """Set up the router. Ray calls it with `request_router_kwargs`."""
         self._policy = policy
         self._router: PrefixRouter[str] = PrefixRouter(max_keys=max_keys)
-        self._name = ""  # by which replicas know this router, once a call has said so
+        self._name = ""  # this router's name at replicas; the first call has it
         self._by_name: dict[str, RunningReplica] = {}
-        self._chosen: dict[str, tuple[str, int]] = {}  # Ray's id of a request -> the replica it went to, its number
-        self._ahead: dict[int, tuple[str, int]] = {}  # a call without a token -> its replica, what it lacks
-        self._unaccepted: dict[str, float] = {}  # Ray's id of a request -> when it was chosen for, the oldest first
+        self._chosen: dict[str, tuple[str, int]] = {}  # Ray's request id -> its replica and number
+        self._ahead: dict[int, tuple[str, int]] = {}  # call without a token -> its replica, tokens to compute
+        self._unaccepted: dict[str, float] = {}  # Ray's request id -> time of the choice, oldest first
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """For Ray: the replicas that run now, with their newest reports."""
+        """Update the running replicas and their newest reports. Called by Ray."""
         running = self._by_name = {replica.replica_id.unique_id: replica for replica in replicas}
         for name in set(self._router.replicas) - running.keys():
             self._router.leave(name)
@@ -50,7 +48,7 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """For Ray: nothing goes there any more."""
+        """Send no more requests to this replica. Called by Ray."""
         self._router.leave(replica_id.unique_id)
         self._by_name.pop(replica_id.unique_id, None)
         super().on_replica_actor_died(replica_id)
@@ -58,15 +56,15 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """For Ray: the replica for a request. Asked again about the same one, where it was not taken."""
+        """For Ray: the replica for a request. CallPrompt again about the same one, where it was not taken."""
         if pending_request is None or not candidate_replicas:
             return []
         self._name = pending_request.kwargs.get("router", self._name)
         if (to := pending_request.kwargs.pop(TO, None)) is not None:
             return [[self._by_name[to]]] if to in self._by_name else []
-        self._take_news(pending_request.kwargs.pop(NEWS, ()))
-        for number, when in pending_request.kwargs.pop(BEGUN, ()):
-            self._begun(number, when)
+        self._apply_changes(pending_request.kwargs.pop(CACHE_CHANGES, ()))
+        for number, when in pending_request.kwargs.pop(STARTED, ()):
+            self._started(number, when)
         request_id, now = pending_request.metadata.internal_request_id, time.monotonic()
         if request_id in self._chosen:
             self._ended(request_id, now)
@@ -81,25 +79,25 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
                 self._router.choose(prompt, now) if self._policy == "prefix" else random.choice(self._router.replicas)
             )
         number = pending_request.kwargs.get("number", -1)
-        told = prompt.streamed and number >= 0
-        cached = self._router.sent(name, prompt, now, told)
-        if told:
+        reports_start = prompt.streamed and number >= 0
+        cached = self._router.sent(name, prompt, now, reports_start)
+        if reports_start:
             self._ahead[number] = name, prompt.tokens - cached
         self._chosen[request_id] = name, number
         self._unaccepted[request_id] = now
         return [[self._by_name[name]]]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
-        """For Ray: a replica has accepted a request, so that its end will be told."""
+        """Note that a replica has accepted a request, so that its end will be reported. Called by Ray."""
         self._unaccepted.pop(pending_request.metadata.internal_request_id, None)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """For Ray: a request ended, however it did."""
+        """Note that a request has ended. Called by Ray."""
         if self._chosen.get(internal_request_id, ("", 0))[0] == replica_id.unique_id:
             self._ended(internal_request_id, time.monotonic())
 
     def _forget_given_up(self, now: float) -> None:
-        """Forget requests that never went: one whose client leaves between choice and sending ends without a word."""
+        """Forget requests that were never sent. Ray reports no end if a client leaves between choice and sending."""
         while self._unaccepted:
             request_id, chosen = next(iter(self._unaccepted.items()))
             if now - chosen < _GIVEN_UP:
@@ -109,16 +107,16 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
     def _ended(self, request_id: str, now: float) -> None:
         name, number = self._chosen.pop(request_id)
         self._unaccepted.pop(request_id, None)
-        self._begun(number, now)  # perhaps it never had a token
+        self._started(number, now)  # in case it never had a token
         self._router.ended(name)
 
-    def _begun(self, number: int, when: float) -> None:
+    def _started(self, number: int, when: float) -> None:
         if (ahead := self._ahead.pop(number, None)) is not None:
-            self._router.begun(*ahead, when)
+            self._router.started(*ahead, when)
 
-    def _take_news(self, news: list[tuple[str, Changes]]) -> None:
-        for name, changes in news:
-            if changes.anew:
+    def _apply_changes(self, reported: list[tuple[str, Changes]]) -> None:
+        for name, changes in reported:
+            if changes.restart:
                 self._router.cleared(name)
             self._router.evicted(name, changes.evicted)
             self._router.stored(name, changes.stored)

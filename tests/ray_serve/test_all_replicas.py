@@ -6,7 +6,7 @@ import json
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from aengine.ray_serve.all_replicas import merged, merged_metrics
+from aengine.ray_serve.all_replicas import merge, merge_metrics
 from aengine.ray_serve.autoscaling import Demand
 from aengine.ray_serve.call import Head
 
@@ -26,7 +26,7 @@ aengine_first_seconds_sum 0.5
 
 
 def test_each_sample_has_its_replicas_name_and_families_stand_together() -> None:
-    text = merged_metrics({"a": TEXT % 1, "b": TEXT % 2})
+    text = merge_metrics({"a": TEXT % 1, "b": TEXT % 2})
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert len(families) == text.count("# TYPE") == 3
     values = {sample.labels["replica"]: sample.value for sample in families["aengine_requests"].samples}
@@ -40,16 +40,16 @@ def head(body: object, status: int = 200) -> Head:
 
 
 def test_counts_add_up_and_the_length_is_right() -> None:
-    answer = merged("/abort", {"a": head({"aborted": 1}), "b": head({"aborted": 2})})
+    answer = merge("/abort", {"a": head({"aborted": 1}), "b": head({"aborted": 2})})
     assert json.loads(answer.body) == {"aborted": 3}
     assert dict(answer.headers)[b"content-length"] == str(len(answer.body)).encode()
-    loads = merged("/load", {"a": head({"server_load": 1}), "b": head({"server_load": 5})})
+    loads = merge("/load", {"a": head({"server_load": 1}), "b": head({"server_load": 5})})
     assert json.loads(loads.body) == {"server_load": 6}
 
 
 def test_a_refusal_is_passed_on() -> None:
     refused = head({"error": {}}, 400)
-    assert merged("/abort", {"a": head({"aborted": 1}), "b": refused}) is refused
+    assert merge("/abort", {"a": head({"aborted": 1}), "b": refused}) is refused
 
 
 class Context:

@@ -36,12 +36,14 @@ def scope(path: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/completions"])
 def test_of_openais_chats_and_our_own_it_is_an_event_with_the_error(path: str) -> None:
-    last = LastEvents(head(b"")).of(LOST, scope(path))
+    last = LastEvents(head(b"")).encode(LOST, scope(path))
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "engine_failed"
 
 
 def test_of_anthropics_it_is_the_event_error() -> None:
-    last = LastEvents(head(b'event: message_start\ndata: {"type":"message_start"}\n\n')).of(LOST, scope("/v1/messages"))
+    last = LastEvents(head(b'event: message_start\ndata: {"type":"message_start"}\n\n')).encode(
+        LOST, scope("/v1/messages")
+    )
     name, data = last.decode().removesuffix("\n\n").split("\n")
     assert name == "event: error"
     body = json.loads(data.removeprefix("data: "))
@@ -60,18 +62,18 @@ def test_of_a_response_numbers_go_on_and_it_has_failed() -> None:
     )
     opening = encoder.opening()
     stream, last = opening, LastEvents(head(opening))
-    events = parse((stream + last.of(LOST, scope("/v1/responses"))).decode())
+    events = parse((stream + last.encode(LOST, scope("/v1/responses"))).decode())
     assert [event["sequence_number"] for event in events] == [0, 1, 2, 3]
     for text in ("one", deceit, "three"):
         piece = encoder.event(Fragment(text, (1,)))
-        last.passed(piece)
+        last.note(piece)
         stream += piece
-    last.passed(sse.PING)
-    last.passed(2 * sse.PING)  # a reader was slow
-    events = parse((stream + last.of(LOST, scope("/v1/responses"))).decode())
+    last.note(sse.PING)
+    last.note(2 * sse.PING)  # a reader was slow
+    events = parse((stream + last.encode(LOST, scope("/v1/responses"))).decode())
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    *_, told, failed = events
-    assert (told["type"], told["code"]) == ("error", "engine_failed")
+    *_, error, failed = events
+    assert (error["type"], error["code"]) == ("error", "engine_failed")
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
     assert failed["response"]["error"]["code"] == "server_error"
     assert failed["response"]["id"] == "resp_1"

@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from aengine.http.anthropic.events import MessageEventEncoder
 from aengine.http.streams.sse import PING
 from aengine.ray_serve.call import Call, FirstToken, Head
-from aengine.ray_serve.keyed_engine import Asked
+from aengine.ray_serve.keyed_engine import CallPrompt
 from aengine.ray_serve.routing.prompt import Prompt
 
 pytestmark = pytest.mark.anyio
@@ -24,12 +24,12 @@ WHOLE = Head(200, [(b"content-type", b"application/json")], b"{}")
 @pytest.mark.parametrize("ping", [PING, MessageEventEncoder.ping])
 def test_the_first_token_of_a_stream_stands_behind_its_head_and_pings(ping: bytes) -> None:
     token = FirstToken()
-    assert [token.comes_with(piece) for piece in (STREAM, ping, TOKEN, TOKEN)] == [False, False, True, False]
+    assert [token.is_in(piece) for piece in (STREAM, ping, TOKEN, TOKEN)] == [False, False, True, False]
 
 
 def test_a_whole_answer_comes_with_its_head() -> None:
     token = FirstToken()
-    assert [token.comes_with(piece) for piece in (WHOLE, b"more")] == [True, False]
+    assert [token.is_in(piece) for piece in (WHOLE, b"more")] == [True, False]
 
 
 async def test_a_chat_that_waits_has_a_head_and_has_not_begun() -> None:
@@ -44,7 +44,7 @@ async def test_a_chat_that_waits_has_a_head_and_has_not_begun() -> None:
         await send({"type": "http.response.body", "body": b""})
 
     began: list[None] = []
-    call = Call(app, {"type": "http"}, b"{}", Asked(Prompt()))
+    call = Call(app, {"type": "http"}, b"{}", CallPrompt(Prompt()))
     pieces = call.pieces(lambda: began.append(None))
     assert await anext(pieces) == STREAM
     assert not began

@@ -20,13 +20,13 @@ def scope(path: str, method: str = "POST") -> dict[str, Any]:
 
 def test_turns_and_readings_go_where_the_response_was_made() -> None:
     known = Keepers()
-    known.answered(scope("/v1/responses"), Head(200, [], b'{"id":"resp_a","object":"response"'), "one")
-    known.answered(scope("/responses/"), Head(200, [], STREAM), "two")
+    known.note(scope("/v1/responses"), Head(200, [], b'{"id":"resp_a","object":"response"'), "one")
+    known.note(scope("/responses/"), Head(200, [], STREAM), "two")
     for name, replica in (("resp_a", "one"), ("resp_b", "two"), ("resp_c", None)):
         body = json.dumps({"input": "more", "previous_response_id": name}).encode()
-        assert known.of(scope("/v1/responses"), body) == replica
-        assert known.of(scope(f"/v1/responses/{name}", "GET"), b"") == replica
-        assert known.of(scope(f"/v1/responses/{name}/input_items", "GET"), b"") == replica
+        assert known.find(scope("/v1/responses"), body) == replica
+        assert known.find(scope(f"/v1/responses/{name}", "GET"), b"") == replica
+        assert known.find(scope(f"/v1/responses/{name}/input_items", "GET"), b"") == replica
 
 
 @pytest.mark.parametrize(
@@ -35,15 +35,15 @@ def test_turns_and_readings_go_where_the_response_was_made() -> None:
 )
 def test_what_refers_to_none_goes_anywhere(path: str, body: bytes) -> None:
     known = Keepers()
-    known.answered(scope("/v1/responses"), Head(200, [], b'{"id":"resp_a"'), "one")
-    assert known.of(scope(path), body) is None
+    known.note(scope("/v1/responses"), Head(200, [], b'{"id":"resp_a"'), "one")
+    assert known.find(scope(path), body) is None
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keepers, "_MOST", 2)
     known = Keepers()
     for name in ("a", "b", "c"):
-        known.answered(scope("/v1/responses"), Head(200, [], f'{{"id":"resp_{name}"'.encode()), "one")
-    known.answered(scope("/v1/responses"), Head(400, [], b'{"id":"resp_d"'), "one")
-    told = [known.of(scope(f"/v1/responses/resp_{name}", "GET"), b"") for name in "abcd"]
-    assert told == [None, "one", "one", None]
+        known.note(scope("/v1/responses"), Head(200, [], f'{{"id":"resp_{name}"'.encode()), "one")
+    known.note(scope("/v1/responses"), Head(400, [], b'{"id":"resp_d"'), "one")
+    found = [known.find(scope(f"/v1/responses/resp_{name}", "GET"), b"") for name in "abcd"]
+    assert found == [None, "one", "one", None]

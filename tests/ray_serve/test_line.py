@@ -93,7 +93,7 @@ async def test_a_broken_line_gives_what_came_and_then_fails() -> None:
     inbox = Inbox()
     inbox.put(b"a")
     inbox.put(b"b")
-    inbox.break_off()
+    inbox.fail()
     pieces = inbox.pieces()
     assert await anext(pieces) == b"ab"
     with pytest.raises(LineBrokenError):
@@ -104,7 +104,7 @@ async def test_an_answer_that_is_whole_does_not_fail_with_the_line() -> None:
     inbox = Inbox()
     inbox.put(b"a")
     inbox.put(0)
-    inbox.break_off()
+    inbox.fail()
     assert await text(inbox) == b"a"
 
 

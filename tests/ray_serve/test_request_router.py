@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aengine.ray_serve.routing.prompt import hashed
+from aengine.ray_serve.routing.prompt import prompt_from_text
 
 pytest.importorskip("ray")
 with warnings.catch_warnings():  # of Ray itself
@@ -45,7 +45,7 @@ def router() -> PrefixRequestRouter:
 
 
 def pending(number: int) -> Any:
-    prompt = hashed(number.to_bytes(2, "little") * 2000)
+    prompt = prompt_from_text(number.to_bytes(2, "little") * 2000)
     kwargs = {"prompt": type(prompt)(prompt.keys, prompt.ends, prompt.tokens, streamed=True), "number": number}
     return SimpleNamespace(
         kwargs={"router": "me", **kwargs}, metadata=SimpleNamespace(internal_request_id=f"request {number}")

@@ -1,1 +1,1 @@
-"""Routing by prefix: to where a prompt's beginning is cached, unless computing it anew is sooner. Without Ray."""
+"""Routes a prompt to the replica that has its prefix cached, unless computing it elsewhere is faster. Knows no Ray."""

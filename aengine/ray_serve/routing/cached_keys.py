@@ -1,4 +1,4 @@
-"""What a replica tells routers of its cache: the keys of prompts that it holds, while the radix tree does."""
+"""The keys of prompts that a replica has cached, and the changes that it reports to routers."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ import msgspec
 
 from aengine.ray_serve.routing.prompt import Prompt
 
-_LOG = 2**16  # changes that are kept for routers that have not heard of them
+_LOG = 2**16  # newest changes; a router that missed older ones starts again
 _READERS = 64
-_KEYS_A_PAGE = 32  # texts of other bytes may be the same tokens, and a page that all of them use stays for ever
+_KEYS_A_PAGE = 32  # bounds memory: different texts can be the same tokens, and a shared page is never evicted
 
 
 class Changes(msgspec.Struct, frozen=True, gc=False):
-    """What changed since a router last heard of it. `anew`: what it knew before is void."""
+    """What changed since a router asked last. restart: the router must first forget all it knew."""
 
     stored: tuple[int, ...] = ()
     evicted: tuple[int, ...] = ()
-    anew: bool = False
+    restart: bool = False
 
 
 class CachedKeys:
-    """Ties the keys of prompts to pages of the radix tree, which it watches.
+    """Maps the keys of prompts to pages of the radix tree, which it watches.
 
-    A key is held as long as the page is in which its last token lies, or until many others end there. Changes are
-    numbered, and every router asks for those since it last did; one that was away for too long begins anew with what
-    the log has.
+    A key is kept until the page with its last token is evicted, or until many newer keys end in that page. Changes are
+    numbered, and each router asks for those since its last call. A router that missed too many starts again from the
+    log.
     """
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._keys: dict[int, list[int]] = {}  # page -> keys that end in it
         self._pages: dict[int, int] = {}  # key -> its page
-        self._log: deque[tuple[int, bool]] = deque(maxlen=_LOG)  # key, and whether it came or went
+        self._log: deque[tuple[int, bool]] = deque(maxlen=_LOG)  # key; True: stored, False: evicted
         self._written = 0  # changes since start
-        self._void_before = 0  # changes before this one no longer hold
-        self._read: OrderedDict[str, int] = OrderedDict()  # router -> changes it knows
+        self._void_before = 0  # changes with a lower number are void
+        self._read: OrderedDict[str, int] = OrderedDict()  # router -> number of changes it has seen
 
     def __len__(self) -> int:
-        """The number of keys that are held."""
+        """Return the number of keys."""
         return len(self._pages)
 
     def note(self, prompt: Prompt, prompt_tokens: int, pages: Sequence[int]) -> None:
-        """Tie a prompt's keys to the pages in which the tree holds its first tokens, as far as it does.
+        """Map a prompt's keys to the tree's pages of its first tokens; keys beyond these pages are left out.
 
-        The prompt's own counts of tokens are estimates: they are scaled to the true number.
+        The prompt's token counts are estimates. They are scaled to the true number, `prompt_tokens`.
         """
         scale = prompt_tokens / max(prompt.tokens, 1)
         for key, end in zip(prompt.keys, prompt.ends, strict=True):
@@ -61,7 +61,7 @@ class CachedKeys:
             if before is None:
                 self._add(key, True)
             else:
-                self._untie(key, before)
+                self._unmap(key, before)
             self._pages[key] = page
             ending = self._keys.setdefault(page, [])
             ending.append(key)
@@ -71,7 +71,7 @@ class CachedKeys:
                 self._add(oldest, False)
 
     def stored(self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: object) -> None:
-        """Nothing: which prompt it was is known where the request is."""
+        """Do nothing: `note` is called with the prompt itself."""
 
     def removed(self, pages: Sequence[int]) -> None:
         """Forget the keys that end in these pages."""
@@ -89,25 +89,25 @@ class CachedKeys:
         self._void_before = self._written
 
     def changes(self, router: str) -> Changes:
-        """What changed since this router asked the last time, the newest state of each key."""
+        """Return what changed since this router's last call, with the newest state of each key."""
         known = self._read.pop(router, 0)
         self._read[router] = self._written
         if len(self._read) > _READERS:
             self._read.popitem(last=False)
         first = self._written - len(self._log)  # the number of the log's first change
-        anew = known < max(first, self._void_before)
+        restart = known < max(first, self._void_before)
         count = min(len(self._log), self._written - known)
         newest: dict[int, bool] = {}
         for key, held in islice(reversed(self._log), count):
             newest.setdefault(key, held)
         stored = tuple(key for key, held in newest.items() if held)
-        return Changes(stored, tuple(key for key, held in newest.items() if not held), anew)
+        return Changes(stored, tuple(key for key, held in newest.items() if not held), restart)
 
     def _add(self, key: int, held: bool) -> None:
         self._log.append((key, held))
         self._written += 1
 
-    def _untie(self, key: int, page: int) -> None:
+    def _unmap(self, key: int, page: int) -> None:
         keys = self._keys[page]
         keys.remove(key)
         if not keys:

@@ -1,4 +1,4 @@
-"""How busy a replica is, as a router estimates it between two reports."""
+"""How busy a replica is, estimated by a router between two reports."""
 
 from __future__ import annotations
 
@@ -9,105 +9,107 @@ from typing import Any
 
 import msgspec
 
-_ANSWER = 128  # tokens of an answer nobody has seen yet
-_ROWS_A_STEP = 64  # rows that together make a step about twice as long as one of them does
+_ANSWER = 128  # tokens expected of an answer
+_ROWS_A_STEP = 64  # a step of this many rows takes about twice as long as a step of one
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """What a replica can do, measured when it starts."""
+    """How fast a replica is, measured when it starts."""
 
-    prefill: float = 1e-4  # seconds a token of a prompt
-    step: float = 1e-2  # seconds a step that decodes one row
-    rows: int = 256  # sequences that run at once
+    prefill: float = 1e-4  # seconds per prompt token
+    step: float = 1e-2  # seconds per decode step of one row
+    rows: int = 256  # most sequences running at once
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a replica says of itself now and then."""
+    """The state of a replica, which it reports from time to time."""
 
-    running: int = 0  # requests, those included that wait
-    waiting: int = 0  # of these, without a row
-    kv_usage: float = 0.0  # share of the pool that running sequences hold
+    running: int = 0  # requests, including waiting ones
+    waiting: int = 0  # requests without a row
+    kv_usage: float = 0.0  # share of the KV pool held by running sequences
     speed: Speed = Speed()
-    by_router: dict[str, int] = {}  # of these requests, those that a router sent
+    by_router: dict[str, int] = {}  # number of these requests that each router sent
 
     @classmethod
     def from_stats(cls, stats: Mapping[str, Any]) -> Report | None:
-        """Read what Ray carried; None where a replica has not reported yet."""
+        """Return the report in Ray's statistics; None if the replica has not reported yet."""
         return msgspec.convert(dict(stats), cls) if stats else None
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What follows from a replica's speed, in seconds."""
+    """Costs in seconds, derived from a replica's speed."""
 
-    prefill: float  # a token of a prompt
-    row: float  # a row more makes every step of an answer longer, its own and those of its neighbours
-    wait: float  # where every row is taken, one becomes free each time an answer ends
+    prefill: float  # per prompt token
+    row: float  # added to each answer by one more running row, which makes every step longer
+    wait: float  # until a row becomes free, for each request in front, if all rows are taken
     rows: int
 
 
-@lru_cache(maxsize=2**12)  # one for all replicas of a kind: what is shared stays in the processor's caches
-def costs_of(speed: Speed) -> Costs:
-    """The costs that a router reckons with."""
+@lru_cache(maxsize=2**12)  # replicas of equal speed share one object, which then stays in the processor's caches
+def estimate_costs(speed: Speed) -> Costs:
+    """Return the costs that a router computes with."""
     answer = speed.step * _ANSWER
     return Costs(speed.prefill, answer / _ROWS_A_STEP, 2 * answer / speed.rows, speed.rows)
 
 
 class ReplicaLoad:
-    """The work ahead of a replica, in seconds that a new prompt would wait for its first token.
+    """The work ahead of a replica: the seconds that a new prompt would wait for its first token.
 
-    Prompts are computed one after the other, so a clock says when the last one will be done: it runs down by itself,
-    and nobody has to tell when a prompt was. Where somebody does, the clock is set by what is still ahead then, so that
-    a replica that is slower than it was when it was measured does not look idle while prompts wait there. What others
-    than this router sent is known from reports alone.
+    Prompts are computed one after the other, so one time, `busy_until`, says when the last of them will be done. The
+    router also learns when a streamed request had its first token. It then sets the time again from the tokens that are
+    still ahead: a replica that has become slower than it was measured does not look idle while prompts wait there.
+    Requests of other routers are known from reports only.
     """
 
-    __slots__ = ("_others", "_report", "_told", "_untold_until", "busy_until", "costs", "running")
+    __slots__ = ("_others", "_report", "_tokens_ahead", "_unreported_until", "busy_until", "costs", "running")
 
     def __init__(self, speed: Speed) -> None:
         self.running = 0  # requests of this router
-        self._others = 0  # requests of other routers, when last heard of
-        self.busy_until = 0.0  # when the prompts ahead should be done
-        self._told = 0  # tokens ahead of which `begun` will tell
-        self._untold_until = 0.0  # when the last prompt of which it will not should be done
+        self._others = 0  # requests of other routers, at the last report
+        self.busy_until = 0.0  # when all prompts ahead should be computed
+        self._tokens_ahead = 0  # prompt tokens whose first token will be reported to `started`
+        self._unreported_until = 0.0  # when the last prompt that is not reported should be computed
         self._report: Report | None = None
-        self.costs = costs_of(speed)
+        self.costs = estimate_costs(speed)
 
     @property
     def steady(self) -> float:
-        """Seconds that its requests, running or waiting for a row, cost a new one, whenever that comes."""
+        """Seconds that the requests there, running or waiting, cost a new one at any time."""
         running, costs = self.running + self._others, self.costs
         return running * costs.row + max(0, running - costs.rows + 1) * costs.wait
 
     def delay(self, now: float) -> float:
-        """Seconds of work ahead of a request that comes now."""
+        """Return the seconds of work ahead of a request that arrives at `now`."""
         return self.steady + max(0.0, self.busy_until - now)
 
-    def sent(self, tokens: int, now: float, told: bool = False) -> None:
-        """Add a request of which so many tokens have to be computed; `told`: `begun` will say when they are."""
+    def sent(self, tokens: int, now: float, reports_start: bool = False) -> None:
+        """Add a request with this many tokens to compute. reports_start: `started` will be called for it."""
         self.running += 1
         self.busy_until = max(self.busy_until, now) + tokens * self.costs.prefill
-        if told:
-            self._told += tokens
+        if reports_start:
+            self._tokens_ahead += tokens
         else:
-            self._untold_until = self.busy_until
+            self._unreported_until = self.busy_until
 
-    def begun(self, tokens: int, when: float) -> None:
-        """Note that the first token of an answer was there at `when`: so many tokens of its prompt are computed."""
-        self._told = max(0, self._told - tokens)
-        self.busy_until = max(when + self._told * self.costs.prefill, self._untold_until)
+    def started(self, tokens: int, when: float) -> None:
+        """Note that an answer had its first token at `when`: this many tokens of its prompt were computed."""
+        self._tokens_ahead = max(0, self._tokens_ahead - tokens)
+        self.busy_until = max(when + self._tokens_ahead * self.costs.prefill, self._unreported_until)
 
     def ended(self) -> None:
-        """Take a request away that was sent from here, however it ended."""
+        """Remove a request of this router, however it ended."""
         self.running = max(0, self.running - 1)
-        if not self.running:  # nothing is ahead, whatever was not told
-            self._told, self._untold_until, self.busy_until = 0, 0.0, 0.0
+        if not self.running:  # no prompt is ahead, reported or not
+            self._tokens_ahead, self._unreported_until, self.busy_until = 0, 0.0, 0.0
 
     def reported(self, report: Report, router: str) -> None:
-        """Take over what the replica says. Reports are old when they arrive: what this router sent is told apart by the
-        replica itself, as it may have ended since.
+        """Update from a report of the replica.
+
+        A report is old when it arrives. The replica itself counts the requests of this router in it, because some have
+        ended since.
         """
         if report is not self._report:
             self._report = report
             self._others = max(0, report.running - report.by_router.get(router, 0))
-            self.costs = costs_of(report.speed)
+            self.costs = estimate_costs(report.speed)

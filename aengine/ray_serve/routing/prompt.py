@@ -1,7 +1,7 @@
-"""A prompt as routing sees it: hashes of ever longer beginnings of its text, taken from a request's body as it came.
+"""The keys of a prompt: hashes of its prefixes, each longer than the one before, made from a request's raw body.
 
-Nothing is tokenized, and messages are not decoded: a chat's next turn repeats the bytes of the last one and adds to
-them, and that is all that is needed to find it again.
+Nothing is tokenized, and messages are not decoded. The next turn of a chat repeats the bytes of the last turn and adds
+new ones, which is enough to find its prefix.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from typing import Any
 import msgspec
 
 FIRST_BLOCK = 64  # bytes: about a KV page of 16 tokens
-_GROWTH = 16  # a block is a 16th of what stands before it, so that megabytes have less than 200
-_BYTES_PER_TOKEN = 4  # of text, roughly; of ids, as they are packed here, exactly
+_GROWTH = 16  # a block is a 16th of the bytes before it, so that a megabyte has fewer than 200 blocks
+_BYTES_PER_TOKEN = 4  # roughly for text, exactly for token ids, which are packed as 32 bits
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
-    """The hashes of a prompt's beginnings. `keys[i]` stands for its first `ends[i]` tokens, of `tokens` in all.
+    """The keys of a prompt. `keys[i]` stands for its first `ends[i]` tokens; it has `tokens` in total.
 
-    Tokens of text are estimated by its length.
+    Token counts of text are estimated from its length.
     """
 
     keys: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
     tokens: int = 0
-    streamed: bool = False  # its answer comes as it is drawn
-    keeper: str | None = None  # the replica that has what it goes on from
+    streamed: bool = False  # whether the answer is streamed
+    keeper: str | None = None  # the replica that keeps the response that this request continues
 
 
 class _Body(msgspec.Struct):
-    """The fields of a request that say which prompt it is. `Raw`: the bytes as the client wrote them."""
+    """The fields of a request that define its prompt. `Raw` holds the bytes that the client sent."""
 
     messages: list[msgspec.Raw] | None = None
-    input: list[msgspec.Raw] | str | None = None  # of a response
+    input: list[msgspec.Raw] | str | None = None  # of /v1/responses
     system: msgspec.Raw | None = None
     instructions: msgspec.Raw | None = None
     tools: msgspec.Raw | None = None
     prompt: str | list[Any] | None = None
     input_ids: list[int] | None = None
-    model: str | None = None  # or an adapter, whose pages are its own
+    model: str | None = None  # perhaps an adapter, which has pages of its own
     cache_salt: str | None = None
     stream: bool | None = None
 
@@ -50,46 +50,46 @@ class _Body(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Body)
 
 
-def prompt_of(body: bytes) -> Prompt:
-    """The prompt of a request to any generating endpoint; without keys where the body is none that has one."""
+def read_prompt(body: bytes) -> Prompt:
+    """Return the prompt of a request to any generating endpoint; it has no keys if the body has no prompt."""
     try:
         read = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Prompt()  # the engine has the words for it
-    prompt = _hashed(read)
+        return Prompt()  # the engine will refuse it
+    prompt = _prompt_from_body(read)
     return msgspec.structs.replace(prompt, streamed=True) if read.stream else prompt
 
 
-def _hashed(read: _Body) -> Prompt:
-    apart = read.model or "", read.cache_salt or ""
-    seed = "\x1e".join(apart).encode("utf-8", "replace") if any(apart) else b""
-    said = [read.input.encode("utf-8", "replace")] if isinstance(read.input, str) else read.messages or read.input
-    if said is not None:
+def _prompt_from_body(read: _Body) -> Prompt:
+    spaces = read.model or "", read.cache_salt or ""
+    seed = "\x1e".join(spaces).encode("utf-8", "replace") if any(spaces) else b""
+    messages = [read.input.encode("utf-8", "replace")] if isinstance(read.input, str) else read.messages or read.input
+    if messages is not None:
         first = (read.tools, read.system, read.instructions)
         begin = b"\x1e".join(bytes(raw) for raw in first if raw is not None)
-        return hashed(b"\x1e".join([begin, *map(bytes, said)]), seed)
+        return prompt_from_text(b"\x1e".join([begin, *map(bytes, messages)]), seed)
     if read.input_ids is not None:
-        return of_ids(read.input_ids, seed)
+        return prompt_from_ids(read.input_ids, seed)
     if isinstance(read.prompt, str):
-        return hashed(read.prompt.encode("utf-8", "replace"), seed)
+        return prompt_from_text(read.prompt.encode("utf-8", "replace"), seed)
     if isinstance(read.prompt, list) and read.prompt:
-        one = read.prompt[0]  # several prompts go where the first one goes
+        one = read.prompt[0]  # the first of several prompts decides
         if isinstance(one, str):
-            return hashed(one.encode("utf-8", "replace"), seed)
-        return of_ids(one if isinstance(one, list) else read.prompt, seed)
+            return prompt_from_text(one.encode("utf-8", "replace"), seed)
+        return prompt_from_ids(one if isinstance(one, list) else read.prompt, seed)
     return Prompt()
 
 
-def of_ids(token_ids: Iterable[int], seed: bytes = b"") -> Prompt:
-    """The prompt of token ids; without keys where some of them cannot be ids."""
+def prompt_from_ids(token_ids: Iterable[int], seed: bytes = b"") -> Prompt:
+    """Return the prompt of token ids; it has no keys if some cannot be ids."""
     try:
-        return hashed(array("I", token_ids).tobytes(), seed)
+        return prompt_from_text(array("I", token_ids).tobytes(), seed)
     except (TypeError, OverflowError):
         return Prompt()
 
 
-def hashed(text: bytes, seed: bytes = b"") -> Prompt:
-    """The prompt of a text; `seed` keeps prompts apart that share nothing although they look alike."""
+def prompt_from_text(text: bytes, seed: bytes = b"") -> Prompt:
+    """Return the prompt of a text. Prompts with different seeds share no keys."""
     chain = blake2b(seed, digest_size=8).digest()
     keys, ends = [], []
     for start, end in pairwise(_borders(len(text))):
@@ -100,7 +100,7 @@ def hashed(text: bytes, seed: bytes = b"") -> Prompt:
 
 
 def _borders(length: int) -> list[int]:
-    """Where blocks end, in bytes: the same for every text, so that equal beginnings have equal blocks."""
+    """Return where blocks end, in bytes. The borders are the same for every text: equal prefixes have equal blocks."""
     borders = [0]
     while (end := borders[-1] + max(FIRST_BLOCK, borders[-1] // _GROWTH)) <= length:
         borders.append(end)

@@ -1,4 +1,4 @@
-"""The choice of a replica for a prompt."""
+"""Chooses a replica for each prompt."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from aengine.ray_serve.routing.prompt import Prompt
 
 R = TypeVar("R", bound=Hashable)
 
-_SAMPLE = 8  # holders of one beginning that are compared
-_MORE = 4  # times as many hold the next shorter beginning that is looked at, where not all are compared
-_FREE = 4  # replicas that are compared whatever they hold
+_SAMPLE = 8  # holders of one prefix that are compared
+_MORE = 4  # the next shorter prefix has more than this many times as many holders, if not all are compared
+_FREE = 4  # random replicas that are compared, whatever they hold
 
 
 class PrefixRouter(Generic[R]):
-    """Sends a prompt to the replica that would answer first, counting what it has cached and what is ahead of it.
+    """Chooses the replica that would answer a prompt first, by its cached tokens and the work ahead of it.
 
-    The cost of a replica is in seconds: tokens that it would have to compute, times what a token takes there, plus its
-    work ahead (`ReplicaLoad`). The candidates are found without looking at every replica: some holders of the longest
-    cached beginning, then of the next shorter one that others hold as well (where eight or more hold one already: that
-    more than four times as many do), and so on to the first; and a few replicas taken at random, whose least busy one
-    stands for "anywhere else" (with two choices or more the fullest replica is hardly fuller than the mean). The search
-    ends where computing what is missing alone costs more than the best one so far. The least cost wins; where costs
-    tie, the least busy.
+    The cost of a replica is in seconds: the tokens that it would have to compute, times the seconds for a token there,
+    plus its work ahead (`ReplicaLoad`). The least cost wins. If costs are equal, the least busy replica wins.
 
-    So a chat stays where its turns are cached, as going elsewhere costs its whole history; and a prompt that everybody
-    sends is computed anew by another replica as soon as the queue at those that have it is longer than the prompt,
-    after which that one counts among them.
+    Not every replica is compared. Candidates are:
 
-    `R` is whatever names a replica. Memory is bounded by `max_keys` (about 250 bytes each; None: see `PrefixIndex`).
+    - up to eight holders of the longest cached prefix, then of shorter prefixes that more replicas hold. After a prefix
+      with eight or more holders, the next one has more than four times as many.
+    - four random replicas. With two random choices or more, the fullest replica is hardly fuller than the mean.
+
+    The search ends when computing the missing tokens alone costs more than the best candidate.
+
+    A chat therefore stays with the replica that has its turns cached, because another one must compute the whole
+    history. A prompt that many clients send is computed by a further replica as soon as the wait at its holders is
+    longer than the prompt takes. That replica then is a holder too.
+
+    `R` names a replica. max_keys: bounds memory, at about 250 bytes each; None: see `PrefixIndex`.
     """
 
     def __init__(self, *, max_keys: int | None = None, seed: int | None = None) -> None:
@@ -43,16 +46,16 @@ class PrefixRouter(Generic[R]):
         self._slots: dict[R, int] = {}
         self._names: list[R | None] = []  # by slot
         self._loads: list[ReplicaLoad] = []  # by slot
-        # What a choice reads of loads, close together: in a large process an object is as far away as memory is.
+        # Copies of the loads' values that a choice reads. In arrays they are close together in memory.
         self._busy_until = array("d")
         self._steady = array("d")
-        self._prefill = array("d")  # seconds a token
-        self._live: list[int] = []  # slots of replicas that are there
+        self._prefill = array("d")  # seconds per prompt token
+        self._live: list[int] = []  # slots with a replica
         self._vacant: list[int] = []  # slots whose replica has left
-        self._fastest = inf  # seconds a token of a prompt, no replica takes less
+        self._fastest = inf  # least seconds per prompt token of any replica
 
     def __len__(self) -> int:
-        """The number of replicas."""
+        """Return the number of replicas."""
         return len(self._slots)
 
     def __contains__(self, replica: R) -> bool:
@@ -60,11 +63,11 @@ class PrefixRouter(Generic[R]):
 
     @property
     def replicas(self) -> list[R]:
-        """Those that may be chosen."""
+        """The replicas that may be chosen."""
         return list(self._slots)
 
     def join(self, replica: R, speed: Speed | None = None) -> None:
-        """Count on a replica, of which nothing is known yet."""
+        """Add a replica with an empty cache. Does nothing if it is known."""
         if replica in self._slots:
             return
         load = ReplicaLoad(speed or Speed())
@@ -84,7 +87,7 @@ class PrefixRouter(Generic[R]):
         self._index.join(slot)
 
     def leave(self, replica: R) -> None:
-        """Forget a replica and all that it had cached."""
+        """Remove a replica and its keys."""
         slot = self._slots.pop(replica, None)
         if slot is not None:
             self._index.leave(slot)
@@ -93,9 +96,9 @@ class PrefixRouter(Generic[R]):
             self._vacant.append(slot)
 
     def choose(self, prompt: Prompt, now: float) -> R:
-        """The replica that a prompt should go to at `now` (seconds of any steady clock); nothing is noted yet.
+        """Return the replica for a prompt at `now`, in seconds of any steady clock. Changes nothing; see `sent`.
 
-        Raises `LookupError` if there is none.
+        Raises `LookupError` if there is no replica.
         """
         if not self._live:
             raise LookupError("there is no replica")
@@ -108,7 +111,7 @@ class PrefixRouter(Generic[R]):
                 slots, many, missing = index.holders(keys[depth - 1]), _SAMPLE, tokens - ends[depth - 1]
             else:
                 slots, many, missing = self._live, _FREE, tokens
-            if missing * self._fastest > best_cost:  # not even an idle one would be sooner, nor any that holds less
+            if missing * self._fastest > best_cost:  # neither an idle holder nor one that holds less would be sooner
                 break
             held = len(slots)
             for slot in slots if held <= many else self._some(slots, many):
@@ -120,39 +123,39 @@ class PrefixRouter(Generic[R]):
                     best, best_cost, best_delay = slot, cost, delay
             if not depth:
                 break
-            # A holder of a beginning that is passed over would count as if it had to compute more than it has to.
+            # A holder of a skipped prefix is compared as a holder of a shorter one: its cost is overestimated.
             depth = index.depth(keys, depth - 1, held if held < _SAMPLE else _MORE * held)
         return self._name(best)
 
-    def sent(self, replica: R, prompt: Prompt, now: float, told: bool = False) -> int:
-        """Note that a prompt went to a replica, which will have it cached; the tokens of it that it had already.
+    def sent(self, replica: R, prompt: Prompt, now: float, reports_start: bool = False) -> int:
+        """Note that a prompt went to a replica, which will have it cached. Return its tokens that were cached before.
 
-        `told`: `begun` will be called for it.
+        reports_start: `started` will be called for it.
         """
         slot = self._slots[replica]
-        depth = self._index.depth_of(slot, prompt.keys)
+        depth = self._index.slot_depth(slot, prompt.keys)
         cached = prompt.ends[depth - 1] if depth else 0
-        self._loads[slot].sent(prompt.tokens - cached, now, told)
+        self._loads[slot].sent(prompt.tokens - cached, now, reports_start)
         self._changed(slot)
         self._index.add(slot, prompt.keys)
         return cached
 
-    def begun(self, replica: R, tokens: int, when: float) -> None:
-        """Note that the first token of an answer was there at `when`, for which so many had to be computed."""
+    def started(self, replica: R, tokens: int, when: float) -> None:
+        """Note that an answer had its first token at `when`, after this many prompt tokens were computed."""
         slot = self._slots.get(replica)
         if slot is not None:
-            self._loads[slot].begun(tokens, when)
+            self._loads[slot].started(tokens, when)
             self._changed(slot)
 
     def ended(self, replica: R) -> None:
-        """Note that a request that was sent to a replica has ended there."""
+        """Note that a request sent to a replica has ended."""
         slot = self._slots.get(replica)
         if slot is not None:
             self._loads[slot].ended()
             self._changed(slot)
 
     def reported(self, replica: R, report: Report, router: str = "") -> None:
-        """Take over what a replica says of its load; `router` is this one's name there."""
+        """Update a replica's load from its report. router: the name of this router in it."""
         slot = self._slots.get(replica)
         if slot is not None:
             load, costs = self._loads[slot], self._loads[slot].costs
@@ -162,27 +165,27 @@ class PrefixRouter(Generic[R]):
                 self._fastest = min(self._prefill[live] for live in self._live)
 
     def stored(self, replica: R, keys: tuple[int, ...]) -> None:
-        """Note what a replica has cached, whoever sent it."""
+        """Note keys that a replica has cached, from any router."""
         slot = self._slots.get(replica)
         if slot is not None:
             self._index.add(slot, [key for key in keys if not self._index.holds(slot, key)])
 
     def evicted(self, replica: R, keys: tuple[int, ...]) -> None:
-        """Note what a replica has evicted."""
+        """Note keys that a replica has evicted."""
         slot = self._slots.get(replica)
         if slot is not None:
             for key in keys:
                 self._index.forget(slot, key)
 
     def cleared(self, replica: R) -> None:
-        """Note that nothing is known any more of what a replica has cached."""
+        """Forget all keys of a replica."""
         slot = self._slots.get(replica)
         if slot is not None:
             self._index.clear(slot)
 
     def cached_tokens(self, replica: R, prompt: Prompt) -> int:
-        """The tokens of a prompt that a replica is believed to have cached."""
-        depth = self._index.depth_of(self._slots[replica], prompt.keys)
+        """Return how many tokens of a prompt a replica has cached, as far as this router knows."""
+        depth = self._index.slot_depth(self._slots[replica], prompt.keys)
         return prompt.ends[depth - 1] if depth else 0
 
     def check_integrity(self) -> None:
@@ -193,17 +196,17 @@ class PrefixRouter(Generic[R]):
             load = self._loads[slot]
             columns = self._busy_until[slot], self._steady[slot], self._prefill[slot]
             if columns != (load.busy_until, load.steady, load.costs.prefill):
-                raise AssertionError(f"the columns of slot {slot} are not its load's")
+                raise AssertionError(f"the columns of slot {slot} differ from its load")
         self._index.check_integrity()
 
     def _changed(self, slot: int) -> None:
-        """Carry a load over to the columns."""
+        """Copy a load into the columns."""
         load = self._loads[slot]
         self._busy_until[slot], self._steady[slot] = load.busy_until, load.steady
         self._prefill[slot] = load.costs.prefill
 
     def _some(self, slots: list[int], count: int) -> list[int]:
-        """A few of many slots, perhaps one of them twice."""
+        """Return `count` random slots, perhaps one of them twice."""
         draw, many = self._random.random, len(slots)
         return [slots[int(draw() * many)] for _ in range(count)]
 

@@ -8,13 +8,13 @@ from aengine.cache.pages import PageAllocator
 from aengine.cache.radix import RadixTree
 from aengine.ray_serve.routing import cached_keys
 from aengine.ray_serve.routing.cached_keys import CachedKeys, Changes
-from aengine.ray_serve.routing.prompt import of_ids
+from aengine.ray_serve.routing.prompt import prompt_from_ids
 
 PAGE = 16
 
 
 def follow(known: set[int], changes: Changes) -> set[int]:
-    return (set() if changes.anew else known) - set(changes.evicted) | set(changes.stored)
+    return (set() if changes.restart else known) - set(changes.evicted) | set(changes.stored)
 
 
 def test_routers_know_what_the_tree_holds_whenever_they_ask() -> None:
@@ -32,7 +32,7 @@ def test_routers_know_what_the_tree_holds_whenever_they_ask() -> None:
         tree.evict(needed - allocator.free)
         tree.insert(ids, matched.pages + allocator.take(needed))
         tree.unlock(matched.node)
-        keys.note(of_ids(ids), len(ids), tree.match(ids).pages)
+        keys.note(prompt_from_ids(ids), len(ids), tree.match(ids).pages)
         if number == 150:
             tree.clear()
         knows["often"] = follow(knows["often"], keys.changes("often"))
@@ -40,7 +40,7 @@ def test_routers_know_what_the_tree_holds_whenever_they_ask() -> None:
             knows["seldom"] = follow(knows["seldom"], keys.changes("seldom"))
         cached = set()
         for sent in prompts:
-            prompt, pages = of_ids(sent), len(tree.match(sent).pages)
+            prompt, pages = prompt_from_ids(sent), len(tree.match(sent).pages)
             cached |= {key for key, end in zip(prompt.keys, prompt.ends) if end <= pages * PAGE}
         assert knows["often"] == cached & knows["often"]  # nothing that is not there
         assert len(knows["often"]) == len(keys)
@@ -52,19 +52,19 @@ def test_routers_know_what_the_tree_holds_whenever_they_ask() -> None:
 def test_a_router_that_was_away_for_long_begins_anew() -> None:
     keys = CachedKeys(PAGE)
     assert keys.changes("one") == Changes()
-    many = len(of_ids([0] * 1600).keys)
+    many = len(prompt_from_ids([0] * 1600).keys)
     for number in range(cached_keys._LOG // many):  # twice as many changes as are kept
-        keys.note(of_ids([number] * 1600), 1600, range(100))
+        keys.note(prompt_from_ids([number] * 1600), 1600, range(100))
         keys.removed(range(100))
     changes = keys.changes("one")
-    assert changes.anew
+    assert changes.restart
     assert changes.stored == ()
-    assert not keys.changes("one").anew
+    assert not keys.changes("one").restart
 
 
 def test_estimated_lengths_are_scaled_to_the_true_one() -> None:
     keys = CachedKeys(PAGE)
-    prompt = of_ids(range(320))  # as if estimated: the prompt has 160 tokens in truth
+    prompt = prompt_from_ids(range(320))  # as if estimated: the prompt has 160 tokens in truth
     keys.note(prompt, 160, range(5))  # of which 80 are cached
     assert set(keys.changes("one").stored) == {key for key, end in zip(prompt.keys, prompt.ends) if end <= 160}
 
@@ -72,7 +72,7 @@ def test_estimated_lengths_are_scaled_to_the_true_one() -> None:
 def test_texts_that_are_the_same_tokens_take_no_more_memory_the_more_of_them_there_are() -> None:
     """A page that everybody uses stays for ever; each request may still write what it stands for in other bytes."""
     keys, knows = CachedKeys(PAGE), set[int]()
-    prompts = [of_ids([number] * 400) for number in range(500)]
+    prompts = [prompt_from_ids([number] * 400) for number in range(500)]
     for number, prompt in enumerate(prompts):
         keys.note(prompt, 400, range(25))
         if number % 50 == 49:

@@ -7,14 +7,14 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aengine.ray_serve.routing.prompt import FIRST_BLOCK, Prompt, hashed, of_ids, prompt_of
+from aengine.ray_serve.routing.prompt import FIRST_BLOCK, Prompt, prompt_from_ids, prompt_from_text, read_prompt
 
 texts = st.binary(max_size=3000)
 
 
 @given(begin=texts, one=texts, other=texts)
 def test_keys_agree_exactly_as_far_as_the_texts_do(begin: bytes, one: bytes, other: bytes) -> None:
-    first, second = hashed(begin + one), hashed(begin + other)
+    first, second = prompt_from_text(begin + one), prompt_from_text(begin + other)
     common = next(
         (at for at, (a, b) in enumerate(zip(begin + one, begin + other)) if a != b),
         min(len(begin + one), len(begin + other)),
@@ -28,7 +28,7 @@ def test_keys_agree_exactly_as_far_as_the_texts_do(begin: bytes, one: bytes, oth
 
 @given(text=st.binary(min_size=1, max_size=3000))
 def test_a_megabyte_has_few_keys_and_ends_rise(text: bytes) -> None:
-    prompt = hashed(text * (2**20 // len(text)))
+    prompt = prompt_from_text(text * (2**20 // len(text)))
     assert len(prompt.keys) == len(prompt.ends) < 200
     assert list(prompt.ends) == sorted(set(prompt.ends))
     assert prompt.ends[-1] >= prompt.tokens * 15 // 16 - FIRST_BLOCK
@@ -36,7 +36,7 @@ def test_a_megabyte_has_few_keys_and_ends_rise(text: bytes) -> None:
 
 def chat(*contents: str, **fields: object) -> Prompt:
     messages = [{"role": "user", "content": content} for content in contents]
-    return prompt_of(json.dumps({"messages": messages, **fields}).encode())
+    return read_prompt(json.dumps({"messages": messages, **fields}).encode())
 
 
 def test_a_chats_next_turn_begins_with_the_keys_of_the_last_one() -> None:
@@ -74,24 +74,24 @@ def test_a_responses_items_and_a_messages_system_prompt_count() -> None:
     items = [{"role": "user", "content": "a" * 500}, {"role": "assistant", "content": "b" * 500}]
 
     def response(many: int, **fields: object) -> Prompt:
-        return prompt_of(json.dumps({"input": items[:many], **fields}).encode())
+        return read_prompt(json.dumps({"input": items[:many], **fields}).encode())
 
     assert len(response(1).keys) > 5
     assert response(2).keys[: len(response(1).keys)] == response(1).keys
     assert not set(response(1, instructions="Be brief.").keys) & set(response(1).keys)
     assert not set(chat("a" * 500, system="Be brief.").keys) & set(chat("a" * 500).keys)
-    assert len(prompt_of(json.dumps({"input": "a" * 500}).encode()).keys) > 5
+    assert len(read_prompt(json.dumps({"input": "a" * 500}).encode()).keys) > 5
 
 
 def test_ids_count_as_they_are() -> None:
     ids = list(range(300))
-    prompt = prompt_of(json.dumps({"prompt": ids}).encode())
-    assert prompt == of_ids(ids) == prompt_of(json.dumps({"input_ids": ids}).encode())
+    prompt = read_prompt(json.dumps({"prompt": ids}).encode())
+    assert prompt == prompt_from_ids(ids) == read_prompt(json.dumps({"input_ids": ids}).encode())
     assert prompt.tokens == 300
-    assert prompt == prompt_of(json.dumps({"prompt": [ids, [1, 2]]}).encode())
+    assert prompt == read_prompt(json.dumps({"prompt": [ids, [1, 2]]}).encode())
 
 
 def test_what_is_no_request_has_no_keys() -> None:
     bad = [b"", b"{", b"[]", b'{"messages": 3}', b'{"prompt": [-1]}', b'{"input_ids": ["a"]}', b'{"prompt": "\\ud800"}']
-    assert [prompt_of(body).keys for body in bad] == [()] * len(bad)
-    assert prompt_of(b"[" * 100_000).keys == ()
+    assert [read_prompt(body).keys for body in bad] == [()] * len(bad)
+    assert read_prompt(b"[" * 100_000).keys == ()

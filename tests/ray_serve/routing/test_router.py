@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aengine.ray_serve.routing.index import PrefixIndex
 from aengine.ray_serve.routing.load import Report, Speed
-from aengine.ray_serve.routing.prompt import hashed
+from aengine.ray_serve.routing.prompt import prompt_from_text
 from aengine.ray_serve.routing.router import PrefixRouter
 
 SPEED = Speed(prefill=1e-4, step=1e-3, rows=64)
@@ -32,7 +32,7 @@ def test_a_chats_turns_stick() -> None:
     for _ in range(20):
         text, homes = rng.randbytes(1000), set()
         for turn in range(6):
-            prompt, now = hashed(text), now + 1
+            prompt, now = prompt_from_text(text), now + 1
             home = made.choose(prompt, now)
             assert made.sent(home, prompt, now) == (0 if turn == 0 else pytest.approx((len(text) - 600) / 4, rel=0.1))
             made.ended(home)
@@ -45,10 +45,10 @@ def test_a_hot_prefix_spreads_and_no_further_than_the_load_demands() -> None:
     made, rng = router(16), Random(0)
     hot = rng.randbytes(8000)  # 0.2 s of work
     homes: Counter[int] = Counter()
-    made.sent(3, hashed(hot), 0.0)
+    made.sent(3, prompt_from_text(hot), 0.0)
     made.ended(3)
     for number in range(400):  # at once, when that is done
-        prompt = hashed(hot + rng.randbytes(100))
+        prompt = prompt_from_text(hot + rng.randbytes(100))
         home = made.choose(prompt, 1.0)
         made.sent(home, prompt, 1.0)
         homes[home] += 1
@@ -59,64 +59,64 @@ def test_a_hot_prefix_spreads_and_no_further_than_the_load_demands() -> None:
 
 def test_a_busier_replica_is_left_exactly_when_computing_anew_is_sooner() -> None:
     made = router(2)
-    prompt = hashed(b"x" * 4000)  # 1,000 tokens: 0.1 s, of which the other replica would have to compute all
+    prompt = prompt_from_text(b"x" * 4000)  # 1,000 tokens: 0.1 s, of which the other replica would have to compute all
     made.sent(0, prompt, 0.0)
     made.ended(0)
-    work = hashed(Random(1).randbytes(3200))  # 0.08 s
+    work = prompt_from_text(Random(1).randbytes(3200))  # 0.08 s
     made.sent(0, work, 10.0)
     assert made.choose(prompt, 10.0) == 0
-    made.sent(0, hashed(Random(2).randbytes(1600)), 10.0)  # 0.12 s together
+    made.sent(0, prompt_from_text(Random(2).randbytes(1600)), 10.0)  # 0.12 s together
     assert made.choose(prompt, 10.0) == 1
     assert made.choose(prompt, 10.1) == 0  # that work is nearly done
 
 
 def test_prompts_without_a_first_token_are_still_ahead_however_long_they_take() -> None:
     made, rng = router(2), Random(3)
-    prompts = [hashed(rng.randbytes(4000)) for _ in range(4)]  # 0.1 s each, when the replicas were measured
+    prompts = [prompt_from_text(rng.randbytes(4000)) for _ in range(4)]  # 0.1 s each, when the replicas were measured
     for prompt in prompts:
-        made.sent(0, prompt, 0.0, told=True)
-    made.begun(0, prompts[0].tokens, 1.0)  # ten times as long
-    made.sent(1, hashed(rng.randbytes(8000)), 1.0)
-    new = hashed(rng.randbytes(400))
+        made.sent(0, prompt, 0.0, reports_start=True)
+    made.started(0, prompts[0].tokens, 1.0)  # ten times as long
+    made.sent(1, prompt_from_text(rng.randbytes(8000)), 1.0)
+    new = prompt_from_text(rng.randbytes(400))
     assert made.choose(new, 1.0) == 1  # 0.2 s ahead, and 0.3 s on the other
     for prompt in prompts[1:]:
-        made.begun(0, prompt.tokens, 1.01)
+        made.started(0, prompt.tokens, 1.01)
         made.ended(0)
     assert made.choose(new, 1.01) == 0
 
 
 def test_prompts_of_which_nothing_is_told_are_no_less_ahead_when_others_begin() -> None:
     made, rng = router(2), Random(4)
-    first, second = hashed(rng.randbytes(400)), hashed(rng.randbytes(8000))
-    made.sent(0, first, 0.0, told=True)
+    first, second = prompt_from_text(rng.randbytes(400)), prompt_from_text(rng.randbytes(8000))
+    made.sent(0, first, 0.0, reports_start=True)
     made.sent(0, second, 0.0)  # done at 0.21 s
-    made.begun(0, first.tokens, 0.01)
-    made.sent(1, hashed(rng.randbytes(4000)), 0.01)
-    assert made.choose(hashed(rng.randbytes(400)), 0.05) == 1
+    made.started(0, first.tokens, 0.01)
+    made.sent(1, prompt_from_text(rng.randbytes(4000)), 0.01)
+    assert made.choose(prompt_from_text(rng.randbytes(400)), 0.05) == 1
 
 
 def test_where_nothing_runs_nothing_is_ahead_whatever_was_not_told() -> None:
     made, rng = router(2), Random(5)
     for _ in range(3):
-        made.sent(0, hashed(rng.randbytes(40_000)), 0.0, told=True)  # 1 s each
-        made.sent(0, hashed(rng.randbytes(40_000)), 0.0)
-    made.sent(1, hashed(rng.randbytes(400)), 0.0)
-    assert made.choose(hashed(rng.randbytes(400)), 0.0) == 1
+        made.sent(0, prompt_from_text(rng.randbytes(40_000)), 0.0, reports_start=True)  # 1 s each
+        made.sent(0, prompt_from_text(rng.randbytes(40_000)), 0.0)
+    made.sent(1, prompt_from_text(rng.randbytes(400)), 0.0)
+    assert made.choose(prompt_from_text(rng.randbytes(400)), 0.0) == 1
     for _ in range(6):
         made.ended(0)  # without a first token
-    assert made.choose(hashed(rng.randbytes(400)), 0.0) == 0
+    assert made.choose(prompt_from_text(rng.randbytes(400)), 0.0) == 0
     made.check_integrity()
 
 
 def test_ties_go_to_the_less_busy() -> None:
     made = router(3)
-    made.sent(0, hashed(b""), 0.0)
-    made.sent(1, hashed(b""), 0.0)
-    assert made.choose(hashed(b"new" * 100), 0.0) == 2
+    made.sent(0, prompt_from_text(b""), 0.0)
+    made.sent(1, prompt_from_text(b""), 0.0)
+    assert made.choose(prompt_from_text(b"new" * 100), 0.0) == 2
 
 
 def test_what_a_replica_evicts_it_forgets() -> None:
-    made, prompt = router(2), hashed(b"y" * 4000)
+    made, prompt = router(2), prompt_from_text(b"y" * 4000)
     made.sent(0, prompt, 0.0)
     made.ended(0)
     assert made.cached_tokens(0, prompt) > 900
@@ -132,11 +132,11 @@ def test_what_a_replica_evicts_it_forgets() -> None:
 def test_reported_requests_of_other_routers_count() -> None:
     made = router(2)
     made.reported(0, Report(running=40, waiting=0, speed=SPEED))
-    assert {made.choose(hashed(b""), 0.0) for _ in range(20)} == {1}
+    assert {made.choose(prompt_from_text(b""), 0.0) for _ in range(20)} == {1}
 
 
 def test_what_a_router_sent_itself_is_no_load_of_others_although_it_has_ended_since() -> None:
-    made, prompt = router(2), hashed(b"v" * 800)
+    made, prompt = router(2), prompt_from_text(b"v" * 800)
     made.sent(0, prompt, 0.0)
     made.ended(0)
     made.reported(0, Report(running=40, speed=SPEED, by_router={"me": 40}), "me")  # a second old
@@ -144,7 +144,7 @@ def test_what_a_router_sent_itself_is_no_load_of_others_although_it_has_ended_si
 
 
 def test_nobody_is_sent_to_a_replica_that_left_and_its_name_may_come_back() -> None:
-    made, prompt = router(3), hashed(b"z" * 4000)
+    made, prompt = router(3), prompt_from_text(b"z" * 4000)
     made.sent(1, prompt, 0.0)
     made.leave(1)
     made.ended(1)  # its streams end later
@@ -166,7 +166,7 @@ def test_memory_is_bounded(sends: list[tuple[int, int, int]]) -> None:
     for slot, chain, length in sends:
         index.add(slot, [chain * 1000 + place for place in range(length)])
         assert len(index) <= 100
-        assert index.depth_of(slot, [chain * 1000 + place for place in range(length)]) == min(length, 25)
+        assert index.slot_depth(slot, [chain * 1000 + place for place in range(length)]) == min(length, 25)
     index.check_integrity()
 
 
@@ -204,8 +204,8 @@ def test_no_replica_that_is_compared_would_be_sooner(
         speeds[replica] = SPEEDS[(reports + replica) % 3]
         made.reported(replica, Report(speed=speeds[replica]))
     for replica, text, length in sends:
-        made.sent(replica % len(speeds), hashed(texts[text][: length * 100]), 0.0)
-    prompt = hashed(texts[asked])
+        made.sent(replica % len(speeds), prompt_from_text(texts[text][: length * 100]), 0.0)
+    prompt = prompt_from_text(texts[asked])
 
     def cost(replica: int) -> float:
         missing = prompt.tokens - made.cached_tokens(replica, prompt)
@@ -238,23 +238,23 @@ class Machine(RuleBasedStateMachine):
     @rule(text=st.sampled_from([b"a", b"b", b"ab"]), length=st.integers(0, 2000), wait=st.floats(0, 1))
     def send(self, text: bytes, length: int, wait: float) -> None:
         self.now += wait
-        prompt = hashed((text * 2000)[:length])
+        prompt = prompt_from_text((text * 2000)[:length])
         if self.held:
             chosen = self.router.choose(prompt, self.now)
             depth = next((at for at, key in enumerate(prompt.keys) if key not in self.held[chosen]), len(prompt.keys))
-            cached = self.router.sent(chosen, prompt, self.now, told=length % 2 == 1)
+            cached = self.router.sent(chosen, prompt, self.now, reports_start=length % 2 == 1)
             assert cached == (prompt.ends[depth - 1] if depth else 0)
             self.held[chosen] |= set(prompt.keys)
 
     @rule(replica=st.integers(0, 4), tokens=st.integers(0, 1000), ago=st.floats(0, 1), running=st.integers(0, 300))
     def tell(self, replica: int, tokens: int, ago: float, running: int) -> None:
-        self.router.begun(replica, tokens, self.now - ago)
+        self.router.started(replica, tokens, self.now - ago)
         self.router.ended(replica)
         self.router.reported(replica, Report(running=running, speed=SPEED))
 
     @rule(replica=st.integers(0, 4), text=st.sampled_from([b"a", b"b", b"ab"]), kept=st.integers(0, 30))
     def evict(self, replica: int, text: bytes, kept: int) -> None:
-        gone = hashed(text * 2000).keys[kept:]
+        gone = prompt_from_text(text * 2000).keys[kept:]
         self.router.evicted(replica, gone)
         if replica in self.held:
             self.held[replica] -= set(gone)
@@ -273,7 +273,8 @@ def test_a_decision_among_1024_replicas_takes_50_us_at_most() -> None:
     made, rng = router(1024), Random(0)
     hot, chats = rng.randbytes(16_000), [rng.randbytes(8000) for _ in range(2000)]
     prompts = [
-        hashed(hot + rng.randbytes(400)) if rng.random() < 0.3 else hashed(rng.choice(chats)) for _ in range(8000)
+        prompt_from_text(hot + rng.randbytes(400)) if rng.random() < 0.3 else prompt_from_text(rng.choice(chats))
+        for _ in range(8000)
     ]
     spent = []
     for number, prompt in enumerate(prompts):
