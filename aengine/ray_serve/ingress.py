@@ -121,7 +121,7 @@ class Forwarder:
                 await pieces.aclose()
 
     async def _pieces(self, scope: dict[str, Any], body: bytes, prompt: Prompt) -> AsyncGenerator[Head | bytes, None]:
-        """Yield an engine's answer. Raises `EngineFailedError` if the engine is lost, `EngineNotReadyError` without one."""
+        """Yield an engine's answer. Raises `EngineFailedError` for a lost engine, `EngineNotReadyError` without any."""
         changes, self._accepted = [(one.replica, one.changes) for one in self._accepted], []
         started, self._started = self._started, []
         number, inbox = self._lines.register()
@@ -167,9 +167,8 @@ class Forwarder:
 
     async def _to_all(self, scope: dict[str, Any], body: bytes, answer: Answer) -> None:
         """Forward a request to every engine, and answer with the merged answers."""
-        scope["headers"] = [
-            (name, value) for name, value in scope["headers"] if name != b"accept"
-        ]  # so that metrics are text
+        # Without `Accept`, metrics come as text.
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"accept"]
         try:
             found = await self._engines.broadcast("serve_whole", scope, body).results_async(
                 timeout_s=None if scope["path"].rstrip("/") in CHANGES else _ALL_SECONDS, return_exceptions=True

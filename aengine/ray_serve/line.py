@@ -74,7 +74,7 @@ class LineOut:
         self._there.set()
 
     async def batches(self) -> AsyncGenerator[bytes, None]:
-        """Yield batches of pieces until the line has had no calls for a while. The first one is empty: it says "open"."""
+        """Yield batches of pieces until the line has had no calls for a while. The first one is empty."""
         try:
             yield _encode([])
             while True:

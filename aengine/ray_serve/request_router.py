@@ -56,7 +56,7 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """For Ray: the replica for a request. CallPrompt again about the same one, where it was not taken."""
+        """Return the replica for a request. Ray calls it again if the replica did not accept the request."""
         if pending_request is None or not candidate_replicas:
             return []
         self._name = pending_request.kwargs.get("router", self._name)
