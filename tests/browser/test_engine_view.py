@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse
 
 from aengine.app import create_app
 from aengine.config import EngineConfig, ServerConfig
-from aengine.ray_serve.all_replicas import merged_metrics
+from aengine.ray_serve.all_replicas import merge_metrics
 from tests.browser.chromium import Tab
 from tests.browser.talking import Instead, talking_to
 from tests.http.fake_engine import IDLE, FakeEngine
@@ -92,7 +92,7 @@ def figures(running: int, prompt_tokens: int, cached_tokens: int, used: int) -> 
 
 
 async def test_figures_of_several_replicas_are_put_together(tab: Tab) -> None:
-    text = merged_metrics({"one": figures(1200, 900, 450, 11), "two": figures(34, 100, 0, 22)})
+    text = merge_metrics({"one": figures(1200, 900, 450, 11), "two": figures(34, 100, 0, 22)})
     inside = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: FakeEngine())
     app = Instead(inside, "/metrics", PlainTextResponse(text))
     async with hosting(app) as (port, _), tab.visiting(f"http://127.0.0.1:{port}"):
