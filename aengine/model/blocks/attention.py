@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -28,38 +27,20 @@ class Attention:
         """name: the layer's name in checkpoints; kept: the keys and values that it reads, its own or another layer's;
         last: whether no later layer attends.
         """
-        make, shares = build.make, spec.shares_kv_of is not None
+        make, prefix = build.make, f"{name}.self_attn"
         self._kernels = make.kernels
         self._norm = make.layer_norm(name, layer.norms.before_attention, build.hidden)
-        prefix = f"{name}.self_attn"
         queries, keys = Part(spec.heads, (1 + spec.gate) * spec.head_dim), Part(spec.kv_heads, spec.head_dim)
         parts: dict[str, Part | tuple[Part, ...]] = (
             {f"{prefix}.qkv_proj": (queries, keys, keys)}
             if spec.fused
-            else {f"{prefix}.q_proj": queries, **{f"{prefix}.{kept}_proj": keys for kept in "kv"[: spec.projected]}}
+            else {f"{prefix}.q_proj": queries, **{f"{prefix}.{one}_proj": keys for one in "kv"[: spec.projected]}}
         )
         self._qkv = make.linear(parts, build.hidden, spec.qkv_bias, split="outputs")
         self._out = make.linear({f"{prefix}.o_proj": Part(build.hidden)}, spec.queries, spec.out_bias, split="inputs")
-        heads = make.shard.units(spec.heads)
-        kv: Literal["both", "keys", "nothing"] = ("nothing", "keys", "both")[spec.projected]
-        self._heads = Heads(heads, None, None, build.eps, spec.gate, spec.v_norm, kv)
+        self._heads = _make_heads(build, prefix, spec)
         self._head_dim = spec.head_dim
-        self._wide_norms: list[tuple[slice, Norm]] = []  # of columns of the projection
-        if spec.qk_norm == "head":
-            one, offset = Part(1, spec.head_dim), spec.qk_norm_offset
-            q_norm = make.norm_weight(f"{prefix}.q_norm", one, offset)
-            k_norm = None if shares else make.norm_weight(f"{prefix}.k_norm", one, offset)
-            self._heads = replace(self._heads, q_norm=q_norm, k_norm=k_norm)
-        elif spec.qk_norm == "all":
-            first, second = heads * spec.head_dim, make.shard.units(spec.kv_heads) * spec.head_dim
-            offset = spec.qk_norm_offset
-            self._wide_norms = [
-                (slice(first), make.wide_norm(f"{prefix}.q_norm", queries, build.eps, offset)),
-                (
-                    slice(first, first + second),
-                    make.wide_norm(f"{prefix}.k_norm", keys, build.eps, offset),
-                ),
-            ]
+        self._wide_norms = _make_wide_norms(build, prefix, spec) if spec.qk_norm == "all" else []
         self._cos_sin = build.tables.rope(spec.rope, spec.head_dim)
         self._growth = None if spec.growth is None else build.tables.growth(spec.growth)
         self._window = spec.window
@@ -116,3 +97,26 @@ class Attention:
         if not self._heads.gated:
             return q, None
         return q, qkv.unflatten(1, (-1, self._head_dim))[:, 1 : 2 * self._heads.count : 2]  # a gate follows each head
+
+
+def _make_heads(build: BuildContext, prefix: str, spec: AttentionSpec) -> Heads:
+    """Describe the columns of the projection, with the norms of single heads."""
+    make, one = build.make, Part(1, spec.head_dim)
+    q_norm = k_norm = None
+    if spec.qk_norm == "head":
+        q_norm = make.norm_weight(f"{prefix}.q_norm", one, spec.qk_norm_offset)
+        if spec.projected:
+            k_norm = make.norm_weight(f"{prefix}.k_norm", one, spec.qk_norm_offset)
+    kv: Literal["both", "keys", "nothing"] = ("nothing", "keys", "both")[spec.projected]
+    return Heads(make.shard.units(spec.heads), q_norm, k_norm, build.eps, spec.gate, spec.v_norm, kv)
+
+
+def _make_wide_norms(build: BuildContext, prefix: str, spec: AttentionSpec) -> list[tuple[slice, Norm]]:
+    """Make the norms over all query heads and over all key heads, each with its columns of the projection."""
+    make, norms, start = build.make, [], 0
+    for name, heads in (("q_norm", spec.heads), ("k_norm", spec.kv_heads)):
+        end = start + make.shard.units(heads) * spec.head_dim
+        norm = make.wide_norm(f"{prefix}.{name}", Part(heads, spec.head_dim), build.eps, spec.qk_norm_offset)
+        norms.append((slice(start, end), norm))
+        start = end
+    return norms
