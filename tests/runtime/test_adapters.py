@@ -27,7 +27,7 @@ PROMPTS = [[5, 6, 7], list(range(20, 37)), list(range(90, 60, -1))]
 
 
 class Driver:
-    """Plans steps of rows that own their pages, and collects what they draw."""
+    """Plans steps of rows that own their pages, and collects their draws."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -145,7 +145,7 @@ def places(runtime: Runtime) -> AdapterPlaces:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scored", [False, True])  # where prompts are scored, all tokens go on to the output matrix
+@pytest.mark.parametrize("scored", [False, True])  # scored prompts need logits of all tokens
 def test_a_step_of_all_adapters_and_none(
     scored: bool, runtime: Runtime, written: tuple[Path, list[PreTrainedModel]]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Which device, dtype and threads a knob means, and what a wrong one is told."""
+"""The device, dtype and threads of each knob, and the errors of wrong ones."""
 
 from __future__ import annotations
 

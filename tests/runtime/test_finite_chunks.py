@@ -117,7 +117,7 @@ def test_all_chunks_are_finite_in_a_model_that_is_well(executor: StepExecutor) -
 def test_only_the_chunk_whose_token_is_not_finite_in_some_layer_is_not(
     executor: StepExecutor, broken: Callable[[Decoder, int, int], None], layer: int, token: int, finite: list[bool]
 ) -> None:
-    """A decode goes first; then chunks of 20, 10 and 32 tokens, of which the last one draws."""
+    """A decode comes first, then chunks of 20, 10 and 32 tokens. Only the last chunk draws."""
     run(executor, plan(new_rows=entering(3), prefill=[chunk(3, 0, 32, samples=True)]))
     broken(executor._decoder, layer, token)
     step = plan(
@@ -191,7 +191,9 @@ async def test_a_prompt_with_a_fault_in_its_first_chunk_works_again_once_the_fau
         breakable(True)
         with pytest.raises(NonFiniteLogitsError):
             await engine.complete([*prompt, 5], **greedy)
-        assert (await engine.complete([*shared, 6], **greedy)).token_ids == before.token_ids  # nobody else minds
+        assert (
+            await engine.complete([*shared, 6], **greedy)
+        ).token_ids == before.token_ids  # other requests are unaffected
         breakable(False)
         after = await engine.complete([*prompt, 5], **greedy)
         assert after.token_ids == expected.token_ids

@@ -1,4 +1,4 @@
-"""Ranks in threads: they meet, and where one gives up, nobody waits for it, and they can meet again."""
+"""Ranks in threads meet. If one fails, the others stop waiting for it, and all can meet again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Team:
         self.collectives = [ThreadCollective(rank, count, self.meeting) for rank in range(count)]
 
     def step(self, failing: dict[int, int]) -> list[Tensor]:
-        """failing: ranks, and before which of their meetings each raises; `MEETINGS`: behind the last."""
+        """failing: maps a rank to the meeting before which it raises. `MEETINGS` means after the last one."""
         return self.together([partial(self._step, rank, failing.get(rank)) for rank in range(self.count)])
 
     def _step(self, rank: int, failing: int | None) -> Tensor:
@@ -143,7 +143,7 @@ def test_an_error_that_is_handled_keeps_no_memory_of_the_step(made: Callable[[in
         del error
         end = time.monotonic() + 5
         while any(memory() for memory in kept) and time.monotonic() < end:
-            time.sleep(0.001)  # until the threads, too, have let go of what they raised
+            time.sleep(0.001)  # until the threads have dropped their errors
         assert [memory() for memory in kept] == [None, None]
     finally:
         gc.enable()

@@ -16,7 +16,7 @@ GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_layer_is_made_beside_the_one_that_is_there(gpus: int, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several GPUs, whose steps must find their memory where it was, none gives any back."""
+    """With several GPUs no cached memory is freed, because their steps need it."""
     shares = dict.fromkeys(GPUS[:gpus], 0.8)
     emptied: list[bool] = []
     for name, value in {

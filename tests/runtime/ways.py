@@ -1,4 +1,4 @@
-"""Ways to draw that take different kernels or variants of them."""
+"""Kinds of draws that use different kernels or variants."""
 
 from __future__ import annotations
 

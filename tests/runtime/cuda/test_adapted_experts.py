@@ -31,7 +31,7 @@ NAMES = (None, "one", "two")
 
 @pytest.fixture(scope="module", params=["fp8-blocks", "ct-int4", "mxfp4"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base, and two adapters beside it."""
+    """A base model and two adapters for it."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "mxfp4":
         write_gpt_oss(folder / "base", folder / "twin", vocab_size=VOCAB)

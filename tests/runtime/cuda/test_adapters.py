@@ -1,4 +1,4 @@
-"""How adapters come to a GPU: what a CPU copies at once goes through two buffers, none of which is filled too early."""
+"""Adapters are copied to a GPU through two buffers, and no buffer is filled before its last copy is complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ empty = torch.empty
 
 
 class Event:
-    """What was enqueued before `record` happens when somebody waits."""
+    """An event. Work enqueued before `record` is executed when the event is awaited."""
 
     def __init__(self, queue: list[Callable[[], object]], **_: object) -> None:
         self._queue = queue

@@ -1,4 +1,4 @@
-"""Which graphs a start-up captures, in which order, and to which of them a decode step is padded."""
+"""The graphs that start-up captures, their order, and the graph to which a decode step is padded."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_memory_for_nodes_grows_with_adapters() -> None:
 
 
 class Replays:
-    """Decode graphs that note which of them is replayed."""
+    """Decode graphs that record which graph is replayed."""
 
     def __init__(self, rows: int = 40, window: int | None = None) -> None:
         self.log: list[tuple[int, bool]] = []
@@ -136,11 +136,11 @@ def test_decodes_that_share_runs_are_padded_to_the_next_size_that_has_them() -> 
     replays = Replays()
     found = shared_sizes(replays.graphs.sizes)
     for rows in range(1, 41):
-        if rows < LEAST_SHARERS:  # so few read what they share row by row
+        if rows < LEAST_SHARERS:  # too few rows: shared runs are read row by row
             assert replays.step(rows, shared=True) == (min(s for s in replays.graphs.sizes if s >= rows), False)
         else:
             assert replays.step(rows, shared=True) == (min(size for size in found if size >= rows), True)
-    # The same rows without shared runs go back to their own size.
+    # Without shared runs, these rows use their own size again.
     assert replays.step(9, shared=True) == (16, True)
     assert replays.step(9) == (16, False)
     assert replays.step(7, shared=True) == (16, True)

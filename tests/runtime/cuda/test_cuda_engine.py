@@ -328,7 +328,7 @@ async def test_a_model_that_does_not_fit_says_so_with_the_arithmetic(checkpoint:
 
 
 async def test_prompt_logprobs_are_those_of_the_draws(checkpoint: Path) -> None:
-    """What a first request drew, a second one has in its prompt: beside other work, in a batch, cached or not."""
+    """A second request has the draws of a first one in its prompt: next to other work, in a batch, cached or not."""
     async with aengine.Engine(
         str(checkpoint), device="cuda", dtype="float32", kv_cache_gib=4.0, max_num_seqs=16, progress=False
     ) as engine:

@@ -88,7 +88,7 @@ async def scored(folder: Path, sequences: Sequence[list[int]], **knobs: object) 
 
 
 def apart_from(expected: Tensor, found: Tensor) -> float:
-    """The median: where rounding has a token go to other experts, it changes by more than rounding does."""
+    """Return the median. A token that rounding sends to other experts changes by more than rounding."""
     return float((found - expected).abs().median() / expected.std())
 
 
@@ -99,7 +99,7 @@ async def test_it_computes_what_the_dequantised_twin_does(scheme: str, tmp_path:
     exact = await scored(twin, sequences)
     apart = apart_from(exact, ours)
     print(f"{scheme}: {apart:.4f}")
-    # Inputs of FP8 products are rounded to three bits behind the first.
+    # Inputs of FP8 products are rounded to a mantissa of three bits.
     assert apart < (0.1 if "fp8" in scheme else 0.03)
 
 
@@ -132,5 +132,5 @@ async def test_latents_in_fp8(knobs: dict[str, object], fp8: tuple[Path, Path]) 
     apart = apart_from(rounded, ours)
     print(f"{knobs}: {apart:.4f} from the same on a CPU, which is {cost:.4f} from exact")
     assert cost > 1e-3  # it can be seen
-    # In bfloat16 as many numbers lie on the other side of a code's border as rounding to codes has moved.
+    # In bfloat16, rounding moves numbers across the borders of codes, as rounding to codes does.
     assert apart < (0.3 if knobs.get("dtype") == "float32" else 1.3) * cost

@@ -1,4 +1,4 @@
-"""Which errors a device can go on after, told from those after which it cannot."""
+"""Errors after which a device can continue, and errors after which it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fault on the device ends the engine: everyone who waits is told at once, and leaving it works."""
+"""A fault on the device ends the engine: every waiting request fails at once, and closing the engine works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step as numbers of a fixed shape is the same step; what is captured on a GPU runs here uncaptured."""
+"""A step padded to a fixed shape gives the same results. The graphs of a GPU run here without being captured."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_ids_are_those_of_steps_of_any_shape_with_adapters() -> None:
 
 
 def test_a_step_that_scores_its_prompts_is_not_taken(decoder: Decoder) -> None:
-    """A graph keeps the hidden states that draw; scores need all of them."""
+    """A graph keeps only the hidden states that draw, but scores need all."""
     cuda_runner = pytest.importorskip("aengine.runtime.cuda.runner", reason="needs Triton", exc_type=ImportError)
     rig = Rig(decoder, max_rows=2, max_step_tokens=32)
     usual = rig.executor
@@ -266,7 +266,7 @@ def test_sizes_lie_close_up_to_mixed_steps_and_end_with_the_largest(mixed: int, 
 
 
 def test_full_steps_beside_decodes_are_captured_beyond_the_close_sizes() -> None:
-    """The host launches such a step faster than the device runs it, but stands still where the launch queue is full."""
+    """The host launches such a step faster than the device runs it, but it blocks when the launch queue is full."""
     sizes = prefill_sizes(4096, 7552, 16384)
     assert [size for size in sizes if size >= 4096] == [4096, 7552, 16384]
     assert prefill_sizes(4096, 7500, 16384)[-2] == 7552

@@ -48,7 +48,7 @@ class Torch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.under_way = False
         self.uses = 0
-        self.invalid = False  # the stream has been asked for what a recording cannot hold
+        self.invalid = False  # an operation on the stream cannot be recorded
         self.too_large = False  # to become a graph
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end)
@@ -93,7 +93,7 @@ class Graph:
 @pytest.mark.parametrize("state", ["well", "invalid", "too_large"])
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_recording_that_fails_is_over(state: str, raises: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else torch takes it for under way for ever, and gives back no memory where there is none left."""
+    """Otherwise torch would treat the recording as active forever, and never free cached memory."""
     known = Torch(monkeypatch)
     graph: Any = Graph(known)
     if state != "well":

@@ -1,4 +1,4 @@
-"""A GPU's memory goes and comes back under captured graphs, and other weights come to where the old ones lay."""
+"""A GPU's memory is freed and mapped again under captured graphs, and other weights replace the old ones in place."""
 
 from __future__ import annotations
 

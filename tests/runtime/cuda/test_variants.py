@@ -1,6 +1,6 @@
-"""A start-up compiles every variant of the kernels that serving will ask for.
+"""Start-up compiles every variant of the kernels that serving needs.
 
-The real start-up and the real steps, on a CPU: no kernel runs, Triton only says which variant it would have taken.
+The real start-up and real steps run on a CPU. No kernel runs: Triton only reports the variant that it would launch.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ GIB = 2**30
 
 @dataclass
 class Variants:
-    """Of kernels. new: those that were not known before."""
+    """Variants of kernels. new: variants that were not known before."""
 
     offline: OfflineDriver
     known: set[str] = field(default_factory=set)
     new: list[str] = field(default_factory=list)
-    jobs: list[Job] = field(default_factory=list)  # of the processes beside each start-up
+    jobs: list[Job] = field(default_factory=list)  # of the compiling processes of each start-up
     flash: set[str] = field(default_factory=set)  # of flash-attn-4, by what its kernels are made for
 
     def launch(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -234,7 +234,7 @@ def checkpoint(folder: Path, kv_heads: int, more: dict[str, Any]) -> Path:
 
 
 def with_adapters(knobs: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The knobs, where they name adapters with a folder that holds one of an expert."""
+    """Return the knobs. If they name adapters, add a folder with an adapter of an expert."""
     if "lora" not in knobs:
         return knobs
     adapter = folder / "adapter"
@@ -365,7 +365,7 @@ def test_nothing_is_compiled_while_serving_what_an_earlier_start_up_has_measured
     assert compiled.flash == attended
     compiled.known.clear()
     rehearsal.run_through(compiled.jobs[0])
-    assert launched <= compiled.known  # by processes beside the first start-up, which could not know
+    assert launched <= compiled.known  # compiled by the processes of the first start-up
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ UNIT = 2**21
 
 
 class FakeDriver(Driver):
-    """A device with room for so many bytes."""
+    """A device with a limited number of bytes."""
 
     def __init__(self, room: int) -> None:
         self.room = room

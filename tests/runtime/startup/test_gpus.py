@@ -25,7 +25,7 @@ class Machine(Protocol):
     """Makes the machine that the test is on."""
 
     def __call__(self, gpus: int, memory: int, *, taken: dict[int, int] | None = None) -> None:
-        """memory: bytes of each GPU; taken: how many of those others have, by GPU."""
+        """memory: bytes of each GPU. taken: bytes that other processes use, by GPU."""
         ...
 
 
@@ -59,7 +59,7 @@ def chosen(model: ModelConfig, first: int = 0, **knobs: object) -> list[int]:
 
 
 def just_holds(model: ModelConfig, ranks: int) -> int:
-    """Bytes of a GPU that has the least room beside the weights of one of so many ranks."""
+    """Return the bytes of a GPU that has just enough room for the weights of one rank."""
     return int((model.spread_over(ranks).weight_bytes(DTYPE) + MARGIN) / (1 - LEAST_ROOM)) + 8
 
 
@@ -70,7 +70,7 @@ def test_auto_takes_as_few_as_hold_the_model(ranks: int, model: ModelConfig, mac
 
 
 def test_auto_takes_as_few_as_hold_it_where_others_have_a_part_of_one(model: ModelConfig, machine: Machine) -> None:
-    """The tightest of those that would share it decides, not the first."""
+    """The GPU with the least memory decides, not the first."""
     memory = just_holds(model, 2)
     machine(8, memory, taken={1: (memory - just_holds(model, 4)) // 2})
     assert chosen(model) == [0, 1, 2, 3]

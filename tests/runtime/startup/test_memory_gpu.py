@@ -1,4 +1,4 @@
-"""What the engine holds of a device stays within gpu_memory_utilization, whatever is asked of it."""
+"""The engine's memory on a device stays within gpu_memory_utilization for all kinds of requests."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def free_memory() -> Iterator[None]:
-    gc.collect()  # what other tests left behind counts as the engine's
+    gc.collect()  # memory of earlier tests would count as the engine's
     torch.cuda.empty_cache()
     yield
     gc.collect()

@@ -30,7 +30,7 @@ def model() -> ModelConfig:
 
 
 def just_room(model: ModelConfig) -> int:
-    """Bytes of a GPU that has as much left for keys and values as copies ask for."""
+    """Return the bytes of a GPU that leaves just enough for keys and values to allow copies."""
     kept, copied = model.weight_bytes(DTYPE), model.with_unpacked_copies().weight_bytes(DTYPE)
     return int((copied - kept) / MOST_COPIES) + kept + MARGIN
 
@@ -64,7 +64,7 @@ def test_knobs_decide_where_they_are_given(
     knobs: dict[str, object], model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not copies(monkeypatch, model, 2 * just_room(model), **knobs)
-    assert copies(monkeypatch, model.with_unpacked_copies(), 0, **knobs)  # as it was asked for
+    assert copies(monkeypatch, model.with_unpacked_copies(), 0, **knobs)  # as configured
 
 
 def test_there_is_nothing_to_copy_without_4_bits_or_where_they_become_float32(

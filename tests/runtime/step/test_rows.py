@@ -1,4 +1,4 @@
-"""Rows on the device: pages and lengths of those who enter, brought along or copied from whom they fork."""
+"""Rows on the device: the pages and lengths of new sequences, given by the plan or copied from a fork's source."""
 
 from __future__ import annotations
 

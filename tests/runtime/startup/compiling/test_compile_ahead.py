@@ -1,4 +1,4 @@
-"""The processes that compile kernels beside a start-up: when they are begun, and that none outlives it."""
+"""The processes that compile kernels during start-up: when they start, and that all have ended after it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_processes_program_is_there() -> None:
 
 
 def test_what_is_known_is_known_of_these_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every room that kernels and steps follow from, wherever in the package the reader of them stands."""
+    """Sources of every room that determines kernels or steps are part of the digest."""
     run(monkeypatch, "pass")
     package, read = Path(aengine.__file__).parent, set[str]()
     read_bytes = Path.read_bytes
@@ -166,7 +166,7 @@ def test_what_a_start_up_needed_is_there_for_the_next_on_such_a_device(
     assert known(OTHER) is None
     assert known(GPU, GPU) is None
     with compile_ahead.compile_ahead(JOB) as ahead:
-        ahead.keep([GPU])  # having measured nothing, it leaves what is known
+        ahead.keep([GPU])  # nothing was measured, so the stored memory stays
     assert known(GPU) == [2**31]
     [mark] = (tmp_path / "triton").iterdir()
     for nonsense in (b"", b"{", b'{"devices": ["H200, 150 GB"], "nbytes": [-1]}', b"[" * 20_000):

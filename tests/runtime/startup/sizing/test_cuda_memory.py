@@ -88,7 +88,7 @@ def device() -> Device:
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch, device: Device) -> Measure:
-    """In a new process: the pool's bytes where the engine may use that share of the device, and what was measured."""
+    """Return the pool's bytes for this share of the device, and the measured memory, from a new process."""
     for name, value in {
         "memory_allocated": device.allocated,
         "memory_reserved": device.reserved,

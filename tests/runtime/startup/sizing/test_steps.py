@@ -1,4 +1,4 @@
-"""How many prompt tokens are in a step by default, alone and beside running streams."""
+"""The default number of prompt tokens in a step, with and without running streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How memory is divided between layers with a sliding window and those that see everything."""
+"""Memory is divided between layers with a sliding window and layers without one."""
 
 from __future__ import annotations
 
