@@ -16,7 +16,7 @@ from aengine.latency import Latencies
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import ChatPrompt
 from aengine.text.answer.reader import ReadStream
-from aengine.text.reading import AnswerReading, rules_of
+from aengine.text.reading import AnswerReading, call_rules
 from aengine.text.template.messages import TemplateOptions
 from aengine.text.tokens.bad_words import banned_sequences
 
@@ -116,7 +116,7 @@ class Generation:
         reading = AnswerReading(
             ServerConfig(),
             form,
-            rules_of(tools or ()),
+            call_rules(tools or ()),
             may_think=form.may_think((template_kwargs or {}).get("enable_thinking")),
             structured=params.structured,
         )

@@ -24,7 +24,10 @@ from aengine.text.grammar.harmony import HarmonyGrammar
 
 
 class CallRules(NamedTuple):
-    """Which tools a model may call. forced: it must call one. narrowed: it sees others that it may not call."""
+    """The tools that a model may call.
+
+    forced: it must call one. parallel: it may call several. narrowed: it sees other tools that it may not call.
+    """
 
     tools: tuple[CallableTool, ...] = ()
     forced: bool = False
@@ -33,23 +36,24 @@ class CallRules(NamedTuple):
 
     @property
     def strict(self) -> bool:
-        """Whether the arguments of some tool are held to its schema in any case."""
+        """Whether the arguments of some tool must match its schema."""
         return any(tool.strict for tool in self.tools)
 
     @property
-    def bind(self) -> bool:
-        """Whether an answer is held to a grammar because of them."""
+    def constrain(self) -> bool:
+        """Whether an answer must follow a grammar because of the tools."""
         return self.forced or self.narrowed or self.strict
 
     @property
     def schemas(self) -> Tools:
-        """The tools' names, with the JSON schema of each one's arguments."""
+        """The tools' names, with the JSON schemas of their arguments."""
         return {tool.name: tool.parameters for tool in self.tools}
 
 
-def rules_of(tools: Iterable[Mapping[str, Any]]) -> CallRules:
-    """The rules of tools as OpenAI's API writes them, any of which may be called. Others, which a chat template may
-    know, are not read.
+def call_rules(tools: Iterable[Mapping[str, Any]]) -> CallRules:
+    """Return rules for tools in the notation of OpenAI's API; the model may call any of them.
+
+    Tools in another notation, which a chat template may know, are left out.
     """
     found: dict[str, CallableTool] = {}
     for index, tool in enumerate(tools):
@@ -64,10 +68,10 @@ def rules_of(tools: Iterable[Mapping[str, Any]]) -> CallRules:
 
 
 class AnswerReading:
-    """The model's format, as far as the server's knobs leave it, and the request's tools.
+    """Reads the answers of one request: the model's format, as the server's knobs allow, and the request's tools.
 
-    `may_think` is False where the request keeps the model from thinking. With `structured`, what follows a thought
-    matches it, or is calls where these cannot be mistaken for it.
+    may_think: False if the request keeps the model from thinking. structured: the form of the text after the thought.
+    Calls may take its place if they cannot be mistaken for it.
     """
 
     def __init__(
@@ -97,13 +101,13 @@ class AnswerReading:
                 "tool_choice",
             )
         self._structured = structured is not None and not tools.forced
-        # JSON never begins with a marker; any other form might, and Llama 3's calls are JSON themselves.
+        # JSON never begins with a marker. Any other form may, and Llama 3's calls are JSON themselves.
         json = structured is not None and (structured.json is not None or structured.json_object)
         if self._structured and (not json or (self._calls is not None and self._calls.syntax.bare)):
             self._calls = None
 
     def engine_params(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
-        """`params` with visible markers, and with a grammar where the request binds the answer."""
+        """Return `params` with visible markers, and with a grammar if the request constrains the answer."""
         markers = self._format.shown_special_ids(self._thoughts, self._calls)
         structured = params.structured
         if self._harmony:
@@ -117,32 +121,30 @@ class AnswerReading:
         elif (self._calls or self._harmony_calls) and (source := self.calls_grammar(opens_thought)) is not None:
             structured = Structured(grammar=source, origin="tools")
         if params.stop and self._tools.forced:
-            params = msgspec.structs.replace(params, stop=())  # there is no text but the calls
+            params = msgspec.structs.replace(params, stop=())  # the whole answer is calls
         if params.stop and not params.stop_in_thought and self._thoughts:
             begin, end = self._format.thought_markers
             params = msgspec.structs.replace(params, unstopped=("" if opens_thought else begin, end))
-        if structured is not None:  # a marker that is not written would join the texts on both its sides
+        if structured is not None:  # a hidden marker would join the texts before and after it
             markers = tuple(self._format.markers[marker] for marker in sorted(self._format.special_markers))
         return msgspec.structs.replace(
             params, shown_special_ids=(*params.shown_special_ids, *markers), structured=structured
         )
 
     def calls_grammar(self, opens_thought: bool) -> str | None:
-        """The grammar, in Lark's notation, of an answer that must call tools, or may call only some of them or in some
-        way only; None where the answer is free.
-        """
+        """Return the grammar, in Lark's notation, of an answer whose calls are constrained; None if they are free."""
         tools, grammar = self._tools, self._grammar()
         if grammar is None:
             return None
         thought = self._thought(opens_thought)
         if tools.forced:
             return grammar.forced() if isinstance(grammar, HarmonyGrammar) else grammar.forced(thought)
-        if not tools.bind:
+        if not tools.constrain:
             return None
         if isinstance(grammar, HarmonyGrammar):
             return grammar.free()
         if self._thoughts and thought == "never":
-            thought = "possible"  # nothing keeps free text from beginning with one, which is then read as one
+            thought = "possible"  # free text may begin with a thought, which is then read as one
         return grammar.within_text(thought)
 
     def reader(self, opens_thought: bool, bytes_of: Callable[[int], bytes]) -> Reader:
@@ -151,26 +153,26 @@ class AnswerReading:
         opens_thought: whether the prompt ends within a thought. bytes_of: returns a token's bytes.
         """
         calls, markers = self._calls, self._format.thought_markers
-        # What has a form and no thought before it may begin with anything, a marker too.
+        # A form without a thought before it may begin with anything, even with a marker.
         thinks = self._thoughts and not (self._structured and self._thought(opens_thought) == "never")
         counter = ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None
         if self._harmony:
             tools = self._tools.schemas if self._harmony_calls else None
             messages = HarmonyParser(tools, parallel=self._tools.parallel, thoughts=self._thoughts)
             return Reader(AnswerParser(harmony=messages), counter)
-        free = not self._tools.bind and not self._structured
+        free = not self._tools.constrain and not self._structured
         parser = AnswerParser(
             ThoughtParser(opens_thought, markers) if thinks else None,
             None if calls is None else self._call_parser(calls),
             calls_begin=calls.syntax.begin if self._structured and calls is not None else None,
-            # A grammar lets no thought end the answer.
+            # With a grammar, no answer ends within its thought.
             unclosed=self._unclosed_thought(calls) if thinks and free and calls is not None else None,
         )
         return Reader(parser, counter)
 
     def _call_parser(self, form: CallFormat) -> ToolCallParser:
         tools = self._tools
-        # Grammars know calls with their markers alone. Nothing would hold the arguments of others to a strict schema.
+        # Grammars know only calls with their markers. Other calls would escape a strict schema.
         lenient = not tools.forced and not tools.strict and not self._structured
         return ToolCallParser(form, tools.schemas, tools.parallel, lenient=lenient, forced=tools.forced)
 
@@ -178,8 +180,8 @@ class AnswerReading:
         return UnclosedThought(form, self._tools.schemas, self._tools.parallel)
 
     def _grammar(self) -> CallGrammar | HarmonyGrammar | None:
-        """The grammar of the tools that the model may call, with any arguments where nothing asks for more; None where
-        it may call none.
+        """Return the grammar of the callable tools; None if there are none. Arguments are free unless they must match
+        a schema.
         """
         if self._calls is None and not self._harmony_calls:
             return None
@@ -192,9 +194,9 @@ class AnswerReading:
         return CallGrammar(tools, self._calls, self._tools.parallel, self._format.markers, self._format.thought_markers)
 
     def _thought(self, opens_thought: bool) -> Thought:
-        """Whether a thought may stand before the answer; never where nobody looks for thoughts."""
+        """Return whether a thought may come before the answer; "never" if thoughts are not searched for."""
         if self._harmony:
-            return "possible"  # nothing keeps these models from it
+            return "possible"  # these models think in any case
         if not self._thoughts:
             return "never"
         return "open" if opens_thought else "possible" if self._may_think else "never"

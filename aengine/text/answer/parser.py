@@ -84,7 +84,7 @@ class AnswerParser:
     thought that never ends.
     """
 
-    __slots__ = ("_calls", "_calls_begin", "_edge", "_harmony", "_thoughts", "_unclosed", "plain")
+    __slots__ = ("_blanks", "_calls", "_calls_begin", "_edge", "_harmony", "_thoughts", "_unclosed", "plain")
 
     def __init__(
         self,
@@ -100,6 +100,7 @@ class AnswerParser:
         self._calls = calls
         self._calls_begin = calls_begin
         self._unclosed = unclosed
+        self._blanks: list[str] = []  # content before any other character, while `calls_begin` may follow
         self._edge = ""  # content that may become `calls_begin`
         self.plain = thoughts is None and calls is None and harmony is None  # all further text is content as it comes
 
@@ -133,8 +134,8 @@ class AnswerParser:
         if self._thoughts is not None:
             deltas = self._within_thought(self._thoughts.finish(), self._thoughts.closed)
         deltas = self._with_calls(deltas)
-        if self._edge:
-            deltas.append(ContentDelta(self._edge))
+        if edge := "".join(self._blanks) + self._edge:
+            deltas.append(ContentDelta(edge))
         if self._unclosed is not None:
             deltas += self._unclosed.finish(cut)
             if not cut and self._unclosed.calls.calls:
@@ -169,11 +170,15 @@ class AnswerParser:
     def _look_into(self, text: str) -> list[Delta]:
         if self._calls_begin is not None:
             text = self._edge + text
-            if self._calls_begin.startswith(text.lstrip()) and text.lstrip() != self._calls_begin:
-                self._edge = text
+            begun = text.lstrip()
+            self._blanks.append(text[: len(text) - len(begun)])
+            if self._calls_begin.startswith(begun) and begun != self._calls_begin:
+                self._edge = begun
                 return []
+            text = "".join(self._blanks) + begun
             self._edge = ""
-            if not text.lstrip().startswith(self._calls_begin):
+            self._blanks.clear()
+            if not begun.startswith(self._calls_begin):
                 self._calls = None
             self._calls_begin = None
         return [ContentDelta(text)] if self._calls is None else self._calls.feed(text)

@@ -128,10 +128,10 @@ class ThoughtParser:
 
 
 class ThoughtTokens:
-    """Counts the tokens between an answer's beginning and the end of its thought, those of the markers left out.
+    """Counts the tokens between an answer's beginning and the end of its thought, without those of the markers.
 
-    Looks at the tokens' own bytes: texts come later than their tokens, and several at once. `opened`: the prompt ends
-    within a thought already.
+    The bytes of the tokens are searched, not the text: text comes later than its tokens. opened: the prompt has begun
+    the thought.
     """
 
     __slots__ = ("_begin_marker", "_bytes_of", "_end_marker", "_length", "_starts", "_tail", "begun", "count", "over")
@@ -139,12 +139,12 @@ class ThoughtTokens:
     def __init__(self, bytes_of: Callable[[int], bytes], markers: ThoughtMarkers, opened: bool) -> None:
         self._bytes_of = bytes_of
         self._begin_marker, self._end_marker = markers.begin.encode(), markers.end.encode()
-        self.begun = opened  # there is a thought
-        self._tail = b""  # the beginning of a marker, maybe
+        self.begun = opened  # whether there is a thought
+        self._tail = b""  # bytes that may become a marker
         self._length = 0  # bytes of the thought
-        self._starts: deque[int] = deque(maxlen=len(self._end_marker))  # where in them the latest tokens begin
+        self._starts: deque[int] = deque(maxlen=len(self._end_marker))  # where in these bytes the latest tokens begin
         self.count = 0
-        self.over = False  # no further token counts
+        self.over = False  # whether no further token counts
 
     @property
     def absent(self) -> bool:

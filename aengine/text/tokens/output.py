@@ -66,11 +66,12 @@ class UnstoppedBeginning:
     The output has such a beginning if it starts with `begin`, after blanks or not. It lasts up to `end`.
     """
 
-    __slots__ = ("_begin", "_edge", "_end", "_held", "_state")
+    __slots__ = ("_begin", "_blanks", "_edge", "_end", "_held", "_state")
 
     def __init__(self, begin: str, end: str) -> None:
         self._begin = begin
         self._end = end
+        self._blanks: list[str] = []  # before any other character
         self._edge = ""  # the text while it may still become `begin`, without blanks before it
         self._held = ""  # text that may become `end`
         self._state: Literal["start", "within", "over"] = "start" if begin else "within"
@@ -81,16 +82,18 @@ class UnstoppedBeginning:
             return "", text
         before = ""
         if self._state == "start":
-            self._edge += text
-            begun = self._edge.lstrip()
+            text = self._edge + text
+            begun = text.lstrip()
+            self._blanks.append(text[: len(text) - len(begun)])
             if begun.startswith(self._begin):
-                before, text = self._edge[: len(self._edge) - len(begun) + len(self._begin)], begun[len(self._begin) :]
+                before, text = "".join(self._blanks) + self._begin, begun[len(self._begin) :]
                 self._state = "within"
             elif self._begin.startswith(begun):
+                self._edge = begun
                 return "", ""
             else:
                 self._state = "over"
-                return "", self._edge
+                return "", "".join(self._blanks) + begun
         seen = self._held + text
         at = seen.find(self._end)
         if at >= 0:
@@ -105,8 +108,9 @@ class UnstoppedBeginning:
     def flush(self) -> tuple[str, str]:
         """Return the texts that were held back, once no more text comes."""
         within = self._held if self._state == "within" else ""
-        other = self._edge if self._state == "start" else ""
+        other = "".join(self._blanks) + self._edge if self._state == "start" else ""
         self._held = self._edge = ""
+        self._blanks.clear()
         return within, other
 
 

@@ -158,9 +158,7 @@ _FORMS = {
 
 
 def refuse_without_json(folder: Path) -> None:
-    """Raise `CheckpointError` unless the folder has a tokenizer.json. The error names the forms of tokenizers found
-    instead.
-    """
+    """Raise `CheckpointError` unless the folder has a tokenizer.json. The error names the other tokenizers in it."""
     if (folder / "tokenizer.json").exists():
         return
     there = [f"{name} ({form})" for name, form in _FORMS.items() if (folder / name).is_file()]

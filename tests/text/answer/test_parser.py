@@ -283,3 +283,13 @@ def test_a_checkpoint_that_knows_neither(tmp_path: Path) -> None:
 def test_whether_it_thinks_if_nobody_asks(tmp_path: Path, template: str, asked: bool) -> None:
     write_tokenizer(tmp_path, byte_level_backend(), {"chat_template": template})
     assert Tokenizer.load(tmp_path).answer_format.thinking_is_opt_in == asked
+
+
+def test_blanks_before_a_form_take_linear_time() -> None:
+    calls = ToolCallParser(FORMATS["hermes"], {"f": None})
+    reading = AnswerParser(None, calls, calls_begin="<tool_call>")
+    begin = time.thread_time()
+    for _ in range(300_000):
+        assert reading.feed("\n") == []
+    assert reading.feed('{"a": 1}') == [ContentDelta("\n" * 300_000 + '{"a": 1}')]
+    assert time.thread_time() - begin < 2  # copying what has come takes tens of seconds

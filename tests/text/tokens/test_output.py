@@ -110,6 +110,15 @@ def test_long_stop_strings_take_linear_time(stop: str) -> None:
     assert min(seconds(40_000) for _ in range(3)) < 1  # a rescan of what is held takes 40,000 x 1,024 steps
 
 
+def test_blanks_before_the_beginning_take_linear_time() -> None:
+    reading = UnstoppedBeginning("<t>", "</t>")
+    start = time.thread_time()
+    for _ in range(300_000):
+        assert reading.feed("\n") == ("", "")
+    assert reading.flush() == ("", "\n" * 300_000)
+    assert time.thread_time() - start < 2  # copying what has come takes tens of seconds
+
+
 PARTS = st.lists(st.sampled_from(["<t>", "</t>", "<", "</", "t>", " ", "\n", "a", "stop"]), max_size=8).map("".join)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -119,30 +120,29 @@ class CallReader(Protocol):
         ...
 
 
-class CallFormat(Protocol):
+class CallFormat(ABC):
     """A format of tool calls, for the parser and for grammars."""
 
-    @property
-    def syntax(self) -> CallSyntax: ...
+    syntax: CallSyntax
 
+    @abstractmethod
     def detect(self, template: str) -> bool:
         """Return whether a chat template uses this format. Formats are tried in the order of their table."""
-        ...
 
+    @abstractmethod
     def reader(self, tools: Tools, first: bool) -> CallReader:
         """Return a reader of a call of one of `tools`. The first reader of a group also reads the group's opening."""
-        ...
 
+    @abstractmethod
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         """Return rules in Lark's notation in which `rule` describes a call of the tool.
 
         Names of rules begin with `rule`, except for rules that are the same for all tools.
         """
-        ...
 
     def new_id(self) -> str:
-        """Return a random id for a call."""
-        ...
+        """Return a random id for a call; by default one like OpenAI's."""
+        return call_id()
 
 
 def call_id() -> str:

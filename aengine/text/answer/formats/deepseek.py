@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, call_id, object_schema
+from aengine.text.answer.formats.base import CallableTool, CallFormat, CallReader, CallSyntax, Tools, object_schema
 from aengine.text.answer.formats.partial_call import JsonPartialCall
 from aengine.text.answer.lark import Tokens, json_value, literal, marker, sequence
 from aengine.text.answer.marker_search import MarkerSearch
@@ -19,7 +19,7 @@ _BLANKS = " \t\r\n"
 _LONGEST = 256  # characters of a name and the text around it
 
 
-class DeepSeek:
+class DeepSeek(CallFormat):
     """fenced: V3's notation, `function<sep>name` with the arguments in a fence; else `name<sep>arguments`."""
 
     def __init__(self, *, fenced: bool) -> None:
@@ -49,9 +49,6 @@ class DeepSeek:
             f"{rule}: {sequence(*head, f'{rule}_arguments', tail, marker(_CALL_END, tokens))}",
             f"{rule}_arguments: {json_value(object_schema(tool), tool.where, lenient=not tool.strict)}",
         ]
-
-    def new_id(self) -> str:
-        return call_id()
 
 
 class DeepSeekReader(JsonPartialCall):

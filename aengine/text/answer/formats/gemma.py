@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, call_id, object_schema
+from aengine.text.answer.formats.base import CallableTool, CallFormat, CallReader, CallSyntax, Tools, object_schema
 from aengine.text.answer.formats.gemma_rules import QUOTE, GemmaRules
 from aengine.text.answer.formats.partial_call import PartialCall
 from aengine.text.answer.formats.values.raw_text import WORDS
@@ -173,7 +173,7 @@ _CALL = "call:"
 _NAME = re.compile(r"[\w.-]*")
 
 
-class Gemma4:
+class Gemma4(CallFormat):
     syntax = CallSyntax(begin="<|tool_call>", closing=END, end=END, between="", inner=(QUOTE,))
 
     def detect(self, template: str) -> bool:
@@ -188,9 +188,6 @@ class Gemma4:
         rules.members(f"{rule}_members", object_schema(tool), tool.where)
         head = literal(f"{_CALL}{tool.name}{{")
         return [f"{rule}: {sequence(head, f'{rule}_members', literal('}'))}", *rules.rules]
-
-    def new_id(self) -> str:
-        return call_id()
 
 
 class GemmaCallReader(PartialCall):

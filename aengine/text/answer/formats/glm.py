@@ -6,7 +6,15 @@ import re
 from typing import Literal
 
 from aengine.errors import InvalidRequestError
-from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Schema, Tools, call_id, object_schema
+from aengine.text.answer.formats.base import (
+    CallableTool,
+    CallFormat,
+    CallReader,
+    CallSyntax,
+    Schema,
+    Tools,
+    object_schema,
+)
 from aengine.text.answer.formats.tagged_call import TaggedCall
 from aengine.text.answer.formats.values.raw_rules import raw_value_rules
 from aengine.text.answer.formats.values.schemas import (
@@ -26,7 +34,7 @@ _NAME_END = re.compile("[<\n]")
 _BREAK = r"/\n?/"  # between the parts: 4.5 and 4.6 write a line break, 4.7 does not
 
 
-class Glm:
+class Glm(CallFormat):
     syntax = CallSyntax(begin=_CALL, after_name=_KEY, closing=_CALL_END, end=_CALL_END, between="\n")
 
     def detect(self, template: str) -> bool:
@@ -51,9 +59,6 @@ class Glm:
             head = sequence(literal(_KEY), "/[^<>\\s]+/", literal(_KEY_END))
             rules += _parameter_rules(f"{rule}_further", head, further, tool, f"{tool.where}.additionalProperties")
         return [f"{rule}: {sequence(literal(tool.name), _BREAK, *parts)}", *rules]
-
-    def new_id(self) -> str:
-        return call_id()
 
 
 def _parameter_rules(rule: str, head: str, schema: Schema, tool: CallableTool, where: str) -> list[str]:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, call_id
+from aengine.text.answer.formats.base import CallableTool, CallFormat, CallReader, CallSyntax, Tools
 from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
 from aengine.text.answer.lark import Tokens
 
 
-class Hermes:
+class JsonObjects(CallFormat):
+    """The base of formats with a list of JSON objects, or a single one, after a marker."""
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return JsonCallReader(tools, self.syntax.markers, opening="[" if first else "", opened=False)
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        return json_call_rules(rule, tool, "arguments")
+
+
+class Hermes(JsonObjects):
     """A JSON object between `<tool_call>` and `</tool_call>`: Hermes 2 and 3, Qwen 2.5 and 3."""
 
     syntax = CallSyntax(
@@ -23,20 +33,11 @@ class Hermes:
     def detect(self, template: str) -> bool:
         return "<tool_call>" in template and not any(other in template for other in ("<function=", "<arg_key>"))
 
-    def reader(self, tools: Tools, first: bool) -> CallReader:
-        return JsonCallReader(tools, self.syntax.markers, opening="[" if first else "", opened=False)
-
-    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
-        return json_call_rules(rule, tool, "arguments")
-
-    def new_id(self) -> str:
-        return call_id()
-
 
 _BEGIN, _END = "<|tool_call|>", "<|/tool_call|>"
 
 
-class JsonList:
+class JsonList(JsonObjects):
     """A list of JSON objects after `<|tool_call|>`: Phi-4-mini, which ends it with `<|/tool_call|>`, and Granite 3.
 
     Both also begin lists without that token: `functools[{...}]`, and `<tool_call>[{...}]</tool_call>` (Granite 3.1). A
@@ -61,17 +62,8 @@ class JsonList:
             return True
         return _BEGIN in template and (_END in template) == self._ended
 
-    def reader(self, tools: Tools, first: bool) -> CallReader:
-        return JsonCallReader(tools, self.syntax.markers, opening="[" if first else "", opened=False)
 
-    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
-        return json_call_rules(rule, tool, "arguments")
-
-    def new_id(self) -> str:
-        return call_id()
-
-
-class Llama3:
+class Llama3(CallFormat):
     """A JSON object that is the whole answer, or one after `<|python_tag|>`: Llama 3.1 to 3.3."""
 
     syntax = CallSyntax(
@@ -90,6 +82,3 @@ class Llama3:
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         return json_call_rules(rule, tool, "parameters")
-
-    def new_id(self) -> str:
-        return call_id()

@@ -12,7 +12,7 @@ import string
 from collections.abc import Collection
 from typing import Literal
 
-from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, object_schema
+from aengine.text.answer.formats.base import CallableTool, CallFormat, CallReader, CallSyntax, Tools, object_schema
 from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
 from aengine.text.answer.formats.partial_call import JsonPartialCall
 from aengine.text.answer.lark import Tokens, json_value, literal, marker, sequence
@@ -25,7 +25,7 @@ _BLANKS = " \t\r\n"
 _NAME = re.compile(r"[\w.-]*")
 
 
-class Mistral:
+class Mistral(CallFormat):
     syntax = CallSyntax(begin=_BEGIN, after_name=_ARGS, between="", noise=" \t\r\n}", inner=(_CALL_ID, _ARGS))
 
     def detect(self, template: str) -> bool:
@@ -45,7 +45,7 @@ class Mistral:
         return _new_id()
 
 
-class MistralList:
+class MistralList(CallFormat):
     syntax = CallSyntax(
         begin=_BEGIN,
         opening=r"/ ?\[/",

@@ -12,7 +12,15 @@ import string
 from typing import Literal
 
 from aengine.errors import InvalidRequestError
-from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Schema, Tools, call_id, object_schema
+from aengine.text.answer.formats.base import (
+    CallableTool,
+    CallFormat,
+    CallReader,
+    CallSyntax,
+    Schema,
+    Tools,
+    object_schema,
+)
 from aengine.text.answer.formats.partial_call import PartialCall
 from aengine.text.answer.formats.values.python_literal import LiteralReader
 from aengine.text.answer.formats.values.schemas import (
@@ -29,7 +37,7 @@ _WORD = re.compile(r"[\w.-]*")
 _PYTHON = {True: "True", False: "False", None: "None"}
 
 
-class Pythonic:
+class Pythonic(CallFormat):
     syntax = CallSyntax(
         bare="[",
         opening='"["',
@@ -74,9 +82,6 @@ class Pythonic:
                 *_value_rules(f"{rule}_any_value", further, tool, f"{tool.where}.additionalProperties"),
             ]
         return [*rules, f'{rule}_more_{last}: ""']
-
-    def new_id(self) -> str:
-        return call_id()
 
 
 class PythonicLines(Pythonic):

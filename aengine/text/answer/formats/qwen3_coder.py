@@ -9,7 +9,15 @@ import re
 from typing import Literal
 
 from aengine.errors import InvalidRequestError
-from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Schema, Tools, call_id, object_schema
+from aengine.text.answer.formats.base import (
+    CallableTool,
+    CallFormat,
+    CallReader,
+    CallSyntax,
+    Schema,
+    Tools,
+    object_schema,
+)
 from aengine.text.answer.formats.tagged_call import TaggedCall
 from aengine.text.answer.formats.values.raw_rules import raw_value_rules
 from aengine.text.answer.formats.values.schemas import (
@@ -25,7 +33,7 @@ _BLANKS = " \t\r\n"
 _WORD_END = re.compile("[>\n]")
 
 
-class Qwen3Coder:
+class Qwen3Coder(CallFormat):
     """begin, end: the markers of a call. line_break: the text around a value."""
 
     def __init__(self, begin: str = "<tool_call>", end: str = "</tool_call>", line_break: str = "\n") -> None:
@@ -57,9 +65,6 @@ class Qwen3Coder:
             rules += self._parameter(f"{rule}_further", head, further, tool, f"{tool.where}.additionalProperties")
         head = literal(f"{_FUNCTION}{tool.name}>\n")
         return [f"{rule}: {sequence(head, *parts, literal(_FUNCTION_END))}", *rules]
-
-    def new_id(self) -> str:
-        return call_id()
 
     def _parameter(self, rule: str, head: str, schema: Schema, tool: CallableTool, where: str) -> list[str]:
         end = f"{self._break}{_PARAMETER_END}\n"
