@@ -1,4 +1,4 @@
-"""Errors that end a command, and sentences that say what was probably meant."""
+"""Errors that end a command, and their sentences, which suggest what was probably meant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 from aengine.config.other_names import nearest_knob, remedy
 
-_LIKENESS_OF_COMMANDS = 0.5  # there are few, and `gen` can be one of them only
+_LIKENESS_OF_COMMANDS = 0.5  # low, because there are few commands: `gen` can only mean one
 _NUMBER = re.compile(r"-\.?\d")
 _MODEL = re.compile(r"[\w.\-]+/[\w.\-]+")
 
@@ -25,7 +25,7 @@ class UsageError(Exception):
 
 
 def unknown_command(name: str, commands: Collection[str]) -> str:
-    """One sentence about a command that is none of these."""
+    """Return the sentence about an unknown command."""
     if name in ("help", "version"):
         return f"unknown command {name!r}; did you mean aengine --{name}?"
     if close := get_close_matches(name, commands, 1, _LIKENESS_OF_COMMANDS):
@@ -36,7 +36,7 @@ def unknown_command(name: str, commands: Collection[str]) -> str:
 
 
 def flag_before_command(argument: str, commands: Collection[str]) -> str:
-    """One sentence about an unknown flag that stands where a command belongs."""
+    """Return the sentence about an unknown flag in the place of a command."""
     flag = argument.partition("=")[0]
     if close := get_close_matches(flag, ("--help", "--version"), 1):
         return f"unknown flag {flag}; did you mean {close[0]}?"
@@ -44,7 +44,7 @@ def flag_before_command(argument: str, commands: Collection[str]) -> str:
 
 
 def unknown_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> str:
-    """One sentence about all the arguments that `parser` does not know."""
+    """Return one sentence about all unknown arguments."""
     flags = [argument.partition("=")[0] for argument in arguments if _is_flag(argument)]
     if not flags:
         hint = f"see {parser.prog} --help"
@@ -54,12 +54,12 @@ def unknown_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str])
     hints = [_instead(flag, parser._option_string_actions) for flag in dict.fromkeys(flags)]
     if len(hints) == 1:
         return f"unknown flag {flags[0]}; {hints[0] or f'see {parser.prog} --help-all'}"
-    told = [f"{flag} ({hint})" if hint else flag for flag, hint in zip(dict.fromkeys(flags), hints)]
-    return f"unknown flags {', '.join(told)}; see {parser.prog} --help-all"
+    shown = [f"{flag} ({hint})" if hint else flag for flag, hint in zip(dict.fromkeys(flags), hints)]
+    return f"unknown flags {', '.join(shown)}; see {parser.prog} --help-all"
 
 
 def no_prompts(text: str) -> str:
-    """One sentence about a file of prompts that there is not, with the command that was probably meant."""
+    """Return the sentence about a file of prompts that does not exist."""
     if _is_model(text):
         return f"{text!r} is no file of prompts; a model is named with --model {shlex.quote(text)}"
     return (
@@ -68,13 +68,14 @@ def no_prompts(text: str) -> str:
 
 
 def no_model(text: str) -> str | None:
-    """One sentence about words that stand where a model's name belongs; None if they may be a name."""
+    """Return the sentence about a prompt in the place of a model's name; None if it may be a name."""
     if not re.search(r"[\s?!]", text.strip()) or os.path.exists(text):
         return None
-    return f"{text!r} stands where the name of a model belongs; to say it: echo {_quoted(text)} | aengine chat"
+    return f"{text!r} is in the place of the model's name; to send it: echo {_quoted(text)} | aengine chat"
 
 
 def _instead(flag: str, options: Collection[str]) -> str:
+    """Return what to do instead of giving an unknown flag; empty if nothing is near."""
     name = flag.lstrip("-")
     if advice := remedy(name):
         return advice
@@ -92,7 +93,7 @@ def _is_flag(argument: str) -> bool:
 
 
 def _is_model(text: str) -> bool:
-    """Whether it is the folder of a checkpoint or looks like owner/name."""
+    """Return whether the text is the folder of a checkpoint or looks like owner/name."""
     return os.path.isfile(os.path.join(text, "config.json")) or _MODEL.fullmatch(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""The help of a command: a screen of what most people need by --help, and everything by --help-all."""
+"""The help of a command: `--help` shows one screen with the common flags, `--help-all` shows all flags."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from aengine.cli.errors import UsageError
 
 _WIDTH = 80
 _SWITCH_VALUES = {"true": True, "1": True, "false": False, "0": False}
-_COLUMN = 30  # where the descriptions begin
-_SHOWN = {  # by command, what --help shows
+_COLUMN = 30  # the descriptions begin here
+_SHOWN = {  # what --help shows, by command
     "serve": (
         "model",
         "--host",
@@ -57,15 +57,15 @@ _SHOWN = {  # by command, what --help shows
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose --help fits a screen and whose --help-all tells everything."""
+    """A parser whose --help fits on one screen, and whose --help-all shows every flag."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{**settings, "add_help": False})
-        self.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="the flags that most people need")
+        self.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="the common flags")
         self.add_argument("--help-all", action="help", help="every flag, with its variable")
 
     def shorten_usage(self) -> None:
-        """Name the positional arguments alone in the usage; called when all are added."""
+        """Show only positional arguments in the usage. Call it after all arguments are added."""
         positional = [f" [{action.metavar}]" for action in self._actions if not action.option_strings]
         self.usage = f"%(prog)s{''.join(positional)} [FLAGS]"
 
@@ -91,7 +91,7 @@ class CommandParser(argparse.ArgumentParser):
                 yield from (other for other in action.option_strings if other.startswith("--no-") != is_off)
 
     def format_short_help(self) -> str:
-        """The help of one screen."""
+        """Return the help that fits on one screen."""
         named = {name: action for action in self._actions for name in (action.option_strings or [action.dest])}
         actions = [named[name] for name in (*_SHOWN[self.prog.split()[-1]], "--help-all")]
         examples = (self.epilog or "").partition("examples:")[2].partition("\n\n")[0].rstrip()
@@ -117,7 +117,7 @@ class _ShortHelp(argparse.Action):
 
 
 def _line(action: argparse.Action) -> str:
-    """One line about an argument: the first clause of its help."""
+    """Return one line about an argument, with the first clause of its help."""
     name = next((option for option in action.option_strings if option.startswith("--")), "")
     metavar = str(action.metavar or "") if action.nargs != 0 else ""
     left = f"  {name} {metavar}" if name else f"  {metavar}"

@@ -1,4 +1,4 @@
-"""Flags generated from the knobs in `aengine.config`: name, type, default and help are written there alone."""
+"""Flags for the knobs in `aengine.config`, which defines their names, types, defaults and help."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ T = TypeVar("T", EngineConfig, ServerConfig, ListenConfig)
 
 
 class Knob(NamedTuple):
-    """One field of a config, with what argparse needs of it."""
+    """One field of a config, with the values that argparse needs."""
 
     name: str
-    kind: str  # what stands for the value in the help; empty for a switch
+    kind: str  # the placeholder of the value in the help; empty for a switch
     choices: tuple[str, ...]
     default: Any
     help: str
 
 
-def knobs_of(kind: type[T]) -> Iterator[Knob]:
-    """The knobs of a config, in the order in which they are written."""
+def list_knobs(kind: type[T]) -> Iterator[Knob]:
+    """Yield the knobs of a config in the order of their definition."""
     for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]  # a struct has fields
         layers = _layers(field.type)
         text = next(found for layer in layers if (found := _description(layer)))
@@ -49,7 +49,7 @@ _KINDS: dict[type, str] = {
 
 
 def _layers(kind: Any) -> list[Any]:
-    """A type, what its annotations wrap, and the members of a union, from the outside in."""
+    """Return a type, the type inside its annotations, and the members of its union, from the outside in."""
     layers = [kind]
     if isinstance(kind, msgspec.inspect.Metadata):
         layers += _layers(kind.type)
@@ -65,9 +65,9 @@ def _description(kind: Any) -> str:
 
 
 def add_knobs(parser: argparse.ArgumentParser, kind: type[T], title: str, skip: Collection[str] = ()) -> None:
-    """Add a group of flags. What is not given leaves no trace in the namespace, so that the environment has its say."""
+    """Add a group of flags. A flag that is not given has no entry in the namespace: then the environment decides."""
     group = parser.add_argument_group(title)
-    for knob in knobs_of(kind):
+    for knob in list_knobs(kind):
         if knob.name in skip:
             continue
         default = f"default: {shown}; " if (shown := shown_default(knob)) else ""
@@ -78,17 +78,17 @@ def add_knobs(parser: argparse.ArgumentParser, kind: type[T], title: str, skip: 
             )
         else:
             metavar = "|".join(knob.choices) or knob.kind
-            # Pairs may be given one by one, each behind a flag of its own.
+            # Pairs may be given one by one, each after its own flag.
             action: Any = "append" if knob.kind == _KINDS[msgspec.inspect.DictType] else "store"
             action = _OneModel if knob.name == "model" else action
-            nargs = "+" if knob.name == "served_model_name" else None  # as vLLM's
+            nargs = "+" if knob.name == "served_model_name" else None  # as in vLLM
             group.add_argument(
                 flag(knob.name), default=argparse.SUPPRESS, metavar=metavar, help=text, action=action, nargs=nargs
             )
 
 
 def shown_default(knob: Knob) -> str:
-    """A knob's default as the help shows it; empty if its description tells it."""
+    """Return a knob's default as the help shows it; empty if there is none, or its description has it."""
     default = knob.default
     if isinstance(default, bool):
         return "on" if default else "off"
@@ -98,27 +98,30 @@ def shown_default(knob: Knob) -> str:
 
 
 def given_knobs(args: argparse.Namespace, kind: type[T]) -> dict[str, Any]:
-    """The names of the knobs that stand on the command line."""
-    given = {knob.name: getattr(args, knob.name) for knob in knobs_of(kind) if hasattr(args, knob.name)}
+    """Return the values of the knobs that were given on the command line."""
+    given = {knob.name: getattr(args, knob.name) for knob in list_knobs(kind) if hasattr(args, knob.name)}
     return {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def read_knobs(args: argparse.Namespace, kind: type[T], in_file: Mapping[str, Any] = MappingProxyType({})) -> T:
-    """The config from the flags, a file, the environment and the defaults. Raises `UsageError`, naming the knob."""
+    """Return the config from the flags, a file, the environment and the defaults, in this order.
+
+    Raises `UsageError`, which names the knob.
+    """
     typed = given_knobs(args, kind)
-    filed = {name: value for name, value in in_file.items() if name in kind.__struct_fields__}
+    from_file = {name: value for name, value in in_file.items() if name in kind.__struct_fields__}
 
     def spelled(name: str) -> str:
         return flag(name) if name in typed else f"{args.config}: {flag(name)[2:]}"
 
     try:
-        return configure(kind, None, spelled, **{**filed, **typed})
+        return configure(kind, None, spelled, **{**from_file, **typed})
     except ConfigError as error:
         raise UsageError(str(error)) from None
 
 
 class _OneModel(argparse.Action):
-    """Stores the model. Raises `UsageError` if it is named twice, alone and by its flag."""
+    """Stores the model. Raises `UsageError` if two different ones are given."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, option: str | None = None
@@ -136,5 +139,5 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         action=_OneModel,
         metavar="MODEL",
         default=argparse.SUPPRESS,
-        help="checkpoint folder or Hugging Face id; without it: the small demo model that comes along (AENGINE_MODEL)",
+        help="checkpoint folder or Hugging Face id; default: the small demo model in the package (AENGINE_MODEL)",
     )

@@ -24,7 +24,8 @@ examples:
   aengine chat --url http://127.0.0.1:8000
   aengine generate prompts.jsonl > results.jsonl
 
-`aengine COMMAND --help` tells the rest, `--help-all` everything. Exit status: 0 done, 1 failed, 2 wrong arguments.
+`aengine COMMAND --help` shows the common flags, `--help-all` all of them. Exit status: 0 success, 1 failure, 2 wrong
+arguments.
 """
 
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout:  # None: closed before the process began
             sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader has had enough: nothing to tell, and nobody to tell it to
+    except BrokenPipeError:  # the reader of the output has left, as `| head` does: not an error
         LossyStream(sys.stdout).discard()
         return 1
 
@@ -57,8 +58,8 @@ def _run(argv: Sequence[str]) -> int:
         if unknown:
             raise UsageError(unknown_arguments(args.parser, unknown))
         return int(args.run(args))
-    except SystemExit as left:  # argparse's own way to end
-        return left.code if isinstance(left.code, int) else 1
+    except SystemExit as ended:  # raised by argparse
+        return ended.code if isinstance(ended.code, int) else 1
     except UsageError as error:
         print(f"aengine: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Opens the model that a command uses: in this process, or on a server."""
+"""Opens the model for a command: an engine in this process, or a client of a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Model(Protocol):
-    """What the commands ask of a model: an `aengine.Engine` or an `aengine.Client`."""
+    """The methods that commands use of an `aengine.Engine` or an `aengine.Client`."""
 
     async def complete(self, prompt: Any, **options: Any) -> Completion: ...
 
@@ -31,25 +31,24 @@ class Model(Protocol):
 
 
 def add_model_or_server(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
-    """Add the flags of a server (`--url` and its key), of an engine in this process, and of what either has adapters
-    for; `seed` has another meaning here.
+    """Add the flags of a server, of an engine in this process, and `--adapter`.
+
+    The engine's knob `seed` is left out: the flag `--seed` is a sampling parameter here.
     """
-    group = parser.add_argument_group("a server, instead of a model in this process")
+    group = parser.add_argument_group("a server instead of a model in this process")
     group.add_argument("--url", metavar="URL", help="address of an aengine server, such as http://localhost:8000")
-    group.add_argument("--api-key", metavar="KEY", help="its key, if it wants one (AENGINE_API_KEY)")
-    parser.add_argument(
-        "--adapter", metavar="NAME", help="the LoRA adapter that answers: one of --lora, or one that the server has"
-    )
+    group.add_argument("--api-key", metavar="KEY", help="the server's API key, if it needs one (AENGINE_API_KEY)")
+    parser.add_argument("--adapter", metavar="NAME", help="LoRA adapter to use: one of --lora, or one of the server's")
     add_knobs(parser, EngineConfig, "the engine, without --url", skip=("seed", *skip))
 
 
 @asynccontextmanager
 async def opened_model(args: argparse.Namespace) -> AsyncIterator[Engine | Client]:
-    """A context with the model, ready to serve. Raises `UsageError`, and what tells that it cannot be had."""
+    """A context with the model, ready to serve. Raises `UsageError`, or the error of the engine or the client."""
     if args.url is not None:
         given = given_knobs(args, EngineConfig).keys() - {"progress"}
-        if told := ", ".join(f"the model {args.model!r}" if name == "model" else flag(name) for name in sorted(given)):
-            raise UsageError(f"{told} cannot be said to a server: leave it out, or --url")
+        if named := ", ".join(f"the model {args.model!r}" if name == "model" else flag(name) for name in sorted(given)):
+            raise UsageError(f"{named} cannot be set for a server: leave it out, or leave out --url")
         from aengine.client import Client
 
         async with Client(args.url, args.api_key or os.environ.get("AENGINE_API_KEY") or None) as client:

@@ -1,4 +1,4 @@
-"""Sampling parameters as text: the flags of `generate`, and `/set` of `chat`."""
+"""Sampling parameters as text: the flags of `generate` and `chat`, and `/set` in the shell."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _METAVARS: dict[type, str] = {int: "N", float: "X", bool: "true|false"}
 
 
 def parse_parameter(name: str, text: str) -> Any:
-    """The parameter's value as `text` spells it. Raises `UsageError`, naming it.
+    """Return a parameter's value from its text. Raises `UsageError`, which names the parameter.
 
-    Text, numbers, true, false and none stand as they are; lists and objects are JSON.
+    Text, numbers, true, false and none are written without quotes. Lists and objects are JSON.
     """
     if name not in PARAMETERS:
         raise UsageError(str(unknown_parameter(name)))
@@ -48,6 +48,7 @@ def parse_parameter(name: str, text: str) -> Any:
 
 
 def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
+    """Add a flag for each parameter that is not in `without`."""
     group = parser.add_argument_group("sampling")
     for name in NAMES:
         if name not in without:
@@ -58,12 +59,12 @@ def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ())
 
 
 def read_sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """The sampling parameters that stand on the command line. Raises `UsageError`."""
+    """Return the sampling parameters that were given on the command line. Raises `UsageError`."""
     return {name: parse_parameter(name, getattr(args, _dest(name))) for name in NAMES if hasattr(args, _dest(name))}
 
 
 def _metavar(name: str) -> str:
-    """What stands for the parameter's value in the help."""
+    """Return the placeholder of the parameter's value in the help."""
     kind = _TYPES[name]
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     return next((shown for known, shown in _METAVARS.items() if known in kinds), "JSON")

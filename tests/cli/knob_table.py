@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from aengine.cli.knobs import knobs_of, shown_default
+from aengine.cli.knobs import list_knobs, shown_default
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
 from aengine.config.configure import flag
 
@@ -19,7 +19,7 @@ def knob_table() -> str:
     lines = []
     for kind, title in _TITLES.items():
         lines += [f"\n### {title}\n", "| flag | value | default | what |", "|---|---|---|---|"]
-        for knob in knobs_of(kind):
+        for knob in list_knobs(kind):
             values = ", ".join(f"`{choice}`" for choice in knob.choices) or f"{knob.kind or 'a switch'}"
             cells = (f"`{flag(knob.name)}`", values, shown_default(knob), knob.help)
             lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")

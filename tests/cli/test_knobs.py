@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from aengine.cli.errors import UsageError
-from aengine.cli.knobs import add_knobs, add_model, knobs_of, read_knobs
+from aengine.cli.knobs import add_knobs, add_model, list_knobs, read_knobs
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
 from aengine.config.configure import configure
 from tests.cli.knob_table import PLACE, README, knob_table
@@ -46,7 +46,7 @@ def test_every_flag_sets_its_knob() -> None:
         "": "",
     }
     for kind in KINDS:
-        for knob in knobs_of(kind):
+        for knob in list_knobs(kind):
             flag = f"--{knob.name.replace('_', '-')}"
             value = knob.choices[-1] if knob.choices else values[knob.kind]
             given = [flag, value] if knob.kind else [f"--no-{knob.name.replace('_', '-')}"]

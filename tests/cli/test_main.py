@@ -134,15 +134,15 @@ def test_a_wrong_command_suggests_the_right_one(args: list[str], told: str, caps
         ),
         (
             ["chat", "What is 2+2?"],
-            "'What is 2+2?' stands where the name of a model belongs; to say it: echo \"What is 2+2?\" | aengine chat",
+            "'What is 2+2?' is in the place of the model's name; to send it: echo \"What is 2+2?\" | aengine chat",
         ),
         (
             ["chat", "Hi, $USER"],
-            "'Hi, $USER' stands where the name of a model belongs; to say it: echo 'Hi, $USER' | aengine chat",
+            "'Hi, $USER' is in the place of the model's name; to send it: echo 'Hi, $USER' | aengine chat",
         ),
         (
             ["chat", "owner/name", "--url", "http://127.0.0.1:1", "--device", "cpu"],
-            "--device, the model 'owner/name' cannot be said to a server: leave it out, or --url",
+            "--device, the model 'owner/name' cannot be set for a server: leave it out, or leave out --url",
         ),
         (["serve", "a", "--model", "b"], "two models are named, 'a' and 'b'; leave one out"),
         (["serve", "--model", "a", "b"], "two models are named, 'a' and 'b'; leave one out"),
@@ -150,7 +150,7 @@ def test_a_wrong_command_suggests_the_right_one(args: list[str], told: str, caps
         (["chat", "--temperature", "9"], "temperature must be between 0 and 2, got 9.0"),
         (
             ["serve", "--served-model-name", "qwen", "Qwen/Qwen3-8B"],
-            "--served-model-name takes every name that follows, 'Qwen/Qwen3-8B' too, and no model is named: write the "
+            "--served-model-name takes every word after it, also 'Qwen/Qwen3-8B', and no model is given: write the "
             "model first, or --model",
         ),
     ],

@@ -62,7 +62,7 @@ def test_serve_leaves_within_its_bound_whoever_holds_on(second: bool) -> None:
         with lingering(port) as there:
             began = time.monotonic()
             running.send_signal(signal.SIGTERM)
-            told(running, "no new work")
+            told(running, "no new requests")
             if second:
                 running.send_signal(signal.SIGTERM)
             said, _ = running.communicate(timeout=30)

@@ -1,4 +1,4 @@
-"""The arguments of `aengine chat`."""
+"""The command `aengine chat`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ examples:
   aengine chat Qwen/Qwen3-8B --temperature 0.7 --system "Answer in one line."
   aengine chat --url http://localhost:8000
 
-Within the shell, /help tells the commands. Ctrl-C stops an answer, Ctrl-D leaves.
+In the shell, /help shows the commands. Ctrl-C stops an answer, Ctrl-D leaves.
 """
 
 
@@ -29,7 +29,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         allow_abbrev=False,
     )
     add_model(parser)
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt of the conversation")
     add_sampling(parser, without=("n", "logprobs", "prompt_logprobs"))
     add_model_or_server(parser)
     parser.set_defaults(run=run)

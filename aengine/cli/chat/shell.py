@@ -1,4 +1,4 @@
-"""The chat shell: reads lines, prints answers, runs /commands. It knows neither readline nor an engine."""
+"""The chat shell: reads lines, prints answers, runs /commands. It uses neither readline nor an engine itself."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ from aengine.types import Fragment, Usage
 
 PROMPT = "> "
 HELP = """\
-  /set NAME VALUE   a sampling parameter: /set temperature 0.7, /set max_tokens none
-                    and /set thinking true|false|none, for models that can be told to
-  /set NAME         back to the model's own
-  /get              what has been set
-  /system TEXT      what the model is told before the conversation; without TEXT: nothing
-  /reset            forget the conversation
-  /save FILE        keep the conversation and the parameters; /load FILE brings them back
-  /help             this
-  /quit             leave, as Ctrl-D does; Ctrl-C stops an answer
+  /set NAME VALUE   set a sampling parameter: /set temperature 0.7, /set max_tokens none
+                    or thoughts, if the model has a switch: /set thinking true|false|none
+  /set NAME         use the model's own value again
+  /get              show the values that were set
+  /system TEXT      set the system prompt; without TEXT: remove it
+  /reset            start a new conversation
+  /save FILE        save the conversation and the parameters; /load FILE loads them
+  /help             show this help
+  /quit             leave, like Ctrl-D; Ctrl-C stops an answer
 """
-# What a model writes must not move the cursor or speak to the terminal: control characters show as a mark.
+# Control characters of a model could move the cursor or command the terminal: they are shown as a mark.
 _HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-_SHELL_NAMES = tuple(
-    name for name in NAMES if name not in ("n", "logprobs", "prompt_logprobs")
-)  # there is one answer, and it is text
+# The shell shows one answer, as text.
+_SHELL_NAMES = tuple(name for name in NAMES if name not in ("n", "logprobs", "prompt_logprobs"))
 
 
 class SavedChat(msgspec.Struct, forbid_unknown_fields=True):
-    """The file that `/save` writes."""
+    """The content of a file of `/save`."""
 
     messages: list[dict[str, Any]]
     sampling: dict[str, Any] = {}
@@ -48,7 +47,7 @@ class SavedChat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Shell:
-    """One conversation. `dim` sets thoughts and remarks apart by the terminal's own means."""
+    """One conversation. dim: whether thoughts and remarks are printed dim, by escape sequences."""
 
     def __init__(
         self,
@@ -81,11 +80,10 @@ class Shell:
             self._system(system)
 
     async def run(self, read: Callable[[str], str]) -> None:
-        """Read and answer lines until `/quit` or the end of the input, in the main thread, whose SIGINT is the shell's
-        meanwhile.
+        """Read and answer lines until `/quit` or the end of the input.
 
-        `read` blocks, and nothing else goes on while it does. It raises `EOFError` at the end, and
-        `KeyboardInterrupt` where the line is given up.
+        Must run in the main thread; the shell handles SIGINT meanwhile. `read` blocks the event loop. It raises
+        `EOFError` at the end of the input, and `KeyboardInterrupt` if the user gives up the line.
         """
         before = signal.getsignal(signal.SIGINT)
         try:
@@ -126,7 +124,7 @@ class Shell:
         if content:
             self.messages.append({"role": "assistant", "content": "".join(content)})
         else:
-            self.messages.pop()  # a question without an answer would only confuse the next one
+            self.messages.pop()  # a question without an answer would confuse the next answer
 
     async def _print_answer(self, content: list[str]) -> None:
         begin, first = time.perf_counter(), 0.0
@@ -155,7 +153,7 @@ class Shell:
         name, _, arguments = line.partition(" ")
         command = self._commands.get(name)
         if command is None:
-            self._remark(f"[there is no {name}; /help tells what there is]")
+            self._remark(f"[there is no command {name}; /help shows the commands]")
             return
         try:
             command(arguments.strip())
@@ -164,7 +162,7 @@ class Shell:
 
     def _reset(self) -> None:
         self.messages = [message for message in self.messages[:1] if message["role"] == "system"]
-        self._remark("[the conversation is forgotten]")
+        self._remark("[a new conversation]")
 
     def _system(self, text: str) -> None:
         self.messages = [message for message in self.messages if message["role"] != "system"]
@@ -192,7 +190,7 @@ class Shell:
         for key, value in shown.items():
             self._print(f"{key} {msgspec.json.encode(value).decode()}\n")
         if not shown:
-            self._remark(f"[{name or 'nothing'} has not been set: the model's own values hold]")
+            self._remark(f"[{name or 'nothing'} has not been set: the model's own values apply]")
 
     def _save(self, file: str) -> None:
         saved = SavedChat(self.messages, self.sampling, self.thinking)
@@ -205,11 +203,11 @@ class Shell:
             roles = [message["role"] for message in saved.messages]
             sampling = {name: parse_parameter(name, _as_text(value)) for name, value in saved.sampling.items()}
         except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
-            raise UsageError(f"{file} is not what /save writes: {error}") from None
+            raise UsageError(f"{file} is not a file of /save: {error}") from None
         self.messages, self.sampling, self.thinking = saved.messages, sampling, saved.thinking
         self._remark(f"[loaded: {len(roles)} messages]")
 
-    # ---- words --------------------------------------------------------------------------------------------
+    # ---- output -------------------------------------------------------------------------------------------
 
     def _print(self, text: str) -> None:
         self._out.write(text)
@@ -242,7 +240,7 @@ def _figures(last: Fragment, usage: Usage, before: float, during: float) -> str:
 
 
 def _read_line(read: Callable[[str], str]) -> str:
-    """Read a line. Ctrl-C means something here, and again during an answer; in between a second one is not heard."""
+    """Read a line. Ctrl-C has an effect here and during an answer, and is ignored in between."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return read(PROMPT)
@@ -252,7 +250,7 @@ def _read_line(read: Callable[[str], str]) -> str:
 
 @contextmanager
 def _cancel_on_interrupt(scope: anyio.CancelScope) -> Iterator[None]:
-    """Ctrl-C cancels the scope."""
+    """Within the context, Ctrl-C cancels the scope."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, scope.cancel)
     try:

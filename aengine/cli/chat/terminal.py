@@ -32,14 +32,17 @@ async def _chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
         shell = Shell(model, sys.stdout, sampling, args.system, args.adapter, dim=_shows_styles(sys.stdout))
         with _line_reader() as read:
             if sys.stdin.isatty():
-                print(f"{place}; /help tells the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+                print(f"{place}; /help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves")
             await shell.run(read)
         return int(shell.has_failed and not sys.stdin.isatty())
 
 
 @contextmanager
 def _line_reader() -> Iterator[Callable[[str], str]]:
-    """A function that shows a prompt and reads a line: raises `EOFError` at the end, `KeyboardInterrupt` for Ctrl-C."""
+    """A function that shows a prompt and reads a line.
+
+    It raises `EOFError` at the end of the input, and `KeyboardInterrupt` for Ctrl-C.
+    """
     if not sys.stdin.isatty():
         yield _plain_line
         return
@@ -55,14 +58,14 @@ def _line_reader() -> Iterator[Callable[[str], str]]:
         yield input
     finally:
         readline.set_history_length(_HISTORY_LINES)
-        with suppress(OSError):  # a home that cannot be written to
+        with suppress(OSError):  # the home folder may be read-only
             path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
             readline.write_history_file(path)
 
 
 def _shows_styles(out: TextIO) -> bool:
-    """Whether the output shows styles for escape sequences."""
+    """Return whether the output understands escape sequences for styles."""
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 

@@ -1,1 +1,1 @@
-"""`aengine generate`: prompts of a file or a pipe through a model."""
+"""`aengine generate`: runs prompts from a file or a pipe through a model."""

@@ -1,4 +1,4 @@
-"""The arguments of `aengine generate`."""
+"""The command `aengine generate`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ each line of the input is one of
   "a prompt"                                        [1, 2, 3]
   {"prompt": "a prompt or token ids", "max_tokens": 20, "temperature": 0, "id": "passed through"}
   {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
-  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}   as OpenAI's batch files have it
+  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}   as in OpenAI's batch files
 
-and gives one line of output: {"line": 1, "text": ..., "finish_reason": ..., "usage": ...}, or for a line that
-cannot be answered {"line": 2, "error": {"message": ..., "param": ...}}; the rest goes on, and the exit status is 1.
-A line with custom_id is answered as the HTTP server answers its body: {"id": ..., "custom_id": "1", "response":
-{"status_code": 200, "request_id": ..., "body": {...}}, "error": null}.
+and gives one line of output: {"line": 1, "text": ..., "finish_reason": ..., "usage": ...}. A line that cannot be
+answered gives {"line": 2, "error": {"message": ..., "param": ...}}; the others are answered, and the exit status is 1.
+A line with custom_id gets the answer of the HTTP server: {"id": ..., "custom_id": "1", "response": {"status_code": 200,
+"request_id": ..., "body": {...}}, "error": null}.
 
 examples:
   aengine generate prompts.jsonl --max-tokens 50 > results.jsonl
@@ -41,15 +41,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "input", nargs="?", default="-", metavar="INPUT", help="file of prompts (default: standard input)"
     )
     parser.add_argument("--output", default="-", metavar="FILE", help="file for the results (default: standard output)")
-    parser.add_argument("--text", action="store_true", help="every line of the input is a prompt as it stands, no JSON")
-    parser.add_argument("--token-ids", action="store_true", help="results have token_ids too")
+    parser.add_argument("--text", action="store_true", help="every line of the input is a prompt, not JSON")
+    parser.add_argument("--token-ids", action="store_true", help="add token_ids to the results")
     parser.add_argument(
         "--concurrency",
         type=int,
         metavar="N",
         help="prompts that run or wait at once (default: the engine's max_num_seqs; with --url: 64)",
     )
-    add_sampling(parser, without=("prompt_logprobs",))  # results have no place for them
+    add_sampling(parser, without=("prompt_logprobs",))  # results have no field for them
     add_model_or_server(parser)
     parser.set_defaults(run=run)
 

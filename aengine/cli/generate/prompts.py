@@ -32,7 +32,7 @@ class Result(msgspec.Struct):
 async def answer_line(
     model: Model, defaults: dict[str, Any], line: int, text: bytes, *, plain: bool, ids: bool
 ) -> Result:
-    """The result of one prompt. What is wrong with this line alone is its result; what ends the run is raised."""
+    """Return the result of one line. An error of this line is its result. An error that ends the run is raised."""
     head: dict[str, Any] = {"line": line}
     try:
         fields = _fields(text, plain)
@@ -43,7 +43,7 @@ async def answer_line(
         raise
     except AengineError as error:
         if isinstance(error, ServerError) and error.status is None:
-            raise  # there is nobody to ask any more
+            raise  # the server cannot be reached
         failure = {"message": str(error), "param": getattr(error, "param", None)}
         return Result({**head, "error": failure}, failed=True)
     usage = completion.usage
@@ -54,15 +54,13 @@ async def answer_line(
 
 
 def _fields(text: bytes, plain: bool) -> dict[str, Any]:
-    """A line's fields as arguments of `complete` or `chat`. Raises `InvalidRequestError`."""
+    """Return a line's fields as arguments of `complete` or `chat`. Raises `InvalidRequestError`."""
     try:
         value = text.decode() if plain else msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if plain:
             raise InvalidRequestError(f"the line is not UTF-8: {error}") from None
-        raise InvalidRequestError(
-            f"the line is not valid JSON ({error}); with --text every line is a prompt as it stands"
-        ) from None
+        raise InvalidRequestError(f"the line is not valid JSON ({error}); with --text every line is a prompt") from None
     if isinstance(value, (str, list)):
         value = {"prompt": value}
     if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
@@ -85,7 +83,7 @@ _CHAT_FIELDS = ("messages", "tools", "template_kwargs", "continue_final_message"
 
 
 async def _retry_while_full(model: Model, fields: dict[str, Any]) -> Completion:
-    """Complete a prompt; where the queue is full, wait and try again: other clients' work is not this line's fault."""
+    """Complete a prompt. If the queue is full of other requests, wait and try again."""
     while True:
         try:
             if "messages" in fields:

@@ -1,4 +1,4 @@
-"""Lines of OpenAI's batch files: each is a request to the HTTP API, and is answered as the server answers it."""
+"""Lines of OpenAI's batch files. Each is a request to the HTTP API, with the answer of the HTTP server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
 class BatchRequest(msgspec.Struct):
-    """A request of a batch file. Further fields are ignored, as OpenAI does."""
+    """A request of a batch file. Other fields are ignored, as at OpenAI."""
 
     custom_id: str
     method: str
@@ -52,7 +52,7 @@ class _Answer(msgspec.Struct):
 
 
 def is_request(line: bytes) -> bool:
-    """Whether a line is a request of a batch file: an object with `custom_id`."""
+    """Return whether a line is a request of a batch file: an object with `custom_id`."""
     if b'"custom_id"' not in line:
         return False
     try:
@@ -62,10 +62,10 @@ def is_request(line: bytes) -> bool:
 
 
 def post_to(model: Engine | Client) -> Post:
-    """Return what sends a request to the server behind a `Client`, or to the HTTP application over an `Engine`.
+    """Return a function that sends a request to a `Client`'s server, or to the HTTP application of an `Engine`.
 
-    The application runs in this process, without a socket. It has the server's knobs from the environment, but asks
-    for no key.
+    The application runs in this process, without a socket. It has the server's knobs from the environment, but needs no
+    API key.
     """
     if isinstance(model, Client):
         return model.post
@@ -84,9 +84,9 @@ def post_to(model: Engine | Client) -> Post:
 
 
 async def answer_request(post: Post, line: bytes) -> Result:
-    """Return the line of output for a request. What is wrong with this line alone stands in it.
+    """Return the line of output for a request. An error of this line is in its result.
 
-    Raises the server's error if it serves no more, and `ServerError` if it cannot be reached.
+    Raises the server's error if it has stopped serving, and `ServerError` if it cannot be reached.
     """
     try:
         request = msgspec.json.decode(line, type=BatchRequest)
@@ -104,7 +104,7 @@ async def answer_request(post: Post, line: bytes) -> Result:
         failure = response_error(503, response.content, response.headers)
         if not isinstance(failure, QueueFullError):
             raise failure
-        await anyio.sleep(failure.retry_after)  # other clients' work is not this line's fault
+        await anyio.sleep(failure.retry_after)  # the queue is full of other requests
     shown, tokens = _read(response.content)
     answer = {
         "status_code": response.status_code,
@@ -125,7 +125,7 @@ def _output(custom_id: Any, response: dict[str, Any] | None, error: dict[str, An
 
 
 def _read(content: bytes) -> tuple[msgspec.Raw | str, int]:
-    """The body of an answer within one line, and the tokens that it says were generated. What is no JSON is text."""
+    """Return the body of an answer on one line, and its number of generated tokens. A body that is not JSON is text."""
     try:
         usage = msgspec.json.decode(content, type=_Answer).usage
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -24,13 +24,72 @@ from aengine.config import EngineConfig
 from aengine.sizes import format_bytes
 
 _SERVER_CONCURRENCY = 64
-_WINDOW = 4  # results that may wait for a slow one before them, per prompt that runs
+_WINDOW = 4  # results per running prompt that may wait for a slower one before them
 MAX_LINE_BYTES = 64 * 2**20
 _READ_BYTES = 2**16
 _COUNT_BYTES = 2**20
 _ONLY_PROMPTS = (
-    "flags for sampling, --adapter and --token-ids are for prompts: a line with custom_id says everything in its body"
+    "sampling flags, --adapter and --token-ids apply to prompts only: a line with custom_id has all of it in its body"
 )
+
+
+def generate(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
+    """Answer every line. Return the exit status: 1 if any line could not be answered."""
+    with (
+        _opened(args.input, "rb", sys.stdin.fileno()) as source,
+        _opened(args.output, "wb", sys.stdout.fileno()) as out,
+    ):
+        failed = asyncio.run(_generate(args, sampling, source, out))
+    if failed:
+        print(f"aengine: {failed} {'lines' if failed > 1 else 'line'} could not be answered", file=sys.stderr)
+    return 1 if failed else 0
+
+
+@contextmanager
+def _opened(path: str, mode: str, standard: int) -> Iterator[BinaryIO]:
+    try:
+        file = open(standard if path == "-" else path, mode, closefd=path != "-")  # noqa: SIM115 - the next line closes it
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}") from None
+    with file:
+        yield file  # type: ignore[misc]  # the mode says binary
+
+
+async def _generate(args: argparse.Namespace, sampling: dict[str, Any], source: BinaryIO, out: BinaryIO) -> int:
+    failed = 0
+    tokens = 0
+    config = read_knobs(args, EngineConfig)
+    show = config.progress
+    concurrency = args.concurrency or (config.max_num_seqs if args.url is None else _SERVER_CONCURRENCY)
+    defaults = sampling if args.adapter is None else sampling | {"adapter": args.adapter}
+    if args.url is None and config.max_queue == 0:
+        raise UsageError("max_queue is 0, so that no prompt may wait and none would run; leave it out")
+    async with opened_model(args) as model:
+        post = cache(partial(post_to, model))  # the first request makes it
+        total = await anyio.to_thread.run_sync(_count_lines, args.input) if show else None
+        # disable=None: no bar if standard error is no terminal
+        with tqdm(total=total, unit=" prompts", file=sys.stderr, disable=None if show else True) as bar:
+
+            async def answer(number: int, line: bytes) -> Result:
+                if not args.text and is_request(line):
+                    if defaults or args.token_ids:
+                        raise UsageError(_ONLY_PROMPTS)
+                    return await answer_request(post(), line)
+                return await answer_line(model, defaults, number, line, plain=args.text, ids=args.token_ids)
+
+            async def write(result: Result) -> None:
+                nonlocal failed, tokens
+                failed += result.failed
+                tokens += result.tokens
+                await anyio.to_thread.run_sync(_write, out, msgspec.json.encode(result.body) + b"\n")
+                bar.set_postfix_str(f"{tokens} tokens", refresh=False)
+                bar.update()
+
+            try:
+                await run_batch(read_lines(source.fileno()), answer, write, concurrency)
+            except LineTooLongError:
+                raise CommandError(f"a line of the input has more than {format_bytes(MAX_LINE_BYTES)}") from None
+    return failed
 
 
 class _Job:
@@ -45,9 +104,9 @@ async def run_batch(
     write: Callable[[Result], Awaitable[None]],
     concurrency: int,
 ) -> None:
-    """Write `answer(number, line)` for every line that is not blank, in their order; numbers count from 1.
+    """Write `answer(number, line)` for every line that is not blank, in order. Numbers start at 1.
 
-    What `answer`, `write` or the lines raise ends it all, and comes alone (not in a group).
+    An exception of `answer`, `write` or `lines` ends the run. It is raised alone, not in a group.
     """
     room = anyio.Semaphore(concurrency)
     put, take = anyio.create_memory_object_stream[_Job](_WINDOW * concurrency)
@@ -91,9 +150,9 @@ class LineTooLongError(Exception):
 
 
 async def read_lines(file: int) -> AsyncIterator[bytes]:
-    """The lines of a file descriptor, without their line breaks. Raises `LineTooLongError`, which ends it."""
+    """Yield the lines of a file descriptor without their line breaks. Uses no thread. Raises `LineTooLongError`."""
     pieces: list[bytes] = []  # of the line that has not ended
-    held = 0
+    held = 0  # bytes
     while chunk := await _read(file):
         *ended, rest = chunk.split(b"\n")
         for piece in ended:
@@ -112,7 +171,7 @@ async def _read(file: int) -> bytes:
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     try:
         loop.add_reader(file, readable.set)
-    except PermissionError:  # a file on a disk: never keeps anybody waiting
+    except PermissionError:  # a file on a disk, which is always readable
         await asyncio.sleep(0)
         return os.read(file, _READ_BYTES)
     try:
@@ -122,72 +181,13 @@ async def _read(file: int) -> bytes:
     return os.read(file, _READ_BYTES)
 
 
-def generate(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
-    """Answer every line; the exit status: 1 if any line could not be answered."""
-    with (
-        _opened(args.input, "rb", sys.stdin.fileno()) as source,
-        _opened(args.output, "wb", sys.stdout.fileno()) as out,
-    ):
-        failed = asyncio.run(_generate(args, sampling, source, out))
-    if failed:
-        print(f"aengine: {failed} {'lines' if failed > 1 else 'line'} could not be answered", file=sys.stderr)
-    return 1 if failed else 0
-
-
-@contextmanager
-def _opened(path: str, mode: str, standard: int) -> Iterator[BinaryIO]:
-    try:
-        file = open(standard if path == "-" else path, mode, closefd=path != "-")  # noqa: SIM115 - the next line closes it
-    except OSError as error:
-        raise CommandError(f"{path}: {error.strerror}") from None
-    with file:
-        yield file  # type: ignore[misc]  # the mode says binary
-
-
-async def _generate(args: argparse.Namespace, sampling: dict[str, Any], source: BinaryIO, out: BinaryIO) -> int:
-    failed = 0
-    tokens = 0
-    config = read_knobs(args, EngineConfig)
-    show = config.progress
-    concurrency = args.concurrency or (config.max_num_seqs if args.url is None else _SERVER_CONCURRENCY)
-    defaults = sampling if args.adapter is None else sampling | {"adapter": args.adapter}
-    if args.url is None and config.max_queue == 0:
-        raise UsageError("max_queue is 0: no prompt could ever wait its turn, so that none would run; leave it out")
-    async with opened_model(args) as model:
-        post = cache(partial(post_to, model))  # made for the first line that needs it
-        total = await anyio.to_thread.run_sync(_count_lines, args.input) if show else None
-        # disable=None: none where standard error is no terminal
-        with tqdm(total=total, unit=" prompts", file=sys.stderr, disable=None if show else True) as bar:
-
-            async def answer(number: int, line: bytes) -> Result:
-                if not args.text and is_request(line):
-                    if defaults or args.token_ids:
-                        raise UsageError(_ONLY_PROMPTS)
-                    return await answer_request(post(), line)
-                return await answer_line(model, defaults, number, line, plain=args.text, ids=args.token_ids)
-
-            async def write(result: Result) -> None:
-                nonlocal failed, tokens
-                failed += result.failed
-                tokens += result.tokens
-                await anyio.to_thread.run_sync(_write, out, msgspec.json.encode(result.body) + b"\n")
-                bar.set_postfix_str(f"{tokens} tokens", refresh=False)
-                bar.update()
-
-            try:
-                await run_batch(read_lines(source.fileno()), answer, write, concurrency)
-            except LineTooLongError:
-                raise CommandError(f"a line of the input has more than {format_bytes(MAX_LINE_BYTES)}") from None
-    return failed
-
-
 def _write(out: BinaryIO, line: bytes) -> None:
     out.write(line)
     out.flush()
 
 
 def _count_lines(path: str) -> int | None:
-    """The lines of a file, for the bar; None where they cannot be counted beforehand."""
+    """Return the number of lines of a file, for the bar; None for a pipe."""
     if path == "-" or not os.path.isfile(path):
         return None
     with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""The arguments of `aengine serve`. The server itself stands in `server.py`, whose imports take their time."""
+"""The command `aengine serve`. The server is in `server.py`, whose imports take seconds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ examples:
   aengine serve /models/qwen3-8b --host 0.0.0.0 --served-model-name qwen big
   AENGINE_MAX_NUM_SEQS=64 aengine serve Qwen/Qwen3-8B
 
-Every flag is an environment variable too; the flag wins. The first Ctrl-C (SIGINT, SIGTERM, SIGHUP) refuses new work
-and lets running answers finish, the second one ends them.
+Every flag is also an environment variable; the flag wins. The first Ctrl-C (SIGINT, SIGTERM, SIGHUP) refuses new
+requests and lets running answers finish. The second one ends them.
 """
 
 
@@ -39,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
     _check_names(engine, server)
     if listen.workers != 1:
         raise UsageError(
-            f"--workers {listen.workers}: the engine is one process and one event loop, and a second worker would load "
-            "the model a second time and know nothing of the first one's requests; leave it at 1, and start further "
-            "servers on further ports for further GPUs"
+            f"--workers {listen.workers}: the engine is one process and one event loop; a second worker would load the "
+            "model a second time and share no requests; leave it at 1, and start another server on another port for "
+            "more GPUs"
         )
-    with suppress(OSError):  # nobody may read the log; unbuffered, so that nothing is left to be flushed at the end
+    with suppress(OSError):  # the reader of the log may have left; unbuffered, so that no later flush can fail
         os.write(2, f"aengine: starting; the model is {engine.model_name}\n".encode())  # imports take seconds
     from aengine.cli.serve.server import serve
 
@@ -51,10 +51,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_names(engine: EngineConfig, server: ServerConfig) -> None:
-    """Refuse a model that was taken for one more of its names, because it stands after them."""
+    """Raise `UsageError` if the model was read as one more of its served names, because it comes after them."""
     *others, last = server.served_model_name or ("",)
     if engine.model is None and others and "/" in last:
         raise UsageError(
-            f"--served-model-name takes every name that follows, {last!r} too, and no model is named: write the model "
+            f"--served-model-name takes every word after it, also {last!r}, and no model is given: write the model "
             "first, or --model"
         )

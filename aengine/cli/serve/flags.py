@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aengine.cli.errors import UsageError
-from aengine.cli.knobs import add_knobs, add_model, knobs_of, read_knobs
+from aengine.cli.knobs import add_knobs, add_model, list_knobs, read_knobs
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
 from aengine.config.configure import flag, instead_of
 from aengine.config.other_names import OTHER_NAMES
@@ -21,20 +21,20 @@ _ACCEPTED = {name: other.knob for name, other in OTHER_NAMES.items() if other.is
 
 
 class FileFlags(NamedTuple):
-    """What a file of flags says."""
+    """The content of a file of flags."""
 
     knobs: dict[str, Any]
-    without_effect: set[str]  # accepted names that it switches on
+    without_effect: set[str]  # accepted names without a knob that it switches on
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add every flag. Those of other engines are left out of the help."""
+    """Add every flag. The help does not show flags of other engines."""
     add_model(parser)
     parser.add_argument("--config", metavar="FILE", help="YAML file of flags; those on the command line win")
     add_knobs(parser, ListenConfig, "where to listen")
     add_knobs(parser, ServerConfig, "the API")
     add_knobs(parser, EngineConfig, "the engine")
-    switches = {knob.name for knob in knobs_of(EngineConfig) if not knob.kind}
+    switches = {knob.name for knob in list_knobs(EngineConfig) if not knob.kind}
     for name, knob in _ACCEPTED.items():
         how: dict[str, Any] = {}
         if not knob:
@@ -50,7 +50,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def read_flags(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig, ListenConfig]:
     """Return the configs from the flags, the file, the environment and the defaults. Raises `UsageError`.
 
-    Says on standard error what an accepted flag of another engine does not do here.
+    Prints a note for an accepted flag of another engine that may be expected to do more.
     """
     file = FileFlags({}, set()) if args.config is None else read_file(args.config)
     engine = read_knobs(args, EngineConfig, file.knobs)
@@ -58,14 +58,14 @@ def read_flags(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig, Li
     listen = read_knobs(args, ListenConfig, file.knobs)
     given = {name for name, knob in _ACCEPTED.items() if not knob and hasattr(args, name)} | file.without_effect
     if "trust_remote_code" in given:
-        _say("trust-remote-code: no code of a checkpoint is ever run here; known families load without")
+        _print("trust-remote-code: code of a checkpoint is never run here; known families load without it")
     if "enable_lora" in given and not engine.lora and not engine.lora_loading:
-        _say("enable-lora: no adapter is named; --lora NAME=FOLDER names one")
+        _print("enable-lora: no adapter is given; add --lora NAME=FOLDER")
     return engine, server, listen
 
 
 def read_file(path: str) -> FileFlags:
-    """Raises `UsageError` if the file cannot be read or has names that mean nothing; it then names all of them."""
+    """Read a file of flags. Raises `UsageError` if it cannot be read, or naming all its unknown flags."""
     import yaml
 
     try:
@@ -98,7 +98,7 @@ def read_file(path: str) -> FileFlags:
 
 
 def _text(value: Any) -> Any:
-    """Turn numbers into text: `configure` then reads them as it reads a flag."""
+    """Turn numbers into text, so that `configure` reads them like a flag."""
     if isinstance(value, dict):
         return {str(name): str(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -106,5 +106,5 @@ def _text(value: Any) -> Any:
     return value if isinstance(value, bool) else str(value)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"aengine: {text}", file=sys.stderr, flush=True)

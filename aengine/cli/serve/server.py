@@ -1,6 +1,4 @@
-"""Runs the HTTP server as a process of its own: configures hypercorn, and handles signals so that running answers
-finish.
-"""
+"""Runs the HTTP server in this process: configures hypercorn, and lets running answers finish after a signal."""
 
 from __future__ import annotations
 
@@ -27,18 +25,18 @@ from aengine.cli.errors import CommandError
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
 from aengine.process.standard_streams import lossy_streams
 
-_FINAL_MESSAGE_SECONDS = 3.0  # for the last event of streams that are cut off
-_LOADING = 600.0  # seconds that a model which is still loading may take to stop
-_ACCEPTED = 4  # connections in one pass of the event loop, some 10 ms: a burst must not hold up running streams
-_SEND_BUFFER = 256 * 2**10  # bytes; left to itself the kernel keeps megabytes for a reader that does not read
-_LETTING_GO = 10.0  # seconds for connections and a device to let go of the process
+_FINAL_MESSAGE_SECONDS = 3.0  # for sending the last event of streams that are ended
+_LOADING = 600.0  # seconds that a loading model may take to stop
+_ACCEPTED = 4  # connections accepted per pass of the event loop, about 10 ms: a burst must not delay streams
+_SEND_BUFFER = 256 * 2**10  # bytes; the kernel's default is megabytes for a client that does not read
+_LETTING_GO = 10.0  # seconds in which connections and a device must be closed
 _HANDSHAKE = 10.0  # seconds that TLS may take to begin
 
 _PROMPT = '{"prompt":"The capital of France is","max_tokens":20}'
 
 
 def serve(engine: EngineConfig, server: ServerConfig, listen: ListenConfig) -> int:
-    """Serve until a signal; the exit status: 0, or 1 if the model could not be loaded or the engine failed."""
+    """Serve until a signal. Return the exit status: 0, or 1 if the model could not be loaded or the engine failed."""
     check_certificate(listen)
     allow_many_connections()
     with lossy_streams():
@@ -48,7 +46,7 @@ def serve(engine: EngineConfig, server: ServerConfig, listen: ListenConfig) -> i
 
 
 def check_certificate(listen: ListenConfig) -> None:
-    """Check that HTTPS can be spoken with the certificate and key; raises `CommandError`."""
+    """Raise `CommandError` unless the certificate and its key can be used for HTTPS."""
     if listen.ssl_certfile is None:
         if listen.ssl_keyfile is not None:
             raise CommandError("ssl_keyfile: a key needs its certificate (--ssl-certfile)")
@@ -60,7 +58,7 @@ def check_certificate(listen: ListenConfig) -> None:
         except OSError as error:
             raise CommandError(f"{name}: {path}: {os.strerror(error.errno or 0)}") from None
     try:
-        # hypercorn would ask the terminal for a key's password, in the middle of a start.
+        # The empty password: hypercorn would otherwise ask the terminal for it during the start.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(listen.ssl_certfile, listen.ssl_keyfile, password="")
     except ssl.SSLError as error:
         reason = f" ({error.reason})" if error.reason else ""
@@ -69,23 +67,24 @@ def check_certificate(listen: ListenConfig) -> None:
 
 
 def allow_many_connections() -> None:
-    """Raise this process's limit of open files to its hard limit: many systems begin with 1024."""
+    """Raise the limit of open files to its hard limit. Many systems start with 1024."""
     if sys.platform != "win32":
         import resource
 
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with suppress(ValueError, OSError):  # "unlimited", where the kernel has a limit of its own
+        with suppress(ValueError, OSError):  # "unlimited" may be above the kernel's own limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listening_sockets(listen: ListenConfig) -> list[socket.socket]:
-    """Listening sockets, bound before anything is loaded: one, and for `localhost` one at ::1 as well, which is what
-    some clients mean by it. Raises `CommandError` where that does not work.
+    """Return the listening sockets. They are bound before the model is loaded. Raises `CommandError`.
+
+    For the host `localhost` there is a second socket at ::1, because some clients resolve the name to it.
     """
     first = listening_socket(listen)
     sockets = [first]
     if listen.host in ("127.0.0.1", "localhost"):
-        with suppress(OSError):  # no IPv6, or another server's port: then 127.0.0.1 alone
+        with suppress(OSError):  # without IPv6, or if the port is taken there: only 127.0.0.1
             sockets.append(_bound(socket.AF_INET6, ("::1", first.getsockname()[1]), listen.backlog))
     return sockets
 
@@ -97,7 +96,7 @@ def _bound(family: int, address: Any, backlog: int) -> socket.socket:
 
 
 def listening_socket(listen: ListenConfig) -> socket.socket:
-    """A listening socket at the host. Raises `CommandError` where that does not work."""
+    """Return a listening socket at the host. Raises `CommandError`."""
     where = f"{listen.host}:{listen.port}"
     host = "127.0.0.1" if listen.host == "localhost" else listen.host or None
     try:
@@ -112,13 +111,13 @@ def listening_socket(listen: ListenConfig) -> socket.socket:
 
 
 def hypercorn_config(listen: ListenConfig, sockets: Sequence[socket.socket]) -> Config:
-    """hypercorn's settings; the sockets are its own from here on.
+    """Return hypercorn's settings. It takes over the sockets.
 
-    There is no read_timeout, which would cut streams; bodies are bounded by the app.
+    There is no read_timeout, because it would end streams. The application bounds bodies.
     """
     config = Config()
     config.bind = [f"fd://{sock.detach()}" for sock in sockets]
-    config.backlog = _ACCEPTED  # asyncio takes it for both: what the kernel keeps, and what one pass accepts
+    config.backlog = _ACCEPTED  # asyncio uses it for the kernel's queue and for one pass of accepting
     if listen.ssl_certfile is not None:
         config.certfile = listen.ssl_certfile
         config.keyfile = listen.ssl_keyfile or listen.ssl_certfile
@@ -151,7 +150,7 @@ async def _serve(app: Application, server: ServerConfig, listen: ListenConfig, s
     twins = [sock.dup() for sock in sockets]
 
     async def listening() -> None:
-        for twin in twins:  # hypercorn calls this when it has begun to listen, for no more than it accepts at once
+        for twin in twins:  # hypercorn calls this after it has begun to listen with its own small backlog
             with twin:
                 twin.listen(listen.backlog)
         await stop.wait()
@@ -159,7 +158,7 @@ async def _serve(app: Application, server: ServerConfig, listen: ListenConfig, s
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_handle_signals, app, stop, listen.shutdown_timeout)
         tasks.start_soon(_announce, app, server, stop, _url(host, port, listen.ssl_certfile is not None))
-        # In a task of its own: hypercorn leaves it marked as cancelled (asyncio's TaskGroup does, in 3.11).
+        # In its own task: in Python 3.11 asyncio's TaskGroup leaves that task marked as cancelled.
         await asyncio.create_task(hypercorn_serve(app, hypercorn_config(listen, sockets), shutdown_trigger=listening))  # type: ignore[arg-type]
         tasks.cancel_scope.cancel()
     return 0 if app.failure is None else 1
@@ -171,7 +170,7 @@ def _url(host: str, port: int, https: bool) -> str:
 
 
 def greeting(url: str, ready: str, server: ServerConfig) -> str:
-    """The addresses of a server that is ready, and a command that asks it. ready: a sentence with the model's names."""
+    """Return the addresses of a ready server, and a command to try. ready: a sentence with the model's names."""
     key = ' -H "Authorization: Bearer $AENGINE_API_KEY"' if server.api_keys else ""
     addresses = [("OpenAI's clients", f"{url}/v1"), ("Anthropic's clients", url)]
     if server.page:
@@ -182,15 +181,15 @@ def greeting(url: str, ready: str, server: ServerConfig) -> str:
 
 
 async def _announce(app: Application, server: ServerConfig, stop: asyncio.Event, url: str) -> None:
-    """Print the server's address once it is ready; stop the server when the engine cannot be started or has failed."""
+    """Print the server's address when it is ready. Stop the server if the engine cannot be started or fails."""
     await app.settled.wait()
     if stop.is_set():
         return
     if not app.failed.is_set():
         print(greeting(url, app.ready_text, server), flush=True)
         await app.failed.wait()
-        _print(f"leaving with status 1; requests have {_FINAL_MESSAGE_SECONDS:g} s to hear of it")
-        _exit_after_timeout(1)  # tensors of a dead device may not be freed, nor its threads joined
+        _print(f"leaving with status 1; clients get {_FINAL_MESSAGE_SECONDS:g} s to receive the error")
+        _exit_after_timeout(1)  # freeing tensors of a dead device, or joining its threads, may hang
         with anyio.move_on_after(_FINAL_MESSAGE_SECONDS):
             await app.drain()
         app.cut_off()
@@ -198,9 +197,10 @@ async def _announce(app: Application, server: ServerConfig, stop: asyncio.Event,
 
 
 async def _handle_signals(app: Application, stop: asyncio.Event, seconds: float) -> None:
-    """The first signal drains, the second ends what still runs, a third one (or a second while loading) everything.
+    """Handle signals: the first drains, the second ends running answers, the third ends the process.
 
-    A terminal that closes sends SIGHUP, perhaps twice: it drains as the others do, and hurries nothing.
+    While the model loads, the second signal ends the process. A closing terminal may send SIGHUP twice, so that a
+    second SIGHUP is ignored.
     """
     patience = anyio.CancelScope()
 
@@ -210,7 +210,7 @@ async def _handle_signals(app: Application, stop: asyncio.Event, seconds: float)
         app.cut_off()
         stop.set()
         if app.settled.is_set():
-            _exit_after_timeout(0)  # asyncio's wait_for (3.11) can lose the cancellation of a connection
+            _exit_after_timeout(0)  # asyncio's wait_for can lose a connection's cancellation in Python 3.11
 
     with anyio.open_signal_receiver(*_signals()) as signals:
         async with anyio.create_task_group() as tasks:
@@ -221,12 +221,14 @@ async def _handle_signals(app: Application, stop: asyncio.Event, seconds: float)
                 received += 1
                 if received == 1:
                     if app.settled.is_set():
-                        _print(f"{number.name}: no new work; running answers have {seconds:g} s (again: end them now)")
-                    else:  # a thread that loads weights cannot be told to stop
+                        _print(
+                            f"{number.name}: no new requests; running answers have {seconds:g} s (again: end them now)"
+                        )
+                    else:  # the thread that loads weights cannot be stopped
                         _print(f"{number.name}: stopping when the model is loaded (again: leave at once)")
                     tasks.start_soon(drain)
                 elif received == 2 and app.settled.is_set():
-                    _print(f"{number.name}: ending what still runs")
+                    _print(f"{number.name}: ending running answers")
                     patience.cancel()
                 else:
                     _print(f"{number.name}: leaving at once")
@@ -234,7 +236,7 @@ async def _handle_signals(app: Application, stop: asyncio.Event, seconds: float)
 
 
 def _signals() -> list[signal.Signals]:
-    """The signals that end the server: under `nohup` SIGHUP does not."""
+    """Return the signals that end the server. SIGHUP does not if it is ignored, as under `nohup`."""
     both = [signal.SIGINT, signal.SIGTERM]
     if sys.platform == "win32" or signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         return both
@@ -242,7 +244,7 @@ def _signals() -> list[signal.Signals]:
 
 
 def _exit_after_timeout(status: int) -> None:
-    """End the process by force if it is still there when every client has had time for its last message."""
+    """Exit by force if the process is still running after every client had time for its last message."""
     hard_end = threading.Timer(_FINAL_MESSAGE_SECONDS + _LETTING_GO, os._exit, [status])
     hard_end.daemon = True
     hard_end.start()

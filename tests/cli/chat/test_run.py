@@ -81,7 +81,7 @@ def terminal(state: Path, *args: str) -> Iterator[Terminal]:
 @pytest.mark.slow
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path: Path) -> None:
     with terminal(tmp_path) as shell:
-        shell.shows("/help tells the commands")
+        shell.shows("/help shows the commands")
         shell.says("/set ignore_eos true", "/set max_tokens 1500", "Tell me a story.")
         shell.shows(" ")  # in the middle of the answer, whatever it says
         shell.type("\x03")

@@ -120,7 +120,7 @@ def test_a_batch_file_of_openais() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     done = run("generate", "--temperature", "1", given=json.dumps(asked))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "says everything in its body" in done.stderr
+    assert "has all of it in its body" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_batch_file_of_openais() -> None:
                 (["--output", "/nonexistent/out"], 1, "/nonexistent/out: No such file or directory"),
                 (["--concurrency", "0"], 2, "--concurrency"),
                 (["--url", "nowhere"], 1, "address"),
-                (["--url", "http://127.0.0.1:9", "--page-size", "16"], 2, "--page-size cannot be said to a server"),
+                (["--url", "http://127.0.0.1:9", "--page-size", "16"], 2, "--page-size cannot be set for a server"),
                 (["--model", "/nonexistent/model"], 1, "/nonexistent/model"),
             )
         ),

@@ -55,8 +55,8 @@ def test_what_vllms_users_paste_is_taken(started: list[Started], capfd: pytest.C
     assert server.served_model_name == ("qwen", "gpt-4")
     assert server.allowed_origins == ("*",)
     said = capfd.readouterr().err
-    assert "trust-remote-code: no code of a checkpoint is ever run here" in said
-    assert "--lora NAME=FOLDER names one" in said
+    assert "trust-remote-code: code of a checkpoint is never run here" in said
+    assert "add --lora NAME=FOLDER" in said
     assert said.endswith("aengine: starting; the model is Qwen/Qwen3-8B-AWQ\n")
 
 

@@ -65,7 +65,7 @@ def test_a_running_answer_may_finish_while_new_work_is_refused(number: signal.Si
         lines = stream.iter_lines()
         next(lines)
         server.send(number)
-        server.wait_for("no new work")
+        server.wait_for("no new requests")
         server.send(signal.SIGHUP)  # a terminal that closes may say so twice: nobody is in a hurry
         refused = server.client.post("/generate", json=LONG)
         ready = server.client.get("/ready")
@@ -91,7 +91,7 @@ def test_what_takes_too_long_is_ended_with_an_error(patience: str) -> None:
         lines = stream.iter_lines()
         next(lines)
         server.send(signal.SIGTERM)
-        server.wait_for("no new work")
+        server.wait_for("no new requests")
         if patience == "60":
             server.send(signal.SIGTERM)
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
