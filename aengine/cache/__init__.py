@@ -1,4 +1,8 @@
-"""The KV cache: page accounting (`pages`), prefix sharing (`radix`), sliding windows, and the tensors (`kv`).
+"""What layers keep between steps: bookkeeping of pages and of everything that is filed under them, and the tensors.
 
-Nothing is imported here, because only `kv` may load torch.
+Start with `pages` (the allocator) and `radix` (prefix sharing). Some models and configurations add to these: `windows`
+for sliding windows, `snapshots` for recurrent states, `tiers/` for host memory and disk. The tensors are in `kv` and
+`states`.
+
+Nothing is imported here: only `kv` and `states` load torch.
 """

@@ -16,11 +16,11 @@ from aengine.kernels.kv_scales import as_bytes
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """What a layer keeps of each token: so many heads of keys, and as many of values."""
+    """The keys and values that a layer keeps of each token."""
 
     heads: int
     dim: int
-    both: int = 2  # 1: what is kept is key and value at once
+    both: int = 2  # keys and values; 1: one vector serves as both
 
     @property
     def numbers(self) -> int:
@@ -29,11 +29,11 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The shape of a page: what `page_size` tokens leave in each layer."""
+    """The shape of a page: the keys and values of `page_size` tokens in each layer."""
 
     layers: tuple[KVLayer, ...]
     page_size: int
-    dtype: torch.dtype  # of keys and values, whatever the model computes in
+    dtype: torch.dtype  # of keys and values; the model may compute in another
 
     @property
     def page_bytes(self) -> int:
@@ -41,14 +41,14 @@ class KVShape:
         return sum(layer.numbers for layer in self.layers) * self.page_size * self.dtype.itemsize
 
     def split(self, places: Collection[int]) -> tuple[KVShape, KVShape]:
-        """The shapes of all layers but those at these places, and of those."""
+        """Return two shapes: of the layers that are not at the given places, and of those that are."""
         others = tuple(layer for i, layer in enumerate(self.layers) if i not in places)
         return replace(self, layers=others), replace(self, layers=tuple(self.layers[i] for i in sorted(places)))
 
 
 @dataclass(frozen=True, slots=True)
 class SlidingLayers:
-    """The layers that keep their keys and values in pages of the window group, and how many of these there are."""
+    """The layers that keep their keys and values in pages of the window group."""
 
     places: tuple[int, ...]  # among all layers of the pool
     num_pages: int
@@ -57,14 +57,14 @@ class SlidingLayers:
 class KVPool:
     """K and V of all layers in one allocation, zero-initialised.
 
-    Layers of equal shapes lie together: [layers, 2, pages, page_size, heads, dim], 1 where both are one. Those of the
-    window group are in a pool of their own, `sliding`.
+    Layers of equal shapes share one tensor: [layers, 2, pages, page_size, heads, dim], with 1 instead of 2 if one
+    vector serves as key and value. Layers of the window group have a pool of their own, `sliding`.
     """
 
     def __init__(
         self, shape: KVShape, num_pages: int, device: torch.device, sliding: SlidingLayers | None = None
     ) -> None:
-        """shape: of all layers."""
+        """shape: of all layers, including those of the window group."""
         self.sliding: KVPool | None = None
         if sliding is not None:
             shape, own = shape.split(sliding.places)
@@ -85,7 +85,7 @@ class KVPool:
             for run, (kind, count) in zip(runs, counts.items())
         ]
         each = {kind: iter(run) for kind, run in zip(counts, self._kinds)}
-        # Views, made once.
+        # Views, made once because making them costs microseconds.
         self._layers = [(layer[0], layer[-1]) for layer in (next(each[kind]) for kind in shape.layers)]
         self._all = list(self._layers)
         if sliding is not None and self.sliding is not None:
@@ -93,12 +93,14 @@ class KVPool:
                 self._all.insert(place, own_layer)
 
     def layer(self, i: int) -> tuple[Tensor, Tensor]:
-        """K and V of layer i, whatever group it is of, as views, each [pages, page_size, heads, dim]."""
+        """Return K and V of layer i, of either group, as views, each [pages, page_size, heads, dim]."""
         return self._all[i]
 
     def by_page(self) -> list[Tensor]:
-        """The pool's bytes as views, one for all layers of equal shapes: [pages, layers * 2, bytes of a page in a
-        layer] uint8, the first two strided."""
+        """Return the pool's bytes as uint8 views, one for each group of layers with equal shapes.
+
+        Each is [pages, layers * 2, bytes of a page in a layer]; the first two dimensions are strided.
+        """
         return [
             kind.view(-1, self.num_pages, kind[0, 0, 0].numel()).view(torch.uint8).transpose(0, 1)
             for kind in self._kinds
@@ -107,7 +109,7 @@ class KVPool:
     def copy_pages(self, source: Tensor, destination: Tensor) -> None:
         """Copy pages source[i] to destination[i] in all layers of this group; both [n] int64 on the pool's device.
 
-        The two may not overlap. Layer by layer, so that the temporary stays small.
+        The two must not overlap. Each layer is copied by itself, so that the temporary stays small.
         """
         for keys, values in self._layers:
             for kept in (as_bytes(keys), as_bytes(values)):
@@ -115,7 +117,10 @@ class KVPool:
 
 
 def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeroed host memory that the system hands out only as it is touched: torch touches all of it at once."""
+    """Return zeroed host memory.
+
+    The system provides it page by page on first use; torch.zeros would touch all of it.
+    """
     if not math.prod(shape):
         return torch.zeros(shape, dtype=dtype)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

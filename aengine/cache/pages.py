@@ -1,15 +1,15 @@
 """The page allocator: a free list of pages of the KV pool.
 
 A page is an index into the pool. Page 0 is reserved: padding rows and finished rows write there, so it is
-never handed out. Every other page is either free or held by one owner: a sequence, choices that begin with it
-together, or the radix tree.
+never handed out. Every other page is free or has one owner: a sequence, several choices that share a prompt, or the
+radix tree.
 """
 
 from __future__ import annotations
 
 
 class OutOfPages(Exception):
-    """Fewer pages are free than were asked for. Internal: the scheduler evicts or preempts, then retries."""
+    """Fewer pages are free than were requested. Internal: the scheduler evicts or preempts before it takes pages."""
 
 
 class PageAllocator:
@@ -30,11 +30,11 @@ class PageAllocator:
         return len(self._free)
 
     def held(self, page: int) -> bool:
-        """Whether the page is handed out."""
+        """Return whether the page is handed out."""
         return self._held[page] == 1
 
     def take(self, n: int) -> list[int]:
-        """Hand out n free pages. Raises `OutOfPages`, taking none, if fewer are free."""
+        """Hand out n free pages. Raises `OutOfPages`, and takes none, if fewer are free."""
         kept = len(self._free) - n
         if kept < 0:
             raise OutOfPages(f"{n} pages wanted, {len(self._free)} free")
@@ -55,7 +55,7 @@ class PageAllocator:
         self._free.append(page)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` unless the free pages are exactly those that nobody holds. O(pages)."""
+        """Raise `AssertionError` unless each page is either free or held. O(pages)."""
         free = set(self._free)
         if len(free) != len(self._free):
             raise AssertionError("a page is on the free list twice")

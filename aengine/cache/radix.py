@@ -3,13 +3,13 @@
 An edge is a run of one or more whole pages; two children of a node differ within their first page. The tree owns
 its pages, and gives them back to the allocator.
 
-A path that a sequence uses is locked: `lock(node)` counts on every node up to the root, so an unlocked node
-has only unlocked descendants. Unlocked nodes stand in one least-recently-used order. A use (a match, an
-insert, an unlock) moves its path to the young end, deepest node first; therefore every node stands before
-its parent, the oldest entry is always a leaf, and eviction just takes from the old end.
+A path that a sequence uses is locked: `lock(node)` adds one to every node up to the root, so an unlocked node
+has only unlocked descendants. Unlocked nodes are kept in one least-recently-used order. A use (a match, an
+insert, an unlock) moves its path to the young end, deepest node first. Therefore every node comes before
+its parent, the oldest entry is always a leaf, and eviction takes from the old end.
 
-Clearing begins a new epoch. What is locked then cannot go at once: it stays filed under the old epoch, where no
-lookup comes, and goes when it is unlocked.
+Clearing begins a new epoch. Nodes that are locked then stay under the old epoch, which lookups ignore, and leave
+the tree when they are unlocked.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import NamedTuple, Protocol
 
 from aengine.cache.pages import PageAllocator
 
-# A run's ids as bytes: 4 per token, compared with memcmp, hashed fast, and of no interest to the cycle collector.
+# A run's ids as bytes, 4 per token: compared with memcmp, hashed fast, and not scanned by the garbage collector.
 _ID_TYPE = "I"
 _ID_BYTES = array(_ID_TYPE).itemsize
 
 
-# What separates runs: a tenant's salt, alone or with the number of an adapter. With longrope, sequences that may leave
-# the trained context have minus that number, or 0 without an adapter. Runs of an adapter that is gone are never found
-# again, and age out like any other.
+# Runs with different namespaces are never shared. A namespace is a tenant's salt, alone or with the number of an
+# adapter. With longrope, sequences that may leave the trained context have minus that number, or 0 without an adapter.
+# Runs of an unloaded adapter are never found again, and are evicted like any others.
 Namespace = str | None | tuple[int, str | None]
 
-# What a child is filed under: its first page's ids. Under the root the epoch and the salt stand before them, which
-# keeps epochs, tenants and adapters apart without a root of their own.
+# The key of a child: its first page's ids. Keys under the root also contain the epoch and the namespace, which
+# separates epochs, tenants and adapters without a root for each.
 _Key = bytes | tuple[int, Namespace, bytes]
 
 
 def packed(token_ids: Iterable[int]) -> array[int]:
-    """Token ids as an array of 4 bytes each, which the tree compares without looking at them one by one."""
+    """Return token ids as an array of 4 bytes each, which the tree compares as bytes."""
     return array(_ID_TYPE, token_ids)
 
 
@@ -56,7 +56,7 @@ class Node:
         self.depth = depth  # pages from the root to the end of this run
         self.locks = locks
         self.epoch = epoch  # of the tree when the run was inserted
-        self.backed = False  # the tiers' below: each of its pages has been copied there, or is on its way
+        self.backed = False  # set by the tiers: each of its pages was copied to host memory, or is being copied
         self.children: dict[_Key, Node] = {}
 
 
@@ -71,10 +71,10 @@ class Match(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """The result of an insertion: the node that ends where the run ends, and for each of its pages whether the tree now
-    holds it.
+    """The result of an insertion.
 
-    A page that is not taken is a private copy that the caller still owns and has to release.
+    node: ends where the run ends. taken: for each page of the run, whether the tree now owns it. A page that is not
+    taken remains the caller's, who has to release it.
     """
 
     node: Node
@@ -82,25 +82,25 @@ class Inserted(NamedTuple):
 
 
 class TreeWatcher(Protocol):
-    """Hears what enters and leaves a tree, run by run; pages name what they hold until they are removed."""
+    """Is called when runs enter and leave a tree. A page holds the same tokens until it is removed."""
 
     def stored(
         self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: str | tuple[int, str | None] | None
     ) -> None:
-        """A run was attached behind the page `before`, or at the root. `token_ids`: 4 bytes each."""
+        """A run was attached after the page `before`, or at the root for None. `token_ids`: 4 bytes each."""
         ...
 
     def removed(self, pages: Sequence[int]) -> None:
-        """Pages have left the tree, a run's last ones first to go."""
+        """Pages have left the tree. The last pages of a run leave first."""
         ...
 
     def cleared(self) -> None:
-        """No lookup finds anything any more; what is locked is removed later."""
+        """The tree was cleared. Locked pages are removed later."""
         ...
 
 
 class RadixTree:
-    """Shares the pages of common prefixes. All costs are per node visited or page touched, never per tree."""
+    """Shares the pages of common prefixes. Every operation costs time per node visited or page touched."""
 
     def __init__(self, allocator: PageAllocator, page_size: int) -> None:
         if page_size < 1:
@@ -108,8 +108,8 @@ class RadixTree:
         self.page_size = page_size
         self.cached_pages = 0  # held by the tree
         self.evictable_pages = 0  # of these, not locked
-        self.epoch = 0  # how often the tree was cleared
-        self.changes = 0  # rises with whatever may let a lookup find more, or more pages be evicted
+        self.epoch = 0  # the number of times that the tree was cleared
+        self.changes = 0  # rises when a lookup may find more, or more pages may be evicted
         self.root = Node(None, b"", b"", [], 0, 0)
         self.watchers: list[TreeWatcher] = []
         self._allocator = allocator
@@ -135,7 +135,7 @@ class RadixTree:
             step.locks += 1
 
     def unlock(self, node: Node) -> None:
-        """Undo one `lock(node)`; counts as a use. What is left of an epoch that is over goes.
+        """Undo one `lock(node)`; counts as a use. Nodes of an old epoch leave the tree.
 
         Raises `ValueError` if node is not locked.
         """
@@ -147,7 +147,7 @@ class RadixTree:
                 self._unlocked[step] = None
                 self.evictable_pages += len(step.pages)
                 self.changes += 1
-                if step.epoch != self.epoch:  # whatever was below it has gone before
+                if step.epoch != self.epoch:  # its descendants have left before
                     self._cut(step, len(step.pages))
 
     def insert(
@@ -155,10 +155,10 @@ class RadixTree:
     ) -> Inserted:
         """Cache a run: pages[i] holds the KV of token_ids[i * page_size : (i + 1) * page_size].
 
-        It begins where `below` ends, a node that the caller has locked, or at the root. Ids beyond the last page are
-        ignored. The caller owns the pages; where the tree holds nothing yet, it takes them over.
+        The run begins at the end of `below`, a node that the caller has locked, or at the root. Ids beyond the last
+        page are ignored. The caller owns the pages; the tree takes over those for which it has none yet.
 
-        Raises `ValueError` if ids are missing, or if `below` is no longer in the tree or of an epoch that is over.
+        Raises `ValueError` if ids are missing, or if `below` is no longer in the tree or belongs to an old epoch.
         """
         start = self.root if below is None else below
         count = len(pages)
@@ -180,9 +180,9 @@ class RadixTree:
         return Inserted(node, taken)
 
     def evict(self, n: int) -> int:
-        """Release the least recently used unlocked pages until n came free or none is left; return how many did.
+        """Release the least recently used unlocked pages until n are released or none is left; return their number.
 
-        Deepest pages go first, and of a longer run only the tail that is needed.
+        The deepest pages are released first, and only as much of a run's tail as is needed.
         """
         before = self._allocator.free
         while self._unlocked and (missing := n + before - self._allocator.free) > 0:
@@ -190,11 +190,14 @@ class RadixTree:
         return self._allocator.free - before
 
     def next_evicted(self) -> Iterator[Node]:
-        """The unlocked nodes in the order in which `evict` would take them. The tree may not be used meanwhile."""
+        """Iterate over the unlocked nodes in eviction order. The tree must not be used meanwhile."""
         return iter(self._unlocked)
 
     def clear(self) -> None:
-        """Drop all cached runs: unlocked pages go now, locked ones once they are unlocked, and no lookup finds them."""
+        """Drop all cached runs: unlocked pages now, locked ones when they are unlocked.
+
+        No lookup finds them any more.
+        """
         self.epoch += 1
         self.changes += 1
         for watcher in self.watchers:
@@ -204,22 +207,22 @@ class RadixTree:
             self._cut(leaf, len(leaf.pages))
 
     def _pack(self, token_ids: Sequence[int], count: int) -> bytes:
-        """The ids of the first `count` pages as bytes."""
+        """Return the ids of the first `count` pages as bytes."""
         return packed(token_ids[: count * self.page_size]).tobytes()
 
     def _key(self, parent: Node, first_page: bytes, salt: Namespace) -> _Key:
         return (self.epoch, salt, first_page) if parent is self.root else first_page
 
     def _path(self, node: Node) -> Iterator[Node]:
-        """The nodes from `node` up to, and without, the root."""
+        """Iterate over the nodes from `node` up to the root, without the root."""
         step: Node | None = node
         while step is not None and step is not self.root:
-            parent = step.parent  # before the caller takes the node out of the tree
+            parent = step.parent  # read before the caller removes the node
             yield step
             step = parent
 
     def _descend(self, node: Node, data: bytes, salt: Namespace) -> Node:
-        """Follow data down from node as far as whole pages agree, splitting a node that agrees only in part."""
+        """Descend from node as far as whole pages of data agree; split a node that agrees only in part."""
         size = self._page_bytes
         at = 0
         while at < len(data):
@@ -241,9 +244,9 @@ class RadixTree:
         return node
 
     def _split(self, node: Node, at: int) -> Node:
-        """Put a new node that has the first `at` pages above node, which keeps the rest; return the new one.
+        """Insert a new node with the first `at` pages above `node`, which keeps the rest; return the new node.
 
-        Whoever holds `node` holds its end, so `node` stays the lower half. Its locks count for the upper half too.
+        `node` stays the lower half, because callers who locked it hold its end. The upper half gets the same locks.
         """
         parent = node.parent
         if parent is None:
@@ -272,7 +275,7 @@ class RadixTree:
         return node
 
     def _compare(self, node: Node, start: Node, pages: Sequence[int]) -> list[bool]:
-        """For each of the pages behind `start`, whether the tree holds it or, beyond `node`, is about to."""
+        """Return for each page after `start` whether the tree owns it, or is about to if it is beyond `node`."""
         taken = [True] * len(pages)
         for step in self._path(node):
             if step is start:
@@ -283,7 +286,7 @@ class RadixTree:
         return taken
 
     def _touch(self, node: Node) -> None:
-        """Make the path to node the most recently used. Locked nodes are not in the order, nor are their ancestors."""
+        """Make the path to node the most recently used. Locked nodes and their ancestors are not in the order."""
         for step in self._path(node):
             if step.locks:
                 break

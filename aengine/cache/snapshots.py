@@ -1,11 +1,11 @@
-"""Snapshots of recurrent states: bookkeeping of the slots behind the rows' own.
+"""Snapshots of recurrent states: bookkeeping of the slots that follow the rows' own slots.
 
-A snapshot is the state behind the last token of a page. A page of the radix tree stands for all that was read up to its
-end, so the tree's snapshots are filed under its pages, and go with them. Nobody who runs reads a snapshot: its state is
-copied into the row's slot before the row's first step, so that any of them may be evicted at any time, and the least
-recently used one is where a new one needs its slot.
+A snapshot is the state after the last token of a page. The tree files snapshots under its pages, and drops them with
+their pages. A running sequence never reads a snapshot: its state is copied into the row's slot before the row's first
+step. So a snapshot may be evicted at any time. A new snapshot takes the slot of the least recently used one if no slot
+is free.
 
-Slot 0 is nobody's; row r has slot r + 1.
+Slot 0 is unused; row r has slot r + 1.
 """
 
 from __future__ import annotations
@@ -18,34 +18,37 @@ from aengine.cache.radix import Namespace, Node
 
 
 def slot_of(row: int) -> int:
-    """A row's slot."""
+    """Return the slot of a row."""
     return row + 1
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRoom:
-    """How many snapshots there are, and where they are taken: multiples of a page, and of what kernels can save at."""
+    """The number of snapshots, and the token positions at which they are taken.
+
+    Both grains are multiples of a page and of the block after which kernels can save a state.
+    """
 
     count: int = 0
-    grain: int = 64  # tokens: between those of an output; the last one of a prompt, and of what others share, as well
-    prompt_grain: int = 64  # tokens: between those of a prompt
+    grain: int = 64  # tokens between snapshots of an output; also rounds the ends of prompts and of shared prefixes
+    prompt_grain: int = 64  # tokens between snapshots of a prompt
 
 
 class Snapshots:
-    """Hands out slots to sequences, and files those that sequences give to the tree. It has to watch the tree."""
+    """Hands out slots to sequences, and files the snapshots that they give to the tree. It must watch the tree."""
 
     def __init__(self, room: SnapshotRoom, first_slot: int, page_size: int) -> None:
         if room.grain % page_size or room.prompt_grain % room.grain:
             raise ValueError(f"snapshots every {room.grain} and {room.prompt_grain} tokens, in pages of {page_size}")
         self.room = room
-        self.evictions = 0  # for another's sake; not those that went with their pages
+        self.evictions = 0  # to make room for another; snapshots that leave with their pages do not count
         self._step = room.grain // page_size  # pages
         self._free = list(range(first_slot + room.count - 1, first_slot - 1, -1))
-        self._filed: OrderedDict[int, int] = OrderedDict()  # by page: slot; the least recently used first
+        self._filed: OrderedDict[int, int] = OrderedDict()  # page -> slot; the least recently used first
 
     @property
     def filed(self) -> int:
-        """How many the tree has."""
+        """The number of snapshots in the tree."""
         return len(self._filed)
 
     @property
@@ -53,7 +56,7 @@ class Snapshots:
         return len(self._free)
 
     def take(self) -> int | None:
-        """Hand out a slot, the least recently used snapshot's if none is free. None: sequences have all of them."""
+        """Hand out a slot, after evicting a snapshot if none is free. Returns None if sequences hold all slots."""
         if self._free:
             return self._free.pop()
         if not self._filed:
@@ -66,7 +69,7 @@ class Snapshots:
         self._free.append(slot)
 
     def deepest(self, pages: Sequence[int]) -> tuple[int, int]:
-        """How many of a cached prefix's pages the deepest snapshot covers, and its slot; (0, 0): there is none.
+        """Return how many of a cached prefix's pages the deepest snapshot covers, and its slot; (0, 0) if none does.
 
         Counts as a use.
         """
@@ -78,12 +81,12 @@ class Snapshots:
         return 0, 0
 
     def file(self, node: Node, depth: int, slot: int) -> None:
-        """Give a slot that was handed out to the tree: the state behind the first `depth` pages of the way to `node`.
+        """Give a slot to the tree: the state after the first `depth` pages of the path to `node`.
 
-        Where the tree has one already it is free again. Raises `ValueError` if the way is shorter.
+        If the tree has such a snapshot already, the slot becomes free. Raises `ValueError` if the path is shorter.
         """
         if not 0 < depth <= node.depth:
-            raise ValueError(f"the way to the node has {node.depth} pages, not {depth}")
+            raise ValueError(f"the path to the node has {node.depth} pages, not {depth}")
         while depth <= node.depth - len(node.pages):
             if node.parent is None:
                 raise ValueError("the node is no longer in the tree")
@@ -95,10 +98,10 @@ class Snapshots:
             self._filed[page] = slot
         self._filed.move_to_end(page)
 
-    # ---- what it hears of the tree ------------------------------------------------------------------------
+    # ---- events of the tree ------------------------------------------------------------------------
 
     def stored(self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: Namespace) -> None:
-        """A run without snapshots: they come later."""
+        """Do nothing: snapshots of a new run are filed later."""
 
     def removed(self, pages: Sequence[int]) -> None:
         for page in pages:
@@ -110,7 +113,7 @@ class Snapshots:
         self.removed(list(self._filed))
 
     def check_integrity(self, first_slot: int, owned: Sequence[int], cached: set[int]) -> None:
-        """Raise `AssertionError` unless every slot is free, a sequence's (`owned`) or filed under a cached page."""
+        """Raise `AssertionError` unless every slot is free, held by a sequence (`owned`), or filed."""
         slots = sorted([*self._free, *self._filed.values(), *owned])
         if slots != list(range(first_slot, first_slot + self.room.count)):
             raise AssertionError(f"snapshots: slots are shared or lost: {slots}")

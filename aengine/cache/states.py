@@ -1,4 +1,4 @@
-"""The tensors that hold what recurrent layers keep: a state a sequence, however long it is."""
+"""The tensors that hold the states of recurrent layers: one state for a sequence of any length."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class StateRoom:
-    """The states of a model with recurrent layers: of each row, and snapshots."""
+    """The slots of a model with recurrent layers: one for each row, and the snapshots."""
 
     shape: StateShape
     rows: int
@@ -44,7 +44,7 @@ class StateRoom:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the rows' states, and of the slot that is nobody's."""
+        """The bytes of the rows' slots and of the unused slot 0."""
         return slot_of(self.rows) * self.shape.slot_bytes
 
     @property
@@ -53,16 +53,16 @@ class StateRoom:
 
 
 class StatePool:
-    """Slots of states: slot 0 is nobody's, row r has slot r + 1, and behind the rows come snapshots.
+    """Slots of states: slot 0 is unused, row r has slot r + 1, and the snapshots follow the rows.
 
-    conv [slots, layers, width, channels], recurrence [slots, layers, value_heads, key_dim, value_dim]: what one slot
-    holds lies together, so that copying it is copying two runs of bytes.
+    conv [slots, layers, width, channels], recurrence [slots, layers, value_heads, key_dim, value_dim]. The slot is the
+    outermost dimension, so that copying a slot copies two contiguous ranges.
     """
 
     def __init__(self, shape: StateShape, num_slots: int, device: torch.device) -> None:
         self.num_slots = num_slots
         self.shape = shape
-        # Nobody reads what nobody wrote.
+        # Not zeroed: every slot is written before it is read.
         self._conv = torch.empty(
             (num_slots, shape.num_layers, shape.conv_width, shape.channels), dtype=shape.conv_dtype, device=device
         )
@@ -72,11 +72,11 @@ class StatePool:
         self._layers = [DeltaState(self._conv[:, i], self._recurrence[:, i]) for i in range(shape.num_layers)]
 
     def layer(self, i: int) -> DeltaState:
-        """What the i-th recurrent layer keeps, as views."""
+        """Return views of the i-th recurrent layer's states."""
         return self._layers[i]
 
     def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Copy whole slots, (source, destination) each, one after the other."""
+        """Copy whole slots, (source, destination) each, in the given order."""
         for source, destination in pairs:
             self._conv[destination].copy_(self._conv[source])
             self._recurrence[destination].copy_(self._recurrence[source])

@@ -1,15 +1,15 @@
-"""Pages of layers with a sliding window: bookkeeping of a pool of their own beside that of layers that see everything.
+"""Pages of layers with a sliding window: bookkeeping of a pool of their own.
 
-The layers of a model that page their keys and values are of one or two groups. Those that see all tokens before a
-query keep the pages that the radix tree is made of. Those with a window keep pages here, as large in tokens, and only
-of the last tokens of a sequence: what lies behind every window goes back while the sequence runs.
+The layers of a model form one or two groups. Layers that see all earlier tokens use the pages of the radix tree. Layers
+with a window use the pages here, which hold the same number of tokens. A sequence keeps window pages of its last tokens
+only: a page outside every window is freed while the sequence runs.
 
-A page of the tree stands for the tokens of its run, so a page of the window group that holds the same tokens is filed
-under it, and goes with it. A hit needs filed pages for the last window before it alone. Sequences read pages in place:
-each counts its users, and a page that is filed and has none is idle, the least recently used of which is taken where
-none is free. Page 0 is reserved as in every pool.
+A window page is filed under the tree's page that holds the same tokens, and leaves the tree with it. A cached prefix
+can be used if the window before its end is filed. Sequences read window pages in place. Each page counts its users. A
+page that is filed and has no user is idle; if no page is free, the least recently used idle page is taken. Page 0 is
+reserved as in every pool.
 
-Where no layer sees everything the tree's own pages hold nothing, and there may be as many as contexts are long.
+If all layers of a model have a window, the tree's own pages hold no data and only count tokens.
 """
 
 from __future__ import annotations
@@ -24,83 +24,83 @@ from aengine.cache.radix import Namespace, Node
 
 @dataclass(frozen=True, slots=True)
 class WindowRoom:
-    """The window group of a model, and how many pages it has, the reserved one included."""
+    """The size of a model's window group."""
 
-    window: int  # tokens that a query sees, its own included; the widest, where layers differ
-    num_pages: int
+    window: int  # tokens that a query sees, including its own; the widest if layers differ
+    num_pages: int  # including the reserved one
 
     @staticmethod
     def least(window: int, page_size: int) -> int:
-        """How many pages one sequence needs to go on at all, and the reserved one.
+        """Return the fewest pages with which one sequence can run, including the reserved one.
 
-        Those that a window of tokens touches, one behind it (`kept_from`), the one that is being filled and the next.
+        These are the pages that a window touches, one before it (`kept_from`), the page being filled and the next.
         """
         return -(-window // page_size) + 5
 
     @staticmethod
     def held(window: int, page_size: int) -> int:
-        """How many pages a sequence that goes on token by token holds, about."""
+        """Return about how many pages a decoding sequence holds."""
         return -(-window // page_size) + 2
 
 
 class WindowPages:
-    """Hands out pages to sequences, and files those that sequences give to the tree. It has to watch the tree."""
+    """Hands out pages to sequences, and files the pages that they give to the tree. It must watch the tree."""
 
     def __init__(self, room: WindowRoom, page_size: int) -> None:
         if room.num_pages < WindowRoom.least(room.window, page_size):
             raise ValueError(f"{room.num_pages} pages of {page_size} tokens are too few for a window of {room.window}")
         self.room = room
         self.allocator = PageAllocator(room.num_pages)
-        self.evictions = 0  # for another's sake; not those that went with the tree's pages
+        self.evictions = 0  # to make room for others; pages that leave with the tree's do not count
         self._page_size = page_size
         self._users = [0] * room.num_pages
-        self._filed: dict[int, int] = {}  # by the tree's page
+        self._filed: dict[int, int] = {}  # the tree's page -> window page
         self._under: dict[int, int] = {}  # the reverse
-        self._idle: OrderedDict[int, None] = OrderedDict()  # filed, without users; the next one to be taken first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # filed, without users; in eviction order
 
     @property
     def usable(self) -> int:
-        """All pages but the reserved one."""
+        """The number of pages without the reserved one."""
         return self.room.num_pages - 1
 
     @property
     def steady(self) -> int:
-        """How many pages a sequence that goes on token by token holds, about."""
+        """About how many pages a decoding sequence holds."""
         return WindowRoom.held(self.room.window, self._page_size)
 
     @property
     def filed(self) -> int:
-        """How many the tree has."""
+        """The number of pages in the tree."""
         return len(self._filed)
 
     @property
     def idle(self) -> int:
-        """How many of these nobody uses."""
+        """The number of pages in the tree that no sequence uses."""
         return len(self._idle)
 
     @property
     def available(self) -> int:
-        """How many are free or idle."""
+        """The number of pages that are free or idle."""
         return self.allocator.free + len(self._idle)
 
     def seen_from(self, tokens: int) -> int:
-        """The first page that a query behind so many tokens sees anything of."""
+        """Return the first page that the query after `tokens` tokens reads."""
         return max(0, tokens + 1 - self.room.window) // self._page_size
 
     def kept_from(self, tokens: int) -> int:
-        """The first page that a sequence with so many computed tokens keeps.
+        """Return the first page that a sequence with `tokens` computed tokens keeps.
 
-        What queries see from the last but one border of a page on: the sequence may end there, cut by a stop string.
+        It can read from the last page border but one onwards: a stop string may cut the sequence there.
         """
         return self.seen_from(max(0, tokens // self._page_size - 1) * self._page_size)
 
     def take(self, n: int) -> list[int]:
-        """Hand out n pages with one user each, idle ones where too few are free.
+        """Hand out n pages with one user each, after evicting idle ones if too few are free.
 
-        Raises `OutOfPages`, taking none, if there are not enough.
+        Raises `OutOfPages`, and takes none, if there are not enough.
         """
         if n > self.available:
-            raise OutOfPages(f"{n} pages of windows wanted, {self.available} available")
+            raise OutOfPages(f"{n} window pages wanted, {self.available} available")
         for _ in range(n - self.allocator.free):
             page, _ = self._idle.popitem(last=False)
             del self._filed[self._under.pop(page)]
@@ -112,17 +112,17 @@ class WindowPages:
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
-        """One more user of each."""
+        """Add a user to each page."""
         for page in pages:
             if not self._users[page]:
                 del self._idle[page]
             self._users[page] += 1
 
     def release(self, page: int, spare: bool = False) -> None:
-        """One user less. spare: if it is idle then, it is the next one to be taken."""
+        """Drop one user. spare: if the page is idle then, evict it before all others."""
         users = self._users[page] = self._users[page] - 1
         if users < 0:
-            raise ValueError(f"page {page} of windows has no user")
+            raise ValueError(f"window page {page} has no user")
         if users:
             return
         if page not in self._under:
@@ -133,7 +133,7 @@ class WindowPages:
             self._idle.move_to_end(page, last=False)
 
     def deepest(self, pages: Sequence[int]) -> int:
-        """How many of a cached prefix's pages a hit can cover: before its end a whole window is filed."""
+        """Return how many of a cached prefix's pages can be used: the window before their end must be filed."""
         depth = at = len(pages)
         while at > self.seen_from(depth * self._page_size):
             at -= 1
@@ -142,18 +142,18 @@ class WindowPages:
         return depth
 
     def window_of(self, pages: Sequence[int]) -> tuple[int, list[int]]:
-        """The first page that is seen from behind a prefix that `deepest` gave, and the pages from there on."""
+        """Return the first place that the query after a prefix from `deepest` reads, and the pages from there on."""
         first = self.seen_from(len(pages) * self._page_size)
         return first, [self._filed[page] for page in pages[first:]]
 
     def file(self, node: Node, first: int, pages: Sequence[int]) -> None:
-        """Give pages, each of which has a user, to the tree: they stand from place `first` on, on the way to `node`.
+        """Give pages in use to the tree: they belong at the places from `first` on, on the path to `node`.
 
-        Where the tree has one already it keeps its own. Raises `ValueError` if the way is shorter.
+        A page that the tree has already is kept as it is. Raises `ValueError` if the path is shorter.
         """
         end = first + len(pages)
         if end > node.depth:
-            raise ValueError(f"the way to the node has {node.depth} pages, not {end}")
+            raise ValueError(f"the path to the node has {node.depth} pages, not {end}")
         step: Node | None = node
         while step is not None and step.parent is not None and step.depth > first:
             begins = step.depth - len(step.pages)
@@ -164,10 +164,10 @@ class WindowPages:
                     self._under[page] = above
             step = step.parent
 
-    # ---- what it hears of the tree ------------------------------------------------------------------------
+    # ---- events of the tree ------------------------------------------------------------------------
 
     def stored(self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: Namespace) -> None:
-        """A run without pages of windows: they come later."""
+        """Do nothing: window pages of a new run are filed later."""
 
     def removed(self, pages: Sequence[int]) -> None:
         for above in pages:
@@ -182,7 +182,7 @@ class WindowPages:
         self.removed(list(self._filed))
 
     def check_integrity(self, used: Counter[int], cached: set[int]) -> None:
-        """Raise `AssertionError` unless every page is free, idle or some sequence's. used: sequences by page."""
+        """Raise `AssertionError` unless every page is free, idle or in use. used: number of sequences by page."""
         self.allocator.check_integrity()
         for page in range(1, self.room.num_pages):
             users = self._users[page]

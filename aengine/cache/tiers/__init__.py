@@ -1,26 +1,27 @@
-"""Where KV pages lie beside the device's pool: in host memory, and in files on a disk.
+"""Keeps KV pages below the device's pool: in host memory, and in files on a disk.
 
-How it works. The radix tree stays the one index of what the device has. A page that lies in a lower tier is known there
-by its *key*, a hash chained over all tokens from the first one on, so nobody needs a tree of what is not on the device.
+The radix tree remains the only index of the device's pages. A page in a lower tier has a *key*, a hash chained over all
+tokens from the first one on, so lower tiers need no tree.
 
-- **Down.** A page of the tree never changes, so it is copied *ahead* of its eviction: those that the tree would evict
-  next, as many as half the pool holds, while fewer than that are free. Eviction itself stays what it is and waits for
-  nothing. A copy counts only if its page is still in the tree when the copy has ended: whatever overwrites an evicted
-  page may do so at once, beside a copy that nobody will look at.
-- **Up.** Before a waiting sequence is admitted, its tokens are looked up behind what the tree has. Where bringing them
-  is sooner than computing them, device pages are allocated, and the sequence stands aside until the copy has ended;
-  others overtake it, steps go on. Then the pages enter the tree like pages that were just computed, and the sequence
-  is admitted as ever: it finds them there. So an abort, a fork, a preemption or a second request for the same pages
-  need no rules of their own, and neither has a step anything to do with tiers.
-- **Below.** With a folder, every page that arrives in host memory is written to a file as well (then pages are copied
-  as soon as nobody runs on them), and a lookup goes on where host memory has no more.
-- **Dropped.** When the tree is cleared everything below is, copies on their way included.
+- **Down.** A page of the tree never changes, so it can be copied before it is evicted. The pages that the tree would
+  evict next are copied, up to half the pool, while fewer pages than that are free. Eviction waits for nothing. A copy
+  is kept only if its page is still in the tree when the copy has ended, because an evicted page may be overwritten at
+  once.
+- **Up.** Before a waiting sequence is admitted, the tokens after its cached prefix are looked up in the tiers. If
+  copying them is faster than computing them, device pages are allocated and the sequence is parked until the copy has
+  ended. Other sequences overtake it. Then the pages enter the tree as if they had just been computed, and the sequence
+  is admitted as usual and finds them. So aborts, forks, preemptions and other requests for the same pages need no
+  special rules, and steps know nothing of tiers.
+- **Disk.** With a folder, every page that arrives in host memory is also written to a file, and pages are copied as
+  soon as no sequence uses them. A lookup continues on the disk after the last page in host memory.
+- **Clearing.** When the tree is cleared, all lower tiers are cleared, including copies on their way.
 
-No stream ever waits for another: copies go out on streams of their own, and the host sees them end before a page
-becomes anybody's. All is said in page ids of the pool and slots of host memory; what a page holds, on how many ranks,
-is known to who copies (`aengine.runtime`).
+Copies run on CUDA streams of their own. A page is given to a sequence only after the host has seen its copy end. This
+package handles page ids and slots of host memory; `aengine.runtime` knows how large a page is and on how many ranks.
 
-- `keys`: the chained hashes.   - `host`: the slots of host memory, least recently used first.
-- `disk`: the files.            - `speeds`: what is sooner, bringing or computing.
-- `tiers`: all of it together: what is to be copied next, in both directions.
+- `tiers`: decides what is copied next, in both directions.
+- `host`: the slots of host memory.
+- `disk`: the files.
+- `keys`: the chained hashes.
+- `speeds`: whether copying is faster than computing.
 """

@@ -1,9 +1,9 @@
-"""Pages as files: one each, named by its key, checked when it is read, bounded in number by their bytes.
+"""Pages as files: one file for each page, named by its key, checked when it is read. Their total size is bounded.
 
-A file is a header (magic, key, length, CRC-32 of the contents) and the page's bytes, rank by rank. It appears under its
-name at once and whole. A file is the cache's own if its name and its header say so; nothing else in the folder is
-changed or followed. The index lives in memory and belongs to the event loop; `write`, `read` and `delete` touch files
-alone and may run in any thread.
+A file is a header (magic, key, length, CRC-32 of the contents) and the page's bytes, rank by rank. It is written under
+another name and renamed when it is complete. A file belongs to the cache if its name and its header match; other files
+in the folder are never changed, and links are never followed. The index is in memory and is used only by the event
+loop. `write`, `read` and `delete` access only files and may run in any thread.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = logging.getLogger("aengine")
 _HEADER = struct.Struct(f"<8s{KEY_BYTES}sQI")
 _MAGIC = b"aengkv\x00\x01"
 _FOLDER = re.compile(r"[0-9a-f]{2}")
-_OWN = re.compile(r"([0-9a-f]{64})\.(?:kv|[0-9a-f]+\.part)")  # a page, or one that was never finished
-_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that say nothing about the file
+_OWN = re.compile(r"([0-9a-f]{64})\.(?:kv|[0-9a-f]+\.part)")  # a page, or an unfinished one
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that do not concern the file
 
 
 class FailureLog:
@@ -62,16 +62,16 @@ class DiskPages:
     """The keys of the pages in a folder, least recently used first, and their files."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
-        """Make the folder, for its owner's eyes only, and list what is there.
+        """Create the folder, readable only by its owner, and list its pages.
 
-        Raises `OSError`, also for a folder into which other users may put pages.
+        Raises `OSError`, also for a folder that other users may write to.
         """
         self.folder = folder
         self.most_bytes = most_bytes
         self.bytes = 0
         self._sizes: OrderedDict[bytes, int] = OrderedDict()  # oldest use first
         self._undeleted = FailureLog("disk_cache_dir: files can be deleted again")
-        self._run = secrets.token_hex(8)  # in the names of unfinished files: those of other processes have others
+        self._run = secrets.token_hex(8)  # in the names of this process's unfinished files
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _refuse_shared(folder.stat())
         found, foreign = self._scan()
@@ -79,7 +79,7 @@ class DiskPages:
             self._sizes[key] = size
             self.bytes += size
         if foreign:
-            log.warning("disk_cache_dir: %d files in %s are no cached pages, and stay as they are", foreign, folder)
+            log.warning("disk_cache_dir: %d files in %s are not cached pages; they are left alone", foreign, folder)
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -90,12 +90,12 @@ class DiskPages:
     # ---- the index ------------------------------------------------------------------------------------------
 
     def touch(self, key: bytes) -> None:
-        """Make a page, if it is there, the most recently used one."""
+        """Make a page the most recently used one, if it is there."""
         if key in self._sizes:
             self._sizes.move_to_end(key)
 
     def add(self, key: bytes, size: int) -> list[bytes]:
-        """A file of so many bytes was written. Returns the keys whose files have to go for it, forgotten already."""
+        """Note a file of `size` bytes. Returns the keys that were forgotten to make room; delete their files."""
         self.drop(key)
         self._sizes[key] = size
         self.bytes += size
@@ -111,7 +111,7 @@ class DiskPages:
         self.bytes -= self._sizes.pop(key, 0)
 
     def clear(self) -> list[bytes]:
-        """Forget all pages; returns the keys whose files have to go."""
+        """Forget all pages. Returns the keys whose files have to be deleted."""
         gone = list(self._sizes)
         self._sizes.clear()
         self.bytes = 0
@@ -120,12 +120,14 @@ class DiskPages:
     # ---- the files ------------------------------------------------------------------------------------------
 
     def write(self, key: bytes, parts: Sequence[memoryview]) -> int:
-        """Write a page, and return the bytes that its file has. Raises `OSError`, and leaves nothing then."""
+        """Write a page, and return the size of its file. Raises `OSError`, and then leaves no file."""
         name, unfinished = _name(key), f"{key.hex()}.{self._run}.part"
         length, checksum = _sum(parts)
         with self._folder_of(key, make=True) as folder:
             if _exists(folder, name) and not _is_own(folder, name, key):
-                raise FileExistsError(errno.EEXIST, f"{self.folder / name[:2] / name} is no cached page, and stays")
+                raise FileExistsError(
+                    errno.EEXIST, f"{self.folder / name[:2] / name} is not a cached page; it is left alone"
+                )
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
             try:
                 with open(descriptor, "wb", buffering=0) as file:
@@ -138,9 +140,9 @@ class DiskPages:
         return _HEADER.size + length
 
     def read(self, key: bytes, parts: Sequence[memoryview]) -> None:
-        """Read a page into memory of its size, and mark it as used.
+        """Read a page into memory of the same size, and mark the file as used.
 
-        Raises `PageFileError` if it cannot be used now or later, and `OSError` if this process lacks the means.
+        Raises `PageFileError` if the file can never be used, and `OSError` if this process lacks descriptors or memory.
         """
         path = self.folder / key.hex()[:2] / _name(key)
         try:
@@ -151,12 +153,12 @@ class DiskPages:
                 magic, named, length, checksum = _HEADER.unpack(header)
                 wanted = sum(map(len, parts))
                 if magic != _MAGIC or named != key or length != wanted:
-                    raise PageFileError(f"{path} holds something else than a page of {wanted} bytes with that key")
+                    raise PageFileError(f"{path} does not hold a page of {wanted} bytes with that key")
                 for part in parts:
                     _read_all(file.fileno(), part, path)
                 if _sum(parts)[1] != checksum or file.read(1):
                     raise PageFileError(f"{path} is damaged")
-                with suppress(OSError):  # a disk that is read-only keeps no order in which a later start finds them
+                with suppress(OSError):  # on a read-only disk the order of use is not kept
                     os.utime(file.fileno())
         except OSError as error:
             if error.errno in _PASSING:
@@ -164,7 +166,7 @@ class DiskPages:
             raise PageFileError(f"{path}: {error.strerror}") from error
 
     def delete(self, keys: Iterable[bytes]) -> None:
-        """Delete files, those that there still are."""
+        """Delete files, if they still exist."""
         for key in keys:
             name = _name(key)
             try:
@@ -179,7 +181,7 @@ class DiskPages:
 
     @contextmanager
     def _folder_of(self, key: bytes, make: bool = False) -> Iterator[int]:
-        """Open the folder that a key's file is in, as a descriptor. Raises `OSError` unless it is this user's own."""
+        """Open the folder of a key's file as a descriptor. Raises `OSError` unless it belongs to this user."""
         path = self.folder / key.hex()[:2]
         if make:
             path.mkdir(mode=0o700, exist_ok=True)
@@ -187,7 +189,10 @@ class DiskPages:
             yield descriptor
 
     def _scan(self) -> tuple[list[tuple[float, bytes, int]], int]:
-        """Time of last use, key and size of each page; how many files are none. Clears up what was never finished."""
+        """Return time of last use, key and size of each page, and the number of other files.
+
+        Deletes unfinished files.
+        """
         found, foreign = [], 0
         for path in sorted(self.folder.iterdir()):
             try:
@@ -218,7 +223,7 @@ def _name(key: bytes) -> str:
 
 
 def _refuse_shared(facts: os.stat_result) -> None:
-    """Raise `OSError` for a folder into which another user may put pages, which would be believed."""
+    """Raise `OSError` for a folder that another user may write to: forged pages could not be told from real ones."""
     if facts.st_uid not in (os.geteuid(), 0):
         raise PermissionError(
             errno.EPERM, f"the folder belongs to another user (uid {facts.st_uid}); give one of the server's own user"
@@ -231,7 +236,7 @@ def _refuse_shared(facts: os.stat_result) -> None:
 
 @contextmanager
 def _own_folder(path: Path) -> Iterator[int]:
-    """Open a folder as a descriptor. Raises `OSError` for a link, and as `_refuse_shared`."""
+    """Open a folder as a descriptor. Raises `OSError` for a link, and as `_refuse_shared` does."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         _refuse_shared(os.fstat(descriptor))
@@ -242,11 +247,11 @@ def _own_folder(path: Path) -> Iterator[int]:
 
 @contextmanager
 def _opened(folder: int, name: str) -> Iterator[io.FileIO]:
-    """Open a file for reading. Raises `OSError` for links, pipes and devices, which could block."""
+    """Open a file for reading. Raises `OSError` for links, and for pipes and devices, which could block."""
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         with io.FileIO(descriptor, closefd=False) as file:
             yield file
     finally:
@@ -262,7 +267,7 @@ def _exists(folder: int, name: str) -> bool:
 
 
 def _is_own(folder: int, name: str, key: bytes) -> bool:
-    """Whether a file is a page with that key by its header, or the beginning of one."""
+    """Return whether a file's header is that of a page with the key, or the beginning of one."""
     own = _MAGIC + key
     try:
         with _opened(folder, name) as file:
@@ -272,7 +277,7 @@ def _is_own(folder: int, name: str, key: bytes) -> bool:
 
 
 def _sum(parts: Sequence[memoryview]) -> tuple[int, int]:
-    """Length and CRC-32 of all parts together."""
+    """Return the length and the CRC-32 of all parts together."""
     length = checksum = 0
     for part in parts:
         length += len(part)

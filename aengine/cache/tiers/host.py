@@ -1,4 +1,4 @@
-"""Host memory as slots of one page each: which key lies where, least recently used first."""
+"""Host memory as slots of one page each, found by key, in least-recently-used order."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class HostPage:
-    """A slot that holds a page. It is given to nobody else while it is pinned."""
+    """A slot that holds a page. It is not reused while it is pinned."""
 
     key: bytes
     slot: int
-    pins: int = 0  # copies that read it
-    known: bool = True  # False: it was dropped, and its slot is free once nobody reads it
+    pins: int = 0  # copies that are reading it
+    known: bool = True  # False: it was dropped, and its slot becomes free when the last pin goes
 
 
 class HostPages:
-    """Slots are free, or taken by a copy that fills them, or hold a page. O(1) each, but for pinned pages on the way to
-    the oldest unpinned one.
+    """The slots: each is free, taken by a copy that fills it, or holds a page.
+
+    Operations are O(1), except that taking slots skips pinned pages in eviction order.
     """
 
     def __init__(self, slots: int) -> None:
@@ -26,7 +27,7 @@ class HostPages:
         self._free = list(range(slots - 1, -1, -1))
         self._pages: OrderedDict[bytes, HostPage] = OrderedDict()  # oldest use first
         self._taken: set[int] = set()
-        self._dropped: set[HostPage] = set()  # and still pinned
+        self._dropped: set[HostPage] = set()  # dropped, but still pinned
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -36,20 +37,20 @@ class HostPages:
 
     @property
     def pins(self) -> int:
-        """The number of copies that read pages. O(pages)."""
+        """The number of copies that are reading pages. O(pages)."""
         return sum(page.pins for page in (*self._pages.values(), *self._dropped))
 
     def get(self, key: bytes) -> HostPage | None:
-        """The page of that key; no use of it."""
+        """Return the page of that key. Does not count as a use."""
         return self._pages.get(key)
 
     def touch(self, key: bytes) -> None:
-        """Make a page, if it is there, the most recently used one."""
+        """Make a page the most recently used one, if it is there."""
         if key in self._pages:
             self._pages.move_to_end(key)
 
     def take(self, count: int) -> list[int]:
-        """Slots to be filled, at most `count`: free ones, then those of the least recently used pages."""
+        """Take at most `count` slots to fill: free ones first, then those of the least recently used pages."""
         while len(self._free) < count:
             oldest = next((page for page in self._pages.values() if not page.pins), None)
             if oldest is None:
@@ -60,7 +61,7 @@ class HostPages:
         return slots
 
     def put(self, key: bytes, slot: int) -> None:
-        """A taken slot holds the page of that key now, unless another one does already."""
+        """Note that a taken slot holds the page of that key. The slot becomes free if another one holds it already."""
         self._taken.remove(slot)
         if key in self._pages:
             self._free.append(slot)
@@ -68,25 +69,25 @@ class HostPages:
             self._pages[key] = HostPage(key, slot)
         self.touch(key)
 
-    def give_back(self, slot: int) -> None:
-        """A taken slot was not filled."""
+    def release(self, slot: int) -> None:
+        """Free a taken slot that was not filled."""
         self._taken.remove(slot)
         self._free.append(slot)
 
     def pin(self, page: HostPage) -> None:
-        """A copy is going to read the page."""
+        """Note that a copy is going to read the page."""
         page.pins += 1
         self.touch(page.key)
 
     def unpin(self, page: HostPage) -> None:
-        """The copy has ended."""
+        """Note that the copy has ended."""
         page.pins -= 1
         if not page.known and not page.pins:
             self._dropped.remove(page)
             self._free.append(page.slot)
 
     def drop(self, key: bytes) -> None:
-        """Forget a page, if it is there; its slot is free once nobody reads it."""
+        """Forget a page, if it is there. Its slot becomes free when no copy reads it."""
         page = self._pages.pop(key, None)
         if page is None:
             return
@@ -102,7 +103,7 @@ class HostPages:
             self.drop(key)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` unless every slot is free, taken, or one page's."""
+        """Raise `AssertionError` unless every slot is free, taken, or holds one page."""
         slots = [*self._free, *self._taken, *(page.slot for page in self._pages.values())]
         slots += [page.slot for page in self._dropped]
         if sorted(slots) != list(range(self.slots)):
@@ -112,4 +113,4 @@ class HostPages:
                 raise AssertionError("host pages: a page is misfiled")
         for page in self._dropped:
             if page.known or page.pins < 1:
-                raise AssertionError("host pages: a dropped page is kept that nobody reads")
+                raise AssertionError("host pages: a dropped page is kept although no copy reads it")

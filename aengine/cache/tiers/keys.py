@@ -1,4 +1,4 @@
-"""Keys of pages: sha256 chained over all token ids from the first one on, and over whose they are."""
+"""Keys of pages: sha256 chained over all token ids from the first one on, and over their namespace."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ KEY_BYTES = 32
 
 
 def root_key(fingerprint: bytes, salt: object) -> bytes:
-    """What stands before a first page. fingerprint: of whatever else the numbers depend on (weights, dtypes)."""
+    """Return the key before the first page. fingerprint: digest of what else the values depend on (weights, dtypes)."""
     return sha256(sha256(fingerprint).digest() + repr(salt).encode()).digest()
 
 
 def page_keys(before: bytes, token_ids: bytes, page_bytes: int) -> Iterator[bytes]:
-    """The keys of consecutive pages behind the one that has the key `before`, each made when it is asked for.
+    """Generate the keys of consecutive pages after the page with the key `before`.
 
-    token_ids: 4 bytes each, of which a page has `page_bytes`; what follows the last whole page is ignored.
+    token_ids: 4 bytes each; a page has `page_bytes` of them. Bytes after the last whole page are ignored.
     """
     for end in range(page_bytes, len(token_ids) + 1, page_bytes):
         before = sha256(before + token_ids[end - page_bytes : end]).digest()

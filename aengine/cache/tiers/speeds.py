@@ -1,18 +1,18 @@
-"""Whether bringing pages from a lower tier is sooner than computing them, by what both took so far."""
+"""Decides whether copying pages from a lower tier is faster than computing them, from measured speeds."""
 
 from __future__ import annotations
 
-# Until something was measured: too slow a computer and too fast a copy are found out by the first of each.
+# Assumed until something is measured: slow computing and fast copies, so that copies are tried and measured.
 _COMPUTE = 10_000.0  # tokens/s
 _HOST = 10e9  # bytes/s
 _DISK = 1e9
-_NEW = 0.3  # weight of what was measured last
-_FEW_TOKENS = 64  # a step of fewer prompt tokens says nothing about long ones
-OVERHEAD = 0.003  # seconds until a sequence that stands aside is back, beside the copy itself
+_NEW = 0.3  # weight of the newest measurement
+_FEW_TOKENS = 64  # steps with fewer prompt tokens are not measured
+OVERHEAD = 0.003  # seconds that a parked sequence waits in addition to the copy itself
 
 
 class Speeds:
-    """Moving averages of what was measured, in tokens and bytes per second."""
+    """Moving averages of measured speeds, in tokens and bytes per second."""
 
     def __init__(self) -> None:
         self.compute = 0.0  # 0: nothing measured
@@ -20,22 +20,25 @@ class Speeds:
         self.disk = 0.0
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A step that carried so many prompt tokens took so long."""
+        """Note the duration of a step with `tokens` prompt tokens."""
         if tokens >= _FEW_TOKENS:
             self.compute = _average(self.compute, tokens, seconds)
 
     def loaded(self, nbytes: int, seconds: float) -> None:
-        """So many bytes went from host memory to the device."""
+        """Note the duration of a copy from host memory to the device."""
         self.host = _average(self.host, nbytes, seconds)
 
     def read(self, nbytes: int, seconds: float) -> None:
-        """So many bytes were read from the disk into host memory."""
+        """Note the duration of a read from the disk into host memory."""
         self.disk = _average(self.disk, nbytes, seconds)
 
     def worth(self, tokens: int, nbytes: int, from_disk: int, ahead: int) -> bool:
-        """Whether to bring `tokens` tokens instead of computing them.
+        """Return whether to copy the pages of `tokens` tokens instead of computing them.
 
-        nbytes: theirs, of which `from_disk` have to be read first; ahead: bytes of other loads that come before.
+        Args:
+            nbytes: the size of the pages.
+            from_disk: bytes of these that have to be read from the disk first.
+            ahead: bytes of other loads that come before.
         """
         bringing = OVERHEAD + (nbytes + ahead) / (self.host or _HOST) + from_disk / (self.disk or _DISK)
         return bringing < tokens / (self.compute or _COMPUTE)

@@ -1,4 +1,4 @@
-"""The tiers below the device's pool: which pages are to be copied down next, and which a prompt can have back."""
+"""The tiers below the device's pool: decides which pages are copied down next, and which are loaded for a prompt."""
 
 from __future__ import annotations
 
@@ -14,64 +14,64 @@ from aengine.cache.tiers.host import HostPage, HostPages
 from aengine.cache.tiers.keys import page_keys, root_key
 from aengine.cache.tiers.speeds import Speeds
 
-_MOST_NODES = 1024  # of the tree that a look for pages to be copied passes
-_MOST_FAILURES = 3  # copies down that fail in a row before no more is copied
+_MOST_NODES = 1024  # of the tree that one search for pages to copy visits
+_MOST_FAILURES = 3  # failed copies in a row after which nothing is copied down any more
 
 
 @dataclass(slots=True, eq=False)
 class Store:
-    """A copy of pages of the tree into taken slots of host memory."""
+    """A copy of pages from the device into slots of host memory."""
 
-    epoch: int  # of the tree when it began
+    epoch: int  # of the tree when the copy began
     pages: list[int]
     keys: list[bytes]
     slots: list[int]
-    durable: list[bool]  # whether a later start may read the page
-    gone: set[int] = field(default_factory=set)  # pages that have left the tree meanwhile: what was copied is nothing
+    durable: list[bool]  # whether the page may be read after a restart
+    gone: set[int] = field(default_factory=set)  # pages that have left the tree meanwhile: their copies are dropped
 
 
 @dataclass(slots=True, eq=False)
 class Found:
-    """Consecutive pages that lie below, behind what the tree has."""
+    """Consecutive pages in lower tiers that follow a cached prefix."""
 
     keys: list[bytes]
-    from_disk: int  # how many of them are to be read first
+    from_disk: int  # number of pages that have to be read from the disk first
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """A copy of pages from slots of host memory to pages of the device that nobody else has."""
+    """A copy of pages from slots of host memory to fresh pages of the device."""
 
     epoch: int
     salt: Namespace
-    node: Node  # locked: where the pages will follow
+    node: Node  # locked: the pages will follow it
     token_ids: array[int]
     keys: list[bytes]
     pages: list[int]
-    held: list[HostPage | int]  # the page in host memory, or the slot that it has to be read into
+    held: list[HostPage | int]  # for each page, the page in host memory, or the slot for reading it from the disk
 
     @property
     def slots(self) -> list[int]:
-        """Where each page lies in host memory, or will."""
+        """The slot of each page in host memory."""
         return [one if isinstance(one, int) else one.slot for one in self.held]
 
     @property
     def reads(self) -> list[tuple[int, bytes, int]]:
-        """What has to be read from the disk: place in the load, key, slot."""
+        """The pages to read from the disk: place in the load, key, slot."""
         return [(place, self.keys[place], one) for place, one in enumerate(self.held) if isinstance(one, int)]
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """How a load has ended. A load that was stopped, or that the device did not take, says nothing about its pages."""
+    """The result of a load."""
 
-    pages: int  # the first ones, which are on the device now
-    next_is_unusable: bool = False  # the page after them cannot be read from the disk, now or later
+    pages: int  # how many of its first pages are on the device now
+    next_is_unusable: bool = False  # the file of the page after these can never be used
 
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """A page of host memory, pinned, that is to be written to the disk."""
+    """A pinned page of host memory that has to be written to the disk."""
 
     epoch: int
     page: HostPage
@@ -89,10 +89,10 @@ class TierCounters:
 
 
 class Tiers:
-    """Host memory and, where there is a folder, a disk below a radix tree; bookkeeping alone, on the event loop.
+    """Host memory below a radix tree, and a disk if there is a folder. Does bookkeeping only, on the event loop.
 
-    Whoever copies asks for `next_store`, `next_load` and `next_write`, and says with `end_store`, `end_load` and
-    `end_write` how each has ended.
+    The tasks that copy call `next_store`, `next_load` and `next_write` to begin, and `end_store`, `end_load` and
+    `end_write` when each has ended.
     """
 
     def __init__(
@@ -107,9 +107,12 @@ class Tiers:
         disk: DiskPages | None = None,
         speeds: Speeds | None = None,
     ) -> None:
-        """page_bytes: of a page on all ranks; copy_pages: that one copy down has at most; fingerprint: as `root_key`'s.
+        """The tree and the allocator must be unused.
 
-        An empty tree and allocator, which nobody has used yet.
+        Args:
+            page_bytes: size of a page on all ranks.
+            copy_pages: the most pages of one copy down.
+            fingerprint: as for `root_key`.
         """
         self.host = host
         self.disk = disk
@@ -117,37 +120,37 @@ class Tiers:
         self.counters = TierCounters()
         self.page_bytes = page_bytes
         self.fingerprint = fingerprint
-        self.on_cleared: Callable[[], None] = lambda: None  # files have to go
+        self.on_cleared: Callable[[], None] = lambda: None  # called when files have to be deleted
         self._tree = tree
         self._allocator = allocator
         self._token_bytes = tree.page_size * array("I").itemsize
         pool = allocator.num_pages - 1
-        # What is copied ahead lies in both places: of host memory it may have half.
+        # Pages copied ahead of their eviction occupy both tiers. They may take half of host memory.
         self._ahead = max(1, min(pool // 2 if disk is None else pool, host.slots // 2))
         self._copy_pages = max(1, min(copy_pages, host.slots // 4))
-        self._keys: dict[int, bytes] = {}  # by page of the tree
-        self._passing: set[int] = set()  # pages whose keys mean nothing to a later start
-        self._seen = -1  # the tree's changes when nothing was to be copied
+        self._keys: dict[int, bytes] = {}  # page of the tree -> key
+        self._passing: set[int] = set()  # pages whose keys are not valid after a restart
+        self._seen = -1  # `tree.changes` when the last search found nothing to copy
         self._store: Store | None = None
         self._failures = 0
-        self._coming: dict[bytes, Load] = {}  # by the first key, oldest first
-        self._loads: deque[Load] = deque()  # of these, those that have not begun
+        self._coming: dict[bytes, Load] = {}  # first key -> load, oldest first
+        self._loads: deque[Load] = deque()  # the loads that have not begun
         self._writes: deque[Write] = deque()
         self._unwritten = 0  # writes that have not ended
-        self._doomed: list[bytes] = []  # of files
+        self._doomed: list[bytes] = []  # keys of files to delete
         tree.watchers.append(self)
 
-    # ---- what the tree says ---------------------------------------------------------------------------------
+    # ---- events of the tree ---------------------------------------------------------------------------------
 
     def stored(self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: Namespace) -> None:
-        """Note the keys of pages that the tree took."""
+        """Note the keys of a new run."""
         previous = root_key(self.fingerprint, salt) if before is None else self._keys[before]
         self._keys.update(zip(pages, page_keys(previous, token_ids, self._token_bytes), strict=True))
-        if isinstance(salt, tuple) and salt[0]:  # an adapter's number, which is another one's after a restart
+        if isinstance(salt, tuple) and salt[0]:  # after a restart, the adapter's number may belong to another
             self._passing.update(pages)
 
     def removed(self, pages: Sequence[int]) -> None:
-        """Forget pages that have left the tree; their copies count as used, the deepest one first."""
+        """Forget pages that have left the tree. Their copies count as used, the deepest one first."""
         for page in reversed(pages):
             key = self._keys.pop(page)
             self._passing.discard(page)
@@ -159,7 +162,7 @@ class Tiers:
             self._store.gone.update(pages)
 
     def cleared(self) -> None:
-        """Drop everything; copies on their way will find that the tree has another epoch."""
+        """Drop everything. Copies on their way are dropped when they end, because the tree's epoch has changed."""
         self.host.clear()
         if self.disk is not None:
             self._doomed += self.disk.clear()
@@ -173,13 +176,13 @@ class Tiers:
 
     @property
     def store_due(self) -> bool:
-        """Whether a copy to host memory may be due, as far as that can be told without looking."""
+        """Whether a copy to host memory may be due; cheap, without a search."""
         return self._store is None and self._seen != self._tree.changes and self._failures < _MOST_FAILURES
 
     def next_store(self) -> Store | None:
-        """Begin the next copy to host memory, one at a time: of pages that the tree would evict next.
+        """Begin the next copy to host memory: of the pages that the tree would evict next. One copy runs at a time.
 
-        Costs nothing while the tree has not changed since nothing was found.
+        Returns None at once while the tree has not changed since the last search without a result.
         """
         if not self.store_due:
             return None
@@ -195,12 +198,12 @@ class Tiers:
         return self._store
 
     def end_store(self, store: Store, arrived: bool) -> None:
-        """A copy has ended: what is still in the tree lies in host memory now."""
+        """Note the end of a copy. Pages that are still in the tree are in host memory now."""
         self._store = None
         self._failures = 0 if arrived else self._failures + 1
         for page, key, slot, durable in zip(store.pages, store.keys, store.slots, store.durable, strict=True):
             if not arrived or page in store.gone or store.epoch != self._tree.epoch:
-                self.host.give_back(slot)
+                self.host.release(slot)
                 continue
             self.host.put(key, slot)
             self.counters.stored_pages += 1
@@ -208,7 +211,7 @@ class Tiers:
                 self._write(key)
 
     def _next_pages(self) -> list[int]:
-        """Pages without a copy among the next to be evicted, the first one first."""
+        """Return pages without a copy among those to be evicted next, in eviction order."""
         wanted = self._ahead - (self._allocator.free if self.disk is None else 0)
         pages: list[int] = []
         for looked, node in enumerate(self._tree.next_evicted()):
@@ -226,7 +229,7 @@ class Tiers:
     # ---- up -------------------------------------------------------------------------------------------------
 
     def find(self, node: Node, token_ids: array[int], salt: Namespace) -> Found | None:
-        """Look for the tokens' whole pages behind `node`, as far as they lie below and bringing them is worth it."""
+        """Find the tokens' whole pages after `node` in lower tiers, if copying them is faster than computing."""
         before = self._keys[node.pages[-1]] if node.pages else root_key(self.fingerprint, salt)
         keys: list[bytes] = []
         on_disk: list[bool] = []
@@ -248,7 +251,7 @@ class Tiers:
         return self.speeds.worth(pages * self._tree.page_size, pages * size, from_disk * size, ahead)
 
     def coming(self, found: Found) -> Load | None:
-        """The load, if there is one, that begins with the same page."""
+        """Return the load that begins with the same page, if there is one."""
         return self._coming.get(found.keys[0])
 
     @property
@@ -259,9 +262,9 @@ class Tiers:
     def begin_load(
         self, found: Found, node: Node, token_ids: array[int], salt: Namespace, pages: Sequence[int]
     ) -> Load | None:
-        """Begin to load what was found into `pages`, which are the caller's; `node` is locked.
+        """Enqueue a load of the found pages into `pages`, which the caller owns. `node` must be locked.
 
-        None where host memory has no room for what has to be read first. A load may be shorter than what was found.
+        A load may be shorter than what was found. Returns None if host memory has no room for pages from the disk.
         """
         kept = [self.host.get(key) for key in found.keys]
         for page in kept:
@@ -278,7 +281,7 @@ class Tiers:
             if page is not None:
                 self.host.unpin(page)
         for slot in slots:
-            self.host.give_back(slot)
+            self.host.release(slot)
         if not held:
             return None
         begin = node.depth * self._tree.page_size
@@ -289,14 +292,14 @@ class Tiers:
         return load
 
     def next_load(self) -> Load | None:
-        """The next load, which begins now."""
+        """Begin and return the next load."""
         return self._loads.popleft() if self._loads else None
 
     def end_load(self, load: Load, arrival: Arrival) -> None:
-        """A load has ended. The file of a page that cannot be used is forgotten, and has to go."""
+        """Note the end of a load. A file that cannot be used is forgotten, and will be deleted."""
         del self._coming[load.keys[0]]
         valid = load.epoch == self._tree.epoch
-        # Deepest first, so that of a run the beginning is kept longest.
+        # Deepest first, so that the beginning of a run is kept longest.
         for place, (key, one) in reversed(list(enumerate(zip(load.keys, load.held, strict=True)))):
             if not isinstance(one, int):
                 self.host.unpin(one)
@@ -306,7 +309,7 @@ class Tiers:
                 self.host.put(key, one)
                 self.counters.read_pages += 1
             else:
-                self.host.give_back(one)
+                self.host.release(one)
             if self.disk is not None:
                 self.disk.touch(key)
         if arrival.next_is_unusable and self.disk is not None:
@@ -318,7 +321,7 @@ class Tiers:
     # ---- to the disk ----------------------------------------------------------------------------------------
 
     def _write(self, key: bytes) -> None:
-        """Let a page of host memory be written, unless it is there or the disk is too slow."""
+        """Enqueue a page of host memory for writing, unless it is on the disk or too many writes are waiting."""
         page = self.host.get(key)
         if self.disk is None or page is None or key in self.disk or self._unwritten >= self.host.slots // 4:
             return
@@ -327,11 +330,11 @@ class Tiers:
         self._writes.append(Write(self._tree.epoch, page))
 
     def next_write(self) -> Write | None:
-        """The next page to be written, which begins now."""
+        """Begin and return the next write."""
         return self._writes.popleft() if self._writes else None
 
     def end_write(self, write: Write, size: int) -> None:
-        """A page was written to a file of so many bytes; 0: it was not."""
+        """Note the end of a write. size: of the file; 0 if it was not written."""
         self._unwritten -= 1
         self.host.unpin(write.page)
         if self.disk is None or not size:
@@ -343,7 +346,7 @@ class Tiers:
         self._doomed += self.disk.add(write.page.key, size)
 
     def doomed_files(self) -> list[bytes]:
-        """The keys of files that have to go; each is named once."""
+        """Return the keys of files that have to be deleted; each is returned once."""
         doomed, self._doomed = self._doomed, []
         return doomed
 

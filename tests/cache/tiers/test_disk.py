@@ -156,7 +156,7 @@ def test_a_foreign_file_of_a_pages_name_is_neither_deleted_nor_replaced(tmp_path
     store(disk, KEYS[0])
     file = path_of(disk, KEYS[0])
     file.write_bytes(b"a letter")
-    with pytest.raises(FileExistsError, match="is no cached page"):
+    with pytest.raises(FileExistsError, match="is not a cached page"):
         disk.write(KEYS[0], [memoryview(DATA)])
     disk.delete([KEYS[0]])
     assert [file.read_bytes(), *file.parent.iterdir()] == [b"a letter", file]
@@ -188,7 +188,7 @@ def test_what_is_no_file_blocks_nobody(tmp_path: Path, make: Callable[[Path], No
     file = path_of(disk, KEYS[0])
     file.unlink()
     make(file)
-    with pytest.raises(PageFileError, match="no regular file"):
+    with pytest.raises(PageFileError, match="not a regular file"):
         disk.read(KEYS[0], parts())
     with pytest.raises(FileExistsError):
         disk.write(KEYS[0], [memoryview(DATA)])
