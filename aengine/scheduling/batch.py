@@ -115,7 +115,7 @@ class Transitions:
         """Return a preempted sequence, which has given everything back, to its place in the queue."""
         if sequence.phase is Phase.PREEMPTED:
             sequence.phase = Phase.WAITING
-            sequence.sought = False
+            sequence.tiers_searched = False
             self.waiting.push(sequence)
 
     def preempt(self, sequence: Sequence) -> None:

@@ -13,9 +13,7 @@ from aengine.scheduling.sequence import AdmittedPages, Phase, Sequence
 
 
 def check_batch(batch: Batch, leaving: Collection[Sequence]) -> None:
-    """Check that every row is free or held by exactly one sequence, and that the batch has counted right; `running` is
-    by rank.
-    """
+    """Check that every row is free or held by one sequence, that counts are right, and that `running` is by rank."""
     holders = [*batch.running, *leaving]
     rows = [*(sequence.row for sequence in holders), *batch.free_rows]
     _require(sorted(rows) == list(range(batch.max_rows)), f"rows are shared or lost: {rows}")
@@ -30,7 +28,7 @@ def check_batch(batch: Batch, leaving: Collection[Sequence]) -> None:
 
 
 def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights: Collection[Flight]) -> None:
-    """Check that each sequence knows how many steps name it and how many of its draws are on their way."""
+    """Check each sequence's counts of the steps that name it and of its draws in flight."""
     named = Counter(sequence for flight in flights for sequence in flight.carried())
     drawing = Counter(sequence for flight in flights for sequence in (*flight.draws(), *flight.pooling()))
     for sequence in {*running, *leaving, *named}:
@@ -44,9 +42,9 @@ def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights
 
 
 def check_pages(memory: SequenceMemory, holders: Collection[Sequence], loading: Seq[int]) -> None:
-    """Check that every page that is held is some sequence's or the tree's, and that pages hold what was computed.
+    """Check that every held page belongs to a sequence or the tree, and that pages cover the computed tokens.
 
-    loading: pages on their way from the tiers below.
+    loading: pages that are being loaded from a lower tier.
     """
     memory.allocator.check_integrity()
     memory.tree.check_integrity()
@@ -72,11 +70,11 @@ def check_pages(memory: SequenceMemory, holders: Collection[Sequence], loading: 
     _require(len(set(private)) == len(private), "two sequences own a page")
     held = sum(memory.allocator.held(page) for page in range(memory.usable_pages + 1))
     owned = len(private) + memory.tree.cached_pages
-    _require(held == owned, f"{held} pages are held, {owned} by somebody")
+    _require(held == owned, f"{held} pages are held, {owned} of them have an owner")
 
 
 def check_unforked(unforked: int, alive: Collection[Sequence]) -> None:
-    """Check that the choices that wait as a number are those of sequences that have yet to fork."""
+    """Check that `unforked` is the number of choices that sequences have yet to fork."""
     waiting = sum(sequence.siblings for sequence in alive)
     _require(unforked == waiting, f"{waiting} choices are still to be made, not {unforked}")
     for sequence in alive:
@@ -84,7 +82,7 @@ def check_unforked(unforked: int, alive: Collection[Sequence]) -> None:
 
 
 def check_idle(memory: SequenceMemory) -> None:
-    """Check that nothing is left but the cache."""
+    """Check that every page is free or cached, and no cached page is locked."""
     free, cached = memory.allocator.free, memory.tree.cached_pages
     _require(free + cached == memory.usable_pages, f"{free} free + {cached} cached pages of {memory.usable_pages}")
     _require(memory.tree.evictable_pages == cached, "a cached page is still locked at idle")

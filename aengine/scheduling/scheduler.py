@@ -1,4 +1,4 @@
-"""The scheduler: decides what the next step carries, and what its draws mean.
+"""The scheduler: plans the next step, and applies the results of the last one.
 
 Pure and synchronous: no clock, no torch, no I/O. `schedule` may be called again before the step it
 planned is committed (lookahead): positions, lengths and pages are known ahead of the token ids.
@@ -28,15 +28,12 @@ from aengine.step_plan import MixedLimit, StepPlan, StepResult
 class Scheduler:
     """Continuous batching with chunked prefill, priorities, preemption and a shared prefix cache.
 
-    Rank orders everything: who is admitted first, who gets pages first, who has to give way. A prompt that
-    has begun is read to its end before the next one begins, so that at most one stands half read. When pages
-    run out the cache is evicted, then the running sequence of the largest rank is preempted.
+    Rank decides which sequence is admitted first, which gets pages first, and which is preempted first. A prompt that
+    has begun is read to its end before the next one begins. When pages run out, cached pages are evicted, then the
+    running sequence of the largest rank is preempted.
 
-    The choices of a request wait as a number on the sequence that they will fork from; `make_sibling(leader, index)`
-    makes each when it gets a row.
-
-    `max_step_tokens` must not be below `max_rows` (`ValueError`): decoding alone would fill every step. `mixed_limit`
-    bounds the prompt tokens of steps that also decode.
+    The further choices of a request are only a number on the sequence that they will fork from. Each becomes a sequence
+    when it gets a row.
     """
 
     def __init__(
@@ -49,11 +46,20 @@ class Scheduler:
         max_queue: int,
         prefix_cache: bool = True,
         mixed_limit: MixedLimit | None = None,
-        on_begin: Callable[[Sequence], None] | None = None,  # called with each request that enters for the first time
+        on_begin: Callable[[Sequence], None] | None = None,
         make_sibling: Callable[[Sequence, int], Sequence] = sibling_of,
-        waiting: Queue | None = None,  # None: by rank alone
+        waiting: Queue | None = None,
         holdings: Seq[Holding] = (),
     ) -> None:
+        """Raises `ValueError` if `max_step_tokens` is below `max_rows`: decoding alone would fill every step.
+
+        Args:
+            mixed_limit: bounds the prompt tokens of steps that also decode.
+            on_begin: called with each sequence that enters for the first time.
+            make_sibling: makes the choice with the given index, which forks from the given sequence.
+            waiting: None means a queue by rank alone.
+            holdings: memory that sequences hold in addition to pages.
+        """
         if max_rows < 1 or max_step_tokens < max_rows:
             raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
         self.memory = SequenceMemory(num_pages, page_size, prefix_cache, holdings)
@@ -68,16 +74,16 @@ class Scheduler:
         self._next_step = 0
 
     def attach(self, tiers: Tiers) -> Loading:
-        """Let waiting sequences have pages from the tiers below the tree, which is still empty."""
+        """Load pages for waiting sequences from these tiers. The tree must still be empty."""
         self._prefills.loading = Loading(self.memory, tiers, self._waiting)
         return self._prefills.loading
 
     @property
     def loading(self) -> Loading | None:
-        """The loads from the tiers below the tree; None where there are none."""
+        """The loads from lower tiers; None if there are no tiers."""
         return self._prefills.loading
 
-    # ---- what the engine sees -----------------------------------------------------------------------------
+    # ---- for the engine -----------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
@@ -86,7 +92,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """The number of sequences in the queue, and of choices that are still to fork from one."""
+        """The number of sequences in the queue, and of choices that have yet to fork."""
         return len(self._waiting) + self._transitions.unforked
 
     @property
@@ -101,10 +107,10 @@ class Scheduler:
         return self.memory.usable_pages * self.memory.page_size + 1  # the newest token needs no KV
 
     def add(self, sequence: Sequence) -> None:
-        """Enqueue a sequence; its `siblings` fork from it behind its prefill.
+        """Enqueue a sequence. Its `siblings` fork from it after its prefill.
 
-        Raises `QueueFullError` beyond the queue bound and `ContextLengthError` if it can never fit. Into an empty
-        queue goes any request, of however many choices.
+        Raises `QueueFullError` if the queue is full and `ContextLengthError` if the sequence can never fit. An empty
+        queue accepts a request with any number of choices.
         """
         if sequence.max_total > self.capacity_tokens:
             raise ContextLengthError(
@@ -118,7 +124,7 @@ class Scheduler:
         self._waiting.push(sequence)
 
     def add_pooled(self, sequences: Seq[Sequence]) -> None:
-        """Enqueue the prompts of one request that are pooled: all of them or none. Raises as `add` does."""
+        """Enqueue the pooled prompts of one request: all of them or none. Raises as `add` does."""
         for sequence in sequences:
             if sequence.prompt_len > self.capacity_tokens - 1:
                 raise ContextLengthError(
@@ -136,7 +142,7 @@ class Scheduler:
             raise QueueFullError(f"{waiting} requests are waiting, the bound is {self._max_queue}")
 
     def schedule(self) -> StepPlan | None:
-        """Plan the next step and count it as launched, or return None when nothing can run now."""
+        """Plan the next step and count it as launched. Returns None if nothing can run now."""
         plan = StepPlan(step=self._next_step, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[])
         flight = Flight(plan)
         self._decodes.plan(plan, flight)
@@ -151,7 +157,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Update]:
-        """Apply a finished step's results: the oldest one in flight, which must be `plan`."""
+        """Apply a finished step's results. `plan` must be the oldest step in flight."""
         if not self._flights or self._flights[0].plan is not plan:
             raise RuntimeError(f"step {plan.step} is not the oldest in flight")
         flight = self._flights.popleft()
@@ -162,7 +168,7 @@ class Scheduler:
                 sequence.computed += 1
         updates = commit_chunks(flight, result, self._transitions.end)
         updates += commit_draws(flight, result, self.counters, self._transitions.end)
-        for sequence, _, forks in flight.prefill:  # after the draws, which tell whose numbers are not finite
+        for sequence, _, forks in flight.prefill:  # after the draws, which show whose values are not finite
             for holder in (sequence, *forks):
                 if holder.phase is Phase.RUNNING:
                     self.memory.publish(holder)
@@ -173,7 +179,7 @@ class Scheduler:
         return updates
 
     def structured(self, plan: StepPlan) -> list[Sequence]:
-        """The sequences with a grammar that draw in a step in flight, in the order of the draws."""
+        """Return the sequences with a grammar that draw in a step in flight, in the order of the draws."""
         flight = next(flight for flight in self._flights if flight.plan is plan)
         return [sequence for sequence in flight.draws() if sequence.grammar is not None]
 
@@ -183,14 +189,14 @@ class Scheduler:
         self._transitions.end(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """End a sequence in whatever phase it is, and the choices that have yet to fork from it; once is enough."""
+        """End a sequence in any phase, and the choices that have yet to fork from it. Idempotent."""
         self._transitions.end(sequence)
 
     def fail(self, plan: StepPlan) -> list[Sequence]:
         """Give up a step and its successors in flight, none of which may still be running on the device.
 
-        The sequences of `plan` itself end and are returned; those that only its successors carried go back to the
-        queue. Nothing of the failed step enters the tree.
+        Sequences of `plan` itself end and are returned. Other sequences of its successors return to the queue. Nothing
+        that the failed step computed enters the tree.
         """
         failed: list[Sequence] = []
         kept: deque[Flight] = deque()
@@ -213,10 +219,7 @@ class Scheduler:
         return failed
 
     def flush_cache(self) -> None:
-        """Drop every cached prefix.
-
-        Those who run keep their pages, and go on; nothing that was begun before enters the cache any more.
-        """
+        """Drop every cached prefix. Running sequences keep their pages, but nothing of them is cached any more."""
         self.memory.tree.clear()
 
     def check_integrity(self) -> None:

@@ -14,7 +14,7 @@ from aengine.types import FinishReason, PromptLogprob
 
 
 class Phase(enum.Enum):
-    """The phase of a sequence; `PREEMPTED` and `FINISHED` keep row and pages until no step in flight names them."""
+    """The phase of a sequence. A PREEMPTED or FINISHED one keeps its row and pages until no step in flight names it."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -23,11 +23,11 @@ class Phase(enum.Enum):
 
 
 class Grammar(Protocol):
-    """The state of an output's grammar, as far as the scheduler needs it."""
+    """The part of an output's grammar state that the scheduler uses."""
 
     @property
     def late(self) -> bool:
-        """Whether the next mask is still being computed: no step carries the sequence until it is there."""
+        """Whether the next mask is still being computed. Until then no step carries the sequence."""
         ...
 
     def accept(self, token_id: int) -> None:
@@ -64,9 +64,9 @@ class LoadedAdapter:
 class AdmittedPages:
     """The pages that a sequence was admitted with. Choices that fork from it share them."""
 
-    node: Node  # locked: covers the pages that are the tree's
-    private: set[int]  # the others
-    pages: int  # how many there are of both
+    node: Node  # locked: covers the pages that belong to the tree
+    private: set[int]  # the other pages
+    pages: int  # number of all these pages
     epoch: int  # of the tree at admission
     holders: int = 1
     finite: bool = True  # False: NaN or infinity was computed into them
@@ -87,20 +87,20 @@ class Sequence:
     stop_ids: tuple[int, ...]  # EOS (unless ignored) and stop_token_ids
     max_total: int  # tokens at which the sequence ends by length
     rank: tuple[float, int]  # place in the queue; smaller first
-    salt: Namespace = None  # sequences that differ in it share no cached prefix
+    salt: Namespace = None  # sequences with different salts share no cached prefix
     adapter: LoadedAdapter | None = None
-    near: bool = False  # as `NewRow` has it; no cached prefix is shared with others (`salt`)
+    near: bool = False  # as in `NewRow`; near and far sequences differ in `salt`
     banned: tuple[tuple[int, ...], ...] = ()  # token sequences that the output must not complete
     index: int = 0  # which of the n choices
-    siblings: int = 0  # the next choices, which are made when they fork from this one behind its prefill
+    siblings: int = 0  # number of choices that will fork from this one after its prefill
     scores: list[PromptLogprob] = field(default_factory=list)  # from the prompt's second token on; siblings share it
-    pool: Pool | None = None  # nothing is drawn: the prompt is read to its end, and this is taken of it
-    pooled: list[array[float]] = field(default_factory=list)  # what was taken of its chunks so far
-    owner: object = None  # the caller's, untouched
-    grammar: Grammar | None = None  # has seen the committed output, no more and no less
+    pool: Pool | None = None  # the prompt is pooled so, and nothing is drawn
+    pooled: list[array[float]] = field(default_factory=list)  # the vectors of its chunks so far
+    owner: object = None  # set and used by the engine only
+    grammar: Grammar | None = None  # has accepted exactly the committed output
     cached: int | None = None  # prompt tokens found in the tree at first admission
-    sought: bool = False  # the tiers below were asked for its tokens since it began to wait
-    from_host: int = 0  # tokens that were brought into the tree for it
+    tiers_searched: bool = False  # its tokens were looked up in lower tiers since it began to wait
+    from_host: int = 0  # tokens that were loaded into the tree for it
     from_disk: int = 0
 
     output: list[int] = field(default_factory=list)  # committed
@@ -109,18 +109,18 @@ class Sequence:
     max_output: int = 0  # `max_total` without the prompt
     row: int = -1
     pages: list[int] = field(default_factory=list)
-    admitted: AdmittedPages | None = None  # of `pages`; None where there are none
-    grown: set[int] = field(default_factory=set)  # the pages behind it
+    admitted: AdmittedPages | None = None  # None: it has no pages
+    grown: set[int] = field(default_factory=set)  # the pages that were added after admission
     launched: int = 0
     computed: int = 0
-    pending: int = 0  # draws, or what is pooled in their place, that are on the device
+    pending: int = 0  # draws or pooled vectors that are on the device
     in_flight: int = 0  # launched steps that name it and are not committed
-    decoding: bool = False  # its last chunk is launched: from here on the row feeds what it drew
+    decoding: bool = False  # its last chunk is launched; from now on the row feeds its own draws
     outdated: bool = False  # a holding freed pages that the row's tables on the device still name
-    shared_until: int = 0  # tokens that others have begun with as well, as far as the tree knew at admission
-    promised: int = 0  # pages that come back once it has left, while it is leaving
+    shared_until: int = 0  # length of its longest prefix in the tree at admission, in tokens
+    promised: int = 0  # while it is leaving: pages that become available when it has left
     cacheable: bool = True  # False: its step failed, so nothing of it may enter the tree
-    stops: frozenset[int] = frozenset()  # `stop_ids`, for looking up
+    stops: frozenset[int] = frozenset()  # `stop_ids` as a set
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.prompt)
@@ -129,12 +129,12 @@ class Sequence:
 
     @property
     def scoring(self) -> bool:
-        """Whether logprobs of the prompt are asked for and not all there yet."""
+        """Whether prompt logprobs were requested and are not complete."""
         return self.params.prompt_logprobs is not None and len(self.scores) < self.prompt_len - 1
 
     @property
     def unread(self) -> bool:
-        """Whether no cached prefix will do, since something is asked of every token of the prompt."""
+        """Whether no cached prefix can be used, because every token of the prompt must be computed."""
         return self.scoring or (self.pool is not None and self.pool.of_all_tokens)
 
     @property
@@ -143,7 +143,7 @@ class Sequence:
         return self.prompt_len + len(self.output)
 
     def ids(self, start: int, end: int) -> array[int]:
-        """The known tokens from position `start` to before `end`."""
+        """Return the known tokens from position `start` up to, without, `end`."""
         prompt_len = self.prompt_len
         if end <= prompt_len:
             return self.prompt[start:end]
@@ -151,7 +151,7 @@ class Sequence:
 
 
 def sibling_of(leader: Sequence, index: int) -> Sequence:
-    """Another choice of the same request, with nothing drawn yet. Its prompt is counted with the first one's."""
+    """Return another choice of the same request, with nothing drawn yet. Its prompt is not counted again."""
     return Sequence(
         prompt=leader.prompt,
         params=leader.params,
@@ -171,7 +171,7 @@ def sibling_of(leader: Sequence, index: int) -> Sequence:
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """The effect of one committed draw on its sequence, or the end of a prompt that is pooled, which has no token."""
+    """The effect of one committed draw on its sequence, or the end of a pooled prompt, which has no token."""
 
     sequence: Sequence
     token_id: int

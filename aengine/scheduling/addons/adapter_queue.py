@@ -1,6 +1,4 @@
-"""The waiting queue where sequences have adapters: who may enter, which adapter comes to the device next, which one
-makes room.
-"""
+"""The waiting queue of an engine with adapters: which sequence enters, which adapter is loaded or evicted next."""
 
 from __future__ import annotations
 
@@ -25,42 +23,44 @@ class Load:
 
 
 class AdapterQueue:
-    """A `WaitingQueue` whose head is the smallest rank among those whose adapter is on the device, or who have none.
+    """A `Queue` whose head is the smallest rank among sequences whose adapter is on the device, or that have none.
 
-    Whoever waits for an adapter holds up nobody. Adapters are brought in by the rank of the first one that waits for
-    each, long before there is a row for it. Room is made by the least recently used adapter that no row uses and nobody
-    waits for; else by one that no row uses, and whose first waiting sequence ranks behind.
+    A sequence that waits for an adapter does not delay others. Adapters are loaded in the order of their first waiting
+    sequences, long before there is a row for these. To make room, the least recently used adapter without rows and
+    without waiting sequences is evicted. If there is none, an adapter without rows whose first waiting sequence has a
+    larger rank is evicted.
 
-    Where rows use every place, as many places as adapters are awaited are claimed, least recently used first. A claimed
-    place is shut once as many of its rows have come free as were held when it was claimed: until then others may join
-    them, which costs the one that waits next to nothing, afterwards only who ranks before it. So a popular adapter
-    gives way after two outputs' time at most, however many requests come for it; and it has its turn again by rank.
+    If rows use every place, places are claimed, least recently used first: one for each adapter that is awaited. A
+    claimed place is shut after as many rows have left it as it had when it was claimed. Before that, other sequences
+    may still join the adapter, which hardly delays the waiting one. After that, only sequences with a smaller rank may.
+    So a popular adapter is evicted after the duration of two outputs at most, and is loaded again by rank.
     """
 
     def __init__(self, places: int, most_loads: int = 1) -> None:
-        """places: the device's, numbered from 1; most_loads: at once."""
+        """places: of the device, numbered from 1. most_loads: the most loads that run at once."""
         self.places = places
         self._most_loads = most_loads
         self.loads = 0  # begun so far
         self.evictions = 0
-        self._plain = WaitingQueue()  # those without an adapter
+        self._plain = WaitingQueue()  # sequences without an adapter
         self._queues: dict[LoadedAdapter, WaitingQueue] = {}  # none of them empty
         self._empty = list(range(places, 0, -1))
-        self._resident: OrderedDict[LoadedAdapter, None] = OrderedDict()  # or coming; the least recently used first
+        self._resident: OrderedDict[LoadedAdapter, None] = (
+            OrderedDict()
+        )  # or being loaded; the least recently used first
         self._coming: set[LoadedAdapter] = set()
         self._claimed: list[LoadedAdapter] = []
-        self._ahead: dict[LoadedAdapter, None] = {}  # nobody waits for them yet
-        # Adapters that have no place and are awaited, by the key of the first who waits, or of one who has left since.
+        self._ahead: dict[LoadedAdapter, None] = {}  # to load without a waiting sequence, if a place is empty
+        # Awaited adapters without a place, by the key of their first waiting sequence. It may have left since.
         self._absent: list[tuple[_Key, int, LoadedAdapter]] = []
         self._entries = itertools.count()
 
-    # ---- what the scheduler sees: a waiting queue -----------------------------------------------------------
+    # ---- for the scheduler: a waiting queue -----------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._plain) + sum(map(len, self._queues.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
-        """The waiting sequences, in no order."""
         yield from self._plain
         for queue in self._queues.values():
             yield from queue
@@ -78,7 +78,6 @@ class AdapterQueue:
             self._await(adapter, sequence)
 
     def head(self) -> Sequence | None:
-        """The next one to admit, left in place."""
         best = self._plain.head()
         if not self._queues:
             return best
@@ -93,22 +92,19 @@ class AdapterQueue:
         return best
 
     def pop(self) -> Sequence:
-        """Remove and return the head; there must be one."""
         sequence = self.head()
         if sequence is None:
-            raise IndexError("nobody may enter")
+            raise IndexError("no sequence may enter")
         if sequence.adapter is not None:
             self._resident.move_to_end(sequence.adapter)
         self.remove(sequence)
         return sequence
 
     def park(self, sequence: Sequence) -> None:
-        """Let others overtake a sequence, which still counts as waiting, until it is put back."""
         queue = self._plain if sequence.adapter is None else self._queues[sequence.adapter]
         queue.park(sequence)
 
     def unpark(self, sequence: Sequence) -> None:
-        """Undo `park`; nothing happens if the sequence was removed meanwhile."""
         adapter = sequence.adapter
         queue = self._plain if adapter is None else self._queues.get(adapter)
         if queue is not None:
@@ -117,7 +113,6 @@ class AdapterQueue:
                 self._await(adapter, sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence; nothing happens if it is not queued."""
         adapter = sequence.adapter
         queue = self._plain if adapter is None else self._queues.get(adapter)
         if queue is not None:
@@ -127,22 +122,22 @@ class AdapterQueue:
 
     @property
     def awaited(self) -> bool:
-        """Whether a load may be due, as far as that can be told without looking."""
+        """Whether a load may be due; cheap, without a search."""
         return bool(self._absent or self._ahead)
 
     @property
     def resident(self) -> Collection[LoadedAdapter]:
-        """The adapters that have a place, those on their way included; the least recently used first."""
+        """The adapters that have a place, including those being loaded; the least recently used first."""
         return self._resident.keys()
 
-    # ---- what the engine sees: loads to be made -------------------------------------------------------------
+    # ---- for the engine: loads -------------------------------------------------------------
 
     def bring_ahead(self, adapter: LoadedAdapter) -> None:
-        """Let an adapter, which nobody waits for yet, come to the device as soon as a place is empty."""
+        """Load an adapter as soon as a place is empty, although no sequence waits for it yet."""
         self._ahead[adapter] = None
 
     def next_load(self) -> Load | None:
-        """Begin the next load that is due and has a place. It is over with `arrived` or `failed`."""
+        """Begin the next load that is due and has a place. End it with `arrived` or `failed`."""
         if len(self._coming) >= self._most_loads:
             return None
         first = self._first_absent()
@@ -155,24 +150,25 @@ class AdapterQueue:
         return self._begin(adapter)
 
     def arrived(self, load: Load) -> None:
-        """The weights lie in the place: every step planned from now on may name it."""
+        """Note that the weights are in the place. Every step planned from now on may name it."""
         self._coming.discard(load.adapter)
         load.adapter.ready = True
 
     def failed(self, load: Load) -> list[Sequence]:
-        """The weights could not be brought in: the place is empty again. Returns those who wait for the adapter, and
-        should wait no longer.
-        """
+        """Note that a load failed, which empties the place. Returns the sequences that wait for the adapter."""
         self._coming.discard(load.adapter)
         self._vacate(load.adapter)
         return list(self._queues.get(load.adapter, ()))
 
     def waiting_for(self, adapter: LoadedAdapter) -> int:
-        """The number of sequences in the queue that have the adapter."""
+        """Return the number of waiting sequences that have the adapter."""
         return len(self._queues.get(adapter, ()))
 
     def forget(self, adapter: LoadedAdapter) -> bool:
-        """Give an adapter's place back unless a sequence has the adapter or it is on its way; whether it is gone."""
+        """Free an adapter's place unless a sequence has the adapter or it is being loaded.
+
+        Returns whether it is gone.
+        """
         if adapter.rows or adapter in self._queues or adapter in self._coming:
             return False
         self._ahead.pop(adapter, None)
@@ -183,7 +179,7 @@ class AdapterQueue:
     # ---- room -----------------------------------------------------------------------------------------------
 
     def _make_room(self, key: _Key) -> bool:
-        """Empty a place for the adapter whose first sequence has the key; where none can be emptied, claim some."""
+        """Empty a place for the adapter whose first sequence has the key. If none can be emptied, claim places."""
         last: LoadedAdapter | None = None
         last_key = key
         for adapter in self._resident:
@@ -203,7 +199,7 @@ class AdapterQueue:
         return True
 
     def _claim(self) -> None:
-        """Claim as many places as adapters are awaited that have none."""
+        """Claim one place for each awaited adapter without a place."""
         awaited = sum(not adapter.place for adapter in self._queues)
         for adapter in self._resident:
             if len(self._claimed) >= awaited:
@@ -213,7 +209,7 @@ class AdapterQueue:
                 self._claimed.append(adapter)
 
     def _reopen(self) -> None:
-        """Nobody waits for a place any more."""
+        """Give up all claims: no adapter waits for a place any more."""
         while self._claimed:
             self._claimed.pop().until_shut = None
 
@@ -227,7 +223,7 @@ class AdapterQueue:
         if (head := self._head_of(adapter)) is not None:
             self._await(adapter, head)
 
-    # ---- what comes next ------------------------------------------------------------------------------------
+    # ---- the next load ------------------------------------------------------------------------------------
 
     def _next_ahead(self) -> Load | None:
         while self._ahead and self._empty:
@@ -248,7 +244,7 @@ class AdapterQueue:
         heapq.heappush(self._absent, (_key(head), next(self._entries), adapter))
 
     def _first_absent(self) -> Sequence | None:
-        """Of those whose adapter has no place, the one of the smallest rank."""
+        """Return the sequence of the smallest rank among those whose adapter has no place."""
         while self._absent:
             key, entry, adapter = self._absent[0]
             head = None if adapter.place else self._head_of(adapter)
@@ -271,7 +267,7 @@ class AdapterQueue:
         return {"adapter_places": self.places, "adapter_loads": self.loads, "adapter_evictions": self.evictions}
 
     def check_integrity(self, holders: Collection[Sequence]) -> None:
-        """Raise `AssertionError` unless places, rows and queues add up; `holders` are the sequences that have rows."""
+        """Raise `AssertionError` unless places, rows and queues add up."""
         rows = Counter(sequence.adapter for sequence in holders if sequence.adapter is not None)
         places = [*(adapter.place for adapter in self._resident), *self._empty]
         _require(sorted(places) == list(range(1, self.places + 1)), f"places are shared or lost: {places}")
@@ -279,16 +275,22 @@ class AdapterQueue:
         _require(rows.keys() <= self._resident.keys(), "a row has an adapter that is not on the device")
         for adapter in {*self._resident, *self._queues, *rows}:
             _require(bool(adapter.place) == (adapter in self._resident), "an adapter is wrong about its place")
-            _require(adapter.ready == (bool(adapter.place) and adapter not in self._coming), "an adapter is half there")
+            _require(
+                adapter.ready == (bool(adapter.place) and adapter not in self._coming),
+                "an adapter is wrong about being ready",
+            )
             _require(adapter.rows == rows[adapter], f"{rows[adapter]} rows have an adapter, not {adapter.rows}")
-            _require((adapter.until_shut is not None) == (adapter in self._claimed), "a claim is unknown")
+            _require(
+                (adapter.until_shut is not None) == (adapter in self._claimed),
+                "a claimed place is not in the list of claims",
+            )
             _require(adapter.ready or not adapter.rows, "a row has an adapter that is still on its way")
         for adapter, queue in self._queues.items():
-            _require(len(queue) > 0, "an adapter that nobody waits for has a queue")
+            _require(len(queue) > 0, "an adapter without waiting sequences has a queue")
             entries = [key for key, _, absent in self._absent if absent is adapter]
             head = queue.head()
             if not adapter.place and head is not None:
-                _require(bool(entries) and min(entries) <= _key(head), "an adapter is awaited, and will never come")
+                _require(bool(entries) and min(entries) <= _key(head), "an awaited adapter will never be loaded")
 
 
 def _require(condition: bool, message: str) -> None:

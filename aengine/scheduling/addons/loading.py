@@ -1,4 +1,4 @@
-"""Sequences that stand aside while pages of theirs come back from the tiers below the pool."""
+"""Sequences parked while their KV pages are loaded from a lower tier."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from aengine.scheduling.sequence import Sequence
 
 
 class Loading:
-    """Begins loads for sequences that are about to be admitted, and puts what has arrived into the tree.
+    """Begins loads for sequences that are about to be admitted, and inserts the loaded pages into the tree.
 
-    A load belongs to nobody: it goes on, and its pages become cache, whatever happens to those who wait for it.
+    A load does not depend on the sequences that wait for it. If they are aborted, its pages become cache all the same.
     """
 
     def __init__(self, memory: SequenceMemory, tiers: Tiers, queue: Queue) -> None:
@@ -22,7 +22,7 @@ class Loading:
 
     @property
     def busy(self) -> bool:
-        """Whether pages are on their way."""
+        """Whether a load is running."""
         return bool(self._waiting)
 
     @property
@@ -31,28 +31,28 @@ class Loading:
         return [page for load in self._waiting for page in load.pages]
 
     def begin(self, sequence: Sequence, headroom: int) -> bool:
-        """Whether the sequence, the first of the queue, stands aside from now on; if not, admit it as it is.
+        """Park the head of the queue if pages of it are in a lower tier. Returns whether it was parked.
 
-        Pages are taken for it as if it were admitted, `headroom` left as in `SequenceMemory.admit`; where there are not
-        enough, it cannot be admitted either. The tiers are asked once, until it is preempted.
+        Pages of the pool are taken under the same conditions as in `SequenceMemory.admit`. If there are not enough, the
+        sequence is not parked. A sequence is looked up in the tiers once, and again after each preemption.
         """
         memory, tree = self._memory, self._memory.tree
-        if sequence.sought or sequence.unread or not memory.prefix_cache or memory.refuses(sequence, headroom):
+        if sequence.tiers_searched or sequence.unread or not memory.prefix_cache or memory.refuses(sequence, headroom):
             return False
         ids = sequence.ids(0, sequence.length - 1)
         node = tree.match(ids, sequence.salt).node
         found = self.tiers.find(node, ids, sequence.salt)
         if found is None:
-            sequence.sought = True
+            sequence.tiers_searched = True
             return False
         load = self.tiers.coming(found)
         if load is None:
-            sequence.sought = True
+            sequence.tiers_searched = True
             available = memory.available
             tree.lock(node)
             needed = memory.pages_for(sequence.length) - node.depth + available - memory.available
             if needed + headroom > available:
-                sequence.sought = False
+                sequence.tiers_searched = False
             else:
                 memory.reserve_pages(len(found.keys))
                 pages = memory.allocator.take(len(found.keys))
@@ -69,7 +69,7 @@ class Loading:
         return True
 
     def end(self, load: Load, arrival: Arrival) -> None:
-        """Put the pages that a load brought into the tree, and let the sequences that wait for it be admitted."""
+        """Insert the pages of a finished load into the tree, and unpark the sequences that wait for it."""
         self.tiers.end_load(load, arrival)
         arrived = arrival.pages
         memory, tree = self._memory, self._memory.tree
@@ -94,4 +94,4 @@ class Loading:
         """Raise `AssertionError` unless loads add up here and below."""
         self.tiers.check_integrity()
         if set(self._waiting) != set(self.tiers.loading):
-            raise AssertionError("loading: loads are lost, or known to nobody")
+            raise AssertionError("loading: the tiers have other loads than the sequences wait for")

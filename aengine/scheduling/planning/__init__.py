@@ -1,1 +1,1 @@
-"""What a step carries: decodes, chunks of prompts within a budget, and runs that several sequences share."""
+"""Plans a step: `decodes` and the runs that they share (`sharing`), then chunks of prompts (`prefills`)."""

@@ -1,4 +1,4 @@
-"""Finds decoding sequences that begin with the same cached run, so that a step can read its pages once for all."""
+"""Finds decoding sequences with the same cached prefix, so that a step reads its pages once for all of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from aengine.cache.radix import Node
 from aengine.scheduling.sequence import AdmittedPages, Sequence
 from aengine.step_plan import MOST_SHARED_RUNS, SharedRun
 
-LEAST_SAVED = 16384  # tokens that a step must be spared before a run is worth its own pass (bench/KERNELS.md)
+LEAST_SAVED = 16384  # tokens that a shared run must save before it is worth a pass of its own (bench/KERNELS.md)
 
 
 def shared_runs(sequences: Seq[Sequence], page_size: int) -> list[SharedRun]:
-    """Choose disjoint groups of the sequences (by their place) and the run that each shares, most savings first.
+    """Choose disjoint groups of sequences, by their index, and the run that each group shares; most savings first.
 
-    A group of m that shares t tokens saves (m - 1) * t. Where groups nest in the tree, either the whole or its
-    parts are chosen, whichever saves more. Costs a walk over the shared part of the tree only.
+    A group of m that shares t tokens saves reading (m - 1) * t. If groups nest in the tree, either the whole or its
+    parts are chosen, whichever saves more. Only the shared part of the tree is visited.
     """
     places: dict[AdmittedPages, list[int]] = defaultdict(list)
     for place, sequence in enumerate(sequences):
@@ -26,10 +26,10 @@ def shared_runs(sequences: Seq[Sequence], page_size: int) -> list[SharedRun]:
     for admitted, together in places.items():
         node: Node | None = admitted.node
         while node is not None and node.parent is not None:
-            if node.locks > 1 or len(together) > 1:  # whoever holds a node holds its ancestors too
+            if node.locks > 1 or len(together) > 1:  # a sequence that holds a node also holds its ancestors
                 members[node] += together
             node = node.parent
-    below: dict[Node, int] = defaultdict(int)  # what the best choice below a node saves
+    below: dict[Node, int] = defaultdict(int)  # tokens saved by the best choice among a node's descendants
     chosen: list[Node] = []
     whole: set[Node] = set()
     for node in sorted(members, key=lambda node: -node.depth):

@@ -77,7 +77,7 @@ def test_what_is_not_what_was_written_is_refused(tmp_path: Path, damage: object)
 def test_a_page_of_another_size_is_refused(tmp_path: Path) -> None:
     disk = DiskPages(tmp_path, 10_000)
     store(disk, KEYS[0])
-    with pytest.raises(PageFileError, match="something else than a page of 120 bytes"):
+    with pytest.raises(PageFileError, match="does not hold a page of 120 bytes"):
         disk.read(KEYS[0], parts()[:1])
 
 
