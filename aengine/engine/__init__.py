@@ -1,4 +1,10 @@
-"""The engine: the public async API and the task that steps the model."""
+"""The engine: the public async API, and the task that steps the model.
+
+In reading order: `engine` (the API and its life), `service` (the parts that serve requests), `generation` (a request
+that generates), `requests/` (from its arguments to its stream), `loop` (the step loop), `loaded` (a loaded model).
+`pooled_answers` and `pooling/` are for embeddings and scores, `sleep` for sleep and new weights, `addons/` for
+adapters, KV tiers and KV events. `llm` is the engine without asyncio.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +19,7 @@ __all__ = ["LLM", "Engine", "Stream"]
 
 
 def __getattr__(name: str) -> object:
-    # The client shares this room's mailbox and argument checks, but does not wait for tokenizers and grammars.
+    # Lazy: the client imports streams and argument checks from here, and needs no tokenizers or grammars.
     if name == "Engine":
         with without_collections():
             from aengine.engine.engine import Engine

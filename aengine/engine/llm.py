@@ -24,7 +24,7 @@ from aengine.errors import AengineError, EngineClosedError, InvalidRequestError,
 from aengine.requests.sampling_params import SamplingParams
 from aengine.types import Completion
 
-BAR_SECONDS = 2.0  # after which a call shows its progress, and shows it again if nothing is done
+BAR_SECONDS = 2.0  # after which a call shows its progress, and refreshes it if nothing is done
 _CLOSED = "this LLM is closed; make a new one"
 
 Prompt = str | Sequence[int]
@@ -36,13 +36,13 @@ Job = Callable[[], Awaitable[Completion]]
 class LLM:
     """An `Engine` whose methods block: `LLM(...).generate(["The capital of France is"], max_tokens=20)`.
 
-    Arguments are those of `Engine`. Making one loads the model; `close`, or the end of a `with` block, gives its memory
-    back. Methods may be called by several threads at once. Ctrl-C ends the call that waits and aborts its requests; the
-    model stays.
+    Arguments are those of `Engine`. The constructor loads the model. `close`, or the end of a `with` block, frees its
+    memory. Several threads may call methods at once. Ctrl-C ends the waiting call and aborts its requests; the model
+    stays loaded.
 
-    The engine's event loop runs in a thread that belongs to this object. It cannot run in the caller's thread: the
-    engine's tasks live on between two calls, and in a notebook the caller's thread runs a loop already, within which
-    no other can run. Only the loop lives in that thread; the engine is the same as under `async with Engine(...)`.
+    The engine's event loop runs in a thread of this object. It cannot run in the caller's thread: the engine's tasks
+    run between calls, and in a notebook the caller's thread already runs a loop. The engine in that thread is the same
+    as under `async with Engine(...)`.
     """
 
     def __init__(self, model: str | None = None, *, config: EngineConfig | None = None, **knobs: Any) -> None:
@@ -52,7 +52,7 @@ class LLM:
         ready: Future[None] = Future()
         run = partial(_run_engine, self._engine, self._loop, ready, stop)
         self._thread = threading.Thread(target=run, name="aengine", daemon=True)
-        # Also when the object is forgotten. At the process's end the thread ends with it.
+        # Called also when the object is collected. At the process's end the thread ends without it.
         self._stop = weakref.finalize(self, _stop_engine, self._loop, stop)
         self._stop.atexit = False
         self._thread.start()
@@ -71,7 +71,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """End what still runs with `EngineClosedError`, and give the memory back. Idempotent."""
+        """End running calls with `EngineClosedError`, and free the memory. Idempotent."""
         self._stop()
         self._thread.join()
 
@@ -83,11 +83,11 @@ class LLM:
         Args:
             prompts: each is text or token ids; a single prompt gives a list of one completion.
             params: for all prompts, or a list with one for each.
-            progress: whether a bar is shown after two seconds; None: on a terminal and in notebooks, if the knob
+            progress: whether a bar is shown after two seconds. None means on a terminal and in notebooks, if the knob
                 `progress` is on.
             options: those of `Engine.submit`, for all prompts.
 
-        Raises what `Engine.complete` raises for the first prompt that fails; the others are aborted then.
+        Raises the error of the first prompt that fails, as `Engine.complete` does; the others are aborted.
         """
         return self._answer(self._engine.complete, prompt_list(prompts, bounded=False), params, progress, options)
 
@@ -101,8 +101,8 @@ class LLM:
     ) -> list[Completion]:
         """Return the assistant's next message in each chat: one completion for each, in their order.
 
-        messages: those of one chat, or a list of chats. options: those of `Engine.submit_chat`, for all of them.
-        The rest is as in `generate`.
+        messages: one chat, or a list of chats. options: those of `Engine.submit_chat`, for all chats. The rest is as in
+        `generate`.
         """
         chats: list[Any] = list(messages)
         if not chats or isinstance(chats[0], Mapping):
@@ -118,7 +118,7 @@ class LLM:
         options: Mapping[str, Any],
     ) -> list[Completion]:
         if params is None or isinstance(params, SamplingParams):
-            params = [params] * len(prompts)  # type: ignore[list-item]  # None goes for all
+            params = [params] * len(prompts)  # type: ignore[list-item]  # None for each
         elif len(params) != len(prompts):
             raise InvalidRequestError(f"params: {len(params)} are given for {len(prompts)} prompts", "params")
         jobs = [partial(answer, prompt, own, **options) for prompt, own in zip(prompts, params)]
@@ -128,8 +128,8 @@ class LLM:
         return self._engine.config.progress and (sys.stderr.isatty() or "ipykernel" in sys.modules)
 
     def _run(self, jobs: Sequence[Job], progress: bool) -> list[Completion]:
-        """Do the jobs on the engine's loop, and wait for them in this thread, which shows the bar."""
-        done: SimpleQueue[Completion | None] = SimpleQueue()  # None: all of them, or one has failed
+        """Run the jobs on the engine's loop. This thread waits for them and shows the bar."""
+        done: SimpleQueue[Completion | None] = SimpleQueue()  # None: all are done, or one has failed
         config = self._engine.config
         work = _do_all(jobs, min(config.max_num_seqs, config.max_queue), done.put)
         try:
@@ -149,10 +149,10 @@ class LLM:
         except CancelledError:
             raise EngineClosedError(_CLOSED) from None
         finally:
-            running.cancel()  # what waits here was interrupted, unless it is done
+            running.cancel()  # has an effect only if this thread was interrupted
 
     def _next(self, done: SimpleQueue[Completion | None], bar: tqdm[Any]) -> Completion | None:
-        """Wait for what comes next. Raises `EngineClosedError` if nothing will, since the thread has ended."""
+        """Wait for the next completion. Raises `EngineClosedError` if the engine's thread has ended."""
         while True:
             try:
                 return done.get(timeout=BAR_SECONDS)
@@ -163,7 +163,7 @@ class LLM:
 
 
 def _run_engine(engine: Engine, loop: asyncio.AbstractEventLoop, ready: Future[None], stop: asyncio.Event) -> None:
-    """The thread of an `LLM`: keep the engine until `stop`. What keeps it from starting is told to `ready`."""
+    """Run an `LLM`'s thread: keep the engine until `stop`. An error on starting is set on `ready`."""
 
     async def serve() -> None:
         async with engine:
@@ -180,14 +180,14 @@ def _run_engine(engine: Engine, loop: asyncio.AbstractEventLoop, ready: Future[N
 
 
 def _stop_engine(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    with suppress(RuntimeError):  # the thread has ended by itself
+    with suppress(RuntimeError):  # the thread has ended already
         loop.call_soon_threadsafe(stop.set)
 
 
 async def _do_all(jobs: Sequence[Job], concurrency: int, done: Callable[[Completion], None]) -> list[Completion]:
-    """Return the results of all jobs, in their order. The first error ends the others and comes alone.
+    """Return the results of all jobs, in their order. The first error ends the other jobs and is raised.
 
-    concurrency: how many jobs run at once; 0: the engine's queue takes none, and refuses the first one.
+    concurrency: how many jobs run at once. 0 means that the engine's queue takes none; the first job is refused.
     """
     results: dict[int, Completion] = {}
     waiting = iter(enumerate(jobs))
@@ -211,7 +211,7 @@ async def _do_all(jobs: Sequence[Job], concurrency: int, done: Callable[[Complet
 
 
 async def _retry_while_full(job: Job) -> Completion:
-    """Do a job again for as long as other callers fill the queue."""
+    """Run a job, again and again while other callers fill the queue."""
     while True:
         try:
             return await job()

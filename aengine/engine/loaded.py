@@ -1,4 +1,4 @@
-"""The parts of an engine whose model is loaded, and the sequences made of its requests."""
+"""A loaded model with everything that belongs to it, and how it is loaded."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ if TYPE_CHECKING:  # torch, which `load` imports
 
 log = logging.getLogger("aengine")
 
-_UNKNOWN_HOST = 16 * 2**30  # bytes of memory that a machine is taken to have which does not say
-SWITCH_SECONDS = 0.0005  # after which a thread that waits for the interpreter gets it
+_UNKNOWN_HOST = 16 * 2**30  # bytes of memory to assume if the system does not report them
+SWITCH_SECONDS = 0.0005  # during loading, a thread that waits for the interpreter gets it after this time
 
 
 class Loaded:
@@ -152,7 +152,7 @@ class Loaded:
             figures |= self.carriers.tiers.figures()
         return replace(stats, **figures)
 
-    # ---- beside the steps ---------------------------------------------------------------------------------
+    # ---- between the steps ---------------------------------------------------------------------------------
 
     def poll(self) -> None:
         """Tell the tasks that copy adapters and pages what the scheduler waits for. Called between two steps."""
@@ -215,18 +215,20 @@ def _holdings(config: EngineConfig, pool: PoolSize) -> list[Holding]:
 
 
 def load(config: EngineConfig, start: Start | None = None) -> Loaded:
-    """Load what the config asks for; blocks for as long as that takes. start: makes the runtime; None: `start_runtime`.
+    """Load the model that the config names. Blocks until it is loaded; call it in a worker thread.
 
-    What is cheap to check comes first: the grammar library and the tokenizer before torch is imported, which takes
-    longer than both. Beside all of that torch's libraries are linked and the device's context is opened; grammars are
-    made before weights are read.
+    Cheap checks come first: the grammar library and the tokenizer are loaded before torch is imported, which takes
+    longer than both. In another thread, torch's libraries are linked, the device's context is opened, and grammars are
+    made.
+
+    start: makes the runtime. None means `start_runtime`.
     """
     folder = resolve_model(config.model, config.revision)
     disk = open_disk(config)
     with without_collections(), _quick_switches(), ThreadPoolExecutor(1, "aengine-text") as beside:
         gpus = 1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size
         check_library()
-        beside.submit(link_torch)  # first: whoever else would link something waits for it
+        beside.submit(link_torch)  # first: linking anything else would wait for it
         opening = beside.submit(open_contexts, config.device, gpus)
         tokenizer = _load_tokenizer(config, folder)
         from aengine.engine.pooling.scorer import scorer_of
@@ -239,7 +241,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
         if config.matryoshka and pooling.dimensions is None:
             pooling = replace(pooling, dimensions=())
         scorer = scorer_of(config.rerank_template, config.model or "", tokenizer, model, pooling)
-        # Of the demo model's tokenizer, which stands in for a missing one, nothing is known of where this model ends.
+        # The demo model's tokenizer replaces a missing one. Its end-of-sequence token is not this model's.
         eos = tokenizer.eos_token_id if (folder / "tokenizer.json").exists() else None
         generation = GenerationDefaults.from_folder(folder, model, eos)
         opening.result()
@@ -247,7 +249,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
         making = beside.submit(Grammars, tokenizer, model.vocab_size, generation.eos_token_ids, limits)
         try:
             timeline = None if config.timeline is None else Timeline(config.timeline)
-            # The room for adapters depends on those that are named.
+            # The memory for adapters depends on the adapters that the config names.
             here = {name: str(resolve_adapter(path)) for name, path in config.lora.items()}
             runtime = (start or start_runtime)(replace(config, lora=here), folder, model, making.result)
             try:
@@ -290,7 +292,10 @@ def _fingerprint(folder: Path, config: EngineConfig, runtime: Runtime) -> bytes:
 
 
 def described_model(config: EngineConfig, folder: Path) -> ModelConfig:
-    """The model in `folder`, as the knobs have it loaded. Raises `CheckpointError` and `ConfigError`."""
+    """Return the description of the model in `folder`, changed by the knobs.
+
+    Raises `CheckpointError`, `ConfigError`.
+    """
     from aengine.model.config import ModelConfig
     from aengine.model.loading.pooling import without_head
 
@@ -304,7 +309,7 @@ def described_model(config: EngineConfig, folder: Path) -> ModelConfig:
 
 @contextmanager
 def _quick_switches() -> Iterator[None]:
-    """Threads that hold the interpreter for microseconds at a time do not wait 5 ms for each of them."""
+    """Let threads switch quickly: those that need the interpreter for microseconds would else wait 5 ms each time."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
@@ -314,7 +319,7 @@ def _quick_switches() -> Iterator[None]:
 
 
 def _read_adapters(config: EngineConfig, runtime: Runtime) -> Adapters | None:
-    """The adapters that the config names, where there is room for any. Raises `AdapterError` and `ConfigError`."""
+    """Read the adapters that the config names, if the device has room. Raises `AdapterError` and `ConfigError`."""
     if runtime.adapters is None:
         return None
     from aengine.runtime.device import host_memory
@@ -337,6 +342,6 @@ def _load_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
         return Tokenizer.load(resolve_model(None, None), chat_template=config.chat_template)
     path = folder / "config.json"
     fields = Fields(read_json_object(path), str(path))
-    # Where it is missing, `ModelConfig` has more to say about the file.
+    # If it is missing, `ModelConfig` raises a better error.
     vocab_size = fields.vocab_size if fields.present("vocab_size") else None
     return Tokenizer.load(folder, vocab_size, config.chat_template)

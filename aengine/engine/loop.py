@@ -1,6 +1,6 @@
-"""The step loop: plan, launch, await the step before, commit, fill masks where outputs have grammars, deliver.
+"""The step loop: plan, launch, await the previous step, commit it, fill grammar masks, deliver.
 
-Where a step brings more updates than a slice, the step behind the one that runs is launched before they are delivered.
+If a step has more updates than one slice, the next step is launched before they are delivered.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ DELIVERY_SLICE = 64  # updates between two yields to the loop
 
 
 class StepLoop:
-    """Drives the scheduler and the runner, step by step. With lookahead, step N+1 is launched before the draws of N are
-    read.
+    """Drives the scheduler and the runner, step by step.
+
+    With lookahead, step N+1 is launched before the draws of step N are read.
     """
 
     def __init__(
@@ -50,8 +51,13 @@ class StepLoop:
         between: Callable[[], None] | None = None,
         observe: Callable[[StepPlan, float], None] | None = None,
     ) -> None:
-        """between: called after each launch, and before the loop waits for news; observe: with each step that was
-        committed, and the seconds that it took behind its predecessor.
+        """news: set when the scheduler has something new.
+
+        Args:
+            fill_masks: returns the masks of the given matchers.
+            prepare_mask: computes a late mask in the background, then calls the given function.
+            between: called after each launch, and before the loop waits for news.
+            observe: called with each committed step and its duration in seconds.
         """
         self._scheduler = scheduler
         self._runner = runner
@@ -85,7 +91,7 @@ class StepLoop:
         await self._still.wait()
 
     def resume(self) -> None:
-        """End the rest."""
+        """Allow new steps again after `pause`."""
         self._paused = False
         self._still.clear()
         self._news.set()
@@ -102,8 +108,8 @@ class StepLoop:
             self._still.set()
 
     async def _run(self) -> None:
-        step: LaunchedStep | None = None  # the newest one
-        updates: list[Update] = []  # of the one before, until they are delivered
+        step: LaunchedStep | None = None  # the newest step
+        updates: list[Update] = []  # of the step before, until they are delivered
         while True:
             previous, step = step, self._launch_next(step)
             if self._between is not None:
@@ -117,11 +123,11 @@ class StepLoop:
                     await self._draw(step)
             except _StepFailed as failed:
                 if step is not None:
-                    await _settled(step)  # it may still write to the pages that are about to be released
+                    await _settled(step)  # it may still write to pages that `_fail` releases
                     step = None
                 self._launched.clear()
                 self._fail(failed.plan, failed.error)
-            # To deliver many may take as long as the step that runs: what follows it is launched first.
+            # Delivering many updates may take as long as the running step, so the next one is launched first.
             if step is None or len(updates) <= DELIVERY_SLICE:
                 await self._deliver_all(updates)
                 updates = []
@@ -135,7 +141,7 @@ class StepLoop:
             self._news.clear()
 
     def _launch_next(self, previous: LaunchedStep | None) -> LaunchedStep | None:
-        """Launch the step behind `previous`, where there is one and it may be launched before that one is read."""
+        """Launch the step after `previous`. Returns None if nothing can run, or the step must wait for its results."""
         if (
             self._stopping
             or self._paused
@@ -150,7 +156,7 @@ class StepLoop:
         self._launched[plan.step] = time.monotonic()
         try:
             step = self._runner.launch(plan)
-        except Exception as error:  # noqa: BLE001 - whatever a launch raises ends this step's requests, not the engine
+        except Exception as error:  # noqa: BLE001 - a failed launch ends this step's requests, not the engine
             return _FailedLaunch(plan, error)
         self._mark("launch", plan)
         return step
@@ -177,7 +183,8 @@ class StepLoop:
         return updates
 
     async def _draw(self, step: LaunchedStep) -> None:
-        """Fill the masks of a structured step and let it draw: by now the tokens are known that its masks depend on.
+        """Fill the masks of a structured step and let it draw. The tokens that the masks depend on are committed.
+
         Raises `_StepFailed`.
         """
         choices = [sequence.owner for sequence in self._scheduler.structured(step.plan)]
@@ -226,7 +233,7 @@ class StepLoop:
                 failure = EngineFailedError(f"the step that carried this request failed: {type(error).__name__}")
                 failure.__cause__ = error
                 self._fail_request(owner.request, failure)
-        from aengine.runtime.cuda.lost import is_lost  # torch, which is there since the model was loaded
+        from aengine.runtime.cuda.lost import is_lost  # torch was imported when the model was loaded
 
         if is_lost(error):
             raise DeviceLostError("the device is lost") from error
@@ -242,25 +249,25 @@ class _StepFailed(Exception):
 
 
 class _FailedLaunch:
-    """A step that could not be launched: its `result` raises, so that it fails in its turn, behind its predecessor."""
+    """A step that could not be launched. Its `result` raises, so that it fails after its predecessor has ended."""
 
     def __init__(self, plan: StepPlan, error: Exception) -> None:
         self.plan = plan
         self._error = error
 
     def draw(self, masks: NDArray[np.int32] | None) -> None:
-        """Do nothing: there is nothing to draw."""
+        """Do nothing: no step was launched."""
 
     async def result(self) -> StepResult:
-        await asyncio.sleep(0)  # many such in a row let others have their turn
+        await asyncio.sleep(0)  # so that failures in a row do not block the loop
         raise self._error
 
 
 async def _settled(step: LaunchedStep) -> None:
-    """Wait until a step that is given up is over, however it ends."""
+    """Wait until a step that is given up has ended, with or without an error."""
     try:
         if step.plan.structured:
             step.draw(None)
         await step.result()
-    except Exception as error:  # noqa: BLE001 - its predecessor's failure is the one that is reported
+    except Exception as error:  # noqa: BLE001 - the failure of its predecessor is reported
         log.debug("step %d was given up: %s", step.plan.step, error)

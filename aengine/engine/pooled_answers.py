@@ -21,7 +21,7 @@ from aengine.latency import Latencies
 from aengine.step_plan import Pool
 from aengine.types import Classes, Classified, Embeddings, Ranked, Ranking, Scores
 
-MAX_TOKENS = 2**21  # of one request; 100 MB while they wait
+MAX_TOKENS = 2**21  # tokens of one request; they take 100 MB while they wait
 
 Prompt = str | Sequence[int]
 
@@ -118,14 +118,14 @@ class Pooling:
         context = self._loaded.max_model_len
         ids, total = [], 0
         for query, document in pairs:
-            await asyncio.sleep(0)  # a short text is tokenized at once, and there may be thousands
+            await asyncio.sleep(0)  # encoding a short text does not yield, and there may be thousands
             ids.append(await scorer.pairs.encode(query, document, instruction, context))
             total = _counted(total, ids[-1], "documents")
         request = await self._pooled(ids, scorer.pool, routing)
         return Scores(tuple(scorer.score(numbers) for (numbers,) in request.vectors), request.usage())
 
     async def _similarities(self, pairs: Sequence[tuple[str, str]], routing: dict[str, Any]) -> Scores:
-        """Each text is read once, in however many pairs it is."""
+        """Compare embeddings. Each text is computed once, even if it is in several pairs."""
         ready = self._loaded
         if ready.pooling.refusal:
             raise InvalidRequestError(f"the model has no embeddings here: {ready.pooling.refusal}", "model")
@@ -145,14 +145,14 @@ class Pooling:
         ids, total = [], 0
         for prompt in prompt_list(prompts):
             if isinstance(prompt, str):
-                await asyncio.sleep(0)  # a short text is tokenized at once, and there may be thousands
+                await asyncio.sleep(0)  # encoding a short text does not yield, and there may be thousands
                 prompt = await ready.tokenizer.encode(prompt, context=ready.max_model_len, left=0)
             ids.append(prompt)
             total = _counted(total, prompt, "prompt")
         return ids
 
     async def _pooled(self, prompts: Sequence[list[int]], pool: Pool, routing: dict[str, Any]) -> PooledRequest:
-        """Enqueue prompts and wait until all are pooled. Whatever ends the waiting frees their memory."""
+        """Enqueue prompts and wait until all are pooled. Cancelling frees their memory."""
         loaded, requests, checked = self._loaded, self._requests, _routing(**routing)
         await requests.gate.enter()
         requests.check()  # the engine may have been closed meanwhile
@@ -183,7 +183,10 @@ def _routing(**options: Any) -> Routing:
 
 
 def _counted(total: int, ids: list[int], name: str) -> int:
-    """The tokens of a request so far. Raises `InvalidRequestError`: a query may stand in front of many documents."""
+    """Add up the tokens of a request.
+
+    Raises `InvalidRequestError` if they are too many: a query counts with each pair.
+    """
     total += len(ids)
     if total > MAX_TOKENS:
         raise InvalidRequestError(f"{name} have more than {MAX_TOKENS} tokens together: send fewer at once", name)

@@ -1,4 +1,4 @@
-"""The adapters that requests may name: read in a worker thread, kept in host memory, brought to the device in time."""
+"""The adapters that requests may name: read in a worker thread, kept in host memory, copied to the device on demand."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:  # torch, which `load` imports
 
 log = logging.getLogger("aengine")
 
-MOST_ADAPTERS = 4096  # that are loaded at once
+MOST_ADAPTERS = 4096  # the most that are loaded at once
 _WEIGHTS = "adapter_model.safetensors"
-# No comma or equals sign, which separate names in knobs and in metrics.
+# Without commas and equals signs, which separate names in knobs and in metrics.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 
 
@@ -43,27 +43,29 @@ class _Entry:
 
 
 class Adapters:
-    """Loads and unloads adapters beside running steps, which wait for neither.
+    """Loads and unloads adapters while steps run; no step waits for it.
 
-    Reading takes a worker thread, one adapter at a time. `run`, a task of the engine's, puts those that are awaited
-    into their places on the device; `poll`, called between steps, tells it when there is something to do.
+    Adapters are read in a worker thread, one at a time. `run`, a task of the engine, copies awaited adapters to their
+    places on the device. `poll`, called between steps, wakes that task.
     """
 
     def __init__(self, places: AdapterPlaces, host_bytes: int, reserved: Collection[str]) -> None:
-        """host_bytes: that weights may take together; reserved: names that no adapter may have."""
+        """host_bytes: the most that all weights may take. reserved: names that no adapter may have."""
         self.queue = AdapterQueue(places.count)
         self._places = places
         self._host_bytes = host_bytes
         self._reserved = reserved
         self._named: dict[str, _Entry] = {}
-        self._leaving: dict[LoadedAdapter, asyncio.Event] = {}  # unloaded, but still in use; set once they are not
-        self._weights: dict[LoadedAdapter, Adapter] = {}  # of both
+        self._leaving: dict[
+            LoadedAdapter, asyncio.Event
+        ] = {}  # unloaded, but still in use; the event says that it is no longer
+        self._weights: dict[LoadedAdapter, Adapter] = {}  # of named and of leaving adapters
         self._generations = itertools.count(1)
         self._reading = asyncio.Lock()
         self._news = asyncio.Event()
         self._closing = False
         self._paused = False
-        self._still = asyncio.Event()  # nothing is on its way to the device
+        self._still = asyncio.Event()  # no copy to the device is running
         self._still.set()
         self._ended = asyncio.Event()  # `run` has ended, or was never called
         self._ended.set()
@@ -73,15 +75,15 @@ class Adapters:
     # ---- by name --------------------------------------------------------------------------------------------
 
     def named(self, name: str) -> LoadedAdapter:
-        """The adapter of that name. Raises `ModelNotFoundError`."""
+        """Return the adapter of that name. Raises `ModelNotFoundError`."""
         return self._entry(name).adapter
 
     def has(self, name: str) -> bool:
-        """Whether requests may name it."""
+        """Return whether requests may name the adapter."""
         return name in self._named
 
     def list(self) -> list[AdapterInfo]:
-        """All that requests may name, in the order in which they were loaded."""
+        """Return all adapters that requests may name, in the order in which they were loaded."""
         return [
             AdapterInfo(
                 name=name,
@@ -97,29 +99,29 @@ class Adapters:
         ]
 
     async def load(self, name: str, path: str, replace: bool = False) -> None:
-        """Read an adapter, and let requests name it. Where this fails, all is as it was.
+        """Read an adapter, and let requests name it. If this fails, nothing changes.
 
-        Raises `InvalidRequestError` for a name that cannot be or is taken, `AdapterError` and `HubError`.
+        Raises `InvalidRequestError` for a name that is not valid or taken, `AdapterError` and `HubError`.
         """
         self._check_name(name, replace)
         async with self._reading:
-            self._check_name(name, replace)  # others have been read meanwhile
+            self._check_name(name, replace)  # others may have been loaded meanwhile
             weights = await anyio.to_thread.run_sync(self.read, path)
             if self._closing:
                 raise EngineClosedError("the engine is closed")
             self.add(name, path, weights)
 
     def read(self, path: str) -> Adapter:
-        """An adapter in host memory; blocks. Raises as `load`."""
+        """Read an adapter into host memory. Does blocking I/O; call it in a worker thread. Raises as `load` does."""
         folder = resolve_adapter(path)
         weights = folder / _WEIGHTS
-        self._check_room(weights.stat().st_size if weights.is_file() else 0)  # before it takes memory
+        self._check_room(weights.stat().st_size if weights.is_file() else 0)  # before reading it
         adapter = self._places.read(folder)
         self._check_room(adapter.bytes)
         return adapter
 
     def add(self, name: str, path: str, weights: Adapter) -> None:
-        """Let requests name an adapter that has been read; one of the same name serves those who have it already."""
+        """Let requests name an adapter that was read. Requests with an old one of the same name keep the old one."""
         self._check_name(name, replace=True)
         if (old := self._named.pop(name, None)) is not None:
             self._leave(old.adapter)
@@ -130,10 +132,10 @@ class Adapters:
         self._news.set()
 
     async def unload(self, name: str) -> None:
-        """Let no further request name an adapter, and wait until those who have it are done and its memory is free.
+        """Let no further request name an adapter, and wait until its requests are done and its memory is free.
 
-        Given up, that goes on by itself. Raises `ModelNotFoundError`, and `EngineClosedError` if the engine closes
-        meanwhile.
+        A cancelled call does not undo the unloading. Raises `ModelNotFoundError`, and `EngineClosedError` if the engine
+        closes meanwhile.
         """
         adapter = self._entry(name).adapter
         del self._named[name]
@@ -149,7 +151,7 @@ class Adapters:
 
     def _leave(self, adapter: LoadedAdapter) -> asyncio.Event:
         gone = self._leaving[adapter] = asyncio.Event()
-        self._wake()  # nobody may have it as it is
+        self._wake()  # `poll` may find that it is not in use
         return gone
 
     def _check_name(self, name: object, replace: bool) -> None:
@@ -181,23 +183,23 @@ class Adapters:
     # ---- to the device --------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Between two steps: let the carrier know of what is awaited, and let go of what nobody has any more."""
+        """Wake `run` if an adapter is awaited, and free unloaded adapters that are no longer in use."""
         if self.queue.awaited:
             self._news.set()
         if self._leaving:
             for adapter in [adapter for adapter in self._leaving if self.queue.forget(adapter)]:
                 del self._weights[adapter]
                 self._leaving.pop(adapter).set()
-                self._news.set()  # its place is empty
+                self._news.set()  # a place became empty
 
     async def run(self, wake: Callable[[], None], fail: Callable[[Sequence, EngineFailedError], None]) -> None:
-        """The task that puts adapters into their places, until `close`.
+        """Copy adapters to their places until `close`; the engine runs it as a task.
 
-        wake: lets the step loop look again; fail: ends a sequence that waits for an adapter which cannot be put.
+        wake: wakes the step loop. fail: ends a sequence whose adapter cannot be copied.
         """
         self._wake, self._fail = wake, fail
         self._ended.clear()
-        with anyio.CancelScope(shield=True):  # the device's memory stays until `close` has seen the end of this
+        with anyio.CancelScope(shield=True):  # `close` waits for the end of this before memory is freed
             while not self._closing:
                 load = None if self._paused else self.queue.next_load()
                 if load is None:
@@ -213,7 +215,7 @@ class Adapters:
     async def _put(self, load: Load) -> None:
         try:
             await self._places.put(self._weights[load.adapter], load.place)
-        except Exception as error:  # whatever the device says: its steps go on, and say it too if they cannot
+        except Exception as error:  # steps go on; if the device is lost, they fail too
             log.error("the adapter %s could not be put on the device", load.adapter.name, exc_info=error)
             failure = EngineFailedError(f"the adapter could not be put on the device: {type(error).__name__}")
             failure.__cause__ = error
@@ -223,17 +225,17 @@ class Adapters:
             self.queue.arrived(load)
 
     async def pause(self) -> None:
-        """Put nothing on the device from now on until `go_on`, and wait for what is on its way."""
+        """Copy nothing to the device until `resume`, and wait for a copy that is running."""
         self._paused = True
         await self._still.wait()
 
     def resume(self) -> None:
-        """End the rest."""
+        """Allow copies again after `pause`."""
         self._paused = False
         self._news.set()
 
     async def close(self) -> None:
-        """Wait until nothing is on its way to the device; whoever waits for an unloading waits no longer."""
+        """Wait until no copy is running. Calls that wait in `unload` raise."""
         self._closing = True
         self._news.set()
         for gone in self._leaving.values():

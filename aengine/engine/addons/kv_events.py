@@ -2,8 +2,9 @@
 
 A message on the PUB socket has three parts: topic, sequence number (8 bytes, big-endian), and a batch in msgpack,
 `[time, [event, ...]]` where an event is `["BlockStored", hashes, parent's hash, token ids, block size, null, "GPU"]`,
-`["BlockRemoved", hashes, "GPU"]` or `["AllBlocksCleared"]`. Whoever missed some sends the first missing number to the
-ROUTER socket, and gets number and batch of each from there on, then number -1 with an empty batch.
+`["BlockRemoved", hashes, "GPU"]` or `["AllBlocksCleared"]`. A subscriber that missed batches sends the first missing
+number to the ROUTER socket, with or without an empty frame before it. It gets the number and the batch of each from
+there on, then number -1 with an empty batch.
 
 A block is a page. Its hash is 64 bits of a chain over the ids from the first token on, the same in every engine.
 """
@@ -30,18 +31,18 @@ from aengine.errors import ConfigError
 if TYPE_CHECKING:
     import zmq.asyncio
 
-_KEPT = 10_000  # batches for whoever missed them,
-_KEPT_BYTES = 64 * 2**20  # and of these at most so much
-_UNSENT = 100_000  # messages to a subscriber that does not read, before it misses some
-_MEDIUM = "GPU"  # as vLLM calls the pool that steps read, whatever it lies on
+_KEPT = 10_000  # batches that are kept for subscribers that missed them
+_KEPT_BYTES = 64 * 2**20  # the most bytes of these
+_UNSENT = 100_000  # messages that wait for a slow subscriber before it misses some
+_MEDIUM = "GPU"  # vLLM's name for the pool that steps read, on any device
 
-_SLICE = 64  # messages that are sent at once; about 1 ms
+_SLICE = 64  # messages that are sent to a peer in a row; about 1 ms
 _SLICE_BYTES = 2**20
-_FRAMES = 256  # that are read at once
-_REST = 4.0  # how long the loop has for others after each slice, in lengths of the slice
-_STALLED = 0.01  # seconds until a peer that did not take a message is tried again
-_PATIENCE = 10.0  # seconds that it may go on so
-_PEERS = 64  # that are served by turns
+_FRAMES = 256  # that are read in a row
+_PAUSE = 4.0  # pause after each slice, as a multiple of the slice's duration
+_STALLED = 0.01  # seconds before a peer that took no message is tried again
+_PATIENCE = 10.0  # seconds without a message after which a peer is dropped
+_PEERS = 64  # that are served in turns
 _LONGEST_FRAME = 256  # bytes; an identity has 255
 _END = (-1).to_bytes(8, "big", signed=True)
 
@@ -49,17 +50,17 @@ Event = list[Any]
 
 
 class BlockEvents:
-    """Watches a radix tree and hands on what it hears, as one batch for each pass of the loop."""
+    """Watches a radix tree and publishes its events, one batch for each pass of the event loop."""
 
     def __init__(self, page_size: int, publish: Callable[[list[Event]], None]) -> None:
         self._page_size = page_size
         self._publish = publish
-        self._hashes: dict[int, int] = {}  # by page
+        self._hashes: dict[int, int] = {}  # page -> hash
         self._pending: list[Event] = []
         self._loop = asyncio.get_running_loop()
 
     def stored(self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: object) -> None:
-        """Add the event of a run that the tree took."""
+        """Add the event of a new run."""
         parent = None if before is None else self._hashes[before]
         previous, size, hashes = parent, len(token_ids) // len(pages), []
         for place, page in enumerate(pages):
@@ -76,12 +77,12 @@ class BlockEvents:
             self._add(["BlockRemoved", hashes, _MEDIUM])
 
     def cleared(self) -> None:
-        """Add the event of a tree that begins anew."""
+        """Add the event of a cleared tree."""
         self._hashes.clear()
         self._add(["AllBlocksCleared"])
 
     def flush(self) -> None:
-        """Hand on what waits."""
+        """Publish the events that wait."""
         events, self._pending = self._pending, []
         if events:
             self._publish(events)
@@ -99,10 +100,10 @@ def _hash(parent: int | None, token_ids: bytes, salt: object) -> int:
 
 
 class Publisher:
-    """Numbers batches of events, sends them, and keeps the newest for whoever missed them."""
+    """Numbers batches of events, sends them, and keeps the newest for subscribers that missed them."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Bind the sockets. Raises `ConfigError` where pyzmq is missing or an address cannot be had."""
+        """Bind the sockets. Raises `ConfigError` if pyzmq is missing or an address cannot be bound."""
         try:
             import zmq
             import zmq.asyncio
@@ -129,7 +130,7 @@ class Publisher:
             raise ConfigError(f"{knob}: {address!r} cannot be bound: {error.strerror}") from None
 
     def publish(self, events: list[Event]) -> None:
-        """Send a batch to whoever listens; never waits."""
+        """Send a batch to all subscribers; never waits."""
         batch = msgspec.msgpack.encode([time.time(), events])
         number, self._number = self._number, self._number + 1
         self._out.send_multipart((self._topic, number.to_bytes(8, "big"), batch))
@@ -139,12 +140,12 @@ class Publisher:
             self._kept_bytes -= len(self._kept.popleft()[1])
 
     async def answer_replays(self) -> None:
-        """Answer those who missed batches, until cancelled."""
+        """Send missed batches again to peers that request them, until cancelled."""
         if self._replay is not None:
             await Replays(self._replay, self._kept).serve()
 
     def close(self) -> None:
-        """Close the sockets; what was not sent is dropped."""
+        """Close the sockets. Unsent messages are dropped."""
         self._out.close(linger=0)
         if self._replay is not None:
             self._replay.close(linger=0)
@@ -156,31 +157,32 @@ class _Replay:
     """A peer's place in the batches."""
 
     number: int  # of the next batch
-    moved: float  # when the last message was taken
+    moved: float  # monotonic seconds when the peer took the last message
 
 
 class Replays:
-    """Serves the peers of a ROUTER socket by turns, in at most a fifth of the loop's time. A peer that asks again
-    before it has been answered begins anew.
+    """Sends missed batches to the peers of a ROUTER socket, in turns, in at most a fifth of the loop's time.
+
+    A new request of a peer replaces its unfinished one.
     """
 
     def __init__(self, socket: zmq.asyncio.Socket, kept: Sequence[tuple[int, bytes]]) -> None:
-        """kept: numbered batches, one number after the other; it changes meanwhile."""
+        """kept: batches with consecutive numbers; the publisher changes it meanwhile."""
         import zmq
 
-        socket.set(zmq.ROUTER_MANDATORY, 1)  # tells of peers that are gone or do not read
+        socket.set(zmq.ROUTER_MANDATORY, 1)  # raise for peers that are gone or do not read
         socket.set(zmq.MAXMSGSIZE, _LONGEST_FRAME)
         self._readable = socket.poll
-        # Reads and writes without futures, which never yield.
+        # A plain socket over the same one: asyncio's would make a future for each frame.
         self._socket: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
         self._again, self._error = zmq.Again, zmq.ZMQError
         self._no_wait, self._more = zmq.NOBLOCK, zmq.RCVMORE
         self._kept = kept
-        self._frames: list[bytes] = []  # of the request that is being read
-        self._replays: dict[bytes, _Replay] = {}  # by peer, the next one first
+        self._frames: list[bytes] = []  # the frames of an unfinished request
+        self._replays: dict[bytes, _Replay] = {}  # peer -> its place, in serving order
 
     async def serve(self) -> None:
-        """Answer until cancelled."""
+        """Serve peers until cancelled."""
         while True:
             if not self._replays:
                 await self._readable()
@@ -188,10 +190,10 @@ class Replays:
             self._read()
             moved = self._send() if self._replays else True
             took = time.perf_counter() - began
-            await asyncio.sleep(_REST * took if moved else max(_STALLED, _REST * took))
+            await asyncio.sleep(_PAUSE * took if moved else max(_STALLED, _PAUSE * took))
 
     def _read(self) -> None:
-        """Read requests, and of a long one as many frames as may be."""
+        """Read requests, at most `_FRAMES` frames. A long request is continued in the next call."""
         for _ in range(_FRAMES):
             try:
                 frame = self._socket.recv(self._no_wait)
@@ -210,7 +212,7 @@ class Replays:
             self._replays[peer] = _Replay(number, time.monotonic())
 
     def _send(self) -> bool:
-        """Send the next slice to the next peer; returns whether the peer has taken anything."""
+        """Send the next slice to the next peer. Returns whether the peer took anything."""
         peer = next(iter(self._replays))
         replay = self._replays.pop(peer)
         size = sent = 0
@@ -237,7 +239,7 @@ class Replays:
 
 @asynccontextmanager
 async def published_events(config: EngineConfig, tree: RadixTree, publisher: Publisher | None) -> AsyncIterator[None]:
-    """Publish what happens in the tree, a batch for each pass of the loop in which something did."""
+    """Publish the events of the tree inside the block. Does nothing without a publisher."""
     if publisher is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""The tasks that carry KV pages between the device, host memory and a disk, beside the step loop."""
+"""The tasks that copy KV pages between the device, host memory and a disk while steps run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:  # torch, which `load` imports
 
 log = logging.getLogger("aengine")
 
-COPY_BYTES = 128 * 2**20  # of one copy down: what is evicted while it is on its way was copied in vain
-WRITING_SECONDS = 10.0  # that a closing engine takes for pages that have yet to be written to the disk
+COPY_BYTES = 128 * 2**20  # of one copy down; pages that are evicted during the copy were copied in vain
+WRITING_SECONDS = 10.0  # that a closing engine spends on pages that have yet to be written to the disk
 
 
 class PageCarriers:
-    """Three lanes, each a task that carries one thing at a time: pages down, pages up, files.
+    """Three lanes, each a task that does one copy at a time: pages down, pages up, files.
 
-    `poll`, called between steps, tells the first and the second that there may be something to do.
+    `poll`, called between steps, wakes the first two lanes if there may be something to copy.
     """
 
     def __init__(self, loading: Loading, copies: PageCopies) -> None:
@@ -50,29 +50,29 @@ class PageCarriers:
         self._wake: Callable[[], None] = lambda: None
         self._closing = False
         self._paused = False
-        self._moving = 0  # copies that the device makes
-        self._still = asyncio.Event()  # there are none
+        self._moving = 0  # copies that are running on the device
+        self._still = asyncio.Event()  # none is running
         self._still.set()
         self._ended = asyncio.Event()  # `run` has ended, or was never called
         self._ended.set()
         self.tiers.on_cleared = self._changed["files"].set
 
     def poll(self) -> None:
-        """Between two steps."""
+        """Wake the lanes if there may be something to copy."""
         if self.tiers.store_due:
             self._changed["down"].set()
         if self._loading.busy:
             self._changed["up"].set()
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long, by which it is judged what computing tokens costs."""
+        """Note the duration of a step, to estimate how fast tokens are computed."""
         self.tiers.speeds.computed(sum(len(chunk.token_ids) for chunk in plan.prefill), seconds)
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Serve all lanes until `close`. wake: lets the step loop look again."""
+        """Serve all lanes until `close`. wake: wakes the step loop."""
         self._wake = wake
         self._ended.clear()
-        with anyio.CancelScope(shield=True):  # the device's memory stays until `close` has seen the end of this
+        with anyio.CancelScope(shield=True):  # `close` waits for the end of this before memory is freed
             async with anyio.create_task_group() as lanes:
                 lanes.start_soon(self._down)
                 lanes.start_soon(self._up)
@@ -80,12 +80,12 @@ class PageCarriers:
             self._ended.set()
 
     async def pause(self) -> None:
-        """Copy nothing from or to the device from now on until `go_on`, and wait for what is on its way."""
+        """Copy nothing from or to the device until `resume`, and wait for copies that are running."""
         self._paused = True
         await self._still.wait()
 
     def resume(self) -> None:
-        """End the rest."""
+        """Allow copies again after `pause`."""
         self._paused = False
         for changed in self._changed.values():
             changed.set()
@@ -102,7 +102,7 @@ class PageCarriers:
                 self._still.set()
 
     async def close(self) -> None:
-        """Wait until nothing is on its way. What is to be written to the disk has some seconds to get there."""
+        """Wait until no copy is running. Pages that wait to be written to the disk have some seconds."""
         self._closing = True
         for changed in self._changed.values():
             changed.set()
@@ -130,7 +130,7 @@ class PageCarriers:
     async def _stored(self, store: Store) -> bool:
         try:
             await self._copies.to_host(store.pages, store.slots)
-        except Exception as error:  # noqa: BLE001 - a cache that cannot be kept; a lost device says so in its steps
+        except Exception as error:  # noqa: BLE001 - only cache is lost; steps report a lost device
             log.error("%d KV pages could not be copied to host memory: %s", len(store.pages), error)
             return False
         return True
@@ -151,21 +151,21 @@ class PageCarriers:
             self._loading.end(load, Arrival(0))
 
     async def _loaded(self, load: Load) -> Arrival:
-        """Bring a load's pages."""
+        """Copy a load's pages to the device."""
         arrival = await self._read(load)
         arrived = arrival.pages
         began = time.perf_counter()
         try:
             if arrived:
                 await self._copies.to_device(load.slots[:arrived], load.pages[:arrived])
-        except Exception as error:  # noqa: BLE001 - they are computed then; a lost device says so in its steps
+        except Exception as error:  # noqa: BLE001 - pages are computed instead; steps report a lost device
             log.error("%d KV pages could not be copied from host memory: %s", arrived, error)
             return Arrival(0)
         self.tiers.speeds.loaded(arrived * self.tiers.page_bytes, time.perf_counter() - began)
         return arrival
 
     async def _read(self, load: Load) -> Arrival:
-        """Read what lies on the disk into host memory."""
+        """Read the load's pages that are on the disk into host memory."""
         reads, disk = load.reads, self._disk
         if not reads or disk is None:
             return Arrival(len(load.keys))
@@ -217,7 +217,7 @@ class PageCarriers:
 
 
 def open_disk(config: EngineConfig) -> DiskPages | None:
-    """The folder of cached pages, if there is to be one. Raises `ConfigError`."""
+    """Open the folder of cached pages, if the config names one. Raises `ConfigError`."""
     if config.host_cache_gib and not config.prefix_cache:
         raise ConfigError("host_cache_gib: there is nothing to keep without the prefix cache; leave prefix_cache on")
     if config.disk_cache_dir is None:
@@ -231,7 +231,7 @@ def open_disk(config: EngineConfig) -> DiskPages | None:
 
 
 def tiers_below(memory: SequenceMemory, copies: PageCopies, fingerprint: bytes, disk: DiskPages | None) -> Tiers:
-    """The tiers of an engine whose host memory `copies` has."""
+    """Return the tiers of an engine. `copies` owns the host memory."""
     return Tiers(
         memory.tree,
         memory.allocator,

@@ -1,1 +1,1 @@
-"""Requests that draw nothing: embeddings, scores of pairs, rankings and classes."""
+"""The arithmetic of embeddings and scores: vectors, probabilities, and how a model scores pairs."""

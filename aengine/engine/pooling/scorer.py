@@ -15,9 +15,9 @@ if TYPE_CHECKING:  # torch
     from aengine.model.config import ModelConfig
     from aengine.model.loading.pooling import PoolingConfig
 
-QWEN3_RERANKER = "qwen3-reranker"  # in the names of its models
+QWEN3_RERANKER = "qwen3-reranker"  # its models have this in their names
 
-# As Qwen3-Reranker's model card has it.
+# The words of Qwen3-Reranker's model card.
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 _BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -27,15 +27,15 @@ _BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 class Pairs(Protocol):
-    """The prompts of pairs."""
+    """Makes the prompts of pairs."""
 
     async def encode(self, query: str, document: str, instruction: str | None, context: int) -> list[int]:
-        """The ids of one pair, at most `context`. Raises `InvalidRequestError` and `ContextLengthError`."""
+        """Return the ids of one pair, at most `context`. Raises `InvalidRequestError` and `ContextLengthError`."""
         ...
 
 
 class PlainPairs:
-    """The tokenizer's own way."""
+    """Pairs as the tokenizer joins them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -47,7 +47,7 @@ class PlainPairs:
 
 
 class Qwen3Pairs:
-    """Qwen3-Reranker's words. Special tokens within the texts are text."""
+    """Pairs in the words of Qwen3-Reranker. Special tokens in the texts are read as text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -67,7 +67,7 @@ class Qwen3Pairs:
 
 
 def yes_and_no(tokenizer: Tokenizer) -> tuple[int, int]:
-    """The tokens that a model answers with. Raises `ConfigError` where it has none."""
+    """Return the tokens of `yes` and `no`. Raises `ConfigError` if the vocabulary lacks one."""
     yes, no = (tokenizer.token_id(word) for word in ("yes", "no"))
     if yes is None or no is None:
         raise ConfigError("rerank_template: the vocabulary lacks `yes` or `no` as a token; use none")
@@ -76,14 +76,14 @@ def yes_and_no(tokenizer: Tokenizer) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A reranker: the prompts of pairs, what is taken of them, and what that means."""
+    """A reranker: how it reads pairs, how their prompts are pooled, and how the result becomes a score."""
 
     pairs: Pairs
     pool: Pool
-    raw: bool = False  # the score is the logit
+    raw: bool = False  # the score is the logit itself
 
     def score(self, numbers: array[float]) -> float:
-        """The score of one pair, by the logit of its only class, or those of `yes` and `no`."""
+        """Return the score of one pair from the logit of the only class, or from the logits of `yes` and `no`."""
         if self.pool.kind == "tokens":
             return probabilities(numbers, independent=False)[0]
         return float(numbers[0]) if self.raw else probabilities(numbers, independent=True)[0]
@@ -92,9 +92,11 @@ class Scorer:
 def scorer_of(
     template: str, name: str, tokenizer: Tokenizer, model: ModelConfig, pooling: PoolingConfig
 ) -> Scorer | None:
-    """The model's scorer; None: its embeddings are compared. template: as the knob; name: the model's.
+    """Return the model's scorer. None means that its embeddings are compared.
 
-    Raises `ConfigError` where the knob asks for what the model cannot do.
+    template: the knob rerank_template. name: the name of the model.
+
+    Raises `ConfigError` if the model cannot score as the knob says.
     """
     qwen3 = template == "qwen3" or (template == "auto" and QWEN3_RERANKER in name.lower())
     if model.head == "classes":
@@ -109,7 +111,7 @@ def scorer_of(
 
 
 def refuse_scores(model: ModelConfig, pooling: PoolingConfig) -> None:
-    """Raise `InvalidRequestError` for a model that has no `Scorer` although it is not made for embeddings either."""
+    """Raise `InvalidRequestError` if a model without a `Scorer` is not made for embeddings either."""
     if pooling.yes_no is not None:
         raise InvalidRequestError(
             "the model answers by two tokens, but the words that it reads around a query and a document are not known; "

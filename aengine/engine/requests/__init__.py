@@ -1,1 +1,1 @@
-"""One request: its arguments, the gate it passes, its choices while they live, the stream that its consumer reads."""
+"""A request in the engine: its arguments, its sequences, its registration, its fragments and their stream."""

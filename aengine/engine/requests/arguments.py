@@ -1,4 +1,4 @@
-"""Checks and normalizes the arguments of a request; what cannot be used is refused by name."""
+"""Checks and normalizes the arguments of a request. Errors name the argument."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from aengine.errors import InvalidRequestError
 from aengine.requests.sampling_params import PARAMETERS, SamplingParams, unknown_parameter
 from aengine.requests.structured import Structured
 
-MAX_INPUTS = 2048  # of one request for embeddings or scores
+MAX_INPUTS = 2048  # the most inputs of one request for embeddings or scores
 
 
 def resolved_params(
     defaults: SamplingParams, params: SamplingParams | None, sampling: Mapping[str, Any], vocab_size: int
 ) -> SamplingParams:
-    """`params`, or the defaults with single fields replaced. Raises `InvalidRequestError`, naming the field."""
+    """Return `params`, or the defaults with single fields replaced. Raises `InvalidRequestError`, naming the field."""
     if params is not None and sampling:
         raise InvalidRequestError(f"give either params= or single fields, not both: {', '.join(sampling)}")
     if params is None:
@@ -35,22 +35,24 @@ def resolved_params(
 
 
 def token_id_list(prompt: object) -> list[Any]:
-    """A prompt that is not text, as a list; the ids themselves are not looked at."""
+    """Return a prompt that is not text as a list. The ids themselves are not checked."""
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
         raise InvalidRequestError(f"prompt must be text or token ids, got {type(prompt).__name__}", "prompt")
     return list(prompt)
 
 
 def one_prompt(prompt: object) -> list[Any]:
-    """Token ids that are the only prompt of a request. Raises `InvalidRequestError` for several prompts."""
+    """Return the token ids of a single prompt. Raises `InvalidRequestError` for several prompts."""
     ids = token_id_list(prompt)
-    if any(issubclass(kind, (str, list, tuple)) for kind in set(map(type, ids))):  # of a million ids: within C
+    if any(
+        issubclass(kind, (str, list, tuple)) for kind in set(map(type, ids))
+    ):  # fast for a million ids: `map` and `set` run in C
         raise InvalidRequestError(_several("prompt", "generate", "complete"), "prompt")
     return ids
 
 
 def one_chat(messages: object) -> list[dict[str, Any]]:
-    """The messages of a chat as new dicts. Raises `InvalidRequestError` for several chats."""
+    """Return the messages of a chat as new dicts. Raises `InvalidRequestError` for several chats."""
     if isinstance(messages, (list, tuple)) and messages and all(isinstance(item, (list, tuple)) for item in messages):
         raise InvalidRequestError(_several("messages", "chat", "chat"), "messages")
     return dict_list(messages, "messages")
@@ -64,7 +66,7 @@ def _several(name: str, all_of_them: str, one_of_them: str) -> str:
 
 
 def prompt_list(prompts: object, bounded: bool = True) -> list[str | list[int]]:
-    """One prompt or several, each of them text or token ids, as a list; the ids themselves are not looked at.
+    """Return one prompt or several, each text or token ids, as a list. The ids themselves are not checked.
 
     bounded: whether there must be 1 to `MAX_INPUTS` prompts.
     """
@@ -79,7 +81,7 @@ def prompt_list(prompts: object, bounded: bool = True) -> list[str | list[int]]:
 
 
 def text_list(texts: object, name: str) -> list[str]:
-    """One text or several as a list."""
+    """Return one text or several as a list."""
     if isinstance(texts, str):
         return [texts]
     items: list[object] = list(texts) if isinstance(texts, Iterable) else [texts]
@@ -96,7 +98,7 @@ def _check_count(count: int, name: str) -> None:
 
 
 def dict_list(value: object, name: str) -> list[dict[str, Any]]:
-    """Messages or tools as new dicts."""
+    """Return messages or tools as new dicts."""
     if isinstance(value, Iterable):
         items = list(value)
         if all(isinstance(item, Mapping) for item in items):
@@ -105,9 +107,7 @@ def dict_list(value: object, name: str) -> list[dict[str, Any]]:
 
 
 def check_routing(priority: object, cache_salt: object, adapter: object) -> None:
-    """Check `priority`, `cache_salt` and `adapter`: raise `InvalidRequestError` for what the queue cannot order or the
-    prefix cache cannot look up, and for what is no name.
-    """
+    """Raise `InvalidRequestError` if `priority` is not a 64-bit integer, or `cache_salt` or `adapter` is not text."""
     if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
         raise InvalidRequestError(f"priority must be an integer within 64 bits, got {priority!r}", "priority")
     if cache_salt is not None and not isinstance(cache_salt, str):
@@ -117,10 +117,8 @@ def check_routing(priority: object, cache_salt: object, adapter: object) -> None
 
 
 def _normalized(params: SamplingParams) -> SamplingParams:
-    """The parameters with fields that callers may write more loosely brought into their own types: one stop string,
-    lists, None.
-    """
-    stop: object = params.stop  # annotations hold no caller to anything
+    """Return the parameters with each field in its declared type. Callers may pass one stop string, lists, or None."""
+    stop: object = params.stop  # `object`: annotations are not enforced at run time
     ids: object = params.stop_token_ids
     words: object = params.bad_words
     bias: object = params.logit_bias
@@ -143,7 +141,7 @@ def _normalized(params: SamplingParams) -> SamplingParams:
 
 
 def _structured(value: object) -> Structured:
-    """`Structured`, also from a mapping with its fields, its choices a tuple."""
+    """Return a `Structured`, also from a mapping with its fields, with its choices as a tuple."""
     if isinstance(value, Mapping):
         try:
             value = Structured(**value)

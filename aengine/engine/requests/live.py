@@ -19,9 +19,9 @@ from aengine.types import FinishReason, Fragment, PromptLogprob, TokenLogprob, T
 
 
 class LiveRequest(Request):
-    """One request: its choices, its stream, and the usage that its last fragment reports.
+    """A request that generates: its choices, its stream, and the usage that its last fragment reports.
 
-    `choices` has the first one from the start, the others from when they begin.
+    `choices` contains the first choice from the start, and each other choice when it begins.
     """
 
     __slots__ = (
@@ -49,13 +49,13 @@ class LiveRequest(Request):
         on_end: Callable[[Request], None],
         latencies: Latencies,
     ) -> None:
-        """sequence: of the first choice; grammar: where every output begins in its grammar."""
+        """sequence: of the first choice. grammar: the start of the grammar, copied for each choice."""
         self.id = request_id
         self.tokenizer = tokenizer
         self.latencies = latencies
         self.arrived = monotonic()
-        self.began = 0.0  # when it was first on a row; 0: not yet
-        self.first_token = 0.0  # of the first choice; 0: not yet
+        self.began = 0.0  # monotonic seconds when it first got a row; 0: not yet
+        self.first_token = 0.0  # monotonic seconds of the first choice's first token; 0: not yet
         self.open_choices = sequence.params.n
         self.ended = False
         self.stream = Stream(request_id, sequence.prompt_len, lambda: abort(self))
@@ -66,11 +66,11 @@ class LiveRequest(Request):
 
     @property
     def sequences(self) -> list[TokenSequence]:
-        """Those of the choices that have begun."""
+        """The sequences of the choices that have begun."""
         return [choice.sequence for choice in self.choices]
 
     def make_sibling(self, index: int) -> TokenSequence:
-        """The sequence of another choice, which begins now."""
+        """Return the sequence of another choice, which begins now."""
         first = self.choices[0].sequence
         sibling = sibling_of(first, index)
         sibling.seed = sibling_seed(first.seed, index)
@@ -89,7 +89,7 @@ class LiveRequest(Request):
             self.latencies.queued.observe(self.began - self.arrived)
 
     def end(self) -> None:
-        """Mark the request as ended; once only."""
+        """Mark the request as ended. Must be called once."""
         self.ended = True
         self._on_end(self)
 
@@ -101,7 +101,7 @@ class LiveRequest(Request):
             self.stream.fail(error)
 
     def abort(self) -> None:
-        """End every choice from outside, those too that have not begun."""
+        """End every choice from outside, including choices that have not begun."""
         for choice in self.choices:
             choice.end("abort")
         for index in range(len(self.choices), self.choices[0].sequence.params.n):
@@ -117,7 +117,7 @@ class LiveRequest(Request):
         scores: Sequence[PromptLogprob] | None = None,
         stop_string: str | None = None,
     ) -> None:
-        """Hand a choice's fragment to the stream, its last one if there is a reason for its end."""
+        """Put a choice's fragment on the stream. reason: why the choice ends with it; None: it goes on."""
         usage = None
         if reason is not None:
             self.open_choices -= 1
@@ -142,7 +142,7 @@ class LiveRequest(Request):
         )
 
     def _observe(self) -> None:
-        """Observe the durations and token counts of the whole request, which ends now."""
+        """Observe the durations and token counts of the request, which ends now."""
         now, seen, leader = monotonic(), self.latencies, self.choices[0].sequence
         most = max(choice.delivered for choice in self.choices)
         decode = now - self.first_token
@@ -161,7 +161,7 @@ class LiveRequest(Request):
         seen.max_tokens.observe(leader.max_output)
 
     def usage(self) -> Usage:
-        """The token counts so far."""
+        """Return the token counts so far."""
         leader = self.choices[0].sequence
         return Usage(
             prompt_tokens=leader.prompt_len,
@@ -171,7 +171,7 @@ class LiveRequest(Request):
 
 
 class LiveChoice(Owner):
-    """One of the n outputs of a request: detokenizes what its sequence draws."""
+    """One of the n outputs of a request; detokenizes the draws of its sequence."""
 
     __slots__ = ("delivered", "finish_reason", "grammar", "last_token", "request", "sequence", "text", "tokenizer")
 
@@ -196,7 +196,7 @@ class LiveChoice(Owner):
         reason = update.finish_reason
         stopped = False
         if reason == "stop" and not self.sequence.params.include_stop:
-            text = self.text.finish()  # the stop token's own text stays out
+            text = self.text.finish()  # without the text of the stop token
         else:
             text = self.text.feed(update.token_id)
             if self.text.stopped:
@@ -221,11 +221,11 @@ class LiveChoice(Owner):
             self.request.put(self.sequence.index, self.text.finish(), reason=reason)
 
     def _scores(self) -> Sequence[PromptLogprob] | None:
-        """The prompt's logprobs, if the request has asked for them."""
+        """Return the prompt's logprobs, if the request wants them."""
         return self.sequence.scores if self.sequence.params.prompt_logprobs is not None else None
 
     def _time(self) -> None:
-        """Observe the time since the last token, or until the first."""
+        """Observe the time since the last token, or the time to the first."""
         now, last = monotonic(), self.last_token
         self.last_token = now
         if last:
@@ -243,20 +243,20 @@ class LiveChoice(Owner):
 
 
 def begin(sequence: TokenSequence) -> None:
-    """For the scheduler: note that the sequence enters the running batch for the first time."""
+    """Note that a sequence enters the running batch for the first time. Called by the scheduler."""
     if isinstance(sequence.owner, Owner):
         sequence.owner.request.begin()
 
 
 def make_sibling(leader: TokenSequence, index: int) -> TokenSequence:
-    """For the scheduler: a choice that forks from another, or waits for a row of its own."""
+    """Return a new choice that forks from another. Called by the scheduler."""
     if not isinstance(leader.owner, LiveChoice):
         raise TypeError("only choices of live requests fork")
     return leader.owner.request.make_sibling(index)
 
 
 def sibling_seed(seed: int, index: int) -> int:
-    """The seed of the index-th of n choices: the request's own for the first, far apart for the others."""
+    """Return the seed of the index-th choice: the request's own for the first, unrelated ones for the others."""
     if index == 0:
         return seed
     mixed = (seed + index * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF  # splitmix64's increment and finalizer

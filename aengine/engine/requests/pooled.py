@@ -1,4 +1,4 @@
-"""A request whose prompts are pooled: one future, done when the last of them has come to its end."""
+"""A request whose prompts are pooled. Its future is done when the last prompt has ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PooledRequest(Request):
         self.id = request_id
         self.latencies = latencies
         self.arrived = monotonic()
-        self.began = False  # one of them has been on a row
+        self.began = False  # a prompt has got a row
         self.ended = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.prompts = [PooledPrompt(self, sequence) for sequence in sequences]
@@ -43,7 +43,7 @@ class PooledRequest(Request):
 
     @property
     def vectors(self) -> list[list[array[float]]]:
-        """What was taken of the chunks of each prompt, once it is done."""
+        """The vectors of each prompt's chunks, once the request is done."""
         return [sequence.pooled for sequence in self.sequences]
 
     def begin(self) -> None:
@@ -53,7 +53,7 @@ class PooledRequest(Request):
             self.latencies.queued.observe(monotonic() - self.arrived)
 
     def prompt_ended(self) -> None:
-        """Note the end of one prompt; with the last one the request is done."""
+        """Note the end of one prompt. With the last one, the request is done."""
         self.latencies.ended["stop"] += 1
         self._unended -= 1
         if not self._unended:
@@ -64,15 +64,15 @@ class PooledRequest(Request):
             self._end(None, None)
 
     def fail(self, error: BaseException) -> None:
-        """End the request with an error. Nothing once it has ended."""
+        """End the request with an error. Does nothing once it has ended."""
         self._end(error, "error")
 
     def abort(self) -> None:
-        """End the request from outside. Nothing once it has ended."""
+        """End the request from outside. Does nothing once it has ended."""
         self._end(RequestAbortedError("the request was aborted"), "abort")
 
     def usage(self) -> Usage:
-        """The token counts of all prompts."""
+        """Return the token counts of all prompts together."""
         sequences = self.sequences
         return Usage(
             prompt_tokens=sum(sequence.prompt_len for sequence in sequences),
@@ -87,13 +87,13 @@ class PooledRequest(Request):
         if reason is not None:
             self.latencies.ended[reason] += self._unended
         self._on_end(self)
-        if self.done.done():  # its caller was cancelled
+        if self.done.done():  # the caller was cancelled
             return
         if error is None:
             self.done.set_result(None)
         else:
             self.done.set_exception(error)
-            self.done.exception()  # retrieved: a caller that was cancelled meanwhile will not look at it
+            self.done.exception()  # retrieved, so that asyncio does not log it if the caller was cancelled
 
 
 class PooledPrompt(Owner):

@@ -1,4 +1,4 @@
-"""The mailbox between the step loop and one request's consumer, and the two ways to read it to its end."""
+"""The stream between the step loop and one request's consumer, and two ways to read it to its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aengine.types import Choice, Completion, Fragment, PromptLogprob, TokenLogp
 
 
 class Stream:
-    """The fragments of one request, in order. One consumer takes; the engine puts.
+    """The fragments of one request, in order. The engine puts them, and one consumer takes them.
 
     A deque and one future per request: a token costs an append, and a wake-up only if someone waits.
     """
@@ -27,7 +27,7 @@ class Stream:
         self._future: asyncio.Future[None] | None = None
         self._ended = False
         self._error: BaseException | None = None
-        self._loop = asyncio.get_running_loop()  # looking it up costs a system call in 3.11
+        self._loop = asyncio.get_running_loop()  # kept, because a lookup costs a system call in Python 3.11
 
     @property
     def backlog(self) -> int:
@@ -35,7 +35,7 @@ class Stream:
         return len(self._fragments)
 
     async def take(self) -> list[Fragment]:
-        """Everything that waits, at least one fragment; [] once the request has ended.
+        """Return all waiting fragments, at least one; [] once the request has ended.
 
         Raises `EngineFailedError` or `EngineClosedError` after the fragments that came before the failure.
         """
@@ -52,17 +52,17 @@ class Stream:
         return fragments
 
     def abort(self) -> None:
-        """Give up the request and give its memory back. Synchronous; does nothing once it has ended."""
+        """End the request and free its memory. Synchronous. Does nothing once it has ended."""
         self._abort()
 
     def put(self, fragment: Fragment, last: bool) -> None:
-        """For the engine: add a fragment; `last` ends the stream."""
+        """Add a fragment. last: whether it ends the stream. Called by the engine."""
         self._fragments.append(fragment)
         self._ended = last
         self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """For the engine: end the stream with an error."""
+        """End the stream with an error. Called by the engine."""
         if not self._ended:
             self._ended = True
             self._error = error
@@ -75,7 +75,7 @@ class Stream:
 
 
 class FragmentStream(Protocol):
-    """A request of this process's engine, or of a server's, as a stream of fragments."""
+    """The stream of a request, either of an engine in this process or of a server."""
 
     id: str
 
@@ -85,18 +85,18 @@ class FragmentStream(Protocol):
 
 
 async def drain(submit: Callable[[], Awaitable[FragmentStream]]) -> AsyncGenerator[Fragment, None]:
-    """Iterate a request to its end; aborts it when the consumer stops early."""
+    """Iterate over a request's fragments. Aborts the request if the consumer stops early."""
     stream = await submit()
     try:
         while fragments := await stream.take():
             for fragment in fragments:
                 yield fragment
     finally:
-        stream.abort()  # synchronous: nothing to await while a generator is being closed
+        stream.abort()  # synchronous, because a generator that is being closed must not await
 
 
 async def collect(stream: FragmentStream) -> Completion:
-    """Take a request to its end and put its fragments together."""
+    """Read a request to its end and join its fragments."""
     texts: dict[int, list[str]] = {}
     ids: dict[int, list[int]] = {}
     logprobs: dict[int, list[TokenLogprob]] = {}
