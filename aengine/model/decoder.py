@@ -63,7 +63,7 @@ class Decoder:
         # Whether ranks compute a step in two halves. Mixtures would gain 2 % in prefill, and lose 3 % in steps of one
         # row. Recurrent layers need all tokens of a row at once.
         self._halves = not config.recurrent and all(
-            isinstance(layer.ffn, MLPSpec) and layer.plain for layer in config.layers
+            isinstance(layer.ffn, MLPSpec) and layer.is_pre_norm for layer in config.layers
         )
         self.config = config
         self.dtype = dtype

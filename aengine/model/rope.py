@@ -128,7 +128,7 @@ def read_rope(
     )
 
 
-def sharpening(config: Fields) -> float:
+def yarn_score_factor(config: Fields) -> float:
     """Return the factor of scores that yarn's mscale_all_dim asks for, as in DeepSeek's files."""
     fields = config.section("rope_scaling") or config.section("rope_parameters")
     if fields is None or fields.text("rope_type", fields.text("type", "default")) == "default":

@@ -83,7 +83,7 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
     """Causal self-attention over latents: one vector per token, from which all heads derive keys and values."""
 
     heads: int
-    plain: int  # dimensions of a key that are made from the latent
+    unrotated: int  # dimensions of a key that are made from the latent
     rotated: int  # its other dimensions: shared by all heads, rotated, stored next to the latent
     value_dim: int
     rank: int  # the width of the latent
@@ -97,7 +97,7 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
 
     @property
     def key_dim(self) -> int:
-        return self.plain + self.rotated
+        return self.unrotated + self.rotated
 
     @property
     def latent(self) -> int:
@@ -126,7 +126,7 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
     @property
     def absorbed(self) -> int:
         """How many weights turn latents into keys and values. They are no linear and stay in the model's dtype."""
-        return self.heads * (self.plain + self.value_dim) * self.rank
+        return self.heads * (self.unrotated + self.value_dim) * self.rank
 
     def parameters(self, hidden: int) -> int:
         first = self.query_rank + self.latent
@@ -203,7 +203,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     activation: Activation = "silu"
     biases: bool = False  # of the router and of each expert
     shared_gate: bool = False  # the sigmoid of a gate multiplies the shared expert's result
-    turned: bool = False  # checkpoints store matrices transposed, with columns of gate and up in turn
+    transposed: bool = False  # checkpoints store matrices transposed, with columns of gate and up in turn
     # Names in checkpoints.
     block: str = "mlp"
     router_name: str = "gate"
@@ -326,7 +326,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.norms.count * hidden + added + self.scalar
 
     @property
-    def plain(self) -> bool:
+    def is_pre_norm(self) -> bool:
         """Whether both parts have a norm before them, and their results are added as they are."""
         norms = self.norms
         normed = norms.before_attention is not None and norms.before_ffn is not None

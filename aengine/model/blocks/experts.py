@@ -25,7 +25,7 @@ class MixtureOfExperts:
         self._shared = None if spec.shared is None else SharedExpert(build, block, spec)
         self._add = Addition.of_block(build, name, layer.norms.after_ffn, layer.residual_scale)
         # Without a norm the experts read x itself, which must not change before they have.
-        self._adds_in_place = self._add.fused and self._norm is not None
+        self._adds_in_place = self._add.is_fused and self._norm is not None
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         h, ids, weights = self._route.after(self._norm, x, step.slots(len(x)), step.kv.page_size)

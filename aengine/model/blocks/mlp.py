@@ -20,7 +20,7 @@ class MLP:
         self._add = Addition.of_block(build, name, layer.norms.after_ffn, layer.residual_scale)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        if not self._add.fused:
+        if not self._add.is_fused:
             return self._add.add_result(lambda rows: self._gated(x[rows]), x)
         return self._gated.add_to(x)
 

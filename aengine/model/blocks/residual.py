@@ -34,14 +34,14 @@ class Addition:
         return cls(total, build.make.layer_norm(layer, norm, build.hidden), scale)
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether there is neither a norm nor a scale."""
         return self.norm is None and self.scale == 1.0
 
     @property
-    def fused(self) -> bool:
+    def is_fused(self) -> bool:
         """Whether the block's last product can add to x itself."""
-        return self.plain and self.total is None
+        return self.is_plain and self.total is None
 
     def project_and_add(self, out: Linear, attended: Tensor, x: Tensor, step: Step | None) -> Tensor:
         """Add `out(attended)` to x. Both may be overwritten.
@@ -52,7 +52,7 @@ class Addition:
             attended, x = step.narrow(attended, x)
             if not len(x):
                 return x
-        if self.fused:
+        if self.is_fused:
             return out.apply(attended, residual=x)
         return self.add_result(lambda rows: out.apply(attended[rows]), x)
 
@@ -61,7 +61,7 @@ class Addition:
 
         result: returns the block's result for some of the tokens. It may be overwritten.
         """
-        if self.plain and self.total is not None:
+        if self.is_plain and self.total is not None:
             return self.total.add_result(result, x)
         whole = result(slice(None))
         if self.total is not None:

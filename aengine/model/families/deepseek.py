@@ -9,7 +9,7 @@ from aengine.kernels.experts.routing.router import Router
 from aengine.model.families.mixtures import sigmoid_experts
 from aengine.model.families.parts import MAX_HEADS, MAX_WIDTH, layer_count, layer_norms, mlp
 from aengine.model.fields import Fields, shown
-from aengine.model.rope import read_rope, sharpening
+from aengine.model.rope import read_rope, yarn_score_factor
 from aengine.model.spec import ExpertsSpec, LatentSpec, LayerSpec
 
 V3: dict[str, object] = {
@@ -72,16 +72,16 @@ def _first_dense(fields: Fields) -> list[bool]:
 
 def _attention(fields: Fields) -> LatentSpec:
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
-    plain = fields.integer("qk_nope_head_dim", 1, MAX_WIDTH)
+    unrotated = fields.integer("qk_nope_head_dim", 1, MAX_WIDTH)
     rotated = fields.integer("qk_rope_head_dim", 2, MAX_WIDTH)
     value_dim = fields.integer("v_head_dim", 1, MAX_WIDTH)
     if rotated % 2:
         raise fields.fail("qk_rope_head_dim", f"must be even to be rotated, is {rotated}")
-    if heads * (plain + rotated + value_dim) > MAX_WIDTH:
+    if heads * (unrotated + rotated + value_dim) > MAX_WIDTH:
         raise fields.fail("num_attention_heads", f"({heads}) makes heads of more than {MAX_WIDTH} columns")
     return LatentSpec(
         heads=heads,
-        plain=plain,
+        unrotated=unrotated,
         rotated=rotated,
         value_dim=value_dim,
         rank=fields.integer("kv_lora_rank", 1, MAX_WIDTH),
@@ -89,7 +89,7 @@ def _attention(fields: Fields) -> LatentSpec:
         bias=fields.flag("attention_bias", default=False),
         rope=read_rope(fields, head_dim=rotated),
         interleaved=fields.flag("rope_interleave", default=True),
-        scale=(plain + rotated) ** -0.5 * sharpening(fields) ** 2,
+        scale=(unrotated + rotated) ** -0.5 * yarn_score_factor(fields) ** 2,
     )
 
 

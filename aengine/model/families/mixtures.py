@@ -132,7 +132,7 @@ def gpt_oss(fields: Fields) -> list[LayerSpec]:
             alpha=fields.number("swiglu_alpha", 0, 1e3, 1.702), limit=fields.number("swiglu_limit", 1e-3, 1e6, 7.0)
         ),
         biases=True,
-        turned=True,
+        transposed=True,
         router_name="router",
     )
     slides = (

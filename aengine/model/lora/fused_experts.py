@@ -55,7 +55,7 @@ class FusedExperts:
                 ("gate_up_proj", 2 * inner, self.hidden),
                 ("down_proj", self.hidden, inner),
             )
-            for turned in ((True,) if self.spec.turned else (True, False))
+            for turned in ((True,) if self.spec.transposed else (True, False))
         ]
         widths = pair.a.shape[1], pair.b.shape[0]
         fitting = [one for one in matrices if one.widths == widths]
@@ -84,7 +84,7 @@ def unfuse(experts: FusedExperts, matrix: Matrix, rank: int) -> Iterator[tuple[s
     rows = {spec.down: slice(None)}
     if matrix.parameter == "gate_up_proj":
         rows = {spec.gate: slice(spec.inner), spec.up: slice(spec.inner, None)}
-        if spec.turned:  # by turns
+        if spec.transposed:  # by turns
             rows = {spec.gate: slice(0, None, 2), spec.up: slice(1, None, 2)}
     for expert in range(spec.count):
         for part, outputs in rows.items():

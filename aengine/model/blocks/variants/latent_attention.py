@@ -46,9 +46,9 @@ class LatentAttention:
         self._heads = LatentHeads(weight, _EPS, spec.rotated, spec.interleaved)
         self._kernels = make.kernels
         # For each head the rows that make keys, then those that make values.
-        up = make.matrix(f"{name}.kv_b_proj", Part(spec.heads, spec.plain + spec.value_dim), spec.rank)
-        self._to_keys, self._to_values = up.view(-1, spec.plain + spec.value_dim, spec.rank).split(
-            [spec.plain, spec.value_dim], dim=1
+        up = make.matrix(f"{name}.kv_b_proj", Part(spec.heads, spec.unrotated + spec.value_dim), spec.rank)
+        self._to_keys, self._to_values = up.view(-1, spec.unrotated + spec.value_dim, spec.rank).split(
+            [spec.unrotated, spec.value_dim], dim=1
         )
         self._out = make.linear({f"{name}.o_proj": Part(hidden)}, spec.values, spec.bias, split="inputs")
         self._cos_sin = build.tables.rope(spec.rope, spec.rotated)
@@ -81,7 +81,7 @@ class LatentAttention:
             h = self._query_norm(down[:, : spec.query_rank].contiguous())
         q: Tensor = self._queries.apply(h).unflatten(1, (-1, spec.key_dim))
         read: Tensor = q.new_empty(*q.shape[:2], spec.latent)
-        torch.bmm(q[..., : spec.plain].transpose(0, 1), self._to_keys, out=read[..., : spec.rank].transpose(0, 1))
+        torch.bmm(q[..., : spec.unrotated].transpose(0, 1), self._to_keys, out=read[..., : spec.rank].transpose(0, 1))
         cache, _ = step.kv.layer(self._index)
         self._kernels.latent_inputs(
             down[:, -spec.latent :], q, self._heads, self._cos_sin, step.positions, cache, step.batch.slots, read,
