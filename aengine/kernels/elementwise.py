@@ -174,7 +174,7 @@ def _gate(gate_up: Tensor, use_gelu: bool) -> Tensor:
 @triton.jit
 def _output_gate_kernel(
     x_ptr,  # [tokens, SIZE]; the result replaces it
-    gates_ptr,  # [tokens, heads, DIM], of these strides
+    gates_ptr,  # [tokens, heads, DIM]
     TOKEN_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
     SIZE: tl.constexpr,

@@ -11,7 +11,7 @@ before it is still running. Three rules keep this safe:
   next one start only after its own wait, that and later kernels may also read what it waited for.
 - A program lets dependents start (`gdc_launch_dependents`) at once. Their programs may take room on a processor before
   the last programs of this launch do. So a grid that must be spread evenly leaves no room. A program that reads much
-  besides weights lets dependents start after its wait. Otherwise their weights, which they load at once, would delay
+  more than weights lets dependents start after its wait. Otherwise their weights, which they load at once, would delay
   its own reads.
 """
 

@@ -23,9 +23,9 @@ class DecodeInputs:
 
     token_ids: Tensor  # [n] int64: the latest draws
     positions: Tensor  # [n] int64
-    slots: Tensor  # [n] int64: page * page_size + offset of those positions
+    slots: Tensor  # [n] int64: page * page_size + offset of the positions
     seq_lens: Tensor  # [n] int32: positions + 1
-    next_positions: Tensor  # [n] int64: positions + 1; those of the tokens to draw
+    next_positions: Tensor  # [n] int64: positions + 1, of the tokens to draw
     page_table: Tensor  # [n, width] int32; only the entries below the row's length are set
     # slots and page_table of layers with a window, if they have pages of their own
     window_slots: Tensor | None = None

@@ -126,7 +126,7 @@ def _largest(logits: Tensor, width: int) -> Tensor:
 
 @dataclass(slots=True)
 class DrawLogprobs:
-    """Log-probabilities of each draw, likeliest candidates first; zeros for draws whose row did not ask for them."""
+    """Log-probabilities of each draw, likeliest candidates first; zeros for draws whose row did not request any."""
 
     sampled: Tensor  # [draws] float32
     top_ids: Tensor  # [draws, k] int64
@@ -136,7 +136,7 @@ class DrawLogprobs:
 def raw_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return all log-probabilities [n, vocab], a new tensor, and the ids and values of the k largest [n, k].
 
-    It always searches for the most that a request may ask for. So which of several equal tokens are returned does not
+    It always searches for the most that a request may want. So which of several equal tokens are returned does not
     depend on other rows.
     """
     logprobs = torch.log_softmax(logits, dim=-1)

@@ -42,7 +42,7 @@ class FusedDraw:
     def candidates(
         self, logits: Tensor, parameters: RowParameters, row_index: Tensor, positions: Tensor, first: int, valid: int
     ) -> Tensor:
-        """`Draw.candidates` with the parameters of these rows."""
+        """`Draw.candidates` with the parameters of the given rows."""
         return self._draw.candidates(logits, *_noise_of(parameters), positions, row_index, first, valid)
 
     def choose(self, candidates: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,7 +50,7 @@ class Groups:
     penalized_blocks: list[Tensor | None]
     logprobs: Tensor | None
     logprobs_blocks: list[Tensor | None]
-    top_logprobs: int  # the most that any draw asks for
+    top_logprobs: int  # the most that any draw wants
     biased: Tensor | None
     min_tokens: Tensor | None
     banned: Tensor | None
@@ -59,13 +59,13 @@ class Groups:
 
     @property
     def adjusts(self) -> bool:
-        """Whether any stage besides grammars changes logits."""
+        """Whether any stage but grammars changes logits."""
         indices = (self.biased, self.penalized, self.min_tokens, self.banned)
         return bool(self.allowed) or any(index is not None for index in indices)
 
 
 def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: torch.device, *, fused: bool) -> Groups:
-    """Group the draws of these rows. fused: one kernel draws for all of them, so draws have no groups."""
+    """Group the draws of the given rows. fused: one kernel draws for all rows, so draws have no groups."""
     needs = [parameters.needs[row] for row in rows]
 
     def having(bit: int) -> list[int]:

@@ -34,7 +34,7 @@ class TokenTable:
         self._values = torch.zeros((max_rows, 0), dtype=torch.float32, device=device)
 
     def set_rows(self, entries: Iterable[tuple[int, Mapping[int, float]]]) -> None:
-        """Replace the entries of these rows: (row, {token id: value}). Ids outside of the vocabulary are dropped."""
+        """Replace the entries of the given rows: (row, {token id: value}). Ids outside the vocabulary are dropped."""
         kept = [
             (row, {token_id: value for token_id, value in entry.items() if 0 <= token_id < self._vocab_size})
             for row, entry in entries
@@ -59,8 +59,8 @@ class TokenTable:
     def add_to(self, logits: Tensor, draws: Tensor, rows: Tensor, where: Tensor | None = None) -> None:
         """Add the values of rows[i] to logits[draws[i]] in place.
 
-        logits: [all draws, vocab], contiguous. draws, rows: [n] int64. where: [n, 1] bool, which rows to change; None:
-        all.
+        logits: [all draws, vocab], contiguous. draws, rows: [n] int64. where: [n, 1] bool, which rows to change, by
+        default all.
         """
         values = self._values.index_select(0, rows)
         if where is not None:
@@ -82,7 +82,7 @@ class BannedSequences:
 
     The last token of a sequence is masked if the row's latest output equals the rest of the sequence. With lookahead
     the host does not know the latest token when it launches a step. So the device keeps each row's newest output tokens
-    and compares. The tables hold as many sequences, of the length, as the largest entry so far. Only rows with
+    and compares. The tables have room for the most and the longest sequences so far. Only rows with
     sequences are read.
     """
 
@@ -95,7 +95,7 @@ class BannedSequences:
         self._recent = torch.empty((max_rows, 0), dtype=torch.int32, device=device)
 
     def set_rows(self, new_rows: Sequence[NewRow]) -> None:
-        """Replace the sequences of these rows, and take their output so far from new_rows."""
+        """Replace the sequences of the given rows, and take their output so far from new_rows."""
         if not new_rows:
             return
         self._widen(
@@ -135,7 +135,7 @@ class BannedSequences:
         logits.view(-1).index_add_(0, cells.view(-1), values.view(-1))
 
     def add(self, rows: Tensor, token_ids: Tensor) -> None:
-        """Append one output token to each of these rows, both [n] int64."""
+        """Append one output token to each given row, both [n] int64."""
         if self._recent.shape[1]:
             older = self._recent.index_select(0, rows)[:, 1:]
             self._recent.index_copy_(0, rows, torch.cat((older, token_ids[:, None].int()), dim=1))
@@ -179,7 +179,7 @@ class AllowedTokens:
         self._bits: Tensor | None = None
 
     def set_rows(self, entries: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Replace the masks of these rows: (row, ids)."""
+        """Replace the masks of the given rows: (row, ids)."""
         listed = list(entries)
         if not listed:
             return

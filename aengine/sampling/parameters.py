@@ -14,7 +14,7 @@ from aengine.sampling.noise import split_seed
 from aengine.sampling.upload import upload
 from aengine.step_plan import NewRow
 
-# Bits for the stages that a row needs besides an argmax.
+# Bits for the stages that a row needs for more than an argmax.
 NOISE = 1
 FILTER = 2  # top_k or top_p
 MIN_P = 4
@@ -62,7 +62,7 @@ class RowParameters:
         self.logprobs = [0] * max_rows  # the number of candidates; only valid with LOGPROBS
 
     def set_rows(self, new_rows: Sequence[NewRow]) -> None:
-        """Replace the parameters of these rows."""
+        """Replace the parameters of the given rows."""
         cells = np.empty((len(new_rows), _COLUMNS + 1), dtype=np.int32)
         floats = cells.view(np.float32)
         for i, new in enumerate(new_rows):

@@ -52,7 +52,7 @@ class TokenCounts:
             self._table[: len(old)].copy_(old)
 
     def set_rows(self, new_rows: Sequence[NewRow]) -> None:
-        """Count the known tokens of these rows anew. The first prompt_len are the prompt, the rest is output."""
+        """Count the known tokens of the given rows anew. The first prompt_len are the prompt, the rest is output."""
         if not new_rows:
             return
         self.make_room(new.row for new in new_rows)
@@ -77,7 +77,7 @@ class TokenCounts:
         return self.cells.index_select(0, rows)
 
     def add(self, rows: Tensor, token_ids: Tensor) -> None:
-        """Count one more output token for each of these rows, both [n] int64."""
+        """Count one more output token for each given row, both [n] int64."""
         self._count(rows * self._vocab_size + token_ids)
 
     def _count(self, places: Tensor) -> None:
@@ -85,7 +85,7 @@ class TokenCounts:
 
     @property
     def cells(self) -> Tensor:
-        """[rows, vocab] int32, for as many rows as were allocated."""
+        """[rows, vocab] int32, for the rows that were allocated."""
         if self._table is None:
             raise RuntimeError("no row has been counted")
         return self._table

@@ -44,7 +44,7 @@ class Draws:
 
     token_ids: Tensor  # [draws] int64; always valid ids, but without meaning if not finite
     finite: Tensor  # [draws] bool; False: the logits have NaN or +inf, or only -inf
-    logprobs: DrawLogprobs | None  # None if no row asked for them
+    logprobs: DrawLogprobs | None  # None if no row requested any
 
 
 class Kind(Enum):
@@ -117,7 +117,7 @@ class Sampler:
         Args:
             logits: [draws, vocab], contiguous; overwritten. float32, or on CUDA the model's dtype.
             rows: The row of each draw.
-            row_index: The same on the device, [draws] int64.
+            row_index: Like `rows`, on the device, [draws] int64.
             positions: [draws] int64, the position of the drawn token in its sequence.
             masks: [structured draws, ceil(vocab / 32)] int32, the tokens that each draw with `structured` may take, in
                 their order, as `allow_only` reads them. It must not change afterwards. None: any token.
@@ -161,7 +161,7 @@ class Sampler:
         """Draw from this rank's tokens, if ranks divide the vocabulary; `choose` completes the draw.
 
         logits [draws, n] are for the tokens from `first` on; columns beyond the vocabulary are ignored. Returns float32
-        [draws, 4], of which only the bits matter, and which has no NaN.
+        [draws, 4], whose bits alone matter, without NaN.
         """
         valid = max(0, min(logits.shape[1], self._vocab_size - first))
         if self._fused is not None:
@@ -278,7 +278,7 @@ def _put(into: Tensor, block: Tensor | None, values: Tensor) -> None:
 
 
 def _gather_logprobs(token_ids: Tensor, groups: Groups, raw: list[tuple[Tensor, Tensor, Tensor]]) -> DrawLogprobs:
-    """Return log-probabilities in the order of the draws, with those of the sampled tokens."""
+    """Return log-probabilities in the order of the draws, including the sampled tokens."""
     draws, k = len(groups.rows), groups.top_logprobs
     result = DrawLogprobs(
         sampled=torch.zeros(draws, dtype=torch.float32, device=token_ids.device),

@@ -24,7 +24,7 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
 LOG2_E = math.log2(math.e)
-LEAST_PAD = 256  # sequences: as many as run by default, so that one variant serves every step
+LEAST_PAD = 256  # sequences: the default limit, so that one variant serves every step
 
 
 @keep_variants
@@ -179,7 +179,7 @@ def attend_chunks(
         v_cache: Like k_cache, or a view of the first dim < width elements of each key.
         page_table: [seqs, ...] int32.
         seq_lens: [seqs] int32, the context lengths.
-        query_starts: [seqs + 1] int32. Tokens outside of them are not touched.
+        query_starts: [seqs + 1] int32. Other tokens are not touched.
         scale: Above 0. With FP8 caches it includes the scale of keys.
         scores: The softcap and the sinks.
         value_scale: Value = code * value_scale in FP8 caches.

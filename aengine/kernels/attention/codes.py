@@ -70,7 +70,7 @@ def divisor(total, v_ptr, value_scale):
 
 @triton.jit
 def as_kept(x, inverse, dtype: tl.constexpr):
-    """Return x as the cache keeps it: FP8 codes like those of `encode`, else x itself."""
+    """Return x as the cache keeps it: FP8 codes as `encode` makes them, else x itself."""
     kept = x
     if dtype.is_fp8():
         wide = x.to(tl.float32)

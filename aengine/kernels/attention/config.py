@@ -14,8 +14,8 @@ from aengine.kernels.launch import Launch, find_borders, power_of_two
 class DecodeConfig:
     """How decode attention divides its work.
 
-    crowd must be exactly as many programs as fit on a processor. If there were room for one more, programs of the next
-    launch would start early, and some processors would get more of them than others.
+    crowd must be exactly the number of programs that fit on a processor. If there were room for one more, programs of
+    the next launch would start early, and would be spread unevenly.
     """
 
     block: int  # keys of an iteration
@@ -23,7 +23,7 @@ class DecodeConfig:
     warps: int
     crowd: int  # programs on each processor at once
     merged: int = 4096  # elements of parts that are added up in one step
-    piece: int = 1  # blocks that a program takes at least; more of them mean fewer parts of a short row
+    piece: int = 1  # blocks that a program takes at least; a larger piece gives a short row fewer parts
 
     def shared_memory(
         self, group: int, dim: int, element_size: int, kept_size: int = 0, warp_groups: bool = False
@@ -40,15 +40,15 @@ class DecodeConfig:
         return copies + group_pad(group) * (dim + self.block) * element_size + 4 * group_pad(group)
 
 
-# Small programs leave room for those of the next product. The best in a whole step, though not alone.
+# Small programs leave room for the next product's. The best in a whole step, though not alone.
 ONE_ROW = DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
 # For heads of 256: one row, or more than four query heads, which have larger parts.
 WIDE_HEADS = DecodeConfig(block=32, stages=2, warps=2, crowd=4, merged=8192)
 # One or two programs have all keys of a window.
 IN_ONE = DecodeConfig(block=128, stages=2, warps=4, crowd=2)
-# A program of one warp never waits for another warp. Eight of them overlap each other's row ends.
+# A program of one warp never waits for another warp, and eight programs overlap each other's row ends.
 ONE_WARP = DecodeConfig(block=64, stages=2, warps=1, crowd=8)
-# The same with five to eight query heads, which fill a product: more stages, or with many rows more programs.
+# Like ONE_WARP, for five to eight query heads, which fill a product: more stages, or with many rows more programs.
 FULL_PRODUCTS = DecodeConfig(block=32, stages=4, warps=1, crowd=4)
 FULL_PRODUCTS_OF_MANY = DecodeConfig(block=32, stages=2, warps=1, crowd=8)
 
@@ -99,7 +99,7 @@ def decode_config(
 
 
 def _half_the_bytes(config: DecodeConfig) -> DecodeConfig:
-    """Return the config for elements of one byte: as many bytes in flight, in longer blocks or more stages."""
+    """Return the config for elements of one byte: the same bytes in flight, in longer blocks or more stages."""
     if config.block < 128:
         # For one row a fourth program on each processor pays off: 29.0 us at 32k instead of 35.0.
         return replace(config, block=2 * config.block, crowd=4 if config == ONE_ROW else config.crowd)

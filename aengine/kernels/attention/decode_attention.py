@@ -1,6 +1,6 @@
 """Attention of one query token per sequence over its pages. Memory bandwidth limits it.
 
-The grid has as many workers as run at once, for any batch. Every worker reads the sequence lengths, lays the blocks of
+The grid fills the device exactly once, for any batch. Every worker reads the sequence lengths, lays the blocks of
 all sequences end to end on a line, and takes an equal share: the end of one sequence, some whole ones, the start of
 another. So the work is even for any mix of lengths, a captured graph serves any context, and few sequences are split.
 The KV heads of a worker are neighbouring programs, which read the same pages at the same time.
@@ -29,7 +29,6 @@ from aengine.kernels.attention.softmax import (
     add_up_parts,
     finish_row,
     in_both,
-    is_last,
     page_ids,
     softmax_down,
     store_part,
@@ -38,6 +37,7 @@ from aengine.kernels.attention.softmax import (
     with_sink,
 )
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.parts import is_last
 from aengine.kernels.variants import keep_variants
 
 LOG2_E = math.log2(math.e)
@@ -247,7 +247,7 @@ def _decode_kernel(
                 )  # fmt: skip
                 finished = parts == width
                 if parts > width:
-                    sums = 2 * workers * KV_HEADS  # slots and counters of the sums follow those of the parts
+                    sums = 2 * workers * KV_HEADS  # slots and counters of the sums follow the parts'
                     store_part(part_ptr, weight_ptr, sums + leader_slot, merged_best, merged_total, merged, GROUP, DIM)
                     groups = tl.cdiv(parts, width)
                     finished = is_last(arrived_ptr + sums + (2 * first_worker + 1) * KV_HEADS + head, groups)

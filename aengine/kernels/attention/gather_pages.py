@@ -13,11 +13,11 @@ from torch import Tensor
 from aengine.kernels.launch import power_of_two
 from aengine.kernels.variants import keep_variants
 
-# A kernel that reads whole tiles of keys reads up to so many tokens past a sequence's end. These must not belong to
+# A kernel that reads whole tiles of keys reads up to GAP tokens past a sequence's end. These must not belong to
 # another sequence, as a NaN with a weight of zero is still NaN.
 GAP = 176
 TILE = 16
-LEAST_PAD = 256  # sequences: as many as run by default, so that one variant serves every step
+LEAST_PAD = 256  # sequences: the default limit, so that one variant serves every step
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ def gather_pages(
     v_out: Tensor,
     value_scale: float = 1.0,
 ) -> None:
-    """Copy each sequence's K and V, except skipped pages, to where `plan` says, and fill the gaps with zeros.
+    """Copy each sequence's K and V, except skipped pages, to the places in `plan`, and fill the gaps with zeros.
 
     Args:
         k_cache, v_cache: [pages, page_size, kv_heads, dim], contiguous.

@@ -46,7 +46,7 @@ class LatentHeads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """What a layer does with scores besides scaling them."""
+    """How a layer changes scores, apart from scaling them."""
 
     softcap: float | None = None  # c: a score s becomes c * tanh(s / c)
     sinks: Tensor | None = None  # [heads] float32: a further score of each head's queries, whose value is zero

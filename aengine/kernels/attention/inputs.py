@@ -162,7 +162,7 @@ def _qk_norm_rope_store_kernel(
 
 
 def _tile(tokens: int, heads: int) -> int:
-    """Return how many heads a program has: for many tokens so many that few threads are idle, for few tokens fewer."""
+    """Return how many heads a program has: for many tokens enough to leave few threads idle, for few tokens fewer."""
     if tokens < 64:
         return min(4, power_of_two(heads))
     return min((16, 8, 4), key=lambda tile: -(-heads // tile) * tile) if heads > 8 else power_of_two(heads)

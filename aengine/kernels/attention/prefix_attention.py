@@ -23,7 +23,7 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
 MOST_PARTS = 16
-RESERVED = 2048  # bytes of shared memory for exchanges within a program, besides the tiles
+RESERVED = 2048  # bytes of shared memory for exchanges within a program, apart from the tiles
 
 
 @keep_variants

@@ -65,8 +65,8 @@ def take_share(counts, exists, worker, workers, LEAST: tl.constexpr):
     """Give a worker its share of the line on which all rows' blocks lie end to end.
 
     counts [rows]: blocks of each row; exists [rows]: which rows there are; LEAST: blocks of a share at least.
-    Returns the size of a share, the worker's blocks on the line (from, up to), the row that the first of them belongs
-    to, and where on the line that row begins.
+    Returns the size of a share, the worker's blocks on the line (from, up to), the row of the first block,
+    and the position on the line at which that row begins.
     """
     line = tl.sum(counts, axis=0)
     share = tl.cdiv(line, workers)
@@ -118,20 +118,6 @@ def store_part(part_ptr, weight_ptr, slot, best, total, acc, GROUP: tl.constexpr
     tl.store(place, acc, mask=in_both(inside[:, None], columns[None, :], DIM))
     tl.store(weight_ptr + slot * 2 * GROUP + group, best, mask=inside)
     tl.store(weight_ptr + (slot * 2 + 1) * GROUP + group, total, mask=inside)
-
-
-@triton.jit
-def is_last(arrived, expected):
-    """Announce that this program has stored its part, and return whether it is the last of `expected`.
-
-    The last one sets the counter to zero again.
-    """
-    tl.debug_barrier()  # every thread has stored its share before one of them announces it
-    last = tl.atomic_add(arrived, 1, sem="acq_rel") == expected - 1
-    if last:
-        tl.debug_barrier()
-        tl.store(arrived, 0)
-    return last
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What a rank of a model asks of the ranks that hold its other shards."""
+"""What the ranks of a model compute together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Collective(Protocol):
     def begin_step(self, rehearsal: bool, halves: bool) -> None:
         """Drop sums that a failed step left pending. In each step all ranks call `sum` before `begin_sum`.
 
-        rehearsal: the step rehearses what is captured next. halves: whether the step may be computed in pieces.
+        rehearsal: whether the step rehearses a capture. halves: whether the step may be computed in pieces.
         """
         ...
 
@@ -56,7 +56,7 @@ class Collective(Protocol):
         ...
 
     def pieces(self, tokens: int) -> Sequence[slice]:
-        """Return the pieces to compute so many tokens in. A piece's sum overlaps with the next one's products."""
+        """Return the pieces in which to compute these tokens. A piece's sum overlaps with the next one's products."""
         ...
 
     def begin_sum(self, part: Tensor, residual: Tensor) -> PendingSum:

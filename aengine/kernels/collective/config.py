@@ -36,7 +36,7 @@ OVERLAPPED_SUM = Pulled(4096, 16, 32)  # programs enough for the link; other pro
 
 
 def sum_config(lanes: int, count: int) -> Pushed | Pulled:
-    """Return the config of a sum of so many lanes over `count` ranks.
+    """Return the config of a sum over `count` ranks. lanes: of a part.
 
     Pushing sends a part's bytes count - 1 times through each link. Pulling sends 2 / count of that, but exchanging
     addresses and waiting at the end take 7 us, the time of 2 MB.
@@ -65,7 +65,7 @@ def sum_pieces(rows: int) -> list[slice]:
 
 
 def norm_config(rows: int, row: int, count: int) -> Pushed | None:
-    """Return the config of a sum with a norm, for rows of so many lanes. None: a separate norm is faster."""
+    """Return the config of a sum with a norm. row: its lanes. None: a separate norm is faster."""
     if rows * row * LANE * (count - 1) > FUSED_BYTES or row > FUSED_LANES:
         return None
     warps = min(16, max(1, power_of_two(row) // 32))
@@ -74,7 +74,7 @@ def norm_config(rows: int, row: int, count: int) -> Pushed | None:
 
 
 def gather_config(lanes: int, count: int) -> Pushed | Pulled:
-    """Return the config of a gather of so many lanes of each rank: pushed if a mailbox holds them."""
+    """Return the config of a gather: pushed if a mailbox holds the lanes of each rank."""
     return _pushed(lanes) if lanes <= LANES // count else Pulled(8192, 32, 128)
 
 

@@ -2,8 +2,8 @@
 
 **Pushed.** Every rank pushes its part into a mailbox that each other rank has for it. A program of one rank works only
 with the programs of the same id on the other ranks, so not all programs need to run at once. It pushes some lanes, then
-waits in its own memory for those of the others: the data cross the link once, and nothing else does. While a program
-waits, other programs of its processor keep the link busy.
+waits in its own memory for the lanes of the others: the data cross the link once, and nothing else does. While a
+program waits, other programs of its processor keep the link busy.
 
 A mailbox, int32 [2, ranks, PROGRAMS, CAPACITY, 4], has two regions for each source and program. Calls use them
 alternately, and a program keeps the next one in the memory of its own device. So graphs can be replayed, and calls of
@@ -13,10 +13,10 @@ Two regions are enough. Let program p of rank A push for its call n + 2. It has 
 in call n + 1. Program p of B began that call after call n was complete on B, because kernels of one stream complete in
 order. So before that, B had read what A pushed for call n, and emptied the region.
 
-**Pulled.** Ranks send each other the addresses of their parts, then read and write there. A program works with those of
-the same id on the other ranks, through the same mailboxes. It sends its part's address, waits for the others', does its
-share, makes sure that its writes have arrived, says so, and waits until the others say so. When the kernel is complete,
-no rank reads or writes this rank's part any more.
+**Pulled.** Ranks send each other the addresses of their parts, then read and write there. A program works with programs
+of the same id on the other ranks, through the same mailboxes. It sends its part's address, waits for the others', does
+its share, makes sure that its writes have arrived, says so, and waits until the others say so. When the kernel is
+complete, no rank reads or writes this rank's part any more.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -182,7 +182,7 @@ def _meet(
     word, second, place, lost, boxes_ptr, own_box, rank, turn, control_ptr,
     THREADS: tl.constexpr, COUNT: tl.constexpr, PROGRAMS: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """Send two int64 words to every rank, and wait for those of all ranks.
+    """Send two int64 words to every rank, and wait for the words of all ranks.
 
     place: the lane of the regions that takes them. lost: 1 if an earlier wait was in vain; then nothing is sent.
     Returns 1 if that was so or a rank did not come, else 0.
@@ -209,7 +209,7 @@ def _leave(
     lost, boxes_ptr, own_box, rank, turn, control_ptr,
     THREADS: tl.constexpr, COUNT: tl.constexpr, PROGRAMS: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """Wait until all ranks are done, and empty what was sent here."""
+    """Wait until all ranks are done, and empty the words that were sent here."""
     lane = tl.arange(0, THREADS)
     fence(lane)
     tl.debug_barrier()

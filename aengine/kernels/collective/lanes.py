@@ -50,7 +50,7 @@ def store_lanes(address, words, inside):
 
 @triton.jit
 def send_lanes(address, words, inside):
-    """Store words to the memory of another device. None of them may be EMPTY."""
+    """Store words to the memory of another device. No word may be EMPTY."""
     tl.inline_asm_elementwise(
         """{
         .reg .pred p;
@@ -67,7 +67,7 @@ def send_lanes(address, words, inside):
 def gave_up(control_ptr):
     """Return 1 if an earlier kernel of this device waited in vain, else 0.
 
-    Then this device must send nothing more, because the others would take it for what they wait for.
+    Then this device must send nothing more, because the others would take it for the data they wait for.
     """
     return tl.load(control_ptr.to(tl.pointer_type(tl.int32)))
 
@@ -146,7 +146,7 @@ def sealed(words):
 
 @triton.jit
 def chosen(condition, words, others):
-    """Return words where the condition is true, else others."""
+    """Choose words if the condition is true, else others."""
     return (
         tl.where(condition, words[0], others[0]),
         tl.where(condition, words[1], others[1]),

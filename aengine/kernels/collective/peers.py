@@ -42,7 +42,7 @@ from aengine.kernels.linear.base import Norm
 def connect(devices: Sequence[torch.device], patience: float = 2.5) -> list[PeerCollective]:
     """Return a `PeerCollective` for each device, in the order of the ranks.
 
-    patience: seconds that a kernel waits for another rank; at least what a host may take to launch for all of them.
+    patience: seconds that a kernel waits for another rank; at least the time a host may take to launch for all devices.
     Raises `ConfigError` if the devices are not 2, 4 or 8, or cannot reach each other.
     """
     if len(devices) not in (2, 4, 8) or len(set(devices)) != len(devices):
@@ -120,7 +120,7 @@ class PeerCollective:
     def begin_sum(self, part: Tensor, residual: Tensor) -> PendingSum:
         _lanes(part, residual)
         if len(self.pending) >= SLOTS - 1:
-            raise RuntimeError(f"{SLOTS - 1} sums are pending; finish the first of them")
+            raise RuntimeError(f"{SLOTS - 1} sums are pending; finish the oldest first")
         size = part.numel() * part.element_size()
         self._side.wait_stream(torch.cuda.current_stream(part.device))
         with torch.cuda.stream(self._side):
@@ -207,7 +207,7 @@ class PeerCollective:
         )  # fmt: skip
 
     def _grid(self, lanes: int, config: Pushed) -> tuple[int]:
-        """Raises `ValueError` if the mailboxes do not hold so many lanes."""
+        """Raises `ValueError` if the mailboxes do not hold the lanes."""
         blocks = -(-lanes // config.lanes)  # triton.cdiv takes 3 us
         programs = min(config.programs, blocks)
         if -(-blocks // programs) * config.lanes > self._capacity:

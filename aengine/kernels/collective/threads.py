@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: each leaves its part where the others find it."""
+"""Ranks that are threads of one process: each hands its part to the others."""
 
 from __future__ import annotations
 

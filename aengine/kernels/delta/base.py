@@ -97,7 +97,7 @@ class StateBatch:
         return len(self.starts) - 1
 
     def plan(self, kind: type[P], make: Callable[[], P]) -> P:
-        """Return the plan of this kind. The first layer that asks makes it."""
+        """Return the plan of this kind. The first layer makes it."""
         known = self.plans.get(kind)
         if not isinstance(known, kind):
             self.plans[kind] = known = make()

@@ -19,8 +19,8 @@ from aengine.kernels.variants import keep_variants
 class Blocks:
     """Blocks of a chunk's tokens, which begin at positions that are multiples of BLOCK.
 
-    A chunk's first block may begin before the chunk, and its last one may end after it. There is room for as many
-    blocks as any division into chunks needs.
+    A chunk's first block may begin before the chunk, and its last one may end after it. There is room for the
+    blocks of any division into chunks.
     """
 
     chunks: Tensor  # [most] int32: the chunk of each block; -1: unused

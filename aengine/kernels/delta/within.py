@@ -1,7 +1,7 @@
 """How the tokens of a block depend on each other, independent of the state before the block.
 
 Each token's correction depends on those of earlier tokens of its block. This is a triangular system (I + L) w = ...,
-where L holds what one token's key finds of another's. The inverse depends on no state, so one launch inverts the
+in which L says how much one token's key finds of another's. The inverse depends on no state, so one launch inverts the
 systems of all blocks of all chunks: by substitution within 16 tokens, then twice by halves, [A 0; E B]^-1 = [A^-1 0;
 -B^-1 E A^-1 B^-1].
 """

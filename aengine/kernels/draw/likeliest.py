@@ -3,9 +3,9 @@
 1. groups   reads the row in pieces, one for each program. It finds the highest logit of every `GROUP` neighbours, and
             sums the piece's exponentials.
 2. pick     has one program for each row. The k groups with the highest logits contain the k likeliest tokens. It picks
-            the best token of these groups k times.
+            their best token k times.
 
-The k best groups are enough: any token outside of them is less likely than the best token of each of them. Among equals
+The k best groups are enough: any other token is less likely than the best token of each. Among equals
 the lower id comes first, for groups and for tokens. So which of several equal tokens are returned depends neither on k
 nor on other rows. The pieces do not depend on the number of rows, so the sums do not either.
 """

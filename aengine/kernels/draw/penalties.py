@@ -57,7 +57,7 @@ def penalize_seen(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """Penalise logits of these draws in place, with the same bits as `aengine.sampling.penalties.penalize`.
+    """Penalise logits in place, with the same bits as `aengine.sampling.penalties.penalize`.
 
     Args:
         logits: [all draws, vocab] float32, contiguous.

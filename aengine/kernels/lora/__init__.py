@@ -1,1 +1,1 @@
-"""Low-rank adapters: each token may have another one."""
+"""Low-rank adapters of linears and experts; each token may have another one."""

@@ -40,7 +40,7 @@ class ExpertAdapters:
 class TokenAdapters:
     """Which adapter each token of the running pass has. All linears of one rank share one object.
 
-    `places` is None if no token has an adapter: then linears launch exactly what they launch without adapters. If it is
+    `places` is None if no token has an adapter: then linears launch the same kernels as without adapters. If it is
     set, followers launch kernels that prepare the pass. So set it inside what a graph captures, before the embedding
     lookup: later kernels may read its tensors early (`kernels/launch.py`).
     """

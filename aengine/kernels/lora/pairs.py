@@ -1,4 +1,4 @@
-"""What adapters add to experts, for every (token, expert) pair, with plain multiply-adds.
+"""Adapters of experts, for every (token, expert) pair, with plain multiply-adds.
 
 `shrink_pairs` computes A x, `gate_pairs` adds B A x to gate and up and activates them, `sum_pairs` adds B A x to down
 and sums each token's experts. A program reads factors for a single pair, so any mix of adapters and experts works. The

@@ -90,7 +90,7 @@ def _shrink_kernel(
             parts = part_ptr + whose.to(tl.int64) * (SPLITS * SIZE)
             parts += tl.arange(0, BLOCK_R)[:, None] * HEIGHT + tl.arange(0, HEIGHT)[None, :]
             tl.store(parts + split * SIZE, acc)
-            tl.debug_barrier()  # every thread's part is stored before one of them announces it
+            tl.debug_barrier()  # all threads store before one announces it
             if tl.atomic_add(arrived_ptr + whose, 1, sem="acq_rel") == SPLITS - 1:
                 tl.debug_barrier()
                 tl.store(arrived_ptr + whose, 0)
@@ -200,7 +200,7 @@ def _shrink_few_kernel(
             acc = tl.dot(a, tl.trans(x), acc, input_precision=PRECISION)
         parts = part_ptr + whose * (PIECES * SIZE) + tl.arange(0, BLOCK_R)[:, None] * HEIGHT + tl.arange(0, HEIGHT)
         tl.store(parts + item % pieces * SIZE, acc)
-        tl.debug_barrier()  # every thread's part is stored before one of them announces it
+        tl.debug_barrier()  # all threads store before one announces it
         if tl.atomic_add(arrived_ptr + whose, 1, sem="acq_rel") == pieces - 1:
             tl.debug_barrier()
             tl.store(arrived_ptr + whose, 0)

@@ -12,7 +12,7 @@ from aengine.kernels.lora.base import NO_ADAPTER, AdapterWeights, ExpertAdapters
 
 
 class TorchAdapted:
-    """A linear plus what each token's adapter adds. Without adapters it only calls the linear.
+    """A linear with each token's adapter. Without adapters it only calls the linear.
 
     On a CPU it reads only the adapters that tokens have. On another device that would need a host sync, so it
     multiplies with all adapters and masks the results of other tokens' adapters.
@@ -45,7 +45,9 @@ class TorchAdapted:
 
 
 def add_present(out: Tensor, x: Tensor, weights: AdapterWeights, places: Tensor) -> Tensor:
-    """Return out [tokens, outputs] plus what each token's adapter makes of x [tokens, inputs]. May reuse out's memory.
+    """Return out [tokens, outputs] plus the product of x [tokens, inputs] and each token's adapter.
+
+    May reuse out's memory.
 
     places: [tokens] int32, on a device that may be read from.
     """
@@ -59,7 +61,7 @@ def add_present(out: Tensor, x: Tensor, weights: AdapterWeights, places: Tensor)
 
 
 def _product(x: Tensor, weights: AdapterWeights, place: int) -> Tensor:
-    """Return what one adapter adds for x [n, inputs]: [n, outputs]."""
+    """Return the product of x [n, inputs] and one adapter, [n, outputs]."""
     inner = F.linear(x, weights.a[place]).split(weights.rank, dim=-1)  # for each part, [n, rank]
     parts = weights.b[place].split(weights.outputs)
     return torch.cat([F.linear(*part) for part in zip(inner, parts, strict=True)], dim=-1)
@@ -81,7 +83,7 @@ def add_all(out: Tensor, x: Tensor, weights: AdapterWeights, places: Tensor) -> 
 
 
 class TorchAdaptedExperts:
-    """Experts plus what each token's adapter adds. Without adapters it only calls the experts. Needs a host sync."""
+    """Experts with each token's adapter. Without adapters it only calls the experts. Needs a host sync."""
 
     def __init__(self, experts: TorchExperts, weights: ExpertAdapters, tokens: TokenAdapters) -> None:
         self.experts = experts.experts

@@ -1,4 +1,4 @@
-"""Linears and experts plus what each token's adapter adds, on a CUDA device."""
+"""Linears and experts with each token's adapter, on a CUDA device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TritonAdapted:
     def __init__(
         self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters, order: TokenOrder, scratch: Parts
     ) -> None:
-        """order: of these tokens. All linears of a model share order and scratch."""
+        """order: of `tokens`. All linears of a model share order and scratch."""
         self.inputs = linear.inputs
         self.outputs = linear.outputs
         self._linear = linear
@@ -57,7 +57,7 @@ class TritonAdapted:
         return None
 
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add what the adapters make of x [tokens, inputs] to y [tokens, outputs] in place, and return y."""
+        """Add the product of x [tokens, inputs] and the adapters to y [tokens, outputs] in place, and return y."""
         if not len(x):
             return y
         order, a, b = self._order, self._weights.a, self._weights.b
@@ -68,7 +68,7 @@ class TritonAdapted:
 
 
 class DenseAdapted(TritonAdapted):
-    """A dense linear, whose own kernel for few rows adds what adapters add. One small kernel precedes it."""
+    """A dense linear, whose own kernel for few rows adds the adapters. One small kernel precedes it."""
 
     def __init__(
         self, linear: TritonLinear, weights: AdapterWeights, tokens: TokenAdapters, order: TokenOrder, scratch: Parts
@@ -116,10 +116,11 @@ class DenseAdapted(TritonAdapted):
 
 
 class TritonAdaptedExperts:
-    """Experts of any format plus what adapters add. Without adapters it only calls the experts.
+    """Experts of any format with adapters. Without adapters it only calls the experts.
 
-    With adapters the products write gate and up to memory. The activation then adds what adapters add to these, and the
-    sum over a token's experts adds what they add to down. All work is enqueued on the current stream, one at a time.
+    With adapters the products write gate and up to memory. The activation then adds the
+    adapters of gate and up, and the sum over a token's experts adds the adapters of down. All work is enqueued on the
+    current stream. Only one stream may use it at a time.
     """
 
     def __init__(self, experts: TritonExperts, weights: ExpertAdapters, tokens: TokenAdapters) -> None:
