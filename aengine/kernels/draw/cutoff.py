@@ -24,6 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.draw.cutoff_search import key_of, last_kept, scale_of, share_of, tally
 from aengine.kernels.launch import launch_for
+from aengine.kernels.parts import is_last
 from aengine.kernels.variants import keep_variants
 
 LADDERS = 4
@@ -133,10 +134,7 @@ def _range_kernel(
         tl.store(ends + piece, tl.max(tl.where(highest < float("inf"), highest, float("inf"))))
         tl.store(ends + PIECES + piece, tl.min(lowest))
         tl.store(finite_ptr + row * PIECES + piece, tl.sum(finite))
-        tl.debug_barrier()  # all threads store before one announces it
-        if tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel") == pieces - 1:
-            tl.debug_barrier()
-            tl.store(arrived_ptr + row, 0)
+        if is_last(arrived_ptr + row, pieces):
             slots = tl.arange(0, PIECES)
             used = slots < pieces
             # Other processors wrote these: do not read them from the first-level cache.
@@ -197,10 +195,7 @@ def _ladder_kernel(
         tl.atomic_add(sums + 4, m2, sem="relaxed")
         tl.atomic_add(sums + 5, m3, sem="relaxed")
         tl.atomic_add(sums + 6, m, sem="relaxed")
-        tl.debug_barrier()  # all threads add before one announces it
-        if tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel") == pieces - 1:
-            tl.debug_barrier()
-            tl.store(arrived_ptr + row, 0)
+        if is_last(arrived_ptr + row, pieces):
             n1, n2 = tl.load(sums, cache_modifier=".cg"), tl.load(sums + 1, cache_modifier=".cg")
             n3, m1 = tl.load(sums + 2, cache_modifier=".cg"), tl.load(sums + 3, cache_modifier=".cg")
             m2, m3 = tl.load(sums + 4, cache_modifier=".cg"), tl.load(sums + 5, cache_modifier=".cg")

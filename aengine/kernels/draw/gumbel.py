@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.parts import is_last
 from aengine.kernels.variants import keep_variants
 
 BLOCK = 1024
@@ -167,10 +168,7 @@ def _draw_kernel(
     tl.store(best_ptr + slot, value)
     tl.store(best_id_ptr + slot, value_id)
     tl.store(bad_ptr + slot, bad_any)
-    tl.debug_barrier()  # all threads store before one announces it
-    if tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel") == pieces - 1:
-        tl.debug_barrier()
-        tl.store(arrived_ptr + row, 0)
+    if is_last(arrived_ptr + row, pieces):
         slots, used = row * PIECES + tl.arange(0, PIECES), tl.arange(0, PIECES) < pieces
         # Other processors wrote these: do not read them from the first-level cache.
         value, value_id = _best(

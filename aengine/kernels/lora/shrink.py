@@ -19,7 +19,7 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.small_linear import not_before
 from aengine.kernels.lora.order import TokenOrder
-from aengine.kernels.parts import Parts
+from aengine.kernels.parts import Parts, is_last
 from aengine.kernels.variants import keep_variants
 
 
@@ -90,10 +90,7 @@ def _shrink_kernel(
             parts = part_ptr + whose.to(tl.int64) * (SPLITS * SIZE)
             parts += tl.arange(0, BLOCK_R)[:, None] * HEIGHT + tl.arange(0, HEIGHT)[None, :]
             tl.store(parts + split * SIZE, acc)
-            tl.debug_barrier()  # all threads store before one announces it
-            if tl.atomic_add(arrived_ptr + whose, 1, sem="acq_rel") == SPLITS - 1:
-                tl.debug_barrier()
-                tl.store(arrived_ptr + whose, 0)
+            if is_last(arrived_ptr + whose, SPLITS):
                 total = tl.zeros([BLOCK_R, HEIGHT], tl.float32)
                 for other in tl.static_range(SPLITS):
                     # Other processors wrote these: read past the first-level cache.
@@ -200,10 +197,7 @@ def _shrink_few_kernel(
             acc = tl.dot(a, tl.trans(x), acc, input_precision=PRECISION)
         parts = part_ptr + whose * (PIECES * SIZE) + tl.arange(0, BLOCK_R)[:, None] * HEIGHT + tl.arange(0, HEIGHT)
         tl.store(parts + item % pieces * SIZE, acc)
-        tl.debug_barrier()  # all threads store before one announces it
-        if tl.atomic_add(arrived_ptr + whose, 1, sem="acq_rel") == pieces - 1:
-            tl.debug_barrier()
-            tl.store(arrived_ptr + whose, 0)
+        if is_last(arrived_ptr + whose, pieces):
             total = tl.zeros([BLOCK_R, HEIGHT], tl.float32)
             for other in tl.range(0, pieces, num_stages=1):
                 # Other processors wrote these: read past the first-level cache.
