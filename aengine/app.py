@@ -26,7 +26,6 @@ from aengine.http import EngineLike, InFlight, ServerState, http_app
 from aengine.http.door.errors import error_response
 from aengine.http.hypercorn.install import install
 from aengine.http.hypercorn.receiving import Receiving
-from aengine.http.hypercorn.shutdown import report_no_cut_connections, wait_for_no_client
 from aengine.http.hypercorn.traced import TracedSends
 from aengine.http.hypercorn.workers import only_worker
 from aengine.process.standard_streams import lossy_streams
@@ -98,10 +97,7 @@ class Application:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup
-        install()
-        loop = asyncio.get_running_loop()
-        wait_for_no_client(loop)
-        report_no_cut_connections(loop)
+        install(asyncio.get_running_loop())
         _configure_logging()
         try:
             config = self._config or configure(EngineConfig)

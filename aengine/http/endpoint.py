@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.errors import InvalidRequestError, renamed_param
+from aengine.errors import InvalidRequestError
 from aengine.http.door.body import FIELDS, LARGE, decode
 from aengine.http.door.context import context_of
 from aengine.http.engine_like import EngineLike, StreamLike
@@ -118,14 +118,12 @@ class Endpoint:
         params: SamplingParams,
         request_id: str,
         *,
-        names: Mapping[str, str],
         budget: CandidateBudget | None = None,
         last_tokens: int | None = None,
         clip: bool = True,
     ) -> Admitted:
         """Enqueue a prompt. Every request that generates gets to the engine by this method.
 
-        names: the request's names for parameters of the engine, for errors.
         last_tokens: only so many of the prompt's last tokens are kept.
         clip: max_tokens is cut to what the prompt leaves of the context; else it is refused.
         Raises `InvalidRequestError`, `QueueFullError` and their like.
@@ -133,22 +131,21 @@ class Endpoint:
         engine = accepted.engine
         chat = prompt if isinstance(prompt, RenderedChat) else None
         text_or_ids: Prompt = prompt.token_ids if isinstance(prompt, RenderedChat) else prompt
-        with renamed_param(names):
-            if last_tokens is not None:
-                text_or_ids = await cut(text_or_ids, last_tokens, engine.tokenizer)
-            if budget is not None:
-                text_or_ids, params = await budget.add(text_or_ids)
-            if chat is not None:
-                params = chat.reading.engine_params(params, chat.opens_thought)
-            stream = await engine.submit(
-                text_or_ids,
-                params,
-                request_id=request_id,
-                priority=getattr(accepted.body, "priority", None) or 0,
-                cache_salt=accepted.cache_salt,
-                adapter=accepted.model.adapter,
-                clip=clip,
-            )
+        if last_tokens is not None:
+            text_or_ids = await cut(text_or_ids, last_tokens, engine.tokenizer)
+        if budget is not None:
+            text_or_ids, params = await budget.add(text_or_ids)
+        if chat is not None:
+            params = chat.reading.engine_params(params, chat.opens_thought)
+        stream = await engine.submit(
+            text_or_ids,
+            params,
+            request_id=request_id,
+            priority=getattr(accepted.body, "priority", None) or 0,
+            cache_salt=accepted.cache_salt,
+            adapter=accepted.model.adapter,
+            clip=clip,
+        )
         readers: list[Reader] = []
         if chat is not None:
             bytes_of = engine.tokenizer.token_bytes

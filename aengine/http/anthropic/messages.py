@@ -52,7 +52,8 @@ class Messages(Endpoint):
         reading = self._reading(engine, tools, params, _enable_thinking(body))
         prompt = await _prompt(engine, body, tools, engine.max_model_len)
         chat = RenderedChat(prompt.token_ids, prompt.opens_thought, reading)
-        stream, _, (reader,) = await self._admit(accepted, chat, params, plan.id, names=_NAMES)
+        with renamed_param(_NAMES):
+            stream, _, (reader,) = await self._admit(accepted, chat, params, plan.id)
         if body.stream:
             return EventStreamResponse(stream, MessageEventEncoder(plan, stream, reader), self._state.config)
         return DocumentResponse(stream, lambda completion: message_body(plan, completion, reader))

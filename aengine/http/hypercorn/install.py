@@ -1,8 +1,11 @@
-"""Puts our classes in the place of hypercorn's, which has no setting for them."""
+"""Puts our classes in the place of hypercorn's, and changes what asyncio and hypercorn do when a server stops."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import ssl
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -36,11 +39,48 @@ def _escape(found: re.Match[str]) -> str:
     return "\\" + found[0] if found[0] in '"\\' else found[0].encode("unicode_escape").decode()
 
 
-def install() -> None:
-    """Replace hypercorn's classes for all connections that this process accepts from now on."""
+def install(loop: asyncio.AbstractEventLoop) -> None:
+    """Replace hypercorn's classes for all connections that this process accepts from now on, and change its loop."""
     connections = OpenConnections(most_connections())
     # These modules look the names up whenever they make one.
     runs.TCPServer = partial(AcceptedConnection, connections)  # type: ignore[attr-defined, assignment]
     connection.ProtocolWrapper = Http1Protocol  # type: ignore[attr-defined, assignment]
     Config.alpn_protocols = ["http/1.1"]  # else clients that speak both would choose HTTP/2 over TLS
     logs.AccessLogAtoms = EscapedAtoms  # type: ignore[misc, assignment]
+    _wait_for_no_client(loop)
+    _report_no_cut_connections(loop)
+
+
+def _wait_for_no_client(loop: asyncio.AbstractEventLoop) -> None:
+    """Replace `wait_closed` of the servers that this loop makes from now on, which return at once, as before 3.12.1.
+
+    Since then it waits for every connection, and hypercorn, which cuts connections off only after it, would stay for as
+    long as a stream runs, and for ever with a client that does not read.
+    """
+    create = loop.create_server
+
+    async def create_server(*args: Any, **options: Any) -> asyncio.Server:
+        server = await create(*args, **options)
+        with suppress(AttributeError):  # uvloop's servers cannot be changed, and do not need to be
+            server.wait_closed = _at_once  # type: ignore[method-assign]  # of this one server
+        return server
+
+    with suppress(AttributeError):
+        loop.create_server = create_server  # type: ignore[method-assign]  # of this one loop
+
+
+async def _at_once() -> None:
+    await asyncio.sleep(0)
+
+
+def _report_no_cut_connections(loop: asyncio.AbstractEventLoop) -> None:
+    """Wrap the loop's exception handler, so that it hears of no connection that was cut off, by hypercorn or in the
+    middle of HTTPS: asyncio's streams (3.11) stumble over them.
+    """
+    report = loop.get_exception_handler() or (lambda loop, context: loop.default_exception_handler(context))
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), asyncio.CancelledError | ssl.SSLError):
+            report(loop, context)
+
+    loop.set_exception_handler(handle)

@@ -11,7 +11,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.errors import InvalidRequestError
+from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.endpoint import Endpoint, RenderedChat
 from aengine.http.engine_like import EngineLike
 from aengine.http.fields.messages import (
@@ -104,16 +104,17 @@ class Generate(Endpoint):
         streamed = body.stream is None or body.stream
         budget = self._candidates(engine, params, copies=params.n if streamed else 1, streamed=streamed)
         name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"
-        stream, _, readers = await self._admit(
-            accepted,
-            await self._prompt(engine, body, params),
-            params,
-            f"gen-{uuid.uuid4().hex}",
-            names={"prompt": name},
-            budget=budget,
-            last_tokens=body.truncate_prompt_tokens,
-            clip=body.max_tokens is None,  # the request's own is refused beyond the context, the default is cut
-        )
+        prompt = await self._prompt(engine, body, params)
+        with renamed_param({"prompt": name}):
+            stream, _, readers = await self._admit(
+                accepted,
+                prompt,
+                params,
+                f"gen-{uuid.uuid4().hex}",
+                budget=budget,
+                last_tokens=body.truncate_prompt_tokens,
+                clip=body.max_tokens is None,  # the request's own is refused beyond the context, the default is cut
+            )
         if readers:
             stream = ReadStream(stream, readers)
         stream, prompt_logprobs_of = with_prompt_logprobs(stream, engine.tokenizer, body.prompt_logprobs)

@@ -55,16 +55,11 @@ class Chat(Endpoint):
         tools = tool_use(body) if body.tools or body.tool_choice else NO_TOOLS
         context = engine.max_model_len if body.truncate_prompt_tokens is None else None
         with renamed_param(names):
+            budget = self._candidates(engine, params, copies=1, streamed=bool(body.stream))
             chat = await self._render(engine, messages, tools, params, options, context)
-        admitted = await self._admit(
-            accepted,
-            chat,
-            params,
-            request_id,
-            names=names,
-            budget=self._candidates(engine, params, copies=1, streamed=bool(body.stream)),
-            last_tokens=body.truncate_prompt_tokens,
-        )
+            admitted = await self._admit(
+                accepted, chat, params, request_id, budget=budget, last_tokens=body.truncate_prompt_tokens
+            )
         logprobs = None
         if params.logprobs is not None:
             logprobs = ChatLogprobs(engine.tokenizer.token_bytes, bool(body.return_tokens_as_token_ids))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -32,8 +32,6 @@ from aengine.types import Completion
 DEFAULT_MAX_TOKENS = 16
 MAX_CHOICES = 1024  # of one request: prompts x n
 MAX_ECHO = 2**25  # characters that `echo` may repeat in one answer, over all choices; whole ones hold them thrice
-
-_NO_NAMES: Mapping[str, str] = {}  # all parameters have the engine's names
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -75,7 +73,7 @@ class Completions(Endpoint):
                 repeated.add(text)
                 if body.return_token_ids and isinstance(prompt, str):
                     prompt = await engine.tokenizer.encode(prompt, context=engine.max_model_len)
-                admitted = await self._admit(accepted, prompt, params, own_id, names=_NO_NAMES, budget=budget)
+                admitted = await self._admit(accepted, prompt, params, own_id, budget=budget)
                 stream, prompt = admitted.stream, admitted.prompt
                 read.append((text, () if isinstance(prompt, str) else prompt))
                 streams.append(_echoing(stream, engine, text, prompt, body) if body.echo else stream)

@@ -17,12 +17,11 @@ from aengine.http.openai.logprobs import ChatLogprobs
 from aengine.http.operation import ANSWERS, Operation
 from aengine.http.responses.answer import InputTokens, ResponseBody, ResponseHead
 from aengine.http.responses.bodies import ENCRYPTED, LOGPROBS, InputItem, Reasoning, ResponsesRequest
-from aengine.http.responses.events import Keep, ResponseEventEncoder, keep_nothing
+from aengine.http.responses.events import Keep, ResponseEventEncoder, keep_nothing, response_body
 from aengine.http.responses.input import messages_of
 from aengine.http.responses.items import Output
 from aengine.http.responses.kept import KeptResponse, KeptResponses, encoded_input, items_of, kept_operations
 from aengine.http.responses.tools import read_tools
-from aengine.http.responses.whole import response_body
 from aengine.http.state import ServerState
 from aengine.http.streams.document import DocumentResponse, document
 from aengine.http.streams.sse import EventStreamResponse
@@ -56,9 +55,9 @@ class Responses(Endpoint):
         messages = await self._messages(body, caller)
         with renamed_param(_NAMES):
             chat = await self._render(engine, messages, tools.use, params, template_options(body), engine.max_model_len)
-        # Streams count like whole answers: their last events have all logprobs once more.
-        budget = self._candidates(engine, params, copies=1, streamed=False)
-        stream, _, (reader,) = await self._admit(accepted, chat, params, response_id, names=_NAMES, budget=budget)
+            # A stream counts like a whole answer: its last events have all logprobs once more.
+            budget = self._candidates(engine, params, copies=1, streamed=False)
+            stream, _, (reader,) = await self._admit(accepted, chat, params, response_id, budget=budget)
         head = ResponseHead(response_id, accepted.model.name, body, params, stored=kept)
         reasoning = body.reasoning or Reasoning()
         output = Output(

@@ -1,4 +1,4 @@
-"""Encodes the events of a response that is streamed, in OpenAI's order and numbered through."""
+"""Encodes a response: its events, in OpenAI's order and numbered through, or its body if it is not streamed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import ContentDelta, Delta
 from aengine.text.answer.reader import Reader
-from aengine.types import FinishReason, Fragment, Usage
+from aengine.types import Completion, FinishReason, Fragment, Usage
 
 Keep = Callable[[dict[str, Any]], None]  # what is done with a finished response
 
@@ -135,3 +135,19 @@ class ResponseEventEncoder(EventEncoder):
         kind, number = event["type"], self._number
         self._number += 1
         return sse.typed_event({"type": kind, "sequence_number": number, **(place or {}), **event})
+
+
+async def response_body(head: ResponseHead, completion: Completion, output: Output, reader: Reader) -> dict[str, Any]:
+    """The whole response: the same items as in a stream's last event."""
+    choice = completion.choices[0]
+    for delta in await reader.read(choice):
+        output.add(delta)
+    ending = ending_of(choice.finish_reason)
+    rest = ContentDelta("", reader.take_logprobs())
+    if isinstance(output.last, MessageItem) or (ending.status == "completed" and output.says_nothing):
+        output.add(rest)
+    if output.last is not None:
+        output.last.end()
+    for item in output.items:
+        item.status = "completed" if ending.status == "completed" or item is not output.last else "incomplete"
+    return head.body(ending, output.bodies(), usage_body(completion.usage, reader.thought_tokens))

@@ -115,6 +115,6 @@ async def test_an_upgrade_to_http2_is_answered_over_http1() -> None:
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
-def test_tls_offers_http1_alone() -> None:
-    installing.install()
+async def test_tls_offers_http1_alone() -> None:
+    installing.install(asyncio.get_running_loop())
     assert Config().alpn_protocols == ["http/1.1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import httpx2
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.anyio
 async def test_what_a_client_sends_forges_no_line(
     path: str, agent: str, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    install()
+    install(asyncio.get_running_loop())
     log = logging.getLogger("tests.access")
     with caplog.at_level(logging.INFO, "tests.access"):
         async with (
@@ -43,7 +44,7 @@ async def test_what_a_client_sends_forges_no_line(
 
 async def test_a_format_of_ones_own_is_escaped_too(caplog: pytest.LogCaptureFixture) -> None:
     """Of every field."""
-    install()
+    install(asyncio.get_running_loop())
     config = Config()
     config.accesslog = logging.getLogger("tests.access")
     config.access_log_format = "%(m)s %(U)s %(Uq)s %(q)s %(R)s %(H)s %(a)s %({x-mine}i)s"

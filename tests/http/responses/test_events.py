@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from aengine.config import ServerConfig
 from aengine.http.responses.answer import ResponseHead
 from aengine.http.responses.bodies import ResponsesRequest, ResponsesTool
-from aengine.http.responses.events import ResponseEventEncoder
+from aengine.http.responses.events import ResponseEventEncoder, response_body
 from aengine.http.responses.items import Output
 from aengine.http.responses.tools import read_tools
-from aengine.http.responses.whole import response_body
 from aengine.http.streams.document import document
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
