@@ -1,4 +1,4 @@
-"""Grammars over single bytes and the markers, tools to call, and what calls of them look like."""
+"""Grammars over single bytes and markers, tools to call, and their calls as text."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def text_of(ids: list[int]) -> str:
 
 @functools.lru_cache(64)
 def compiled(source: str, tokenizer: LLTokenizer = TOKENIZER) -> LLMatcher:
-    """A matcher to copy: many texts are held against the same grammar."""
+    """Return a matcher to copy: many texts are tested with the same grammar."""
     assert LLMatcher.validate_grammar(source, tokenizer) == ""
     return LLMatcher(tokenizer, source)
 
@@ -100,12 +100,12 @@ def accepts(grammar: str, text: str, special: bool = False) -> bool:
 
 
 def call(name: str, arguments: str, form: CallFormatName = "hermes") -> str:
-    """A call, its arguments given as JSON, as a chat template of the format writes it."""
+    """Return a call as a chat template of the format writes it. arguments: JSON."""
     return calls([(name, arguments)], form)
 
 
 def calls(written: Sequence[tuple[str, str]], form: CallFormatName) -> str:
-    """Calls one after the other."""
+    """Return several calls in a row."""
     match form:
         case "hermes":
             objects = [f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in written]

@@ -21,13 +21,13 @@ DEMO = Path(__file__).parents[2] / "aengine" / "demo" / "model"
 
 @pytest.fixture(scope="session", params=list(BACKENDS))
 def any_oracle(request: pytest.FixtureRequest) -> Backend:
-    """One tokenizer of each family, as the library has it."""
+    """One tokenizer of each family, as the library's object."""
     return BACKENDS[request.param]()
 
 
 @pytest.fixture(scope="session")
 def any_tokenizer(any_oracle: Backend, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """The same, as ours."""
+    """One tokenizer of each family, as ours."""
     return Tokenizer.load(write_tokenizer(tmp_path_factory.mktemp("family"), any_oracle))
 
 
@@ -39,7 +39,7 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory, byte_level_oracle: Back
 
 @pytest.fixture(scope="session")
 def byte_level_oracle() -> Backend:
-    """The same, as the library has it."""
+    """The byte-level tokenizer as the library's object."""
     return byte_level_backend()
 
 
@@ -51,19 +51,19 @@ def byte_fallback(tmp_path_factory: pytest.TempPathFactory, byte_fallback_oracle
 
 @pytest.fixture(scope="session")
 def byte_fallback_oracle() -> Backend:
-    """The same, as the library has it."""
+    """The byte-fallback tokenizer as the library's object."""
     return byte_fallback_backend()
 
 
 @pytest.fixture(scope="session")
 def no_decoder(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """Tokens are joined with spaces; none of the known decoders."""
+    """A tokenizer that joins tokens with spaces; none of the known decoders."""
     return Tokenizer.load(write_tokenizer(tmp_path_factory.mktemp("no_decoder"), no_decoder_backend()))
 
 
 @pytest.fixture(scope="session")
 def demo_folder() -> Path:
-    """The checkpoint that the package ships."""
+    """The checkpoint in the package."""
     if not (DEMO / "tokenizer.json").is_file():
         pytest.skip("the demo model is not built yet")
     return DEMO
@@ -77,5 +77,5 @@ def demo(demo_folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def demo_oracle(demo_folder: Path) -> Backend:
-    """The same, as the library has it."""
+    """The demo model's tokenizer as the library's object."""
     return Backend.from_file(str(demo_folder / "tokenizer.json"))

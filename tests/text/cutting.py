@@ -1,4 +1,4 @@
-"""Texts cut into fragments, and what parsers make of them."""
+"""Cuts texts into fragments, and collects what parsers make of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Parser(Protocol):
 
 
 def cuts(text: str) -> st.SearchStrategy[list[str]]:
-    """Every way to cut a text into fragments, empty ones among them."""
+    """Every way to cut a text into fragments, also empty ones."""
     places = st.lists(st.integers(0, len(text)), max_size=12).map(sorted)
     return places.map(lambda at: [text[i:j] for i, j in zip([0, *at], [*at, len(text)])])
 
@@ -32,7 +32,7 @@ def answer(parser: Parser, *fragments: str) -> Answer:
 
 
 def shape(found: Answer) -> tuple[str, str, list[tuple[str, str]]]:
-    """An answer without the random ids of its calls."""
+    """Return an answer without the random ids of its calls."""
     return found.reasoning, found.content, [(call.name, call.arguments) for call in found.calls]
 
 

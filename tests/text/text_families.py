@@ -1,4 +1,4 @@
-"""Tokenizers of every decoder family, small and made on the spot, and how to lay them out as a checkpoint."""
+"""Small tokenizers of every decoder family, made for the tests, and their files in a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEXTS = [
 
 
 def byte_level_backend() -> Backend:
-    """Qwen's shape: NFC, the GPT-2 alphabet, ChatML tokens."""
+    """Qwen's structure: NFC, the GPT-2 alphabet, ChatML tokens."""
     backend = Backend(models.BPE())
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -43,7 +43,7 @@ def byte_level_backend() -> Backend:
 
 
 def byte_fallback_backend() -> Backend:
-    """Llama 2's shape: Replace, ByteFallback, Fuse and Strip; every byte has a token."""
+    """Llama 2's structure: Replace, ByteFallback, Fuse and Strip; every byte has a token."""
     base = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     letters = ["▁", *"abcdefghijklmnopqrstuvwxyzTFPJ.,!?é世界", "▁t", "he", "▁the", "▁▁", "is", "▁a"]
     merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("▁", "▁"), ("i", "s"), ("▁", "a")]
@@ -58,7 +58,7 @@ def byte_fallback_backend() -> Backend:
 
 
 def gemma_backend() -> Backend:
-    """The same without the stripped space."""
+    """Gemma's structure: Llama 2's without the stripped space."""
     backend = byte_fallback_backend()
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -66,7 +66,7 @@ def gemma_backend() -> Backend:
 
 
 def two_blanks_backend() -> Backend:
-    """A decoder that takes up to two blanks off the start."""
+    """A decoder that strips up to two blanks from the start."""
     backend = byte_fallback_backend()
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 2, 0)]
@@ -75,14 +75,14 @@ def two_blanks_backend() -> Backend:
 
 
 def unusual_backend() -> Backend:
-    """The same steps in an order that is nobody's."""
+    """Llama 2's steps in an order that no model uses."""
     backend = byte_fallback_backend()
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse()])
     return backend
 
 
 def metaspace_backend() -> Backend:
-    """T5's shape."""
+    """T5's structure."""
     vocab = {token: index for index, token in enumerate(["<unk>", "</s>", "▁", "▁the", "▁cat", "s", "▁▁x", "▁a▁b"])}
     backend = Backend(models.BPE(vocab, [], unk_token="<unk>"))
     backend.decoder = decoders.Metaspace()
@@ -91,7 +91,7 @@ def metaspace_backend() -> Backend:
 
 
 def word_piece_backend() -> Backend:
-    """BERT's shape."""
+    """BERT's structure."""
     words = [
         "[UNK]",
         "[CLS]",
@@ -117,7 +117,7 @@ def word_piece_backend() -> Backend:
 
 
 def suffix_backend() -> Backend:
-    """The first GPT's shape: the last token of a word carries a mark."""
+    """The first GPT's structure: the last token of a word has a mark."""
     vocab = {token: index for index, token in enumerate(["<unk>", "the</w>", "c", "at</w>", "s</w>", "a", "</w>"])}
     backend = Backend(models.BPE(vocab, [], unk_token="<unk>", end_of_word_suffix="</w>"))
     backend.decoder = decoders.BPEDecoder()
@@ -142,7 +142,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 
 
 def write_tokenizer(folder: Path, backend: Backend, config: dict[str, object] | None = None) -> Path:
-    """Lay out a checkpoint's tokenizer files."""
+    """Write a checkpoint's tokenizer files."""
     folder.mkdir(parents=True, exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
     if config is not None:

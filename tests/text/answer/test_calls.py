@@ -1,4 +1,4 @@
-"""Calls are told from content in both formats, wherever the text is cut; what is no call stays text."""
+"""Calls are separated from content in both formats, wherever the text is cut. Other text stays content."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ GOOD = [
         "",
         [("f", '{"a": "}</tool_call>\\"{"}')],
     ),
-    # Mistakes that leave no doubt.
+    # Mistakes that still leave no doubt.
     ('<tool_call>{"name": "f", "arguments": {}}', "", [("f", "{}")]),
     ('<tool_call>{"name": "f", "arguments": {}\n</tool_call>', "", [("f", "{}")]),
     ('<tool_call>{"name": "f", "arguments": {}}}\n</tool_call>', "", [("f", "{}")]),
     ('<tool_call>{"name": "f", "arguments": {}}\n<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")] * 2),
     ('<tool_call>{"name": "f"}\n</tool_', "</tool_", [("f", "{}")]),
-    # Mistakes that come when the call has begun already.
+    # Mistakes after the call has begun.
     ('<tool_call>{"name": "f", "arguments": {"a": ', "", [("f", "{}")]),
     ('<tool_call>{"name": "f", "arguments": {"a": "b\\', "", [("f", '{"a": "b"}')]),
     ('<tool_call>{"name": "f", "arguments": {oops}}</tool_call>', "", [("f", "{}")]),
@@ -150,7 +150,7 @@ def test_pieces_are_told_as_soon_as_they_are_sure() -> None:
     assert parser.feed("I look. ") == [ContentDelta("I look.")]
     assert parser.feed("<tool") == []
     assert parser.feed('_call>\n{"name": "f"') == []
-    first, second = parser.feed(', "arguments": {"a"')  # a key comes with its value
+    first, second = parser.feed(', "arguments": {"a"')  # a key is written with its value
     assert isinstance(first, CallDelta)
     assert isinstance(second, CallDelta)
     assert (first.index, first.name, first.arguments) == (0, "f", "")

@@ -1,4 +1,4 @@
-"""Messages in channels: thoughts, content and calls, whatever a model writes of them and however it is cut."""
+"""Messages in channels: thoughts, content and calls, with any mistakes of a model, however the text is cut."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parser(**options: bool) -> HarmonyParser:
         (f"{FINAL}Hello.", ("", "Hello.", [])),
         (f"{THOUGHT}{NEXT}{CALL}<|call|>", ("Think.", "", CALLED)),
         (CALL, ("", "", CALLED)),
-        # As chat templates write it, and how models slip.
+        # As chat templates write it, and with mistakes of models.
         (' to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>', ("", "", CALLED)),
         (f'{THOUGHT}{NEXT} to=functions.f<|channel|>commentary json<|message|>{{"a": 1}}', ("Think.", "", CALLED)),
         ('<|channel|>commentary to=functions.f json<|message|>{"a": 1}', ("", "", CALLED)),
@@ -60,7 +60,7 @@ def parser(**options: bool) -> HarmonyParser:
         ("<|channel|>fin", ("", "", [])),
         ("", ("", "", [])),
         ("<|chan", ("", "<|chan", [])),
-        # To nobody that is known.
+        # To an unknown recipient.
         (
             "<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}",
             ("", "<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}", []),
@@ -68,7 +68,7 @@ def parser(**options: bool) -> HarmonyParser:
         # A string of arguments may hold anything.
         (CALL[:-3] + ' "<|end|>\\"<|call|>"}<|call|>', ("", "", [("f", '{"a": "<|end|>\\"<|call|>"}')])),
         (f'{CALL}"<|end|>{NEXT}{FINAL}Hi', ("", "Hi", CALLED)),
-        # Arguments that are no object.
+        # Arguments that are not an object.
         (CALL[:-8] + "null<|call|>", ("", "", [("f", "{}")])),
         (CALL[:-8] + '"{\\"a\\": 1}"', ("", "", CALLED)),
         (CALL[:-1], ("", "", CALLED)),

@@ -1,4 +1,4 @@
-"""An answer's thought, content and calls, and what a checkpoint tells about how its model writes them."""
+"""An answer's thought, content and calls, and how a checkpoint shows what its model writes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_call_in_a_thought_that_does_not_close_is_a_call(form: CallFormatName)
         written = f"<|python_tag|>{written}"
     for opened in (True, False):
         begin = "" if opened else "<think>\n"
-        for end, content in (("\n</think>\n\nHi.", "Hi."), ("</think>", "")):  # it has thought of a call
+        for end, content in (("\n</think>\n\nHi.", "Hi."), ("</think>", "")):  # the call was only part of the thought
             text = f"{begin}plan\n{written}{end}"
             found = (f"plan\n{written}", content, [])
             assert shape(read(with_unclosed(opened, form), text)) == found
@@ -194,7 +194,7 @@ async def test_the_demo_model(demo: Tokenizer) -> None:
 
 
 def checkpoint(folder: Path, template: str, *, special: bool = False, markers: tuple[str, ...] = ()) -> Tokenizer:
-    """A tokenizer with a chat template, in which the markers are tokens."""
+    """Return a tokenizer with a chat template, in which the markers are single tokens."""
     backend = byte_level_backend()
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in markers if special])
     config = {"eos_token": SPECIAL[2], "chat_template": template}
@@ -292,4 +292,4 @@ def test_blanks_before_a_form_take_linear_time() -> None:
     for _ in range(300_000):
         assert reading.feed("\n") == []
     assert reading.feed('{"a": 1}') == [ContentDelta("\n" * 300_000 + '{"a": 1}')]
-    assert time.thread_time() - begin < 2  # copying what has come takes tens of seconds
+    assert time.thread_time() - begin < 2  # copying the text so far takes tens of seconds

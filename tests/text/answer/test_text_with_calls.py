@@ -1,4 +1,4 @@
-"""Free text with calls in it: whatever the parser takes for a call is one that was allowed."""
+"""Free text with calls: every call that the parser finds was allowed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def grammar(special: bool, form: CallFormatName = "hermes", *, thought: Any = "n
 
 
 def before(thought: str) -> list[str]:
-    """What may come before the answer."""
+    """Return text that may come before the answer."""
     return {"never": [""], "possible": ["", THOUGHT], "open": [THOUGHT, THOUGHT.removeprefix("<think>")]}[thought]
 
 
@@ -83,7 +83,7 @@ def test_calls_without_a_marker(thought: str, special: bool) -> None:
         for text in BARE_BAD:
             for bad in (text, f"\n{text}", f"{tag}{text}", f"Hello {tag}{text}"):
                 assert not fits(start + bad), (start, bad)
-        # Where the tag is text, a text before it goes on over it.
+        # If the tag is text, a text before it may include it.
         assert fits(f"{start}{tag}{BARE_GOOD[0]}") == (special or start == "")
         assert fits(f"{start}Hello {tag}{BARE_GOOD[1]}") == special
         assert not fits(f"{start}{'; '.join(BARE_GOOD)}", parallel=False)
@@ -99,7 +99,7 @@ def test_an_unfinished_thought_is_no_end() -> None:
 @special
 @pytest.mark.parametrize("spelled", [False, True])
 def test_a_marker_that_is_spelled_out_is_none_the_less_one(special: bool, spelled: bool) -> None:
-    """The parser reads text, whatever tokens it came in."""
+    """The parser reads text, whatever its tokens are."""
     for form, bad in (("hermes", f"Hello {BAD[0]}"), ("llama3", f"Hello <|python_tag|>{BARE_BAD[0]}")):
         assert not accepts(grammar(special, form), bad, special and not spelled)  # type: ignore[arg-type]
 
@@ -186,7 +186,7 @@ ENDS = [
 
 
 def draw(matcher: LLMatcher, rng: random.Random, special: bool, form: CallFormatName) -> list[int]:
-    """An output of as much of each snippet as is allowed, and of any tokens between; at last it ends."""
+    """Draw an output: as much of each snippet as is allowed, with any tokens between, up to an end."""
     right = [call("sum-2", '{"a": 7}', form), call("get_weather", '{"city": "Rome"}', form), call("stop", "{}", form)]
     output: list[int] = []
     for number in itertools.count():
@@ -196,7 +196,7 @@ def draw(matcher: LLMatcher, rng: random.Random, special: bool, form: CallFormat
         assert number < 500, text_of(output)
         if allowed == [256] or (number > 30 and 256 in allowed):
             return output
-        begins = number == 0 and rng.random() < 0.5  # where calls have no marker, they begin the answer
+        begins = number == 0 and rng.random() < 0.5  # calls without a marker begin the answer
         snippet = rng.choice(right if begins else [*SNIPPETS, *right] if number < 30 else ENDS)
         tokens = ids_of(snippet, special)
         if (taken := matcher.try_consume_tokens(tokens)) == 0:

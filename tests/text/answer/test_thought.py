@@ -101,7 +101,7 @@ def count(pieces: list[bytes], opened: bool = False, at_once: int = 1) -> int:
         ([b"<think>a", b"b</think>c", b"d"], False, 2),
         ([b"<think>", b"a", b"\xf0\x9f", b"\x91\x8b"], False, 3),  # cut off
         ([b"<think>", b"</think", b"</think", b">"], False, 1),
-        ([b"a", b"<think>", b"b", b"</think>"], False, 0),  # only what begins with it is a thought
+        ([b"a", b"<think>", b"b", b"</think>"], False, 0),  # only a thought at the beginning counts
         ([b"<b>", b"<think>"], False, 0),
         ([b"", b"<think>", b"", b"a", b"</think>"], False, 2),
         ([], False, 0),

@@ -1,4 +1,4 @@
-"""Bad and hostile grammars come back as errors that name the field, in time, and the loop keeps turning."""
+"""Bad and hostile grammars end in errors that name the field, in time, while the loop keeps turning."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def grammars(demo: Tokenizer) -> Iterator[Grammars]:
 
 
 def nested(levels: int) -> object:
-    """A schema of that many objects and lists within each other."""
+    """Return a schema with that many nested objects and lists."""
     schema: object = {}
     for _ in range(levels - 1):
         schema = {"items": schema}
@@ -133,7 +133,7 @@ def test_divisors_have_a_bound(value: float, good: bool) -> None:
 
 
 def test_intersections_have_a_bound() -> None:
-    """Written in strings and regexes they are none."""
+    """In strings and regexes they are text."""
     rules = "start: A\nA: " + " & ".join(["/a.*/"] * 9)
     grammar_source(Structured(grammar=rules + ' "&&" /&&\\/&/'), LIMITS)
     with pytest.raises(InvalidRequestError, match="intersections"):
@@ -176,7 +176,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", one_in(4, BOMBS))
 async def test_bombs_neither_hold_the_loop_nor_outlive_the_time(demo: Tokenizer, name: str) -> None:
-    """Some are harmless to the compiler, others are refused; with a limit of a second all have their answer by then."""
+    """Some are harmless to the compiler, others are refused; within the limit of a second each has an answer."""
     tries: list[dict[str, float]] = []
     while len(tries) < 3 and not any(map(in_time, tries)):  # the machine may be busy
         tries.append(await seconds_of(demo, BOMBS[name]))
@@ -184,12 +184,12 @@ async def test_bombs_neither_hold_the_loop_nor_outlive_the_time(demo: Tokenizer,
 
 
 def in_time(seconds: dict[str, float]) -> bool:
-    # A busy machine is late to say that the second is over; the gap is 0.05 where it has nothing else.
+    # On a busy machine the timeout comes late; on an idle one, the gap is 0.05.
     return seconds["took"] < 5 and seconds["work"] < 0.1 and seconds["gap"] < 0.8
 
 
 async def seconds_of(demo: Tokenizer, bomb: Structured) -> dict[str, float]:
-    """Until its answer; and the longest that the loop worked, and stood still, meanwhile."""
+    """Return the time until the answer, and the longest times that the loop worked and stood still."""
     grammars = Grammars(demo, demo.vocab_size, (4091,), GrammarLimits(seconds=1.0))
     gap = work = 0.0
 

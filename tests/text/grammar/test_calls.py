@@ -113,7 +113,7 @@ def test_numbers_of_arguments_have_an_end(form: CallFormatName) -> None:
 
 
 def test_a_thought_whose_marker_has_a_word_behind_it() -> None:
-    """As Gemma 4 writes it: the marker is a token, the word is text."""
+    """Gemma 4 writes it: the marker is a token, the word is text."""
     stop = call("stop", "{}", "gemma4")
     tokens = {"<|channel>": MARKERS["<|channel>"], "<channel|>": MARKERS["<channel|>"]}
     grammar = CallGrammar(TOOLS, FORMATS["gemma4"], tokens=MARKERS | tokens, thoughts=GEMMA_THINK)

@@ -1,4 +1,4 @@
-"""Matchers and masks: what they allow is what the grammar and the tokenizer together allow."""
+"""Matchers and masks allow what the grammar and the tokenizer allow together."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def demo() -> Tokenizer:
 
 @pytest.fixture
 def grammars(demo: Tokenizer) -> Iterator[Grammars]:
-    """For the demo model, as if its vocabulary had 37 ids more than the tokenizer."""
+    """Return grammars for the demo model, as if its vocabulary had 37 more ids than the tokenizer."""
     grammars = Grammars(demo, demo.vocab_size + 37, (4091, 4089))
     yield grammars
     grammars.close()
@@ -52,7 +52,7 @@ def tokens_of(mask: NDArray[np.int32]) -> list[int]:
 
 
 async def walk(grammars: Grammars, matcher: Matcher, seed: int, limit: int = 400) -> list[int]:
-    """An output drawn from the masks alone, without its end; fails if it does not end."""
+    """Draw an output from the masks alone, without its end; fails if it does not end."""
     rng = random.Random(seed)
     output: list[int] = []
     while len(output) < limit:
@@ -86,7 +86,7 @@ async def test_whatever_the_masks_allow_is_in_the_language(
     try:
         output = await walk(grammars, await grammars.matcher(structured), seed, limit)
     except AssertionError:
-        if structured.json_object:  # such an object has no bound
+        if structured.json_object:  # the length of such an object has no bound
             return
         raise
     check(demo.decode(output))  # type: ignore[operator]
@@ -107,7 +107,7 @@ async def test_whatever_the_masks_allow_is_in_the_language(
 async def test_a_thought_may_come_before_every_form(
     demo: Tokenizer, form: dict[str, object], answer: str, tokens: bool
 ) -> None:
-    if not tokens:  # in some tokenizers the markers are text like any other
+    if not tokens:  # in some tokenizers the markers are ordinary text
         demo.answer_format = AnswerFormat()
     grammars = Grammars(demo, demo.vocab_size, (4091,))
     thought = 'so {"name": no</thin\n>\n'
@@ -171,7 +171,7 @@ async def test_calls_in_a_forms_place_are_bounded_as_well(
 
 
 async def takes(grammars: Grammars, matcher: Matcher, token: int) -> bool:
-    """Whether the output may go on with this token, with which it then does."""
+    """Return whether this token may come next; if so, accept it."""
     (mask,) = await grammars.fill([matcher])
     if matcher.error is not None or token not in tokens_of(mask):
         return False
@@ -217,7 +217,7 @@ async def test_the_end_is_allowed_exactly_where_the_grammar_can_end(grammars: Gr
         matcher.accept(demo.encode_now(text)[0])
     (mask,) = await grammars.fill([matcher])
     assert ends == [False, True]
-    assert tokens_of(mask) == [4089, 4091]  # both ends and nothing else
+    assert tokens_of(mask) == [4089, 4091]  # both end tokens and nothing else
     assert matcher.stopped
     assert matcher.error is None
 
@@ -254,7 +254,7 @@ async def test_copies_and_rollbacks_are_independent(grammars: Grammars, demo: To
     matcher.rollback(1)
     matcher.accept(c)
     matcher.accept(b)
-    matcher.rollback(1)  # one that no mask was filled for
+    matcher.rollback(1)  # a token for which no mask was filled
     masks = await grammars.fill([matcher, twin])
     assert np.array_equal(masks[0], masks[1])
     with pytest.raises(ValueError, match="take back 3"):
@@ -282,7 +282,7 @@ async def test_a_token_that_the_grammar_forbids_is_an_error(grammars: Grammars, 
 
 
 async def test_a_grammar_that_became_too_large_is_compiled_afresh(grammars: Grammars, demo: Tokenizer) -> None:
-    """Its automaton is shared by all that use it, and grows with what they write."""
+    """All its users share its automaton, which grows with their outputs."""
     structured = Structured(regex=r"[\w\d\p{L}]{1,500}" * 50)
     matcher = await grammars.matcher(structured)
     for token in demo.encode_now("supercalifragilisticexpialidocious" * 9):
@@ -315,7 +315,7 @@ async def test_without_an_end_token_nothing_is_structured(demo: Tokenizer) -> No
 
 
 async def test_every_tokenizer_family(any_tokenizer: Tokenizer) -> None:
-    """The masks follow the tokenizer's own idea of what a token adds to a text; without one, nothing is structured."""
+    """The masks follow the bytes that each token adds to a text. Without such bytes, nothing is structured."""
     grammars = Grammars(any_tokenizer, any_tokenizer.vocab_size, (any_tokenizer.vocab_size - 1,))
     pattern = "[a-z]{1,9}( [a-z]{1,4}){2}"
     if any_tokenizer.pieces is None:
@@ -329,9 +329,9 @@ async def test_every_tokenizer_family(any_tokenizer: Tokenizer) -> None:
 
 
 async def test_a_grammar_may_say_that_it_has_no_options(grammars: Grammars, demo: Tokenizer) -> None:
-    """As guidance writes its grammars."""
+    """guidance writes its grammars with an empty list of options."""
     matcher = await grammars.matcher(Structured(grammar='%llguidance {}\n\nstart: x\nx[capture]: X\n\nX: "yes"\n'))
     for token in demo.encode_now("yes"):
         assert await takes(grammars, matcher, token)
     (mask,) = await grammars.fill([matcher])
-    assert tokens_of(mask) == [4089, 4091]  # the ends
+    assert tokens_of(mask) == [4089, 4091]  # the end tokens

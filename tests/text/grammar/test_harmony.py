@@ -1,4 +1,4 @@
-"""Grammars of answers in channels: what they admit is read as what was asked for."""
+"""Grammars of answers in channels: the parser reads what they allow as what was requested."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def test_forced_calls(special: bool, write: Any) -> None:
         assert accepts(forced, several, special)
         assert not accepts(grammar(special, parallel=False).forced(), several, special)
         assert accepts(forced, THOUGHT.replace("<b>", "").replace("</b>", "") + text, special)
-        assert accepts(forced, THOUGHT * 2 + text, special) == special  # where markers are text, `<` is none
+        # if markers are text, `<` is not allowed in a text
+        assert accepts(forced, THOUGHT * 2 + text, special) == special
     wrong = [write("get_weather", "{}"), write("other", "{}"), write("stop", "")]
     for text in ("", "Hello", f"{FINAL}Hello", THOUGHT, *wrong):
         assert not accepts(forced, text, special), text
@@ -157,7 +158,7 @@ ENDS = ['"}', "}", '"a": 1', "<|end|>", "<|message|>", "<|start|>assistant", own
 
 
 def draw(matcher: LLMatcher, rng: random.Random, special: bool) -> str:
-    """An output of as much of each snippet as is allowed, and of any tokens between; at last it ends."""
+    """Draw an output: as much of each snippet as is allowed, with any tokens between, up to an end."""
     output: list[int] = []
     for number in range(600):
         mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")

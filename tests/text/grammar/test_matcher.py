@@ -1,4 +1,4 @@
-"""A mask that takes long is filled beside the steps, and is the same mask."""
+"""A slow mask is filled while steps run, and is the same mask."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS = Structured(regex="[a-z ]{1,40}")
 
 
 def ambiguous(ways: int) -> Structured:
-    """Texts that may all be in any of many rules."""
+    """Return a grammar whose texts may match any of many rules."""
     rules = "\n".join(f'r{i}: C* "{i}"' for i in range(ways))
     return Structured(grammar=f"start: {' | '.join(f'r{i}' for i in range(ways))}\nC: /[a-zA-Z .,]/\n{rules}")
 
@@ -69,7 +69,7 @@ async def test_a_slow_matcher_is_late_until_its_mask_is_there(
 
 
 async def test_a_step_that_needs_the_mask_waits_for_it(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An output that was preempted comes back with a prefill, whatever its mask."""
+    """A preempted output comes back with a prefill, which does not wait for its mask."""
     monkeypatch.setattr(matcher_module, "SLOW_SECONDS", -1.0)
     slow = await grammars.matcher(WORDS)
     (first,) = await grammars.fill([slow])
@@ -85,7 +85,7 @@ async def test_who_is_quick_again_is_so_after_a_while(grammars: Grammars, monkey
         patched.setattr(matcher_module, "SLOW_SECONDS", -1.0)
         matcher = await grammars.matcher(WORDS)
         assert matcher.copy().slow
-    await grammars.fill([matcher])  # the one that was there
+    await grammars.fill([matcher])  # the mask that was ready
     for _ in range(SLOW_TOKENS):
         assert matcher.late
         await prepared(grammars, matcher)
@@ -101,7 +101,7 @@ async def test_one_slow_grammar_among_many_is_found(
         patched.setattr(matcher_module, "SLOW_SECONDS", 60.0)
         slow = await grammars.matcher(ambiguous(300))
         others = [await grammars.matcher(WORDS) for _ in range(5)]
-    monkeypatch.setattr(grammars_module, "SLOW_SECONDS", 0.0)  # whatever else keeps the clock
+    monkeypatch.setattr(grammars_module, "SLOW_SECONDS", 0.0)  # whatever else uses the processor
     for token in demo.encode_now("a cat and a dog"):
         await grammars.fill([*others, slow])
         for matcher in (*others, slow):
@@ -116,7 +116,7 @@ async def test_a_grammar_that_is_slow_from_the_start_is_known_to_be(grammars: Gr
 
 
 class Ticks(threading.Thread):
-    """Counts how often another thread gets the interpreter, about every millisecond if it may."""
+    """Counts how often another thread gets the interpreter: about every millisecond if possible."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -137,10 +137,11 @@ class Ticks(threading.Thread):
 
 
 async def test_a_token_that_takes_long_holds_nobody_else(grammars: Grammars, demo: Tokenizer) -> None:
-    """What came may have been any of many rules, and is looked up for each."""
+    """The token may belong to any of many rules, and each is checked."""
     ways = " | ".join(f'e "{chr(97 + number % 26)}{number}" e' for number in range(400))
     tries: list[tuple[float, int]] = []
-    while len(tries) < 6 and not any(took > 0.01 and ticks > took / 0.01 for took, ticks in tries):  # it may be busy
+    # the machine may be busy
+    while len(tries) < 6 and not any(took > 0.01 and ticks > took / 0.01 for took, ticks in tries):
         matcher = await grammars.matcher(Structured(grammar=f"start: e\ne: {ways} | /[a-z0-9 ]/"))
         longest, ticks = 0.0, 0
         for character in "aa0":
@@ -162,7 +163,7 @@ async def test_a_grammar_that_was_slow_once_is_so_for_whoever_comes_next(
     pattern = Structured(regex="[a-z ]{1,39}")
     matcher = await grammars.matcher(pattern)
     assert not matcher.slow
-    await grammars.fill([matcher])  # the one that was there
+    await grammars.fill([matcher])  # the mask that was ready
     monkeypatch.setattr(matcher_module, "SLOW_SECONDS", -1.0)
     await grammars.fill([matcher])
     assert (await grammars.matcher(pattern)).slow

@@ -1,4 +1,4 @@
-"""Rewritten schemas: every type of pydantic is known to the compiler, and numbers get an end."""
+"""Rewritten schemas: the compiler knows every type of pydantic, and numbers are bounded."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ TYPES: dict[str, tuple[Any, str]] = {  # with a value of each
     "date": (date, '"2024-02-29"'),
     "time": (time, '"12:00:00Z"'),
 }
-BOUND = [kind for kind in TYPES if kind not in ("set", "frozenset", "union")]  # what strict can hold to
+BOUND = [kind for kind in TYPES if kind not in ("set", "frozenset", "union")]  # types that strict schemas can enforce
 
 
 def source(schema: dict[str, Any], *, strict: bool = False) -> str:
@@ -110,7 +110,7 @@ def source(schema: dict[str, Any], *, strict: bool = False) -> str:
 
 
 def drawn(matcher: LLMatcher, seed: int) -> str:
-    """An output drawn from the masks alone, which ends as soon as it may where it has become long."""
+    """Draw an output from the masks alone. It ends as soon as possible once it is long."""
     rng, output = random.Random(seed), bytearray()
     for _ in range(3000):
         mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")

@@ -1,4 +1,4 @@
-"""Threads of compilations: a long one gives way to steps, a short one does not."""
+"""Threads of compilations: a long one lowers its priority, a short one does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that call tools reach a template in the way that it takes them."""
+"""Messages with calls reach a template in the layout that it takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OBJECTS = (
     "{% for m in messages %}{% for c in m.tool_calls or [] %}"
     "{{ c.function.name, c.function.arguments.items() | list }}{% endfor %}"
 )
-TEXTS = (  # as DeepSeek's do: arguments are joined to texts, and messages without content have none
+TEXTS = (  # like DeepSeek's: arguments are joined to texts, and messages without content have none
     "{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}{% for c in m['tool_calls'] %}"
     "{{ c['function']['name'] + '|' + c['function']['arguments'] }}{% endfor %}"
     "{% else %}{{ '' + m['content'] }}{% endif %}"
@@ -44,8 +44,8 @@ def test_thinking_is_what_some_templates_call_it(kwargs: dict[str, Any], told: s
     assert templates(THINKING).render([{"role": "user", "content": "hi"}], template_kwargs=kwargs)[0] == told
 
 
-# As Gemma 4's do: a turn has its calls, their results, its content, in this order. The first ones look for results in
-# the message that calls; later ones for messages of tools behind it, too.
+# Like Gemma 4's: a turn has its calls, their results and its content, in this order. The first templates expect
+# results in the message with the calls; later ones also accept messages of tools after it.
 GATHERED = (
     "{% macro result(name, value) %}[response:{{ name }} {{ value }}]{% endmacro %}"
     "{% for m in messages %}{% if SKIPPED %}{% else %}<{{ m.role }}>"

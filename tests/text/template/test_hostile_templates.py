@@ -1,4 +1,4 @@
-"""A template from a hostile checkpoint ends in an error that says so, soon and without filling the memory."""
+"""A hostile template ends in a clear error, soon and without filling the memory."""
 
 # ruff: noqa: E501  each template stands in one line
 
@@ -141,13 +141,13 @@ def test_bombs_are_refused_soon_and_small(name: str, monkeypatch: pytest.MonkeyP
     tracemalloc.start()
     start = time.thread_time()
     try:
-        # Refused by a bound, not by an allocation that failed.
+        # A bound refuses it, not a failed allocation.
         with pytest.raises(InvalidRequestError, match=r"it (takes|makes|passes|computes|nests)"):
             bomb.render(MESSAGES)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert time.thread_time() - start < SECONDS + 2.5  # tracing makes everything several times slower
+    assert time.thread_time() - start < SECONDS + 2.5  # tracing slows everything several times
     assert peak < 300 * 2**20
 
 
@@ -167,7 +167,7 @@ def test_everything_else_is_an_error_of_ours(name: str) -> None:
 async def test_a_slow_template_holds_neither_the_loop_nor_its_caller(
     byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever gives up is let go at once; the thread ends by itself."""
+    """A cancelled caller continues at once; the thread ends by itself."""
     monkeypatch.setattr(rendering, "RENDER_SECONDS", 1.0)
     monkeypatch.setattr(byte_level, "_templates", templates(BOMBS["nested loops"]))
     before, seconds = threading.active_count(), 9.9
@@ -198,7 +198,7 @@ def test_renderings_in_several_threads_do_not_share_a_budget(monkeypatch: pytest
 
 
 def test_long_messages_are_within_bounds() -> None:
-    """The bounds grow with what the request itself brings."""
+    """The bounds grow with the size of the request."""
     text = "line of text with <tags>\n" * 80_000  # 2 MB
     shared = templates(
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content.strip().replace('<tags>', '<b>') }}"

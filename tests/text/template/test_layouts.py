@@ -15,7 +15,7 @@ from aengine.text.template.rendering import ChatTemplates
 from aengine.text.tokens.tokenizer import Tokenizer
 from tests.text.text_families import byte_level_backend, write_tokenizer
 
-# What the published template does with a chat, in a few lines.
+# The published template's treatment of a chat, in a few lines.
 TEMPLATE = """
 {%- set last = namespace(name=none) -%}
 Reasoning: {{ reasoning_effort or 'medium' }}

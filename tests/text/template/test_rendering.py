@@ -1,4 +1,4 @@
-"""Chats become the ids that transformers makes of them."""
+"""Chats become the same ids as in transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 Messages = list[dict[str, Any]]
 
-# Written for these tests; together they use what published templates use.
+# Written for these tests. Together they use the features of published templates.
 ALL = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))}
 
 TOOLS = [
@@ -65,7 +65,7 @@ CONFIG = {"bos_token": "<|endoftext|>", "eos_token": {"content": "<|im_end|>", "
 
 
 class Pair:
-    """Our tokenizer and transformers' over the same files."""
+    """Our tokenizer and transformers' tokenizer of the same files."""
 
     def __init__(self, folder: Path) -> None:
         self.ours = Tokenizer.load(folder)
@@ -73,7 +73,7 @@ class Pair:
         self.templates = str(self.theirs.chat_template)
 
     async def compare(self, messages: Messages, *, tools: Any = None, prompt: bool = True, **kwargs: Any) -> None:
-        """Same ids, or both refuse; and tools that the template would leave out are refused here."""
+        """Both give the same ids, or both refuse. Tools that the template would leave out are refused here."""
         if tools and not self.ours.answer_format.sees_tools:
             with pytest.raises(InvalidRequestError, match="no place for tools"):
                 await self.ours.encode_chat(messages, tools, template_kwargs=kwargs, add_generation_prompt=prompt)
@@ -150,7 +150,7 @@ async def test_a_message_that_is_continued_gives_transformers_ids(each_template:
         expected = each_template.theirs.apply_chat_template(
             messages, continue_final_message=True, tokenize=True, return_dict=False
         )
-    except (TemplateError, ValueError):  # an empty message is none to some templates
+    except (TemplateError, ValueError):  # some templates refuse an empty message
         with pytest.raises(InvalidRequestError):
             await each_template.ours.encode_chat(messages, continue_final_message=True)
     else:
@@ -159,7 +159,7 @@ async def test_a_message_that_is_continued_gives_transformers_ids(each_template:
 
 @pytest.mark.parametrize("content", ["", " \n"])
 async def test_the_header_of_an_empty_message_stays_whole(make: Make, content: str) -> None:
-    """transformers trims the header as well, where the template trims the message."""
+    """If the template trims the message, transformers trims the header as well."""
     ours = make("{% for m in messages %}[{{ m.role }}]\n\n{{ m.content | trim }}[end]{% endfor %}").ours
     ids = await ours.encode_chat([{"role": "assistant", "content": content}], continue_final_message=True)
     assert ours.decode(ids) == "[assistant]\n\n"
@@ -261,7 +261,7 @@ async def test_a_file_named_by_the_knob_takes_the_place_of_all_templates(tmp_pat
     "answer", [{}, {"content": None}, {"content": None, "reasoning_content": "hm"}, {"content": None, "tool_calls": []}]
 )
 async def test_an_answer_without_text_and_calls_is_an_empty_text(answer: dict[str, object], make: Make) -> None:
-    """As the server gives where thoughts are cut, and as clients send it back."""
+    """The server returns one if a thought is cut off, and clients send it back."""
     tokenizer = make("{% for m in messages %}{{ m.role + ':' + m.content + ';' }}{% endfor %}").ours
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", **answer}, {"role": "user", "content": "on"}]
     assert tokenizer.decode(await tokenizer.encode_chat(messages)) == "user:hi;assistant:;user:on;"

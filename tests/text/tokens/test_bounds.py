@@ -1,4 +1,4 @@
-"""What a tokenizer may make of a text, when it runs on the event loop, and the fewest tokens a text can have."""
+"""The bounds on a tokenizer's work, when it runs on the event loop, and the fewest tokens of a text."""
 
 from __future__ import annotations
 
@@ -152,7 +152,9 @@ def test_which_tokenizers_are_quick(backend: Callable[[], Backend], quick: bool)
 
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tokenizer, list[bool]]:
-    """A tokenizer with a pattern of its own, and whether each text was tokenized in the test's own thread."""
+    """Return a tokenizer with an unknown pattern, and a list that records for each text whether this thread tokenized
+    it.
+    """
     config = {"chat_template": "{{ messages[0].content }}"}
     write_tokenizer(tmp_path, family(pattern="(a|b)+c|."), config)
     tokenizer = Tokenizer.load(tmp_path)
@@ -202,7 +204,7 @@ def test_a_post_processor_of_the_library_is_measured_alike() -> None:
 
 KNOWN = {"byte level", "byte fallback", "gemma", "two blanks"}
 
-# What normalization makes shortest: letters with marks, Korean in its parts, signs that stand for others.
+# The texts that normalization shortens most: letters with marks, Korean in its parts, compatibility signs.
 COMPOSED = [*"ǖṩᾂ한각ệΐ", *(chr(code) for code in range(0x1F00, 0x2000))]
 SHRINKING = ["".join(unicodedata.normalize("NFD", one) for one in COMPOSED), "\u212a\u1fef\u2126", "e\u0301"]
 
@@ -214,7 +216,7 @@ def longest_of(backend: Backend) -> int | None:
 
 
 def texts(backend: Backend) -> list[str]:
-    """Of the vocabulary's own tokens, of what shrinks, of anything."""
+    """Texts of the vocabulary's own tokens, of characters that shrink, of anything."""
     rng = random.Random(0)
     tokens = [token.replace("Ġ", " ").replace("▁", " ") for token in backend.get_vocab()]
     tokens.sort(key=len)
@@ -243,7 +245,7 @@ def test_nor_under_another_normalization(form: normalizers.Normalizer) -> None:
 
 @pytest.mark.parametrize("form", ["NFC", "NFKC"])
 def test_no_composition_makes_less_than_a_byte_of_two_characters(form: str) -> None:
-    """Each character of Unicode taken apart and put together again."""
+    """Each character of Unicode is decomposed and composed again."""
     for code in [*range(0xD800), *range(0xE000, 0x110000)]:
         whole = chr(code)
         if unicodedata.is_normalized("NFD", whole) and unicodedata.is_normalized(form, whole):  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Fragments of text come out whole, and join to what decoding everything at once gives."""
+"""Fragments of text hold whole characters, and join to the text of all ids decoded at once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_after_a_prompt_the_fragments_are_what_the_prompt_does_not_say(
 ) -> None:
     prompt, ids = data.draw(ids_of(any_tokenizer, 6)), data.draw(ids_of(any_tokenizer, 12))
     before, both = any_tokenizer.decode(prompt, skip), any_tokenizer.decode(prompt + ids, skip)
-    if "\ufffd" in before:  # a prompt that ends within a character
+    if "\ufffd" in before:  # the prompt ends within a character
         return
     assert before + "".join(fragments(any_tokenizer, ids, skip, prompt)) == both
 
@@ -71,7 +71,7 @@ def test_no_fragment_is_broken_unless_the_text_is(any_tokenizer: Tokenizer, data
 def test_the_text_is_the_librarys(
     any_tokenizer: Tokenizer, any_oracle: Backend, data: st.DataObject, skip: bool
 ) -> None:
-    """Byte for byte. Only, of a run of byte tokens that is not UTF-8, the library keeps nothing but U+FFFD."""
+    """Byte for byte, with one exception: for byte tokens that are not UTF-8, the library returns only U+FFFD."""
     ids = data.draw(ids_of(any_tokenizer))
     expected = any_oracle.decode(ids, skip_special_tokens=skip)
     joined = "".join(fragments(any_tokenizer, ids, skip))
@@ -135,7 +135,7 @@ def test_ids_outside_the_vocabulary_add_nothing(any_tokenizer: Tokenizer, token_
 def test_the_space_at_the_start_belongs_to_a_text_not_to_its_continuation(byte_fallback: Tokenizer) -> None:
     the = byte_fallback.encode_now("the")
     assert "".join(fragments(byte_fallback, the)) == "the"
-    assert "".join(fragments(byte_fallback, the, prompt=[1])) == "the"  # a prompt of <s> alone says nothing
+    assert "".join(fragments(byte_fallback, the, prompt=[1])) == "the"  # a prompt of <s> alone changes nothing
     assert "".join(fragments(byte_fallback, the, prompt=byte_fallback.encode_now("a"))) == " the"
 
 
@@ -160,7 +160,7 @@ def test_a_model_that_only_writes_junk_is_not_held_back(byte_level: Tokenizer) -
 
 
 def test_an_unknown_decoder_holds_back_a_bounded_number_of_tokens(no_decoder: Tokenizer) -> None:
-    """Its text ends with U+FFFD for good, so waiting for the rest of a character would never end."""
+    """Its text always ends with U+FFFD, so waiting for the rest of a character would never end."""
     replacement = no_decoder.encode_now("\ufffd") * 100
     pieces = fragments(no_decoder, replacement)
     assert "".join(pieces) == no_decoder.decode(replacement)

@@ -19,7 +19,7 @@ def run(stops: list[str], pieces: list[str], include: bool = False) -> tuple[lis
 
 
 def naive(stops: list[str], text: str, include: bool) -> tuple[str, str | None]:
-    """Read the whole text: the first end of any stop string, and the longest that ends there."""
+    """Search the whole text: the first end of any stop string, and the longest one that ends there."""
     for end in range(len(text) + 1):
         done = [stop for stop in stops if text[:end].endswith(stop)]
         if done:
@@ -30,7 +30,7 @@ def naive(stops: list[str], text: str, include: bool) -> tuple[str, str | None]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[str], list[str]]:
-    """Stop strings, and fragments of a text made of their beginnings, so that nearly everything nearly matches."""
+    """Stop strings, and fragments of their beginnings, so that nearly everything nearly matches."""
     stops = draw(st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=3))
     beginnings = [stop[:size] for stop in stops for size in range(1, len(stop) + 1)]
     pieces = draw(st.lists(st.sampled_from(beginnings), max_size=8))
@@ -97,7 +97,7 @@ def test_nothing_follows_a_stop_string() -> None:
 
 @pytest.mark.parametrize("stop", ["a" * 1024, "a" * 1023 + "b", "ab" * 512])
 def test_long_stop_strings_take_linear_time(stop: str) -> None:
-    """One character at a time against a stop string that it almost completes, over and over."""
+    """One character at a time, against a stop string that the text almost completes again and again."""
 
     def seconds(characters: int) -> float:
         matcher = StopMatcher([stop])
@@ -107,7 +107,7 @@ def test_long_stop_strings_take_linear_time(stop: str) -> None:
             matcher.feed(character)
         return time.thread_time() - start
 
-    assert min(seconds(40_000) for _ in range(3)) < 1  # a rescan of what is held takes 40,000 x 1,024 steps
+    assert min(seconds(40_000) for _ in range(3)) < 1  # rescanning the text held back takes 40,000 x 1,024 steps
 
 
 def test_blanks_before_the_beginning_take_linear_time() -> None:
@@ -116,7 +116,7 @@ def test_blanks_before_the_beginning_take_linear_time() -> None:
     for _ in range(300_000):
         assert reading.feed("\n") == ("", "")
     assert reading.flush() == ("", "\n" * 300_000)
-    assert time.thread_time() - start < 2  # copying what has come takes tens of seconds
+    assert time.thread_time() - start < 2  # copying the text so far takes tens of seconds
 
 
 PARTS = st.lists(st.sampled_from(["<t>", "</t>", "<", "</", "t>", " ", "\n", "a", "stop"]), max_size=8).map("".join)

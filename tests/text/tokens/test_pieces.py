@@ -1,4 +1,4 @@
-"""The bytes of a vocabulary's tokens: all at once, as one by one."""
+"""The bytes of a vocabulary's tokens: computed at once, they equal those computed one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aengine.text.tokens.pieces import PieceTable, rules_of
 
 RULES = rules_of({"type": "ByteLevel"})
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-# What is not of the alphabet stands for its own UTF-8, with whatever is beside it.
+# A token with a character outside the alphabet is its own UTF-8.
 FOREIGN = [
     "",
     " ",

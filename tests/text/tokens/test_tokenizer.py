@@ -1,4 +1,4 @@
-"""Reading a checkpoint's tokenizer, and turning prompts into ids without holding the event loop."""
+"""Reads a checkpoint's tokenizer, and turns prompts into ids without holding the event loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXTS = ["hello world", " leading", "", "a<|im_end|>b<think>c", "你好 👋🏽
 
 
 def saved(folder: Path) -> dict[str, Any]:
-    """A tokenizer.json as data, to be damaged."""
+    """Return a tokenizer.json as data, to be damaged."""
     write_tokenizer(folder, byte_level_backend())
     data: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
     return data
@@ -65,7 +65,8 @@ def test_flags_in_tokenizer_config_win(tmp_path: Path) -> None:
     backend = byte_level_backend()
     think = backend.token_to_id("<think>")
     entry = {"content": "<think>", "special": True, "normalized": False}
-    elsewhere = {"content": "<|im_end|>x", "special": True}  # an id that is not the next one: another vocabulary's
+    # the id is not the next one: it belongs to another vocabulary
+    elsewhere = {"content": "<|im_end|>x", "special": True}
     config = {"added_tokens_decoder": {str(think): entry, "99999": elsewhere}}
     tokenizer = Tokenizer.load(write_tokenizer(tmp_path, backend, config))
     assert think in tokenizer.special_ids
@@ -280,8 +281,8 @@ MEGABYTE = 2**20
     ids=["prose", "one word", "one letter", "blanks", "ideographs"],
 )
 async def test_a_megabyte_does_not_hold_the_loop(demo: Tokenizer, text: str) -> None:
-    """Neither by its own work, nor by a library's that keeps the interpreter to itself."""
-    held: list[float] = []  # the longest that the loop worked or stood still, over what each try may
+    """Neither our own work nor the library holds the interpreter."""
+    held: list[float] = []  # the longest times that the loop worked or stood still
     while len(held) < 5 and min(held, default=1.0) >= 1.0:  # the machine may be busy
         encoding = asyncio.ensure_future(demo.encode(text))
         gaps, work = [], []
@@ -333,7 +334,7 @@ async def test_nor_is_a_chat(demo: Tokenizer, content: str) -> None:
 
 
 class Tokenizing:
-    """Watches what is tokenized, and holds back what is longer than `most` characters."""
+    """Records the texts that are tokenized, and holds up those longer than `most` characters."""
 
     def __init__(self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
         self.texts: list[str] = []
@@ -383,7 +384,7 @@ async def test_long_texts_do_not_stand_in_front_of_shorter_ones(
 async def test_long_chats_do_not_stand_in_front_of_shorter_ones_to_be_rendered(
     demo: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever their texts are: marking what could be control in them takes a second."""
+    """Also if their texts are in other fields: marking them takes a second."""
     begun, gate, rendering = threading.Event(), threading.Event(), [0]
     render = demo._templates.render
 

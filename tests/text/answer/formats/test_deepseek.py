@@ -1,4 +1,4 @@
-"""Calls of DeepSeek's versions, either of which is read whatever the template is, and of lists behind a marker."""
+"""Calls of DeepSeek's versions: either is read with either template, and so are lists after a marker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every format: calls come back as written, however the text is cut, and grammars accept them."""
+"""Properties of every format: calls come back as written, however the text is cut, and grammars accept them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ SCHEMA: dict[str, Any] = {
 }
 TOOLS = {"f": SCHEMA, "g-2": None}
 TOOL = CallableTool("f", SCHEMA, strict=True, where="tools[0].function.parameters")
-LONGEST = 10**17  # of what grammars let a number be
+LONGEST = 10**17  # the largest number that grammars allow
 
-# What no format can tell from its own end is left out, and so is what llguidance knows as escapes alone.
+# Left out: texts that contain a format's own end, and characters that llguidance only accepts as escapes.
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n"), max_size=12).filter(
     lambda text: "</parameter>" not in text and "</arg_value>" not in text
 )
@@ -94,7 +94,7 @@ def test_calls_come_back_however_they_are_cut(
 def test_a_grammar_accepts_what_the_format_writes(form: CallFormatName, each: dict[str, Any], special: bool) -> None:
     grammar = CallGrammar([TOOL], FORMATS[form], tokens=MARKERS if special else {})
     text = call("f", json.dumps(in_order(each), ensure_ascii=False), form)
-    assume(not special or "<tool_call>" not in json.dumps(each))  # as a token it is no text
+    assume(not special or "<tool_call>" not in json.dumps(each))  # a single token is not text
     assert accepts(grammar.forced(), text, special), text
 
 
@@ -204,7 +204,7 @@ def test_a_call_is_read_without_the_marker_before_it(form: CallFormatName, writt
     assert shape(answer(parser(form), text)) == ("", "I'll look.", [call])
     assert shape(answer(parser(form), *text)) == ("", "I'll look.", [call])
     assert shape(answer(parser(form), f"{text}\n{written}")) == ("", "I'll look.", [call] * 2)
-    for other in ("h", "ff", "f-f"):  # no tool of that name
+    for other in ("h", "ff", "f-f"):  # there is no tool of that name
         text = written.replace(">f", f">{other}").replace("=f", f"={other}")
         text = other + text[1:] if text[0] == "f" else text
         assert shape(answer(parser(form), *f"I see {text}")) == ("", f"I see {text}", [])

@@ -1,4 +1,4 @@
-"""Calls of Gemma 4: bare keys, strings in quotes that are a token, values within each other, and mistakes."""
+"""Calls of Gemma 4: bare keys, strings in quotes that are a token, nested values, and mistakes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_strings_are_streamed() -> None:
     reading.feed(f"<|tool_call>call:f{{s:{Q}")
     assert reading.feed("a <") == [CallDelta(0, "a")]
     assert reading.feed('b"') == [CallDelta(0, ' <b\\"')]
-    assert reading.feed("}") == []  # the object's, if the quote is missing
+    assert reading.feed("}") == []  # closes the object if the quote is missing
     assert reading.feed(Q) == [CallDelta(0, '}"')]
 
 

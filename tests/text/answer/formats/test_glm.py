@@ -1,4 +1,4 @@
-"""Calls of GLM: with line breaks between their parts and without, and what is read where a model slips."""
+"""Calls of GLM, with line breaks between their parts and without, and with mistakes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parser() -> ToolCallParser:
 
 def test_line_breaks_between_the_parts_may_be_left_out() -> None:
     (call,) = answer(parser(), NEWER).calls
-    assert json.loads(call.arguments) == {"s": "\n a\n", "i": 5}  # a value's own are its
+    assert json.loads(call.arguments) == {"s": "\n a\n", "i": 5}  # line breaks inside the tags belong to the value
     assert accepts(CallGrammar([CallableTool("f", SCHEMA)], FORMATS["glm"]).forced(), NEWER)
 
 

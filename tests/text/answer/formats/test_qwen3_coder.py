@@ -1,4 +1,4 @@
-"""XML calls: strings as they are, everything else as JSON, piece by piece."""
+"""XML calls: strings without quotes, all other values as JSON, piece by piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that a model writes become JSON that can be sent, in linear time."""
+"""Arguments that a model writes become valid JSON, in linear time."""
 
 from __future__ import annotations
 

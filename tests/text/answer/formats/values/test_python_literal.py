@@ -14,7 +14,7 @@ from tests.text.cutting import cuts
 
 
 def read(*fragments: str) -> tuple[str, bool]:
-    """The JSON, and whether the literal is complete."""
+    """Return the JSON, and whether the literal is complete."""
     reader, made = LiteralReader(), []
     for fragment in fragments:
         taken = reader.feed(fragment)

@@ -1,4 +1,4 @@
-"""What schemas say of parameters, looked into no further than a request may cost."""
+"""Parameters are read from schemas, within bounds on the work."""
 
 from __future__ import annotations
 
