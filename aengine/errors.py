@@ -7,17 +7,17 @@ AengineError
 │   ├── WeightsError             a tensor is missing, unexpected, misshapen, or its file is damaged
 │   ├── HubError                 a Hugging Face id could not be resolved to a folder
 │   └── AdapterError             an adapter's files cannot be used, or not with this model
-├── InvalidRequestError      a request that can never be served as asked (also a ValueError)
+├── InvalidRequestError      a request that can never be served in this form (also a ValueError)
 │   └── ContextLengthError       prompt + max_tokens does not fit into the context or the KV pool
 ├── ModelNotFoundError       the request names a model that this server does not serve
 ├── QueueFullError           more requests are waiting than the bound allows; retry later
 ├── EngineNotReadyError      the weights are still loading, or the engine is asleep
 ├── EngineClosedError        the engine was closed while the request was waiting or running
-│   └── RequestAbortedError      somebody ended this request alone
-├── EngineFailedError        the step that carried the request failed, or the whole engine did
+│   └── RequestAbortedError      this request alone was aborted by its id
+├── EngineFailedError        the request's step failed, or the whole engine did
 │   ├── NonFiniteLogitsError     the model produced NaN or infinity for this request alone
-│   └── DeviceLostError          the device refuses everything from now on; only a new process helps
-└── ServerError              a client's server cannot be reached, or answers as no engine would
+│   └── DeviceLostError          the device refuses all further work; only a new process helps
+└── ServerError              a client's server cannot be reached, or answers in an unknown way
 """
 
 import re
@@ -30,11 +30,11 @@ class AengineError(Exception):
 
 
 class ConfigError(AengineError, ValueError):
-    """A knob's value cannot work; the message names the knob and the remedy."""
+    """A knob's value cannot work. The message names the knob and the remedy."""
 
 
 class CheckpointError(AengineError):
-    """A checkpoint's files cannot be used; the message names the file and what is wrong."""
+    """A checkpoint's files cannot be used. The message names the file and the defect."""
 
 
 class UnsupportedModelError(CheckpointError):
@@ -50,11 +50,11 @@ class HubError(CheckpointError):
 
 
 class AdapterError(CheckpointError):
-    """An adapter cannot be applied exactly, or its files are damaged; names the field or the tensor, and the remedy."""
+    """An adapter cannot be applied exactly, or its files are damaged. The message names the field and the remedy."""
 
 
 class InvalidRequestError(AengineError, ValueError):
-    """A request that can never be served as asked. `param` names the offending field."""
+    """A request that can never be served in this form. `param` names the field at fault."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -86,23 +86,23 @@ class EngineClosedError(AengineError):
 
 
 class RequestAbortedError(EngineClosedError):
-    """The request was ended from outside, by its id; others go on."""
+    """The request was aborted by its id. Other requests continue."""
 
 
 class EngineFailedError(AengineError):
-    """The step that carried this request failed, or the engine as a whole did."""
+    """The request's step failed, or the whole engine did."""
 
 
 class NonFiniteLogitsError(EngineFailedError):
-    """The model produced NaN or infinity for this request; other requests go on."""
+    """The model produced NaN or infinity for this request. Other requests continue."""
 
 
 class DeviceLostError(EngineFailedError):
-    """The device is in an error that no further step can leave: the engine is over, and so should its process be."""
+    """The device is in a permanent error state. The engine has ended, and its process should end too."""
 
 
 class ServerError(AengineError):
-    """The server cannot be reached, or answers as no engine would; `status` and `code` are HTTP's, where it answers."""
+    """The server cannot be reached, or answers in an unknown way. `status` and `code` are those of its answer."""
 
     def __init__(self, message: str, status: int | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -112,16 +112,14 @@ class ServerError(AengineError):
 
 @contextmanager
 def renamed_param(names: Mapping[str, str]) -> Iterator[None]:
-    """Raise `InvalidRequestError`s about the parameters `names` under the names that the caller knows them by (`names`,
-    by our own).
-    """
+    """A context that renames parameters in `InvalidRequestError`s. names: our name -> the caller's name."""
     try:
         yield
     except InvalidRequestError as error:
         name, message = names.get(error.param or "", error.param), str(error)
         if name is None or name == error.param:
             raise
-        if isinstance(error, ContextLengthError):  # clients look for the words that it begins with
+        if isinstance(error, ContextLengthError):  # clients match the beginning of its message
             raise ContextLengthError(re.sub(rf"\b{error.param}\b", name, message), name) from None
         message = message.removeprefix(f"{error.param}: ")
         own_words = message.removeprefix(f"{error.param} ")

@@ -1,4 +1,4 @@
-"""Histograms of durations and of token counts, which `/metrics` shows."""
+"""Histograms of durations and token counts, for `/metrics`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHOICE_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 class Histogram:
-    """Values, counted by the smallest bound that they do not exceed."""
+    """Counts values by the smallest bound that is not below them."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -42,7 +42,7 @@ class Histogram:
 class Latencies:
     """The histograms of an engine's requests since it started.
 
-    Those that are observed at a request's end leave out requests that were aborted or that failed.
+    Histograms that are updated at a request's end leave out aborted and failed requests.
     """
 
     __slots__ = (
@@ -72,12 +72,12 @@ class Latencies:
         self.inference = Histogram(REQUEST_BOUNDS)  # from the first step to the last token
         self.prefill = Histogram(REQUEST_BOUNDS)  # from the first step to the first token
         self.decode = Histogram(REQUEST_BOUNDS)  # from the first token to the last
-        self.mean_inter_token = Histogram(INTER_TOKEN_BOUNDS)  # `decode` by the tokens after the first
+        self.mean_inter_token = Histogram(INTER_TOKEN_BOUNDS)  # `decode` divided by the tokens after the first
         self.prompt_tokens = Histogram(TOKEN_BOUNDS)
-        self.computed_prompt_tokens = Histogram(TOKEN_BOUNDS)  # without those found in the prefix cache
+        self.computed_prompt_tokens = Histogram(TOKEN_BOUNDS)  # without cached ones
         self.generated_tokens = Histogram(TOKEN_BOUNDS)  # of each choice
         self.most_generated_tokens = Histogram(TOKEN_BOUNDS)  # of a request's longest choice
         self.choices = Histogram(CHOICE_BOUNDS)  # n
-        self.max_tokens = Histogram(TOKEN_BOUNDS)  # the most that a choice could have had
-        self.step_tokens = Histogram(STEP_TOKEN_BOUNDS)  # that went through the model in a step
+        self.max_tokens = Histogram(TOKEN_BOUNDS)  # the bound of each choice
+        self.step_tokens = Histogram(STEP_TOKEN_BOUNDS)  # computed in a step
         self.ended: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}  # choices

@@ -1,7 +1,7 @@
-"""A Chrome trace of a run: what the step loop, the device and the HTTP side did when.
+"""A Chrome trace of a run: the activities of the step loop, the device and the HTTP side over time.
 
-chrome://tracing and ui.perfetto.dev open it. The file is valid JSON after every write, so that a process that was
-killed leaves a trace as well; the newest events of it may be missing.
+chrome://tracing and ui.perfetto.dev open it. The file is valid JSON after every write, so that a killed process leaves
+a trace too; its newest events may be missing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from aengine.step_plan import StepPlan
 
 log = logging.getLogger("aengine")
 
-MOST_BYTES = 128 * 2**20  # of the file and of the one before it together
-FLUSH_EVENTS = 1024  # a hundred microseconds or so of writing
+MOST_BYTES = 128 * 2**20  # of the file and the older one together
+FLUSH_EVENTS = 1024  # about 100 us of writing
 
-LOOP, DEVICE, SENDS = 1, 2, 10  # tracks; sends that overlap take further ones
+LOOP, DEVICE, SENDS = 1, 2, 10  # tracks; overlapping sends use further ones
 _TRACKS = {LOOP: "step loop", DEVICE: "device", SENDS: "HTTP sends"}
 _TAIL = b"\n]\n"
 
@@ -38,10 +38,10 @@ class _Span(NamedTuple):
 
 
 class Timeline:
-    """Collects spans and writes them to `path`, and what is older to the same name with `.1` before its suffix.
+    """Collects spans and writes them to `path`. Older spans move to the same name with `.1` before its suffix.
 
-    `span` may be called on any thread, everything else on the loop's. Raises `ConfigError` if the file cannot be
-    written; where that fails later the log says so, and the recording ends.
+    `span` may be called on any thread, the other methods on the loop's thread only. Raises `ConfigError` if the file
+    cannot be written. If a later write fails, the log says so and the recording ends.
     """
 
     def __init__(self, path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> None:
@@ -58,7 +58,7 @@ class Timeline:
             raise ConfigError(f"timeline: {self._path} cannot be written ({error.strerror}); name another") from error
 
     def mark(self, name: str, plan: StepPlan | None = None, count: int | None = None) -> None:
-        """Record a span of the step loop, since its last mark."""
+        """Record a span of the step loop, from the last mark until now."""
         now = time.perf_counter()
         counts = {} if plan is None else plan_counts(plan)
         if count is not None:
@@ -74,11 +74,11 @@ class Timeline:
             self._spans.append(_Span(track, name, begin, end, counts))
 
     def at_close(self, source: Callable[[], None]) -> None:
-        """Call `source` when the timeline is closed, to record its last spans."""
+        """Call `source` when the timeline is closed, so that it records its last spans."""
         self._sources.append(source)
 
     def flush(self) -> None:
-        """Write what was collected to the file."""
+        """Write the collected spans to the file."""
         lines = []
         while self._spans:  # a worker may be adding to it
             lines.append(_encoded(self._spans.popleft(), self._start))
@@ -97,7 +97,7 @@ class Timeline:
             self._closed = True
 
     def close(self) -> None:
-        """Write the rest and close the file. Later spans are dropped."""
+        """Write the remaining spans and close the file. Later spans are dropped."""
         for source in self._sources:
             source()
         self.flush()
@@ -113,13 +113,13 @@ class Timeline:
 
 
 def plan_counts(plan: StepPlan) -> dict[str, int]:
-    """The counts of a step's plan that its span shows."""
+    """Return the counts of a step's plan, for its span."""
     prompt_tokens = plan.num_tokens - len(plan.decode)
     return {"step": plan.step, "decode": len(plan.decode), "prompt_tokens": prompt_tokens, "new": len(plan.new_rows)}
 
 
 def unmarked(name: str, plan: StepPlan | None = None, count: int | None = None) -> None:
-    """A function in the place of `Timeline.mark` where there is no timeline."""
+    """Do nothing; used in place of `Timeline.mark` without a timeline."""
 
 
 def _encoded(span: _Span, start: float) -> bytes:

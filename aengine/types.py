@@ -1,5 +1,5 @@
-"""What requests give back: fragments, completions, their logprobs and token counts, embeddings and scores; and a
-snapshot of the engine.
+"""Results of requests: fragments, completions, logprobs, token counts, embeddings, scores. And `Stats`, a snapshot of
+the engine.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-# What becomes of requests that are here when the engine falls asleep.
+# What happens to running requests when the engine is put to sleep.
 SleepMode = Literal["wait", "abort"]
 
 
-# gc=False: an answer may hold a million of these, and none is part of a cycle.
+# gc=False: an answer may hold a million of these, and they are never part of a cycle.
 class TopLogprob(msgspec.Struct, frozen=True, gc=False):
-    """One candidate at one position. `token` is the id's own text, `logprob` is natural."""
+    """One candidate at one position. `token` is the id's own text; `logprob` is a natural logarithm."""
 
     token_id: int
     token: str
@@ -26,7 +26,7 @@ class TopLogprob(msgspec.Struct, frozen=True, gc=False):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
-    """The sampled token's logprob under the raw distribution, and the likeliest candidates'."""
+    """The logprobs of the sampled token and of the likeliest candidates, under the raw distribution."""
 
     token_id: int
     token: str
@@ -35,7 +35,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """How likely a token of the prompt was after those before it, and the likeliest candidates there."""
+    """The logprob of a token of the prompt after the tokens before it, and the likeliest candidates there."""
 
     token_id: int
     logprob: float
@@ -45,7 +45,7 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A call of a tool. `arguments` are an object as JSON, unless the answer was cut short within them."""
+    """A call of a tool. `arguments` is a JSON object, or the beginning of one if the answer was cut off there."""
 
     id: str
     name: str
@@ -53,7 +53,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """A piece of a call's arguments. The first one of a call brings `id` and `name`."""
+    """A piece of a call's arguments. The first piece of a call has `id` and `name`."""
 
     index: int  # which of the answer's calls
     arguments: str
@@ -62,7 +62,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 def join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    """The calls whose pieces these are."""
+    """Join the pieces of calls into whole calls."""
     heads: list[tuple[str, str]] = []  # id and name
     arguments: list[list[str]] = []
     for delta in deltas:
@@ -88,9 +88,9 @@ class Usage(msgspec.Struct, frozen=True):
 class Fragment(msgspec.Struct, frozen=True):
     """A piece of one choice's output.
 
-    `text` may be empty while bytes of a character or a possible stop string are held back. Every token
-    of the output appears in the `token_ids` of exactly one fragment. The last fragment of a choice has
-    a `finish_reason`; the last fragment of the request also has `usage`.
+    `text` may be empty while bytes of a character or a possible stop string are held back. Every token of the output is
+    in the `token_ids` of exactly one fragment. The last fragment of a choice has a `finish_reason`. The last fragment
+    of the request also has `usage`.
     """
 
     text: str
@@ -99,10 +99,10 @@ class Fragment(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     index: int = 0  # which of the n choices
-    # With a choice's first fragment, where asked for: all of the prompt but its first token.
+    # In a choice's first fragment, if requested: all tokens of the prompt except the first.
     prompt_logprobs: Sequence[PromptLogprob] | None = None
-    stop_string: str | None = None  # with its last one: which of the request's `stop` ended it
-    # Of a chat, apart from `text`:
+    stop_string: str | None = None  # in a choice's last fragment: the one of `stop` that ended it
+    # Parts of a chat's answer that are not in `text`:
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
 
@@ -115,14 +115,14 @@ class Choice(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] | None = None
-    prompt_logprobs: Sequence[PromptLogprob] | None = None  # of all of the prompt but its first token
-    stop_string: str | None = None  # which of the request's `stop` ended it
-    reasoning: str = ""  # the thought before a chat's answer, which is not part of `text`
-    tool_calls: tuple[ToolCall, ...] = ()  # of a chat, not part of `text` either
+    prompt_logprobs: Sequence[PromptLogprob] | None = None  # of all tokens of the prompt except the first
+    stop_string: str | None = None  # the one of `stop` that ended it
+    reasoning: str = ""  # the thought of a chat's answer; not in `text`
+    tool_calls: tuple[ToolCall, ...] = ()  # of a chat's answer; not in `text`
 
 
 def is_cut(last: Fragment | Choice) -> bool:
-    """Whether the model would have gone on: it did not end the output itself."""
+    """Return whether the output was cut off: the model did not end it itself."""
     return last.finish_reason != "stop" or last.stop_string is not None
 
 
@@ -159,7 +159,7 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):
-    """An adapter that requests may name, and who uses it now."""
+    """An adapter that requests may name, and its present use."""
 
     name: str
     path: str  # as it was given: a folder or a Hugging Face id
@@ -167,99 +167,99 @@ class AdapterInfo(msgspec.Struct, frozen=True):
     bytes: int  # of host memory
     created: int  # unix seconds when it was loaded
     on_device: bool
-    running: int  # sequences that hold a row
+    running: int  # sequences with a row
     waiting: int  # sequences in the queue
 
 
 class Embeddings(msgspec.Struct, frozen=True):
-    """A vector of float32 for each prompt, which numpy takes as it is (`numpy.asarray`)."""
+    """A vector of float32 for each prompt. `numpy.asarray` reads it without a copy."""
 
     vectors: tuple[array[float], ...]
     usage: Usage
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """How well texts go together, a number for each pair: the higher the better."""
+    """How well texts match: a number for each pair, the higher the better."""
 
     values: tuple[float, ...]
     usage: Usage
 
 
 class Ranked(msgspec.Struct, frozen=True):
-    """A document's score, and its place in the request."""
+    """A document's score, and its index in the request."""
 
     index: int
     score: float
 
 
 class Ranking(msgspec.Struct, frozen=True):
-    """Documents, the best first; equally good ones in the request's order."""
+    """Documents, the best first. Documents with equal scores keep the request's order."""
 
     results: tuple[Ranked, ...]
     usage: Usage
 
 
 class Classified(msgspec.Struct, frozen=True):
-    """The likeliest class of a prompt, and how likely each is, in the checkpoint's order."""
+    """The likeliest class of a prompt, and the probability of each class in the checkpoint's order."""
 
     label: str
     probabilities: tuple[float, ...]
 
 
 class Classes(msgspec.Struct, frozen=True):
-    """The classes of prompts, by a classification head."""
+    """The classes of prompts, from a classification head."""
 
     results: tuple[Classified, ...]
     usage: Usage
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
-    """A GPU that steps run on, and its memory in bytes, whoever uses it."""
+    """A GPU of the engine, and its memory in bytes, including the memory of other processes."""
 
-    device: str  # as the knob `device` spells it
+    device: str  # as in the knob `device`
     name: str
     used: int
     total: int
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """A snapshot of the engine. Counters count since start; the pool's pages add up to `pages_total`."""
+    """A snapshot of the engine. Counters start at 0 with the engine. The pool's pages add up to `pages_total`."""
 
-    running: int  # sequences that hold a row
-    waiting: int  # sequences without a row, those included that are still to fork from another
+    running: int  # sequences with a row
+    waiting: int  # sequences without a row, including those that will fork from another
     pages_total: int  # without the reserved page 0
-    pages_used: int  # held by running sequences (shared with the cache or not)
+    pages_used: int  # held by running sequences, shared with the cache or not
     pages_cached: int  # in the prefix cache and evictable now
     pages_free: int
     page_size: int
     steps: int
-    requests: int  # finished, aborted and failed ones included
+    requests: int  # all that have ended: finished, aborted or failed
     prompt_tokens: int
     cached_tokens: int  # prompt tokens served from the prefix cache
-    computed_tokens: int  # tokens that went through the model
+    computed_tokens: int  # tokens that the model computed
     generated_tokens: int
     preemptions: int
     last_step_age: float | None  # seconds since the last step was committed; None before the first
-    adapter_places: int = 0  # on the device
-    adapter_loads: int = 0  # from host memory to a place
-    adapter_evictions: int = 0  # from a place, to make room for another
-    cached_host_tokens: int = 0  # of `cached_tokens`, those that came back from host memory
-    cached_disk_tokens: int = 0  # and from the disk
-    host_pages_total: int = 0  # that host memory has room for; 0: there is no such tier
-    host_pages: int = 0  # that lie there
-    host_page_bytes: int = 0  # of each, on all ranks
+    adapter_places: int = 0  # slots for adapters on the device
+    adapter_loads: int = 0  # from host memory to a slot
+    adapter_evictions: int = 0  # from a slot, to make room for another
+    cached_host_tokens: int = 0  # part of `cached_tokens`: loaded from host memory
+    cached_disk_tokens: int = 0  # part of `cached_tokens`: loaded from the disk
+    host_pages_total: int = 0  # room in host memory; 0: this tier is off
+    host_pages: int = 0  # stored in host memory
+    host_page_bytes: int = 0  # per page, over all ranks
     host_stores: int = 0  # pages copied from the device to host memory
     host_loads: int = 0  # pages copied back
     host_misses: int = 0  # pages evicted from the device before they were copied
     disk_bytes: int = 0  # of files
     disk_stores: int = 0  # pages written to the disk
     disk_loads: int = 0  # pages read from it
-    state_snapshots: int = 0  # of recurrent states, that there is room for
-    state_snapshots_used: int = 0  # in the prefix cache, or on their way there
+    state_snapshots: int = 0  # room for snapshots of recurrent states
+    state_snapshots_used: int = 0  # in the prefix cache, or being copied there
     state_snapshot_evictions: int = 0  # to make room for another
-    window_pages: int = 0  # of layers with a sliding window, where they keep pages of their own
-    window_pages_used: int = 0  # by those who run
-    window_pages_cached: int = 0  # of the others, those that hits may still want
+    window_pages: int = 0  # of layers with a sliding window, if they have their own pages
+    window_pages_used: int = 0  # held by running sequences
+    window_pages_cached: int = 0  # other pages that later cache hits can use
 
     @property
     def kv_usage(self) -> float:
@@ -268,5 +268,5 @@ class Stats(msgspec.Struct, frozen=True):
 
     @property
     def hit_rate(self) -> float:
-        """Share of prompt tokens that came from the prefix cache, 0 before the first."""
+        """Share of prompt tokens that came from the prefix cache; 0 before the first prompt."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0

@@ -113,10 +113,10 @@ class Client(PooledAnswers):
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[Fragment, None]:
-        """Stream the continuation of a prompt: text as the tokenizer reads it, or token ids.
+        """Stream the continuation of a prompt, which is text or token ids.
 
-        `options` are those of `submit`. Closing the generator (break, cancellation, timeout) ends the request on the
-        server.
+        `options` are the arguments of `submit`. Closing the generator (break, cancellation, timeout) ends the request
+        on the server.
         """
         return drain(lambda: self.submit(prompt, params, **options))
 
@@ -127,7 +127,7 @@ class Client(PooledAnswers):
     def chat_stream(
         self, messages: Messages, params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[Fragment, None]:
-        """Stream the assistant's next message in a chat. `options` are those of `submit_chat`."""
+        """Stream the assistant's next message in a chat. `options` are the arguments of `submit_chat`."""
         return drain(lambda: self.submit_chat(messages, params, **options))
 
     async def chat(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Completion:
@@ -144,10 +144,11 @@ class Client(PooledAnswers):
         adapter: str | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The assistant's next message as chunks of OpenAI's API: thoughts and calls of tools are told apart from
-        content.
+        """Stream the assistant's next message as chunks of OpenAI's API.
 
-        Close it (`contextlib.aclosing`) when you stop early.
+        Thoughts and tool calls are apart from the content.
+
+        Close the generator (`contextlib.aclosing`) if you stop early.
         """
         fields = _chat_fields(messages, tools, template_kwargs) | {"stream_options": {"include_usage": True}}
         names, resolved = _resolved(params, sampling)
@@ -173,11 +174,10 @@ class Client(PooledAnswers):
         adapter: str | None = None,
         **sampling: Any,
     ) -> RemoteStream:
-        """Send a request. The consumer of the stream must `abort()` it when it stops early.
+        """Send a request. The consumer must `abort()` the stream if it stops early.
 
-        Returns when the server begins to answer: with the first token, or with a sign of life before it. Arguments
-        and errors are those of `Engine.submit`; and `ServerError`, where the server cannot be reached or answers
-        as no engine would.
+        Returns when the server begins to answer, with the first token or a sign of life. Arguments and errors are those
+        of `Engine.submit`. Raises `ServerError` if the server cannot be reached, or answers in an unknown way.
         """
         fields = {"prompt": prompt} if isinstance(prompt, str) else {"input_ids": one_prompt(prompt)}
         return await self._submit(fields, params, sampling, request_id, priority, cache_salt, adapter)
@@ -196,9 +196,9 @@ class Client(PooledAnswers):
         adapter: str | None = None,
         **sampling: Any,
     ) -> RemoteStream:
-        """`submit` for a chat: `tools` and `template_kwargs` go to the chat template.
+        """Like `submit`, for a chat. `tools` and `template_kwargs` go to the chat template.
 
-        With `continue_final_message` the answer goes on with the last message, which is the beginning of it.
+        continue_final_message: the last message is the beginning of the answer, which continues it.
         """
         fields = _chat_fields(messages, tools, template_kwargs)
         if continue_final_message:
@@ -241,18 +241,16 @@ class Client(PooledAnswers):
     # ---- the task of one request --------------------------------------------------------------------------
 
     async def _read(self, stream: RemoteStream, body: bytes, params: SamplingParams) -> None:
-        """The task that reads one response into its stream; whatever happens here is handed to the consumer, nothing
-        escapes into the task group.
-        """
+        """The task that reads one response into its stream. It gives every error to the consumer and raises none."""
         try:
             with stream.connection:
                 await self._read_events(stream, body, params)
-                stream.fail(ServerError("the connection ended before the answer did"))  # unless the answer has ended
+                stream.fail(ServerError("the connection ended before the answer did"))  # unless it has ended
         except AengineError as error:
             stream.fail(error)
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             stream.fail(self._connection_error(error))
-        except Exception as error:  # noqa: BLE001 - the consumer would wait for ever
+        except Exception as error:  # noqa: BLE001 - the consumer would wait forever
             stream.fail(ServerError(f"the answer could not be read: {type(error).__name__}: {error}"))
         finally:
             del self._running[stream.id]
@@ -266,7 +264,7 @@ class Client(PooledAnswers):
 
 
 def _resolved(params: SamplingParams | None, sampling: Mapping[str, Any]) -> tuple[tuple[str, ...], SamplingParams]:
-    """The names of the parameters to send, and the parameters, checked as far as that is possible here."""
+    """Return the names of the parameters to send, and the parameters, checked as far as possible without the model."""
     names = SamplingParams.__struct_fields__ if params is not None else tuple(sampling)
     return names, resolved_params(SamplingParams(), params, sampling, _ANY_VOCABULARY)
 

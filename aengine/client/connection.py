@@ -1,4 +1,4 @@
-"""The connection of a `Client` to its server: requests out, answers or errors back."""
+"""The connection of a `Client` to its server: sends requests, and returns answers or raises errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aengine.requests.sampling_params import SamplingParams
 
 MAX_EVENT_BYTES = 64 * 2**20
 CONNECT_SECONDS = 10.0
-_ERROR_BYTES = 2**20  # of a refusal's body; the rest is not read
+_ERROR_BYTES = 2**20  # read of the body of an error
 JSON = {"Content-Type": "application/json"}
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _NO_LIMIT = httpx2.Timeout(None, connect=CONNECT_SECONDS, pool=None)
@@ -36,7 +36,7 @@ class Connection:
             headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
             timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=32),
-            trust_env=urlsplit(self.base_url).hostname not in _LOOPBACK,  # a proxy would look for its own localhost
+            trust_env=urlsplit(self.base_url).hostname not in _LOOPBACK,  # a proxy would connect to its own localhost
         )
         self._timeout = timeout
         self._tasks: anyio.abc.TaskGroup | None = None

@@ -1,4 +1,4 @@
-"""`Client`'s methods for what draws nothing: `embed`, `classify`, `score` and `rerank`."""
+"""The methods of `Client` that draw no tokens: `embed`, `classify`, `score` and `rerank`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class PooledAnswers(Connection):
         normalize: bool | None = None,
         **routing: Any,
     ) -> Embeddings:
-        """A vector of each prompt: text as the tokenizer reads it, or token ids; one of them or several."""
+        """Return a vector for each prompt. A prompt is text or token ids; give one or several."""
         fields = {
             "input": prompt_list(prompts),
             "dimensions": dimensions,
@@ -95,7 +95,7 @@ class PooledAnswers(Connection):
         return Embeddings(tuple(_vector(one.embedding) for one in found.data), found.usage.usage())
 
     async def classify(self, prompts: Prompt | Sequence[Prompt], **routing: Any) -> Classes:
-        """How likely each class is of each prompt, where the model has a classification head."""
+        """Return the probability of each class for each prompt. The model needs a classification head."""
         found = await self._ask("/classify", {"input": prompt_list(prompts)}, routing, _ClassBody)
         return Classes(tuple(Classified(one.label, one.probs) for one in found.data), found.usage.usage())
 
@@ -107,7 +107,7 @@ class PooledAnswers(Connection):
         instruction: str | None = None,
         **routing: Any,
     ) -> Scores:
-        """How well documents suit queries: one query and one or several documents, or as many of both, pair by pair."""
+        """Return how well documents match queries: one query with several documents, or pairs of one each."""
         fields = {
             "queries": text_list(queries, "queries"),
             "documents": text_list(documents, "documents"),
@@ -125,8 +125,8 @@ class PooledAnswers(Connection):
         instruction: str | None = None,
         **routing: Any,
     ) -> Ranking:
-        """The documents by their `score` with the query, the best first. top_n: that many of them; None: all."""
-        if top_n == 0:  # which is all of them to a server
+        """Return the documents by their `score` with the query, the best first. top_n: how many; None means all."""
+        if top_n == 0:  # a server would return all
             raise InvalidRequestError("top_n must be at least 1, got 0", "top_n")
         fields = {
             "query": query,
@@ -162,7 +162,7 @@ def _routed(
     adapter: str | None = None,
     **unknown: object,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The body and the headers of a request."""
+    """Return the body and the headers of a request."""
     for name in unknown:
         raise InvalidRequestError(f"unknown parameter {name!r}", name)
     check_routing(priority, cache_salt, adapter)

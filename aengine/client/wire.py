@@ -1,6 +1,4 @@
-"""The wire format of `/generate` and of chunks: requests are encoded, events decoded, error bodies turned into
-exceptions.
-"""
+"""The wire format: encodes requests, decodes events and chunks, and turns error bodies into exceptions."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ class WireError(msgspec.Struct):
 
 
 class WireCandidate(msgspec.Struct):
-    logprob: float | None  # None: minus infinity, for which JSON has no word
+    logprob: float | None  # None: minus infinity, which JSON cannot write
     rank: int
 
 
@@ -67,7 +65,7 @@ class WireEvent(msgspec.Struct):
     finish_reason: FinishReason | None = None
     index: int = 0
     logprobs: tuple[TokenLogprob, ...] | None = None
-    prompt_logprobs: list[dict[int, WireCandidate] | None] | None = None  # by token id, the prompt's own token first
+    prompt_logprobs: list[dict[int, WireCandidate] | None] | None = None  # by token id, the prompt's own first
     stop_string: str | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
@@ -84,8 +82,9 @@ _error_decoder = msgspec.json.Decoder(ErrorDocument)
 
 
 def read_event(data: str, params: SamplingParams) -> Fragment:
-    """Decode an event into a fragment; `params` are the request's. Raises the error in the event, `ServerError` for no
-    event of ours.
+    """Decode an event into a fragment. params: those of the request.
+
+    Raises the error in the event, or `ServerError` if it is not an event of aengine.
     """
     try:
         event = _event_decoder.decode(data)
@@ -108,19 +107,20 @@ def read_event(data: str, params: SamplingParams) -> Fragment:
 
 
 def _prompt_logprobs(positions: list[dict[int, WireCandidate] | None], top: int) -> list[PromptLogprob]:
-    """The logprobs of all positions but the first, which follows nothing."""
+    """Return the logprobs of all positions except the first, which has none."""
     return [_prompt_logprob(candidates, top) for candidates in positions if candidates]
 
 
 def _prompt_logprob(candidates: dict[int, WireCandidate], top: int) -> PromptLogprob:
-    """The logprob of one position, from candidates by token id: the prompt's own comes first, and stands there alone
-    where it is one of the `top` likeliest too.
+    """Return the logprob of one position from its candidates by token id.
+
+    The prompt's own token is the first candidate. It is not repeated if it is one of the `top` likeliest ones too.
     """
     ids = list(candidates)
     values = [-math.inf if one.logprob is None else one.logprob for one in candidates.values()]
     own, logprob, rank = ids[0], values[0], candidates[ids[0]].rank
     del ids[0], values[0]
-    if len(ids) < top:  # it is one of them; among equally likely ones its rank does not say where it stood
+    if len(ids) < top:  # it is one of the likeliest; its rank is ambiguous among equally likely tokens
         others = (candidates[one].rank for one in ids)
         place = next((place for place, other in enumerate(others) if other != place + 1), len(ids))
         ids.insert(place, own)
@@ -129,7 +129,7 @@ def _prompt_logprob(candidates: dict[int, WireCandidate], top: int) -> PromptLog
 
 
 def read_chunk(data: str, params: SamplingParams) -> dict[str, Any]:
-    """Decode a chunk of OpenAI's API. Raises the error that it tells of, `ServerError` for what is no chunk."""
+    """Decode a chunk of OpenAI's API. Raises the error in it, or `ServerError` if it is not a chunk."""
     try:
         chunk = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
@@ -144,28 +144,28 @@ def read_chunk(data: str, params: SamplingParams) -> dict[str, Any]:
 def response_error(
     status: int, body: bytes, headers: Mapping[str, str], params: SamplingParams = _DEFAULT_PARAMS
 ) -> AengineError:
-    """The exception for a response whose status is not a success."""
+    """Return the exception for a response with an error status."""
     try:
         wire_error = _error_decoder.decode(body).error
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return ServerError(f"the server answered {status}, in words that are not aengine's", status)
+        return ServerError(f"the server answered {status} without an error body of aengine", status)
     return request_error(wire_error, status, headers.get("retry-after"), params)
 
 
 def request_error(
     wire_error: WireError, status: int | None, retry_after: str | None, params: SamplingParams = _DEFAULT_PARAMS
 ) -> AengineError:
-    """The exception that an engine in this process would have raised for `params`, as far as there is one."""
+    """Return the exception that an engine in this process would raise for the same error, with our parameter names."""
     message, param = wire_error.message, wire_error.param
-    if param is not None and param.startswith("structured_outputs"):  # called otherwise on this side
+    if param is not None and param.startswith("structured_outputs"):  # the name here is `structured`
         if (form := params.structured) is not None:
             message, param = (text.replace(f"structured_outputs.{form.kind}", form.param) for text in (message, param))
         message, param = (text.replace("structured_outputs", "structured") for text in (message, param))
     elif param is not None and param.startswith("input_ids["):
         message, param = message.replace("input_ids[", "prompt["), "prompt"
-    elif param is not None and re.match(r"input\b", param):  # of embeddings: on this side prompts
+    elif param is not None and re.match(r"input\b", param):  # of embeddings: called prompts here
         message, param = re.sub(r"\binput\b", "prompt", message.removeprefix("input: ")), "prompt"
-    elif param == "input_ids":  # on this side a prompt like any other
+    elif param == "input_ids":  # called prompt here
         message, param = message.removeprefix("input_ids: ").replace("input_ids", "prompt"), "prompt"
     match wire_error.code:
         case "context_length_exceeded":
@@ -196,9 +196,9 @@ def request_error(
 def request_body(
     prompt: Mapping[str, Any], params: SamplingParams, names: Iterable[str], routing: Mapping[str, Any]
 ) -> bytes:
-    """The body of a streamed request: `prompt` as its fields, and the fields `names` of the parameters.
+    """Return the body of a streamed request: the fields of `prompt` and `routing`, and the parameters in `names`.
 
-    Raises `InvalidRequestError` for what JSON cannot say.
+    Raises `InvalidRequestError` if JSON cannot represent a value.
     """
     body = {**prompt, **routing, "stream": True}
     for name in names:
@@ -212,7 +212,7 @@ def request_body(
 
 
 def request_json(body: Mapping[str, Any]) -> bytes:
-    """A body as JSON. Raises `InvalidRequestError` for what JSON cannot say."""
+    """Return a body as JSON. Raises `InvalidRequestError` if JSON cannot represent a value."""
     try:
         return msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.EncodeError) as error:

@@ -1,4 +1,4 @@
-"""Builds configs from `AENGINE_*` variables and arguments, and refuses what cannot be used, naming the knob."""
+"""Builds configs from `AENGINE_*` variables and arguments. Errors name the knob."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aengine.config.other_names import nearest_knob, remedy
 from aengine.errors import ConfigError
 from aengine.sizes import parse_count
 
-_KINDS = (EngineConfig, ServerConfig, ListenConfig, ReplicasConfig)  # a variable may be of any of these
+_KINDS = (EngineConfig, ServerConfig, ListenConfig, ReplicasConfig)  # a variable may belong to any of these
 _LISTS = {
     "allowed_hosts",
     "allowed_origins",
@@ -23,18 +23,18 @@ _LISTS = {
     "lora_folders",
     "reload_folders",
     "served_model_name",
-}  # as text: separated by commas, or as JSON
-_MAPS = {"lora"}  # as text: name=value, separated by commas
+}  # their text is separated by commas, or JSON
+_MAPS = {"lora"}  # their text is name=value, separated by commas
 _SECRETS = {"api_keys"}
-_SYNONYMS = {  # vLLM's words for values that mean the same
+_SYNONYMS = {  # vLLM's names of equal values
     "dtype": {"half": "float16", "float": "float32"},
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
     "load_format": {"safetensors": "auto"},
     "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "compressed_tensors": "compressed-tensors"},
 }
-_KEY_OF_CLIENTS = "AENGINE_API_KEY"  # what `aengine chat --url` sends; a server told only of it asks for it
-# What Kubernetes and Docker set for a service that is called aengine, or aengine-something.
-_OF_SERVICES = re.compile(
+_KEY_OF_CLIENTS = "AENGINE_API_KEY"  # sent by `aengine chat --url`; a server uses it if api_keys is not set
+# Variables of Kubernetes and Docker for a service with the name aengine, or aengine-something.
+_SERVICE_VARIABLE = re.compile(
     r"AENGINE_(\w+_)?(SERVICE_(HOST|PORT\w*)=.*|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?=.*|=(tcp|udp)://.*))"
 )
 
@@ -42,17 +42,17 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def in_python(knob: str) -> str:
-    """A program's spelling of a knob."""
+    """Return how a Python program writes a knob."""
     return f"argument {knob}="
 
 
 def flag(knob: str) -> str:
-    """The command line's spelling of a knob."""
+    """Return how the command line writes a knob."""
     return f"--{knob.replace('_', '-')}"
 
 
 def variable(knob: str) -> str:
-    """The environment's spelling of a knob."""
+    """Return how the environment writes a knob."""
     return f"AENGINE_{knob.upper()}"
 
 
@@ -63,16 +63,17 @@ def configure(
     spelled: Callable[[str], str] = in_python,
     **knobs: Any,
 ) -> T:
-    """Build a config from `AENGINE_*` variables and from arguments, which win.
+    """Build a config from `AENGINE_*` variables and arguments. Arguments win.
 
-    spelled: how the arguments are called where they were given, for errors.
-    Raises `ConfigError` that names the knob and where it was set: one that is unknown, malformed, or out of its range.
+    spelled: returns how an argument was written, for errors.
+
+    Raises `ConfigError`, which names the knob and where it was set, if one is unknown, malformed or out of range.
     """
     environ = os.environ if environ is None else environ
     environ = {
         name: text
         for name, text in environ.items()
-        if name.startswith("AENGINE_") and text and not _OF_SERVICES.fullmatch(f"{name}={text}")
+        if name.startswith("AENGINE_") and text and not _SERVICE_VARIABLE.fullmatch(f"{name}={text}")
     }
     _check_variables(environ)
     names = {field.name for field in msgspec.structs.fields(kind)}
@@ -96,7 +97,7 @@ def configure(
             except ValueError as error:
                 raise refused(field.name, str(error)) from None
     try:
-        # Text comes from the environment: not strict, so "4096" is an int and "false" is a bool.
+        # Not strict, because the environment has text: "4096" is an int and "false" is a bool.
         config = msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
@@ -113,23 +114,23 @@ def configure(
 
 
 def _read(name: str, kind: object, text: str) -> object:
-    """The value that a text stands for, as far as msgspec would not read it so. Raises `ValueError`."""
+    """Return the value of a text, or the text itself if msgspec can convert it. Raises `ValueError`."""
     if name in _LISTS:
         parts = _parts(text)
-        if name == "api_keys" and not parts:  # whoever sets it wants a locked door
+        if name == "api_keys" and not parts:  # setting it must never leave the server open
             raise ValueError("it is set but names no key; name one or unset it")
         return parts
     if name in _MAPS:
         return dict(_pair(part) for part in _split(text))
     if _takes(float, kind):
-        return re.sub(r"^(-?)\.(?=\d)", r"\g<1>0.", text)  # .5 is no number of msgspec's
+        return re.sub(r"^(-?)\.(?=\d)", r"\g<1>0.", text)  # msgspec does not read .5
     if _takes(int, kind) and (count := parse_count(text)) is not None:
         return count
     return _SYNONYMS.get(name, {}).get(text, text)
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:
-    """Refuse `AENGINE_*` variables that set nothing, naming the nearest one that does. Raises `ConfigError`."""
+    """Raise `ConfigError` for unknown `AENGINE_*` variables, with the nearest known ones."""
     known = [name for kind in _KINDS for name in kind.__struct_fields__]
     taken = {*map(variable, known), _KEY_OF_CLIENTS}
     found = [
@@ -143,12 +144,12 @@ def _check_variables(environ: Mapping[str, str]) -> None:
 
 
 def unknown_knob(name: str, names: Collection[str]) -> str:
-    """One sentence about an argument that no knob is called, with the one that was probably meant."""
+    """Return the sentence about an unknown knob, with the one that was probably meant."""
     return f"unknown knob {name!r}{instead_of(name, names, str)}; known knobs are {', '.join(sorted(names))}"
 
 
 def instead_of(name: str, known: Collection[str], spelled: Callable[[str], str]) -> str:
-    """What was probably meant by a name that there is not, in brackets; empty if nothing is near."""
+    """Return what was probably meant by an unknown name, in brackets; empty if nothing is near."""
     if advice := remedy(name):
         return f" ({advice})"
     if meant := nearest_knob(name, known):
@@ -158,14 +159,14 @@ def instead_of(name: str, known: Collection[str], spelled: Callable[[str], str])
 
 
 def check_names(engine: EngineConfig, server: ServerConfig) -> None:
-    """Check what both have to say about adapters. Raises `ConfigError`, naming the knob."""
+    """Check both configs' knobs about adapters. Raises `ConfigError`, which names the knob."""
     for name in server.served_model_name:
         if name in engine.lora:
             raise ConfigError(f"lora: {name!r} is the model's own name (served_model_name)")
     if engine.lora_loading and not server.lora_folders and not server.lora_hub:
         raise ConfigError(
-            "lora_loading: clients may load no adapter as long as neither lora_folders says below which folders nor "
-            "lora_hub allows Hugging Face ids (--lora-folders or AENGINE_LORA_FOLDERS, --lora-hub or AENGINE_LORA_HUB)"
+            "lora_loading: clients may load no adapter unless lora_folders names folders or lora_hub allows Hugging "
+            "Face ids (--lora-folders or AENGINE_LORA_FOLDERS, --lora-hub or AENGINE_LORA_HUB)"
         )
 
 
@@ -174,7 +175,7 @@ def _takes(number: type, kind: object) -> bool:
 
 
 def _choices(kind: type[msgspec.Struct], knob: str) -> tuple[object, ...]:
-    """What a knob of fixed choices may be."""
+    """Return the choices of a knob."""
     field = next(field for field in msgspec.structs.fields(kind) if field.name == knob)
     return get_args(get_args(field.type)[0])  # Annotated[Literal[...], Meta(...)]
 
@@ -187,12 +188,12 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _parts(text: str) -> tuple[object, ...]:
-    """A list as text: separated by commas, or as JSON, which is how vLLM's flags have it."""
+    """Return the parts of a list, separated by commas, or as JSON as in vLLM's flags."""
     if text.lstrip().startswith("["):
         try:
             return tuple(msgspec.json.decode(text, type=list[object]))
         except msgspec.DecodeError:
-            raise ValueError("begins as a list in JSON and is none") from None
+            raise ValueError("begins like a JSON list but is not one") from None
     return _split(text)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-CallFormatName = Literal[  # how models write calls of tools: `text/answer/formats/table.py`
+CallFormatName = Literal[  # how models write tool calls: `text/answer/formats/table.py`
     "deepseek",
     "deepseek_v31",
     "gemma4",
@@ -31,73 +31,73 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_model_name: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
         Meta(
-            description="names in /v1/models and in requests, the first in answers; default: the id, or the name and "
-            "the path of the model's folder"
+            description="names in /v1/models and requests; answers have the first; default: the id, or the name and "
+            "path of the model's folder"
         ),
     ] = ()
     max_body_bytes: Annotated[int, Meta(ge=1, description="longest request body")] = 32 * 2**20
-    body_timeout: Annotated[float, Meta(gt=0, description="seconds that a request's body may take to arrive")] = 60.0
+    body_timeout: Annotated[float, Meta(gt=0, description="seconds in which a request's body must arrive")] = 60.0
     allowed_origins: Annotated[
         tuple[str, ...], Meta(description="browser origins that may call the API; * for any")
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="names that a request's Host may have beside localhost and IP addresses; * for any; default: "
-            "over loopback none, over other addresses any"
+            description="names allowed in a request's Host header besides localhost and IP addresses; * for any; "
+            "default: none over loopback, any over other addresses"
         ),
     ] = ()
     api_keys: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
         Meta(
-            description="keys of which a request must name one (Authorization: Bearer ..., or x-api-key); default: no "
-            "key is asked"
+            description="keys of which a request needs one (Authorization: Bearer ..., or x-api-key); default: no key "
+            "is needed"
         ),
     ] = ()
     salt_by_key: Annotated[
         bool | None,
         Meta(
-            description="keep what the prefix cache holds apart for each API key, so that no key learns by "
-            "cached_tokens or the time to the first token what others have sent; default: with several keys"
+            description="give each API key a prefix cache of its own, so that no key learns from cached_tokens or the "
+            "time to the first token what others have sent; default: on with several keys"
         ),
     ] = None
     page: Annotated[bool, Meta(description="serve the chat page at /")] = True
     tokenizer_info: Annotated[
-        bool, Meta(description="give the tokenizer's settings, its chat template among them, at /tokenizer_info")
+        bool, Meta(description="serve the tokenizer's settings, with its chat template, at /tokenizer_info")
     ] = False
     heartbeat: Annotated[
-        float, Meta(gt=0, description="seconds without a token after which a stream gets a comment, or a ping")
+        float, Meta(gt=0, description="seconds without a token after which a stream gets a comment or a ping")
     ] = 15.0
     tool_format: Annotated[
         Literal["auto", CallFormatName, "off"],
-        Meta(description="how the model writes calls of tools; auto: as its chat template does"),
+        Meta(description="how the model writes tool calls; auto: as its chat template does"),
     ] = "auto"
     reasoning: Annotated[
         Literal["auto", "think", "off"],
-        Meta(description="give <think> blocks as reasoning_content; auto: where the model knows them"),
+        Meta(description="return <think> blocks as reasoning_content; auto: if the model knows them"),
     ] = "auto"
     lora_folders: Annotated[
-        tuple[str, ...], Meta(description="folders below which adapters may be loaded over HTTP (lora_loading)")
+        tuple[str, ...], Meta(description="folders from which adapters may be loaded over HTTP (with lora_loading)")
     ] = ()
     lora_hub: Annotated[
         bool,
-        Meta(description="let adapters be loaded over HTTP by Hugging Face ids, which downloads what is asked for"),
+        Meta(description="allow loading adapters over HTTP by Hugging Face id, which downloads them"),
     ] = False
     reload_folders: Annotated[
-        tuple[str, ...], Meta(description="folders below which weights may be reloaded from over HTTP")
+        tuple[str, ...], Meta(description="folders from which weights may be reloaded over HTTP")
     ] = ()
     vllm_metrics: Annotated[
-        bool, Meta(description="/metrics under vLLM's names as well, for routers and autoscalers that read those")
+        bool, Meta(description="also give /metrics under vLLM's names, for routers and autoscalers that read these")
     ] = False
     max_stream_backlog: Annotated[
-        int, Meta(ge=1, description="fragments a reader may be behind before its request is aborted")
+        int, Meta(ge=1, description="fragments that may wait for a slow reader; with more its request is aborted")
     ] = 65536
     max_answer_candidates: Annotated[
         int,
         Meta(
             ge=1,
-            description="logprobs that one answer may hold: tokens of prompts and outputs, with their candidates, over "
-            "all choices (about 200 bytes of memory each)",
+            description="most logprobs in one answer: tokens of prompts and outputs with their candidates, over all "
+            "choices (about 200 bytes of memory each)",
         ),
     ] = 2**20
     kept_responses: Annotated[
@@ -105,45 +105,44 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(
             ge=0,
             le=2**20,
-            description="responses of /v1/responses kept in memory for previous_response_id and for being read again; "
-            "0: none",
+            description="responses of /v1/responses kept in memory, for previous_response_id and later reads; 0: none",
         ),
     ] = 0
     kept_response_bytes: Annotated[
-        int, Meta(ge=1, description="most bytes of kept responses and their inputs; the oldest are forgotten")
+        int, Meta(ge=1, description="most bytes of kept responses and their inputs; the oldest are dropped")
     ] = 64 * 2**20
     stalled_reader_timeout: Annotated[
         float,
         Meta(
             gt=0,
-            description="seconds that a reader may take nothing of what is sent before its connection is cut",
+            description="seconds without reading after which a client's connection is closed",
         ),
     ] = 60.0
 
     def __post_init__(self) -> None:
         names: object = self.served_model_name
-        if isinstance(names, str):  # one name, by a program that makes this struct itself
+        if isinstance(names, str):  # one name as text, from a program that makes this struct itself
             msgspec.structs.force_setattr(self, "served_model_name", (names,))
 
 
 class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The knobs of `aengine serve`: where and how it listens."""
+    """The knobs of `aengine serve` about listening."""
 
     host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for every network")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 for any that is free")] = 8000
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 for any free one")] = 8000
     ssl_certfile: Annotated[
-        str | None, Meta(description="certificate chain in PEM; with it the server speaks HTTPS alone")
+        str | None, Meta(description="certificate chain in PEM; the server then speaks HTTPS only")
     ] = None
-    ssl_keyfile: Annotated[str | None, Meta(description="its key, unless that stands in ssl_certfile as well")] = None
+    ssl_keyfile: Annotated[str | None, Meta(description="the key, unless ssl_certfile contains it")] = None
     shutdown_timeout: Annotated[
-        float, Meta(ge=0, description="seconds that running answers may take to finish when the server is told to stop")
+        float, Meta(ge=0, description="seconds in which running answers may finish when the server is stopped")
     ] = 30.0
-    backlog: Annotated[int, Meta(ge=1, le=65535, description="connections that may wait to be accepted")] = 2048
+    backlog: Annotated[int, Meta(ge=1, le=65535, description="connections that may wait for being accepted")] = 2048
     keep_alive_timeout: Annotated[
         float,
         Meta(
             gt=0,
-            description="seconds after which a connection without requests is closed (TLS has 10 at most to begin)",
+            description="seconds after which a connection without requests is closed (a TLS handshake has at most 10)",
         ),
     ] = 30.0
     keep_alive_requests: Annotated[
@@ -151,4 +150,4 @@ class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 10_000
     max_header_bytes: Annotated[int, Meta(ge=1024, description="longest request line and headers")] = 32 * 2**10
     access_log: Annotated[bool, Meta(description="write a line for each request to standard output")] = False
-    workers: Annotated[int, Meta(description="only 1: the engine is this process")] = 1
+    workers: Annotated[int, Meta(description="only 1, because the engine is this process")] = 1

@@ -1,4 +1,4 @@
-"""Writing to a pipe without waiting for its reader, who may have stopped to read."""
+"""Writes to a pipe without waiting for its reader, which may have stopped reading."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import select
 import threading
 
-MOST = 2**20  # bytes that wait for the reader
-_PIECE = getattr(select, "PIPE_BUF", 512)  # bytes: a pipe that is ready takes so many without blocking
+MOST = 2**20  # bytes that may wait for the reader
+_PIECE = getattr(select, "PIPE_BUF", 512)  # bytes that a ready pipe accepts without blocking
 
 
 class PipeWriter:
-    """Writes at once while the pipe has room. What it has none for waits in memory for a thread, which blocks instead.
+    """Writes at once while the pipe has room. Other data waits in memory for a thread, which does the blocking writes.
 
-    Beyond `MOST` bytes what comes is dropped until all that waits has been read; a line then says how much that was.
-    The thread ends when nothing waits any more, and all is dropped where the reader is gone.
+    If more than `MOST` bytes would wait, new data is dropped until the reader has read all that waits. A line then says
+    how many lines were dropped. The thread ends when no data waits. All data is dropped if the reader has left.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -26,7 +26,7 @@ class PipeWriter:
         self._thread: threading.Thread | None = None  # None: nothing waits
 
     def write(self, data: bytes) -> None:
-        """Never blocks and never raises `OSError`."""
+        """Write data. Never blocks and never raises `OSError`."""
         with self._lock:
             if self._thread is None:
                 data = self._write_now(data)
@@ -42,13 +42,13 @@ class PipeWriter:
                 self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Give the reader at most that long for what waits."""
+        """Wait at most this long until the reader has read all data."""
         thread = self._thread
         if thread is not None:
             thread.join(seconds)
 
     def _write_now(self, data: bytes) -> bytes:
-        """Write what there is room for, and return the rest."""
+        """Write as much as the pipe has room for, and return the rest."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)
         try:
@@ -71,7 +71,7 @@ class PipeWriter:
         with self._lock:
             if not self._waiting:
                 if self._dropped:
-                    self._waiting += b"aengine: %d lines were dropped here, which nobody read\n" % self._dropped
+                    self._waiting += b"aengine: %d lines were dropped here, because nobody read them\n" % self._dropped
                 self._dropping, self._dropped = False, 0
             piece = bytes(self._waiting[:_PIECE])
             del self._waiting[:_PIECE]

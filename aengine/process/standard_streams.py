@@ -1,8 +1,8 @@
-"""Standard output and error that never raise, also when what reads them has died: a log is no reason to fail.
+"""Standard output and error that never raise and never block.
 
-`aengine serve 2>&1 | head -3` and a full disk would otherwise end whatever happens to say something: the task that
-loads the model, a progress bar, the task that obeys signals. A reader that lives and does not read would stop the
-event loop as soon as its pipe is full.
+With `aengine serve 2>&1 | head -3`, or a full disk, a print would otherwise raise in any task: the one that loads the
+model, a progress bar, the one that handles signals. A reader that does not read would block the event loop as soon as
+its pipe is full.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, TextIO, cast
 
 from aengine.process.pipe_writer import PipeWriter
 
-_LAST_WORDS = 1.0  # seconds for what waits when the process exits
+_LAST_WORDS = 1.0  # seconds for waiting data when the process exits
 
 
 class LossyStream:
-    """A text stream that drops what cannot be written, and tries again with what comes next."""
+    """A text stream that drops text that cannot be written, and tries again with the next text."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -43,9 +43,7 @@ class LossyStream:
             return
 
     def discard(self) -> None:
-        """Flush, or send what could not be written to the null device, so that the interpreter does not stumble over it
-        when it exits.
-        """
+        """Flush. If that fails, redirect to the null device, so that the interpreter's own flush at exit succeeds."""
         if self._pipe is not None:
             self._pipe.wait(_LAST_WORDS)
         try:
@@ -81,12 +79,12 @@ def _lossy(stream: TextIO | LossyStream | None) -> LossyStream:
 
 
 def _pipe_writer(stream: TextIO) -> PipeWriter | None:
-    """One for a stream that somebody reads, who may stop: not for a file."""
+    """Return a writer for a stream whose reader may stop: a pipe, a socket or a terminal. None for a file."""
     try:
         stream.flush()
         descriptor = stream.fileno()
         mode = os.fstat(descriptor).st_mode
     except (OSError, ValueError):
         return None
-    read = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
-    return PipeWriter(descriptor) if read and sys.platform != "win32" else None
+    has_reader = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
+    return PipeWriter(descriptor) if has_reader and sys.platform != "win32" else None

@@ -159,7 +159,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
 
     def with_rule_temperature(self) -> SamplingParams:
-        """With the temperature that the rules of a grammar agree upon: for a caller who gives none."""
+        """Return parameters with the temperature of a grammar's rules, for a caller that gives none."""
         temperatures = frozenset() if self.structured is None else self.structured.temperatures()
         return msgspec.structs.replace(self, temperature=min(temperatures)) if len(temperatures) == 1 else self
 
@@ -207,7 +207,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if len(ids) > vocab_size:
             raise InvalidRequestError(f"{name} holds {len(ids)} ids, more than the vocabulary's {vocab_size}", name)
         check_token_ids(ids, vocab_size, name)
-        if self.structured is not None:  # the two might leave nothing in common to go on with
+        if self.structured is not None:  # the two might allow no common token
             raise InvalidRequestError(f"{name} cannot be combined with structured output", name)
 
 

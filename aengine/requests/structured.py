@@ -1,4 +1,4 @@
-"""`Structured`: the form that a request's output must match."""
+"""`Structured`: the form that a request's output must have."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 
 class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The form of an output; exactly one of `json` to `grammar` is given.
+    """The form of an output. Exactly one of the fields `json` to `grammar` is given.
 
-    The output ends where its language does: `ignore_eos` has no say, and `min_tokens` only where the language leaves
-    a choice. A stop string or stop token id still ends it earlier.
+    The output ends when the form is complete: `ignore_eos` has no effect, and `min_tokens` only if the form allows more
+    tokens. A stop string or stop token id can end it earlier.
 
-    A model may think before: with `thought` "possible" all up to `</think>` is free, if the output begins with
-    `<think>`; with "open" it is in any case, because the prompt has opened the thought.
+    thought: a model may think before its output. With "possible", text up to `</think>` is free if the output begins
+    with `<think>`. With "open" it is always free, because the prompt has opened the thought.
     """
 
     json: Mapping[str, Any] | str | None = None  # a JSON schema, as an object or as its text
     json_object: bool = False  # any JSON object
     regex: str | None = None  # matched against the whole output
-    choice: tuple[str, ...] | None = None  # one of these texts
-    grammar: str | None = None  # in Lark's notation, as llguidance reads it; `start` is the start rule
-    strict: bool = False  # of `json`: a format that is not known, and that items differ, is refused, not passed over
+    choice: tuple[str, ...] | None = None  # exactly one of these texts
+    grammar: str | None = None  # in llguidance's variant of Lark; the start rule is `start`
+    strict: bool = False  # for `json`: refuse unknown formats and `uniqueItems` instead of ignoring them
     thought: Thought = "never"
-    calls: str | None = None  # rules in Lark's notation; what their rule `calls` describes may take the form's place
-    origin: str | None = None  # the name of the request's field, for errors
+    calls: str | None = None  # Lark rules; the output may match their rule `calls` instead of the form
+    origin: str | None = None  # name of the request's field, for errors
 
     @property
     def kind(self) -> str:
@@ -49,9 +49,9 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.origin or (f"structured.{given[0]}" if len(given) == 1 else "structured")
 
     def temperatures(self) -> frozenset[float]:
-        """What the rules of a grammar say of the temperature, as in `a[temperature=0.7]: /.*/`.
+        """Return the temperatures in a grammar's rules, as in `a[temperature=0.7]: /.*/`.
 
-        Raises `InvalidRequestError` for what is not a number.
+        Raises `InvalidRequestError` if one is not a number.
         """
         if not isinstance(self.grammar, str):
             return frozenset()
@@ -63,7 +63,7 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise InvalidRequestError(f"{self.param}: {error}", self.param) from None
 
     def validate(self) -> None:
-        """Raise `InvalidRequestError`, naming the field, unless one is given and of its type."""
+        """Raise `InvalidRequestError`, naming the field, unless exactly one form is given and has its type."""
         given = self._given()
         if len(given) != 1:
             raise InvalidRequestError(

@@ -135,7 +135,7 @@ class Sequence:
     @property
     def unread(self) -> bool:
         """Whether no cached prefix can be used, because every token of the prompt must be computed."""
-        return self.scoring or (self.pool is not None and self.pool.of_all_tokens)
+        return self.scoring or (self.pool is not None and self.pool.needs_all_tokens)
 
     @property
     def length(self) -> int:

@@ -109,7 +109,7 @@ def test_what_waits_for_a_reader_is_bounded_and_what_was_dropped_is_told(monkeyp
         while not (line := out.readline()).startswith(b"aengine"):
             assert int(line) == came
             came += 1
-        assert line == b"aengine: %d lines were dropped here, which nobody read\n" % (30_000 - came)
+        assert line == b"aengine: %d lines were dropped here, because nobody read them\n" % (30_000 - came)
         assert MOST < came * 100 < MOST + 2**18
 
 

@@ -318,7 +318,7 @@ class FakeDevice:
         if chunk.pool is None:
             check(chunk.samples == last, "the last chunk draws, and only the last")
         else:
-            check(last or chunk.pool.of_all_tokens, "a chunk is pooled of which nothing is wanted")
+            check(last or chunk.pool.needs_all_tokens, "a chunk is pooled of which nothing is wanted")
             check(not chunk.samples, "a prompt that is pooled draws")
         prefix = state.path[chunk.start - 1] if chunk.start else self.prefixes.grow(0, root(state.seed, state.adapter))
         for place, token_id in enumerate(chunk.token_ids, chunk.start):

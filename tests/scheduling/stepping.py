@@ -318,7 +318,7 @@ class Stepper:
         check(all(path[int(end) - 1] == prefix for _, end, prefix in sequence.pooled), "other tokens were pooled")
         begins, ends = [int(start) for start, _, _ in sequence.pooled], [int(end) for _, end, _ in sequence.pooled]
         check(ends[-1] == len(prompt), "what was pooled is not the prompt's end")
-        if pool.of_all_tokens:
+        if pool.needs_all_tokens:
             check(begins == [0, *ends[:-1]], f"chunks from {begins} to {ends} were pooled")
         else:
             check(len(ends) == 1, f"{len(ends)} chunks were pooled")

@@ -70,7 +70,7 @@ class GraphedExecutor(StepExecutor):
 
     def _prefill_shape_for(self, plan: StepPlan) -> StepShape | None:
         graphs = self.prefill_graphs
-        return graphs.shape_for(plan) if graphs is not None and plan.prefill and not plan.of_all_tokens else None
+        return graphs.shape_for(plan) if graphs is not None and plan.prefill and not plan.needs_all_tokens else None
 
     def _decode_graphs_for(self, plan: StepPlan) -> DecodeGraphs | None:
         graphs = self.decode_graphs

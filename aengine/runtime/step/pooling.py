@@ -37,7 +37,7 @@ def pooled_tokens(plan: StepPlan) -> list[int]:
     ends = itertools.accumulate((len(chunk.token_ids) for chunk in plan.prefill), initial=len(plan.decode))
     for chunk, (start, end) in zip(plan.prefill, itertools.pairwise(ends), strict=True):
         if chunk.pool is not None:
-            tokens += range(start if chunk.pool.of_all_tokens else end - 1, end)
+            tokens += range(start if chunk.pool.needs_all_tokens else end - 1, end)
     return tokens
 
 
@@ -52,7 +52,7 @@ def pool_chunks(plan: StepPlan, hidden: Tensor, decoder: Decoder, rows: Rows) ->
     for chunk in plan.prefill:
         if (pool := chunk.pool) is None:
             continue
-        count = len(chunk.token_ids) if pool.of_all_tokens else 1
+        count = len(chunk.token_ids) if pool.needs_all_tokens else 1
         own = hidden[at : at + count]
         at += count
         match pool.kind:

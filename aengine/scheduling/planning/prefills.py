@@ -174,7 +174,7 @@ def _plan_pool(sequence: Sequence, chunk: PrefillChunk) -> None:
         chunk.samples = False
         sequence.pending += 1
         sequence.decoding = True
-    elif sequence.pool is None or not sequence.pool.of_all_tokens:
+    elif sequence.pool is None or not sequence.pool.needs_all_tokens:
         return
     chunk.pool = sequence.pool
 

@@ -92,7 +92,7 @@ def test_the_step_that_takes_the_most_memory_is_replayed_by_no_graph_and_owns_no
     config = EngineConfig(max_num_seqs=16)
     step = greediest_largest_step(config, 8192, 40960)
     assert step.num_tokens == 8192
-    assert step.of_all_tokens
+    assert step.needs_all_tokens
     assert {page for new in step.new_rows for page in new.pages} == {0}
 
 
