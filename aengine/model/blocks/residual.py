@@ -27,11 +27,11 @@ class Addition:
     scale: float
 
     @classmethod
-    def of_block(cls, build: BuildContext, layer: str, norm: NormSpec | None, scale: float) -> Self:
-        """layer: its name in checkpoints; norm: of the block's result."""
+    def of_block(cls, build: BuildContext, name: str, norm: NormSpec | None, scale: float) -> Self:
+        """name: the layer's name in checkpoints; norm: of the block's result."""
         # In this order: a sum prepares the norm that is made next. That is this block's own, or the next block's.
         total = build.make.sum(prepares=norm is not None or scale == 1.0)
-        return cls(total, build.make.layer_norm(layer, norm, build.hidden), scale)
+        return cls(total, build.make.layer_norm(name, norm, build.hidden), scale)
 
     @property
     def is_plain(self) -> bool:

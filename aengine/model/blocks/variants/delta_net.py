@@ -21,34 +21,34 @@ class GatedDeltaNet:
     """Norm, projections, the update and the reading of each row's state, and the projection back onto x."""
 
     def __init__(
-        self, build: BuildContext, layer: str, layer_spec: LayerSpec, spec: DeltaSpec, index: int, last: bool
+        self, build: BuildContext, name: str, layer: LayerSpec, spec: DeltaSpec, index: int, last: bool
     ) -> None:
-        """layer: its name in checkpoints; index: of its states in the pool; last: whether no later layer attends."""
+        """name: the layer's name in checkpoints; index: of its states; last: whether no later layer attends."""
         make, hidden, eps = build.make, build.hidden, build.eps
-        name, norms, units = f"{layer}.linear_attn", layer_spec.norms, make.shard.units
+        prefix, norms, units = f"{name}.linear_attn", layer.norms, make.shard.units
         keys, values = Part(spec.key_heads, spec.key_dim), Part(spec.value_heads, spec.value_dim)
         each = Part(spec.value_heads)
         heads = DeltaHeads(units(spec.key_heads), units(spec.value_heads), spec.key_dim, spec.value_dim)  # this rank's
-        self._norm = make.layer_norm(layer, norms.before_attention, hidden)
+        self._norm = make.layer_norm(name, norms.before_attention, hidden)
         self._widths = [heads.channels, heads.values, heads.value_heads, heads.value_heads]
         rows: dict[str, tuple[Range, ...]] = {}
         if spec.interleaved:
             qkvz, ba = interleaved_rows(spec, make.shard.range(Part(spec.key_heads)))
-            large: Parts = {f"{name}.in_proj_qkvz": Part(spec.heads.channels + spec.heads.values)}
-            small: Parts = {f"{name}.in_proj_ba": Part(2 * spec.value_heads)}
-            rows = {f"{name}.in_proj_qkvz": qkvz, f"{name}.in_proj_ba": ba}
+            large: Parts = {f"{prefix}.in_proj_qkvz": Part(spec.heads.channels + spec.heads.values)}
+            small: Parts = {f"{prefix}.in_proj_ba": Part(2 * spec.value_heads)}
+            rows = {f"{prefix}.in_proj_qkvz": qkvz, f"{prefix}.in_proj_ba": ba}
         else:
-            large = {f"{name}.in_proj_qkv": (keys, keys, values), f"{name}.in_proj_z": values}
-            small = {f"{name}.in_proj_b": each, f"{name}.in_proj_a": each}
+            large = {f"{prefix}.in_proj_qkv": (keys, keys, values), f"{prefix}.in_proj_z": values}
+            small = {f"{prefix}.in_proj_b": each, f"{prefix}.in_proj_a": each}
         # Quantised checkpoints usually leave b and a as floats.
         split = [large, small] if make.quantizes else [{**large, **small}]
         self._projections = [make.linear(parts, hidden, split="outputs", rows=rows) for parts in split]
-        conv = make.rows(f"{name}.conv1d.weight", (keys, keys, values), 1, spec.conv).squeeze(1)
-        a_log, dt_bias = (make.rows(f"{name}.{part}", each, dtype=torch.float32) for part in ("A_log", "dt_bias"))
-        norm = make.tensor(f"{name}.norm.weight", heads.value_dim)
+        conv = make.rows(f"{prefix}.conv1d.weight", (keys, keys, values), 1, spec.conv).squeeze(1)
+        a_log, dt_bias = (make.rows(f"{prefix}.{part}", each, dtype=torch.float32) for part in ("A_log", "dt_bias"))
+        norm = make.tensor(f"{prefix}.norm.weight", heads.value_dim)
         self._delta = make.kernels.delta_net(DeltaWeights(heads, conv, a_log, dt_bias, norm, eps))
-        self._out = make.linear({f"{name}.out_proj": Part(hidden)}, values.width, split="inputs")
-        self._add = Addition.of_block(build, layer, norms.after_attention, layer_spec.residual_scale)
+        self._out = make.linear({f"{prefix}.out_proj": Part(hidden)}, values.width, split="inputs")
+        self._add = Addition.of_block(build, name, norms.after_attention, layer.residual_scale)
         self._index = index
         self._last = last
 

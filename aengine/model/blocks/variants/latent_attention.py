@@ -26,35 +26,35 @@ class LatentAttention:
     """
 
     def __init__(
-        self, build: BuildContext, layer: str, layer_spec: LayerSpec, spec: LatentSpec, kept: KVPlace, last: bool
+        self, build: BuildContext, name: str, layer: LayerSpec, spec: LatentSpec, kept: KVPlace, last: bool
     ) -> None:
-        """layer: its name in checkpoints; kept: its latents; last: whether no later layer attends."""
+        """name: the layer's name in checkpoints; kept: its latents; last: whether no later layer attends."""
         make, hidden = build.make, build.hidden
-        name, norms, self._spec = f"{layer}.self_attn", layer_spec.norms, spec
+        prefix, norms, self._spec = f"{name}.self_attn", layer.norms, spec
         heads, latent = Part(spec.heads, spec.key_dim), Part(1, spec.latent)
-        self._norm = make.layer_norm(layer, norms.before_attention, hidden)
-        down: dict[str, Part | tuple[Part, ...]] = {f"{name}.kv_a_proj_with_mqa": latent}
+        self._norm = make.layer_norm(name, norms.before_attention, hidden)
+        down: dict[str, Part | tuple[Part, ...]] = {f"{prefix}.kv_a_proj_with_mqa": latent}
         self._query_norm = None
         if spec.query_rank:
-            down = {f"{name}.q_a_proj": Part(1, spec.query_rank), **down}
-            weight = make.norm_weight(f"{name}.q_a_layernorm", Part(1, spec.query_rank))
+            down = {f"{prefix}.q_a_proj": Part(1, spec.query_rank), **down}
+            weight = make.norm_weight(f"{prefix}.q_a_layernorm", Part(1, spec.query_rank))
             self._query_norm = make.kernels.norm(weight, _EPS)
         self._down = make.linear(down, hidden, spec.bias)
         query = "q_b_proj" if spec.query_rank else "q_proj"
-        self._queries = make.linear({f"{name}.{query}": heads}, spec.query_rank or hidden, split="outputs")
-        weight = make.norm_weight(f"{name}.kv_a_layernorm", Part(1, spec.rank))
+        self._queries = make.linear({f"{prefix}.{query}": heads}, spec.query_rank or hidden, split="outputs")
+        weight = make.norm_weight(f"{prefix}.kv_a_layernorm", Part(1, spec.rank))
         self._heads = LatentHeads(weight, _EPS, spec.rotated, spec.interleaved)
         self._kernels = make.kernels
         # For each head the rows that make keys, then those that make values.
-        up = make.matrix(f"{name}.kv_b_proj", Part(spec.heads, spec.unrotated + spec.value_dim), spec.rank)
+        up = make.matrix(f"{prefix}.kv_b_proj", Part(spec.heads, spec.unrotated + spec.value_dim), spec.rank)
         self._to_keys, self._to_values = up.view(-1, spec.unrotated + spec.value_dim, spec.rank).split(
             [spec.unrotated, spec.value_dim], dim=1
         )
-        self._out = make.linear({f"{name}.o_proj": Part(hidden)}, spec.values, spec.bias, split="inputs")
+        self._out = make.linear({f"{prefix}.o_proj": Part(hidden)}, spec.values, spec.bias, split="inputs")
         self._cos_sin = build.tables.rope(spec.rope, spec.rotated)
         self._index = kept.index
         self._last = last
-        self._add = Addition.of_block(build, layer, norms.after_attention, layer_spec.residual_scale)
+        self._add = Addition.of_block(build, name, norms.after_attention, layer.residual_scale)
         attention = AttentionLayer(spec.latent, spec.scale, latent_rank=spec.rank)
         bind = build.attention.bind
 

@@ -37,13 +37,13 @@ class LayerInputs:
 class LayerInput:
     """Adds norm(projection(gate(x) * the layer's part)) to x."""
 
-    def __init__(self, build: BuildContext, layer: str, spec: LayerSpec, index: int) -> None:
-        """layer: its name in checkpoints; index: which part it reads."""
+    def __init__(self, build: BuildContext, name: str, spec: LayerSpec, index: int) -> None:
+        """name: the layer's name in checkpoints; index: which part it reads."""
         make, hidden = build.make, build.hidden
         self._index = index
-        self._gate = make.linear({f"{layer}.per_layer_input_gate": Part(spec.input_width)}, hidden)
-        self._projection = make.linear({f"{layer}.per_layer_projection": Part(hidden)}, spec.input_width)
-        norm = make.norm(f"{layer}.post_per_layer_input_norm", hidden, build.eps)
+        self._gate = make.linear({f"{name}.per_layer_input_gate": Part(spec.input_width)}, hidden)
+        self._projection = make.linear({f"{name}.per_layer_projection": Part(hidden)}, spec.input_width)
+        norm = make.norm(f"{name}.post_per_layer_input_norm", hidden, build.eps)
         self._add = Addition(None, norm, scale=1.0)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
@@ -56,8 +56,8 @@ class LayerInput:
 class Scalar:
     """Multiplies x with a number of the checkpoint."""
 
-    def __init__(self, build: BuildContext, layer: str) -> None:
-        self._scalar = build.make.tensor(f"{layer}.layer_scalar", 1)
+    def __init__(self, build: BuildContext, name: str) -> None:
+        self._scalar = build.make.tensor(f"{name}.layer_scalar", 1)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         return x.mul_(self._scalar)

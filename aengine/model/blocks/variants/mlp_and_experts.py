@@ -17,22 +17,22 @@ class MLPAndExperts:
     The MLP, the experts and the router each have a norm of their own. The checkpoint has a factor for each expert.
     """
 
-    def __init__(self, build: BuildContext, layer: str, layer_spec: LayerSpec, spec: MLPAndExpertsSpec) -> None:
-        """layer: its name in checkpoints."""
-        norms, experts = layer_spec.norms, spec.experts
+    def __init__(self, build: BuildContext, name: str, layer: LayerSpec, spec: MLPAndExpertsSpec) -> None:
+        """name: the layer's name in checkpoints."""
+        norms, experts = layer.norms, spec.experts
         make, hidden, eps = build.make, build.hidden, build.eps
-        self._mlp = GatedMLP(build, layer, norms.before_ffn, spec.mlp)
+        self._mlp = GatedMLP(build, name, norms.before_ffn, spec.mlp)
         self._mlp_sum = make.sum(prepares=False)
-        self._mlp_norm = make.norm(f"{layer}.post_feedforward_layernorm_1", hidden, eps)
-        self._router_norm = make.scaled_norm(f"{layer}.router.scale", hidden, hidden**-0.5, eps)
-        self._route = make.route(f"{layer}.router.proj", hidden, experts)
-        self._factors = make.tensor(f"{layer}.router.per_expert_scale", experts.count)
-        self._before = make.norm(f"{layer}.pre_feedforward_layernorm_2", hidden, eps)
-        self._experts = make.experts(f"{layer}.experts", hidden, experts)
+        self._mlp_norm = make.norm(f"{name}.post_feedforward_layernorm_1", hidden, eps)
+        self._router_norm = make.scaled_norm(f"{name}.router.scale", hidden, hidden**-0.5, eps)
+        self._route = make.route(f"{name}.router.proj", hidden, experts)
+        self._factors = make.tensor(f"{name}.router.per_expert_scale", experts.count)
+        self._before = make.norm(f"{name}.pre_feedforward_layernorm_2", hidden, eps)
+        self._experts = make.experts(f"{name}.experts", hidden, experts)
         self._experts_sum = make.sum(prepares=False)
-        self._experts_norm = make.norm(f"{layer}.post_feedforward_layernorm_2", hidden, eps)
-        norm = make.layer_norm(layer, norms.after_ffn, hidden)
-        self._add = Addition(None, norm, layer_spec.residual_scale)
+        self._experts_norm = make.norm(f"{name}.post_feedforward_layernorm_2", hidden, eps)
+        norm = make.layer_norm(name, norms.after_ffn, hidden)
+        self._add = Addition(None, norm, layer.residual_scale)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         first = self._mlp(x)
