@@ -12,43 +12,13 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
 
-@triton.jit
-def add_weighted_rows(
-    total,  # float32 [T, BLOCK]; where t is a scalar, [BLOCK]
-    rows_ptr,  # [pairs, N]
-    ids_ptr,  # [pairs]
-    places_ptr,  # [pairs], SORTED only: the row of each pair; otherwise the pair is its row
-    weights_ptr,  # [pairs]
-    t,  # [T, 1] or a scalar; below the number of tokens
-    n,  # [1, BLOCK] or [BLOCK]
-    N: tl.constexpr,
-    E: tl.constexpr,
-    TOP_K: tl.constexpr,
-    SORTED: tl.constexpr,
-):
-    """total + the sum over j of weights[t, j] * the row of the pair (t, j), for those pairs that go somewhere."""
-    for j in tl.static_range(TOP_K):
-        pair = t * TOP_K + j
-        expert = tl.load(ids_ptr + pair)
-        used = (expert >= 0) & (expert < E)
-        row = pair
-        if SORTED:
-            row = tl.load(places_ptr + pair)  # anything, where the pair goes nowhere
-        weight = tl.load(weights_ptr + pair)
-        inside = n < tl.where(used, N, 0)
-        # Other processors wrote these, maybe in this launch: read past the first-level cache.
-        value = tl.load(rows_ptr + row.to(tl.int64) * N + n, mask=inside, other=0.0, cache_modifier=".cg")
-        total += weight * value.to(tl.float32)
-    return total
-
-
 @keep_variants
 @triton.jit
 def _weighted_sum_kernel(
-    rows_ptr,
-    ids_ptr,
-    places_ptr,
-    weights_ptr,
+    rows_ptr,  # [pairs, N]
+    ids_ptr,  # [pairs]
+    places_ptr,  # [pairs]: the row of each pair, SORTED only; otherwise the pair is its row
+    weights_ptr,  # [pairs]
     residual_ptr,  # [tokens, N], ADD only; may be out_ptr
     out_ptr,  # [tokens, N]
     N: tl.constexpr,
@@ -68,7 +38,17 @@ def _weighted_sum_kernel(
     total = tl.zeros([BLOCK], tl.float32)
     if ADD:
         total = tl.load(residual_ptr + place, mask=n < N, other=0.0).to(tl.float32)
-    total = add_weighted_rows(total, rows_ptr, ids_ptr, places_ptr, weights_ptr, t, n, N, E, TOP_K, SORTED)
+    for j in tl.static_range(TOP_K):
+        pair = t * TOP_K + j
+        expert = tl.load(ids_ptr + pair)
+        used = (expert >= 0) & (expert < E)
+        row = pair
+        if SORTED:
+            row = tl.load(places_ptr + pair)  # undefined if the pair goes nowhere
+        weight = tl.load(weights_ptr + pair)
+        inside = n < tl.where(used, N, 0)
+        value = tl.load(rows_ptr + row.to(tl.int64) * N + n, mask=inside, other=0.0, cache_modifier=".cg")
+        total += weight * value.to(tl.float32)
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=n < N)
 
 

@@ -1,9 +1,8 @@
-"""A row times rows of a weight by plain multiply-adds, in as few instructions as there are: what kernels for one row of
-inputs are made of.
+"""A row times rows of a weight by plain multiply-adds, in few instructions. Kernels for one row of inputs use it.
 
-Of bfloat16, two neighbours are loaded as one word: a shift or a mask then widens each, where Triton would take two to
-three instructions. Of float32 beside it (a norm's weight), two are a word of 64 bits. Columns lie eight to a thread, so
-that these are added up before any threads are.
+Two neighbouring numbers in bfloat16 are loaded as one word. A shift or a mask then widens each; Triton would take two
+or three instructions. Two numbers of a norm's weight in float32 are a word of 64 bits. A thread has eight neighbouring
+columns, so that it adds these up before threads exchange sums.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -18,20 +17,22 @@ VECTOR = tl.constexpr(8)  # columns of a thread
 
 
 def in_words(x: Tensor, weight: Tensor) -> bool:
-    """Whether x [..., k] and weight [..., k] are read as words of two columns."""
+    """Return whether x [..., k] and weight [..., k] are read as words of two columns."""
     return x.dtype == weight.dtype == torch.bfloat16 and x.shape[-1] % 2 == 0
 
 
 @triton.jit
 def load_columns(rows, at, WIDTH: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr):
-    """Of rows of pointers [..., 1], WIDTH columns from `at` on. WHOLE: they end within K; otherwise zeros follow."""
+    """Load WIDTH columns from `at` on, of pointers to rows [..., 1]. WHOLE: they end within K; otherwise zeros
+    follow.
+    """
     if WORDS:
         word: tl.constexpr = tl.int64 if rows.dtype.element_ty == tl.float32 else tl.int32
         k = tl.arange(0, WIDTH // 2)
         inside = k < (K - at) // 2
         rows = rows.to(tl.pointer_type(word), bitcast=True) + at // 2
     else:
-        k = tl.max_contiguous(tl.arange(0, WIDTH), VECTOR)  # for those of one byte as many as for x
+        k = tl.max_contiguous(tl.arange(0, WIDTH), VECTOR)  # numbers of one byte are loaded in the same shape as x
         inside = k < K - at
         rows = rows + at
     for _ in tl.static_range(len(rows.shape) - 1):
@@ -42,7 +43,7 @@ def load_columns(rows, at, WIDTH: tl.constexpr, K: tl.constexpr, WHOLE: tl.const
 
 @triton.jit
 def evens(x):
-    """Of words the lower numbers, otherwise all, in float32."""
+    """Return the lower numbers of words, or all numbers if they are no words, in float32."""
     if x.dtype == tl.int64:
         return x.to(tl.int32).to(tl.float32, bitcast=True)
     return (x << 16).to(tl.float32, bitcast=True) if x.dtype == tl.int32 else x.to(tl.float32)
@@ -50,7 +51,7 @@ def evens(x):
 
 @triton.jit
 def odds(x):
-    """Of words the upper numbers, otherwise none, in float32."""
+    """Return the upper numbers of words, or zeros if they are no words, in float32."""
     if x.dtype == tl.int64:
         return (x >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     return (x & -65536).to(tl.float32, bitcast=True) if x.dtype == tl.int32 else tl.zeros(x.shape, tl.float32)
@@ -58,7 +59,7 @@ def odds(x):
 
 @triton.jit
 def products(w, x_evens, x_odds, PARTS: tl.constexpr):
-    """Columns of a weight times those of x: [..., PARTS], neighbours added up."""
+    """Multiply columns of a weight by those of x: [..., PARTS], neighbours added up."""
     total = fold(evens(w) * x_evens, PARTS)
     if w.dtype == tl.int32:
         total += fold(odds(w) * x_odds, PARTS)
@@ -67,7 +68,7 @@ def products(w, x_evens, x_odds, PARTS: tl.constexpr):
 
 @triton.jit
 def fold(x, PARTS: tl.constexpr):
-    """[..., columns] -> [..., PARTS]: neighbours added up."""
+    """Add up neighbours: [..., columns] -> [..., PARTS]."""
     if len(x.shape) == 2:
         folded = tl.reshape(x, [x.shape[0], PARTS, x.shape[1] // PARTS])
     else:

@@ -1,7 +1,9 @@
-"""SiLU(gate) * up of x @ weight.T for many rows, as the end of the product: gate and up are never written.
+"""SiLU(gate) * up of x @ weight.T for many rows, at the end of the product. Gate and up are never stored.
 
-Programs stay and take tiles in turn, whose operands the tensor memory accelerator copies. A tile has the same outputs
-of gate and of up, and its activation goes on while the next tile's first operands are on their way.
+Programs are persistent and take tiles in turn. The tensor memory accelerator copies the operands. A tile has the same
+outputs of gate and of up. Its activation is computed while the next tile's first operands are loaded.
+
+bench/KERNELS.md: prefill of the 8B in bf16 1.2 % faster, with 4-bit weights 0.7 %.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -23,7 +25,7 @@ from aengine.kernels.variants import keep_variants
 @triton.jit(do_not_specialize=["m"])
 def _gated_rows_kernel(
     out_ptr,  # [m, N]
-    out_rows,  # descriptor of the same
+    out_rows,  # descriptor of `out_ptr`
     x_rows,  # descriptor of [m, K]
     w_rows,  # descriptor of [2, N, K], gate first
     m,
@@ -32,7 +34,7 @@ def _gated_rows_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    BAND: tl.constexpr,  # tiles of rows that are gone through together, so that both operands stay in the cache
+    BAND: tl.constexpr,  # tiles of rows that are computed together, so that both operands stay in the cache
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -53,7 +55,7 @@ def _gated_rows_kernel(
             w = w_rows.load([0, column, k]).reshape(2 * BLOCK_N, BLOCK_K)
             acc = tl.dot(x, w.T, acc, input_precision=PRECISION)
         gate, up = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N)), (0, 2, 1)))
-        # Rounded where a product and a launch of its own would.
+        # Both are rounded as a product and a separate launch would round them.
         gate = gate.to(dtype).to(tl.float32)
         active = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
         out_rows.store([row, column], (active * up.to(dtype).to(tl.float32)).to(dtype))
@@ -76,22 +78,22 @@ LEAST_ROUNDS = 3
 
 
 def gated_config(m: int, n: int, k: int, element_size: int, launch: Launch) -> GatedConfig | None:
-    """For m rows of k inputs and n outputs; None: the library and a launch for SiLU(gate) * up are faster, or the
-    shape does not fit.
+    """Return the config for m rows of k inputs and n outputs.
 
-    A round of tiles takes nine tenths of what these take for as many rows (an H200, bench/KERNELS.md), but it takes
-    as long where tiles are not full or some processors have none.
+    None means that the library and a launch for SiLU(gate) * up are faster, or that the shape does not fit. A full
+    round of tiles takes 0.9 of their time on an H200 (bench/KERNELS.md). But it takes as long if tiles are not full or
+    processors idle.
     """
     config = CONFIG
     if not launch.warp_groups or element_size != 2 or n % config.block_n or k % config.block_k:
         return None
     rounds = triton.cdiv(triton.cdiv(m, config.block_m) * (n // config.block_n), launch.processors)
-    outputs = rounds * launch.processors * config.block_m * config.block_n  # as many as take as long
+    outputs = rounds * launch.processors * config.block_m * config.block_n  # of full rounds
     return config if rounds >= LEAST_ROUNDS and 10 * outputs <= 11 * m * n else None
 
 
 def fewest_rows(n: int, k: int, element_size: int, launch: Launch, rows: range) -> int | None:
-    """Of how many of these rows the kernel is used first; None: of none."""
+    """Return the first number of these rows for which the kernel is used, or None."""
     return next((m for m in rows if gated_config(m, n, k, element_size, launch) is not None), None)
 
 

@@ -1,7 +1,7 @@
-"""What each row's own adapter adds to a product of few rows, within the product's kernel: B inner, where inner = A x.
+"""Adds each row's adapter to a product of few rows, within the product's kernel: B inner, where inner = A x.
 
-For one row it is a few multiply-adds more at the end. For several, B's rows of all adapters that occur are further
-columns of the weight, and inner is as many of x, zero but for a row's own adapter.
+For one row these are some multiply-adds at the end. For several rows, the rows of B of all adapters in use are more
+columns of the weight. inner is as many columns of x, and is zero except for a row's own adapter.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -19,14 +19,14 @@ WIDTH = 64  # columns that adapters of lower rank share
 
 @triton.jit
 def load_b_row(b_ptr, place, n, N: tl.constexpr, RANK: tl.constexpr):
-    """Rows n of one place's B, [len(n), RANK]."""
+    """Load rows n of the B of one place, [len(n), RANK]."""
     rows = b_ptr + place.to(tl.int64) * (N * RANK) + tl.minimum(n, N - 1) * RANK
     return tl.load(rows[:, None] + tl.arange(0, RANK)[None, :])
 
 
 @triton.jit
 def low_rank_row(b, inner_ptr, parts, R: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr):
-    """What the adapter of the only row adds: b [rows, RANK], parts [rows] -> [rows]."""
+    """Return what the only row's adapter adds: b [rows, RANK], parts [rows] -> [rows]."""
     at = inner_ptr + parts[:, None] * RANK + tl.arange(0, RANK)[None, :]
     inner = tl.load(at)
     for split in tl.static_range(1, SPLITS):
@@ -40,7 +40,7 @@ def add_low_rank(
     N: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr, WIDTH: tl.constexpr, WEIGHT_FIRST: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """acc and every `step`-th WIDTH columns of the tiles; part: of the rows n of the weight."""
+    """Add every `step`-th WIDTH columns of the tiles to acc. part: the part of the weight that has rows n."""
     VECTOR: tl.constexpr = 16 if RANK > 16 else RANK
     column = tl.arange(0, WIDTH)
     b_rows = (b_ptr + tl.minimum(n, N - 1) * RANK)[:, None]
@@ -63,13 +63,13 @@ def add_low_rank(
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What adapters add to a product of m rows with a weight of n rows: parts of it have factors of their own."""
+    """The adapters of a product of m rows with a weight of n rows. Each part of the weight has its own factors."""
 
     inner: Tensor  # [m, parts, capacity, rank]: A x of each tile; of one row [splits, parts * rank], to be added up
     b: Tensor  # [places, n, rank], the rank a power of two
     parts: Tensor  # [n] int8: the part of each row of the weight
-    places: Tensor  # [m] int32: of each row
-    tiles: Tensor  # [3, capacity] int32: first the place of each tile, which are rows with the same adapter
+    places: Tensor  # [m] int32: the place of each row's adapter
+    tiles: Tensor  # [3, capacity] int32: first the place of each tile; a tile is rows with one adapter
     count: Tensor  # [1] int32: the number of tiles
 
     @property
@@ -78,5 +78,5 @@ class LowRank:
 
     @property
     def capacity(self) -> int:
-        """Tiles at most."""
+        """Return the most tiles there can be."""
         return self.tiles.shape[1]

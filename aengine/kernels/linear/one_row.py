@@ -1,8 +1,7 @@
 """x @ weight.T for a single row: the weight is read once, by plain multiply-adds.
 
-What comes before and after goes along: the norm of the row, what its adapter adds, the sum with a residual. A program
-owns some rows of the weight, and has their first columns, or all of them, on the way before it waits for the kernel
-that makes x.
+The kernel also norms the row, adds its adapter, and adds a residual. A program owns some rows of the weight. It loads
+their first columns, or all of them, before it waits for the kernel that makes x.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
@@ -31,7 +30,7 @@ def _one_row_kernel(
     residual_ptr,  # [N], ADD only; may be out_ptr
     norm_ptr,  # [K], NORM only
     out_ptr,  # [N]
-    inner_ptr,  # [SPLITS, R] float32; this and the next three RANK only
+    inner_ptr,  # [SPLITS, R] float32; this and the next three are for RANK only
     b_ptr,  # [places, N, RANK]
     parts_ptr,  # [N] int8
     place_ptr,  # [1]
@@ -54,13 +53,13 @@ def _one_row_kernel(
     PARTS: tl.constexpr = BLOCK_K // 8
     WHOLE: tl.constexpr = K % BLOCK_K == 0
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Rows past the end read the last row, and are not stored.
+    # Rows after the end read the last row and are not stored.
     w_rows = w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
     x_row = x_ptr + tl.arange(0, 1)[:, None]
     norm_row = norm_ptr + tl.arange(0, 1)[:, None]
     if OVERLAP:
         gdc_launch_dependents()
-    # Weights need not wait: these are on their way while the kernel before this one ends, and are used last.
+    # Weights need not wait: they are loaded while the kernel before this one ends, and are used last.
     early, early_norm = (), ()
     for step in tl.static_range(EARLY):
         early = early + (load_columns(w_rows, step * BLOCK_K, BLOCK_K, K, WHOLE, WORDS),)  # noqa: RUF005 (Triton knows no other way)
@@ -74,7 +73,7 @@ def _one_row_kernel(
         gdc_wait()
     if RANK:
         added = low_rank_row(b, inner_ptr, parts, R, RANK, SPLITS)
-    if ADD:  # on its way while the weights stream
+    if ADD:  # it is loaded while the weights stream
         residual = tl.load(residual_ptr + n, mask=n < N, other=0.0).to(tl.float32)
     acc = tl.zeros([BLOCK_N, PARTS], tl.float32)
     squares = tl.zeros([1, PARTS], tl.float32)
@@ -100,7 +99,7 @@ def _one_row_kernel(
 
 @triton.jit
 def _add(acc, squares, w, x, norm, PARTS: tl.constexpr, NORM: tl.constexpr):
-    """acc [BLOCK_N, PARTS] with the products of some columns, squares [1, PARTS] with x's own."""
+    """Add the products of some columns to acc [BLOCK_N, PARTS], and the squares of x to squares [1, PARTS]."""
     x_evens, x_odds = evens(x), odds(x)
     if NORM:
         squares += fold(x_evens * x_evens + x_odds * x_odds, PARTS)
@@ -111,7 +110,7 @@ def _add(acc, squares, w, x, norm, PARTS: tl.constexpr, NORM: tl.constexpr):
 
 @dataclass(frozen=True, slots=True)
 class OneRowConfig:
-    """How one shape is cut up. early: columns that are loaded before the wait, in whole blocks."""
+    """How one shape is divided. early: columns that are loaded before the wait, in whole blocks."""
 
     block_n: int
     block_k: int
@@ -120,7 +119,7 @@ class OneRowConfig:
     early: int
 
     def shared_memory(self, m: int, element_size: int) -> int:
-        """Bytes at most: copies on their way, and a few sums; m is 1."""
+        """Return an upper bound in bytes: copies in flight and a few sums. m is 1."""
         return self.stages * (self.block_n + 2) * self.block_k * element_size + 1024
 
 

@@ -1,10 +1,10 @@
-"""x @ weight.T for a handful of rows: the weights are read once, at the speed of memory, and nothing else matters.
+"""x @ weight.T for 1 to 64 rows: the weight is read once, at the speed of memory.
 
-A single row has a kernel of its own (`one_row`). The sum with a residual goes along, and what rows' adapters add.
+A single row has its own kernel (`one_row`). The kernel also adds a residual and the rows' adapters.
 
-A program owns BLOCK_N rows of the weight and one of SPLITS equal pieces of K. It has the first columns of its piece on
-the way before it waits for the kernel that makes x, so that memory does not idle between two kernels. Where K is split,
-the last program to arrive at a tile adds the parts up in order: deterministic, and no second launch.
+A program owns BLOCK_N rows of the weight and one of SPLITS equal pieces of K. It loads the first columns of its piece
+before it waits for the kernel that makes x, so that memory does not idle between two kernels. If K is split, the last
+program to arrive at a tile adds the parts up in order.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -29,13 +29,16 @@ from aengine.kernels.variants import keep_variants
 
 FEW_ROWS = 16  # the least height of a matrix product
 MAX_ROWS = 64
-WHOLE, LONG = 4096, 5120  # columns of one row up to which a program has all of its weights on the way, or may have
-ROW_BORDERS = (FEW_ROWS, 2 * FEW_ROWS, MAX_ROWS)  # beyond each, other cuts
+WHOLE, LONG = (
+    4096,
+    5120,
+)  # columns of one row: up to WHOLE all of a program's weights are in flight, up to LONG they may be
+ROW_BORDERS = (FEW_ROWS, 2 * FEW_ROWS, MAX_ROWS)  # beyond each, `linear_config` changes
 
 
 @triton.jit
 def not_before(x, OVERLAP: tl.constexpr):
-    """x itself; where it has 2 bytes an element, what is computed from it stays behind the loop that precedes."""
+    """Return x. If it has 2 bytes an element, its uses stay after the loop that precedes."""
     if OVERLAP and x.dtype.primitive_bitwidth == 16:
         x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
     return x
@@ -51,7 +54,7 @@ def _small_linear_kernel(
     out_ptr,  # [m, N]
     part_ptr,  # [tiles, SPLITS, M, BLOCK_N] float32
     arrived_ptr,  # [tiles] int32, zero between launches
-    inner_ptr,  # [m, R // RANK, capacity, RANK]; this and those up to `count_ptr` RANK only
+    inner_ptr,  # [m, R // RANK, capacity, RANK]; this and those up to `count_ptr` are for RANK only
     b_ptr,  # [places, N, RANK]
     parts_ptr,  # [N] int8
     tiles_ptr,  # [3, capacity]
@@ -79,7 +82,7 @@ def _small_linear_kernel(
     tile = tl.program_id(0) // SPLITS
     PIECE: tl.constexpr = K // SPLITS
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Rows past the end read the last row, and are not stored.
+    # Rows after the end read the last row and are not stored.
     w_rows = (w_ptr + tl.minimum(n, N - 1).to(tl.int64) * K + split * PIECE)[:, None]
     rows_m = tl.arange(0, M)
     used = (rows_m < m)[:, None]
@@ -88,15 +91,15 @@ def _small_linear_kernel(
     k = tl.arange(0, BLOCK_K)[None, :]
     if OVERLAP:
         gdc_launch_dependents()
-    # Weights need not wait: these are on their way while the kernel before this one ends, and are used last.
+    # Weights need not wait: they are loaded while the kernel before this one ends, and are used last.
     w_early = tl.load(w_rows + early_k)
     if RANK:
-        part = tl.load(parts_ptr + tile * BLOCK_N).to(tl.int32)  # of the whole tile
+        part = tl.load(parts_ptr + tile * BLOCK_N).to(tl.int32)  # the whole tile is in one part
         count = tl.load(count_ptr)
     elif OVERLAP:
         gdc_wait()
     x_early = tl.load(x_rows + early_k, mask=used, other=0.0)
-    if ADD and SPLITS == 1:  # on its way while the weights stream
+    if ADD and SPLITS == 1:  # it is loaded while the weights stream
         residual_at = residual_ptr + (rows_m * N)[:, None] + n[None, :]
         residual = tl.load(residual_at, mask=used & (n < N)[None, :], other=0.0).to(tl.float32)
     acc = tl.zeros([BLOCK_N, M] if WEIGHT_FIRST else [M, BLOCK_N], tl.float32)
@@ -113,14 +116,14 @@ def _small_linear_kernel(
         else:
             acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
     if RANK:
-        if OVERLAP:  # the kernel before has itself waited for x, and computes inner meanwhile
+        if OVERLAP:  # the kernel before has waited for x, and computes inner meanwhile
             gdc_wait()
         acc = add_low_rank(
             acc, inner_ptr, b_ptr, rows_m, m, n, part, tiles_ptr, capacity, count, split, SPLITS,
             N, R, RANK, WIDTH, WEIGHT_FIRST, PRECISION, STAGES,
         )  # fmt: skip
 
-    # Before the loop, the use of x_early would hold up the loop's first loads; here, nothing.
+    # Before the loop, the use of x_early would delay the loop's first loads; here it delays nothing.
     if WEIGHT_FIRST:
         x_early = not_before(x_early, OVERLAP)
         result = tl.trans(tl.dot(w_early, tl.trans(x_early), acc, input_precision=PRECISION))
@@ -138,7 +141,7 @@ def _small_linear_kernel(
 
 @dataclass(frozen=True, slots=True)
 class LinearConfig:
-    """How one shape is cut up. early: columns loaded before the wait, at most k / splits."""
+    """How one shape is divided. early: columns loaded before the wait, at most k / splits."""
 
     block_n: int
     block_k: int
@@ -149,11 +152,11 @@ class LinearConfig:
     weight_first: bool = True
 
     def padded(self, m: int) -> int:
-        """The height of its products: m, or what a matrix product has at least."""
+        """Return the height of its matrix products."""
         return max(FEW_ROWS, power_of_two(m))
 
     def shared_memory(self, m: int, element_size: int) -> int:
-        """Bytes at most: copies on their way, with those that are being multiplied, and what came early."""
+        """Return an upper bound in bytes: copies in flight or in use, and the early columns."""
         copies = self.stages * (self.block_n + self.padded(m)) * self.block_k
         return (copies + max(self.block_n, self.padded(m)) * self.early) * element_size + 64
 
@@ -162,10 +165,10 @@ class LinearConfig:
 def linear_config(
     m: int, n: int, k: int, element_size: int, launch: Launch, normed: bool = False
 ) -> LinearConfig | OneRowConfig | None:
-    """How to cut a weight [n, k] for m rows; None: a library does better. Measured on an H200 (bench/KERNELS.md).
+    """Return how to divide a weight [n, k] for m rows; None: a library is faster.
 
-    Where there is less shared memory, fewer copies are on their way at once. normed: a norm comes before it, and along
-    with it where that is faster.
+    Measured on an H200 (bench/KERNELS.md). With less shared memory, fewer copies are in flight. normed: x is to be
+    normed, by this kernel if that is faster.
     """
     config = _measured(m, n, k, element_size, launch.processors, normed)
     while config and config.stages > 1 and config.shared_memory(m, element_size) > launch.shared_memory:
@@ -196,10 +199,10 @@ def _measured(
 
 
 def _one_row(n: int, k: int, normed: bool) -> OneRowConfig:
-    """The same for a single row: rows of the weight are asked for as a whole, unless they are long."""
+    """Return the config of a single row. A program loads whole rows of the weight, unless they are long."""
     light = k <= WHOLE and 2 * n * k <= LIGHT
-    if k <= LONG and (n > k or light or (normed and 4 * n >= 3 * k)):  # a norm that goes along is a launch less
-        columns = 512 if k % 1024 else 1024  # eight for each thread: more threads than that would share x unevenly
+    if k <= LONG and (n > k or light or (normed and 4 * n >= 3 * k)):  # norming x here saves a launch
+        columns = 512 if k % 1024 else 1024  # eight for each thread: with more threads, x would be shared unevenly
         few = n <= 2048 or (n <= 3072 and k > 2048) or 4 * n * k <= LIGHT
         block_n = 2 if few else 8 if k <= 1024 else 4
         return OneRowConfig(block_n, columns, 1, columns // 256, k)
@@ -207,7 +210,7 @@ def _one_row(n: int, k: int, normed: bool) -> OneRowConfig:
 
 
 def _more_rows(m: int, n: int, k: int, tiles: int, processors: int) -> LinearConfig | None:
-    """The same for 17 to 64 rows."""
+    """Return the config of 17 to 64 rows."""
     if 2 * n * k <= LIGHT:
         splits = 1 if 4 * tiles > processors or k < 256 else 2
         return LinearConfig(64, 128, splits, 3 + splits, 4, _early(k // splits, 128 * splits))
@@ -225,7 +228,7 @@ def _more_rows(m: int, n: int, k: int, tiles: int, processors: int) -> LinearCon
 
 
 def _splits(tiles: int, k: int, processors: int) -> int:
-    """Into how many pieces of at least 256 columns to cut k: all programs should be resident, two on each processor."""
+    """Return the number of pieces of k, of at least 256 columns, with which two programs a processor are resident."""
     splits = 1
     while tiles * splits <= processors and k % (splits * 256) == 0 and k // (splits * 2) >= 256:
         splits *= 2
@@ -233,46 +236,48 @@ def _splits(tiles: int, k: int, processors: int) -> int:
 
 
 def _early(piece: int, most: int) -> int:
-    """The largest power of two within both."""
+    """Return the largest power of two within both."""
     return min(most, 1 << (piece.bit_length() - 1))
 
 
 class SmallLinear:
-    """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
+    """The kernel and its scratch memory. Launches share the scratch, so use one stream at a time."""
 
     def __init__(self) -> None:
         self._parts = Parts()
 
     def supports(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether x [m, k] is few rows, and weight [n, k] of a shape and a layout for which this kernel is the best."""
+        """Return whether this kernel is the best for x [m, k] and weight [n, k]."""
         (m, k), n = x.shape, weight.shape[0]
         if m > MAX_ROWS or not weight.is_contiguous():
             return False
         return linear_config(m, n, k, x.element_size(), launch_for(x.device)) is not None
 
     def single(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether x is a single row, for the kernel of one: its `low_rank` has another form."""
+        """Return whether x is a single row, for the kernel of one row. Its `low_rank` has another form."""
         if len(x) != 1 or not weight.is_contiguous():
             return False
         return isinstance(linear_config(1, *weight.shape, x.element_size(), launch_for(x.device)), OneRowConfig)
 
     def norms(self, x: Tensor, weight: Tensor, norm: Norm) -> bool:
-        """Whether the norm of x comes for free: of a single row, which every program reads whole."""
+        """Return whether the kernel norms x at no cost: it is a single row, and every program reads all of it."""
         if len(x) != 1 or not weight.is_contiguous():
             return False
         n, k = weight.shape
-        if norm.weight.dtype != x.dtype and k % 1024:  # read in short pieces: slower than a launch (bench/KERNELS.md)
+        if (
+            norm.weight.dtype != x.dtype and k % 1024
+        ):  # read in short pieces, it is slower than a launch (bench/KERNELS.md)
             return False
         config = linear_config(1, n, k, x.element_size(), launch_for(x.device), normed=True)
-        # Where x is longer, the sum of its squares holds up the stream of weights by more than a launch takes.
+        # For a longer x, its sum of squares delays the stream of weights by more than a launch takes.
         return isinstance(config, OneRowConfig) and config.early >= k
 
     def adds(self, m: int, weight: Tensor, outputs: Sequence[int], rank: int) -> bool:
-        """Whether what adapters of this rank add to m rows goes along: outputs of each part of the weight."""
+        """Return whether the kernel adds adapters of this rank for m rows. outputs: of each part of the weight."""
         if not weight.is_contiguous() or rank > LARGEST or rank & (rank - 1):
             return False
         config = linear_config(m, *weight.shape, weight.element_size(), launch_for(weight.device))
-        if isinstance(config, LinearConfig):  # a tile is of one part
+        if isinstance(config, LinearConfig):  # a tile is within one part
             return all(width % config.block_n == 0 for width in outputs)
         return config is not None
 

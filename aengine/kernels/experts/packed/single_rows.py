@@ -19,9 +19,9 @@ from aengine.kernels.experts.activation import activated, down_biases, gate_up_b
 from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.int4.block import Unpacking, e2m1, offset, unpacking
+from aengine.kernels.linear.int4.block import Unpacking, e2m1, unpacking
 from aengine.kernels.linear.int4.packed_codes import BLOCK
-from aengine.kernels.linear.int4.row import load_row, operand, parted, quarters
+from aengine.kernels.linear.int4.row import load_row, operand, parted, quarters, unpack_row
 from aengine.kernels.variants import keep_variants
 
 
@@ -107,20 +107,13 @@ def _unpacked(
     BASE: tl.constexpr, LIFT: tl.constexpr,
 ):  # fmt: skip
     """Four quarters of blocks [WARPS, ROWS, 32], without their scales."""
-    if MXFP4:
-        if ASM == "":
-            w0, w1 = e2m1(words, 0).to(like.dtype), e2m1(words, 1).to(like.dtype)
-            w2, w3 = e2m1(words, 2).to(like.dtype), e2m1(words, 3).to(like.dtype)
-            return w0, w1, w2, w3
-        added = tl.zeros([1, 1, 1], like.dtype)  # nothing is
-    else:
-        zeros = _zeros_of(scales & 255, ROWS, WARPS)
-        if ASM == "":
-            wide = words.to(tl.int32)
-            w0, w1 = ((wide & 15) - zeros).to(like.dtype), ((wide >> 4 & 15) - zeros).to(like.dtype)
-            w2, w3 = ((wide >> 8 & 15) - zeros).to(like.dtype), ((wide >> 12 & 15) - zeros).to(like.dtype)
-            return w0, w1, w2, w3
-        added = offset(zeros, like.dtype, BASE, LIFT)
+    if not MXFP4:
+        return unpack_row(words, _zeros_of(scales & 255, ROWS, WARPS), like, ASM, BASE, LIFT)
+    if ASM == "":
+        w0, w1 = e2m1(words, 0).to(like.dtype), e2m1(words, 1).to(like.dtype)
+        w2, w3 = e2m1(words, 2).to(like.dtype), e2m1(words, 3).to(like.dtype)
+        return w0, w1, w2, w3
+    added = tl.zeros([1, 1, 1], like.dtype)  # nothing is
     return tl.inline_asm_elementwise(
         ASM, "=r,=r,=r,=r,r,r,r,r,r", [words, added, added, added, added],
         dtype=(like.dtype, like.dtype, like.dtype, like.dtype), is_pure=True, pack=2,

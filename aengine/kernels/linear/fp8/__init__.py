@@ -1,1 +1,1 @@
-"""Products with weights of 8-bit floats: few rows at the speed of memory, many in FP8."""
+"""Products with weights of 8-bit floats. One row is not rounded; more are in FP8."""

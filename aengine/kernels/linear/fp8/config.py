@@ -1,4 +1,4 @@
-"""How products with FP8 weights are cut up, by their shapes."""
+"""How products with FP8 weights are divided among programs, by their shapes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from aengine.kernels.linear.fp8.many_rows import ManyRowsConfig
 from aengine.kernels.linear.fp8.one_row import OneRowConfig
 from aengine.kernels.linear.fp8.quantize import GROUP
 
-LEAST_GROUPS = {2: 32, 3: 60, 4: 80}  # by the pieces of k: where rows are shorter, these take no less than our tiles
-LEAST_TILED = 2 * FEW_ROWS  # up to so many rows a weight is read at the speed of memory without tiles
+LEAST_GROUPS = {2: 32, 3: 60, 4: 80}  # by the pieces of k: with fewer groups, pieces are no faster than our tiles
+LEAST_TILED = 2 * FEW_ROWS  # up to this number of rows, a weight is read at the speed of memory without tiles
 
 
 @lru_cache
 def few_rows_config(m: int, n: int, k: int, element_size: int, launch: Launch) -> FewRowsConfig | OneRowConfig | None:
-    """How to cut a weight [n, k] for m rows of x in its own type; None: x in FP8, as for many rows.
+    """Return how to divide a weight [n, k] for m rows of x in its own type; None: round x to FP8.
 
-    Where there is less shared memory, fewer copies are on their way at once.
+    With less shared memory, fewer copies are in flight.
     """
     if not 0 < m <= MAX_ROWS:
         return None
@@ -34,7 +34,7 @@ def few_rows_config(m: int, n: int, k: int, element_size: int, launch: Launch) -
 
 @lru_cache
 def rounded_rows_config(m: int, n: int, k: int, launch: Launch) -> FewRowsConfig | None:
-    """The same for rows of x that are in FP8 themselves, with scales for groups of 128 columns."""
+    """Return how to divide a weight [n, k] for m rows of x in FP8, with scales for groups of 128 columns."""
     config = _rounded_rows(m, n, k, launch.processors)
     while config.stages > 1 and config.shared_memory(m, 1) > launch.shared_memory:
         config = replace(config, stages=config.stages - 1)
@@ -45,8 +45,8 @@ def _one_row(n: int, k: int, processors: int) -> OneRowConfig:
     groups = -(-k // GROUP)
     width = 16 if groups % 16 == 0 and n <= 16384 else min(8, _power_of_two_within(groups))
     light = n * k < LIGHT
-    # Two steps are both on their way before the wait, with 4 rows a program. Where 4 programs a processor have all rows
-    # if each has 8, the second step comes behind the wait.
+    # Both steps are loaded before the wait, with 4 rows a program. If 4 programs a processor, of 8 rows each, have all
+    # rows, the second step is loaded after the wait.
     both = groups == 2 * width == 32 and (light or n > 32 * processors)
     rows = 4 if light or both else 8
     while rows > 2 and n < 2 * rows * processors:
@@ -64,7 +64,7 @@ def _rounded_rows(m: int, n: int, k: int, processors: int) -> FewRowsConfig:
         splits *= 2
     if FEW_ROWS < m <= 2 * FEW_ROWS and n < 6144:
         return FewRowsConfig(64, splits, 6, 4, 1)
-    # Beyond the groups of a piece lie another's, or nothing.
+    # The groups after those of a piece belong to another piece, or do not exist.
     return FewRowsConfig(64, splits, 4, 4, 1 if splits == 8 else min(2, groups // splits))
 
 
@@ -79,7 +79,7 @@ def _few_rows(m: int, n: int, k: int, processors: int) -> FewRowsConfig:
 
 @lru_cache
 def many_rows_config(m: int, n: int, launch: Launch) -> ManyRowsConfig:
-    """How to cut x in FP8 and a weight [n, k] into tiles: where there are enough for all processors, large ones."""
+    """Return how to cut x in FP8 and a weight [n, k] into tiles: large ones, if there are enough for all processors."""
     if _tiles(m, n, 64, 128) >= 4 * launch.processors:
         config = ManyRowsConfig(64, 128, 3, 4)
     elif _tiles(m, n, 64, 128) >= launch.processors:
@@ -95,10 +95,10 @@ def many_rows_config(m: int, n: int, launch: Launch) -> ManyRowsConfig:
 
 @lru_cache
 def few_tiles_config(m: int, n: int, k: int, launch: Launch) -> FewTilesConfig | None:
-    """How to cut a product of so few tiles that a library's larger ones leave processors idle; None: it has more.
+    """Return how to cut a product whose tiles in the library are so few that processors idle; None: it has more tiles.
 
-    What a cut takes was measured on an H200: a group of columns 4 or, of tiles half as wide, 3 parts of 0.083 us, and
-    each split of k 40.
+    The costs were measured on an H200 in units of 0.083 us. A group of columns takes 4, or 3 with tiles half as wide.
+    Each split of k takes 40.
     """
     groups, cuts = k // GROUP, list[tuple[int, FewTilesConfig]]()
     if m <= LEAST_TILED or k % (2 * GROUP):
@@ -114,15 +114,15 @@ def few_tiles_config(m: int, n: int, k: int, launch: Launch) -> FewTilesConfig |
 
 @lru_cache
 def pieces_of_k(m: int, n: int, k: int, launch: Launch) -> int:
-    """In how many pieces of k a library's tiles of 128 x 128 are multiplied side by side; 1: it has enough tiles, or
-    rows are too short for what begins and ends pieces.
+    """Return in how many pieces of k the library multiplies tiles of 128 x 128 side by side.
 
-    Measured on an H200, in parts of 0.083 us: a group of columns takes 4, each piece some 32.
+    1 means that it has enough tiles, or that rows are too short to pay for the ends of pieces. Measured on an H200 in
+    units of 0.083 us: a group of columns takes 4, each piece about 32.
     """
     if not MAX_ROWS < m <= 256 or n % GROUP or k % GROUP:
         return 1
     groups = k // GROUP
-    tiles = -(-_tiles(m, n, 128, 128) // 2) * 2  # two processors share what they read
+    tiles = -(-_tiles(m, n, 128, 128) // 2) * 2  # two processors share an operand
     fitting = [
         count
         for count, least in LEAST_GROUPS.items()
@@ -134,7 +134,7 @@ def pieces_of_k(m: int, n: int, k: int, launch: Launch) -> int:
 def fp8_borders(n: int, k: int, launch: Launch, most: int) -> list[int]:
     """Return the numbers of rows below `most` after which other kernels of ours multiply with a weight [n, k].
 
-    Of x in 16 bits and any kind of activations. The library's whole products need no compiling.
+    For x in 16 bits and any kind of activations. Whole products of the library need no compiling.
     """
     hopper = launch.capability[0] == 9
 

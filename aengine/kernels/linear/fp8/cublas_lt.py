@@ -1,7 +1,7 @@
-"""cuBLASLt called without torch between: FP8 by blocks of 128, a residual within the sum, and no workspace.
+"""cuBLASLt called without torch: FP8 in blocks of 128, the residual added in the product, and no workspace.
 
-torch's `scaled_mm` leaves the residual to a pass of its own, and offers a workspace, in which the library counts tiles:
-before each product a launch then sets that counter to zero.
+torch's `scaled_mm` adds a residual in a second launch. It also gives the library a workspace, in which the library
+counts tiles; then a launch before each product sets that counter to zero.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-# What the library's header calls these numbers.
+# These constants are from the library's header.
 _E4M3, _F32 = 28, 0  # CUDA_R_8F_E4M3, CUDA_R_32F
 _OUTPUTS = {torch.bfloat16: 14, torch.float16: 2}  # CUDA_R_16BF, CUDA_R_16F
 _COMPUTE_F32 = 68  # CUBLAS_COMPUTE_32F
@@ -28,7 +28,7 @@ _COLUMNS = 3  # CUBLASLT_MATRIX_LAYOUT_COLS
 _MOST_WORKSPACE, _LEAST_ALIGNMENTS = 1, (5, 6, 7, 8)  # CUBLASLT_MATMUL_PREF_..., of A, B, C and D
 _CLUSTER = 8  # CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID
 _SHARE_X, _SHARE_WEIGHT = 3, 5  # CUBLASLT_CLUSTER_SHAPE_2x1x1, ..._1x2x1
-_ALIGNMENT = 16  # bytes, at which every row of what is multiplied begins
+_ALIGNMENT = 16  # bytes: every row of an operand begins at a multiple
 
 
 class _Found(ctypes.Structure):  # cublasLtMatmulHeuristicResult_t
@@ -42,7 +42,7 @@ class _Found(ctypes.Structure):  # cublasLtMatmulHeuristicResult_t
 
 
 class _Library:
-    """The library that torch has loaded, with a handle for the current device. OSError: it is not there."""
+    """The library that torch has loaded, with a handle for the current device. Raises: OSError if it is missing."""
 
     def __init__(self) -> None:
         major = (torch.version.cuda or "").partition(".")[0]
@@ -76,7 +76,7 @@ class _Library:
 
 @lru_cache
 def _library(device: torch.device) -> _Library | None:
-    """One for each device; None where there is none or it is too old for these scales."""
+    """Return the library for a device; None if it is missing or too old for these scales."""
     try:
         with torch.cuda.device(device):
             library = _Library()
@@ -87,7 +87,7 @@ def _library(device: torch.device) -> _Library | None:
 
 
 def _description(library: _Library, dtype: torch.dtype, *, bias: bool) -> c_void_p:
-    # The library's matrices lie column by column: its A is the weight, transposed, and its B is x.
+    # The library's matrices are stored by columns: its A is the transposed weight, and its B is x.
     made = library.make("cublasLtMatmulDesc", c_int(_COMPUTE_F32), c_int(_F32))
     values = {_TRANSPOSE_A: 1, _MODE_A: _BLOCKS_OF_128, _MODE_B: _GROUPS_OF_128}
     if bias:
@@ -98,7 +98,7 @@ def _description(library: _Library, dtype: torch.dtype, *, bias: bool) -> c_void
 
 
 class BlockProducts:
-    """A product for each shape of weights: shared by all linears of a model, from one thread."""
+    """A product for each shape of weights. All linears of a model share it, from one thread."""
 
     def __init__(self) -> None:
         self._products: dict[tuple[torch.device, torch.Size, int, torch.dtype, bool], BlockProduct] = {}
@@ -106,18 +106,19 @@ class BlockProducts:
 
     @staticmethod
     def takes(device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether the library is there and knows the scales, for outputs of `dtype`: those in 32 bits it does not.
+        """Return whether the library is available and knows the scales for outputs of `dtype`: it does not for 32 bits.
 
-        A meta device stands for one where it is there.
+        A meta device stands for a GPU on which it is available.
         """
         if dtype not in _OUTPUTS or device.type not in ("cuda", "meta"):
             return False
         return device.type == "meta" or _library(device) is not None
 
     def __call__(self, weight: Tensor, dtype: torch.dtype, *, bias: bool) -> BlockProduct | None:
-        """That of weights like this [n, k], with outputs of `dtype`; None where the library does not take them.
+        """Return the product of weights like this [n, k], with outputs of `dtype`; None if the library does not take
+        them.
 
-        weight: also some of a wider one's columns.
+        weight: it may be some columns of a wider one.
         """
         library = _library(weight.device) if weight.is_cuda and self.takes(weight.device, dtype) else None
         if library is None:
@@ -129,7 +130,7 @@ class BlockProducts:
         return self._products[key]
 
     def sides(self, device: torch.device, count: int) -> list[Side]:
-        """Where products run beside that on the current stream."""
+        """Return streams for products that run at the same time as that on the current stream."""
         sides = self._sides.setdefault(device, [])
         while len(sides) < count:
             sides.append(Side(torch.cuda.Stream(device), torch.cuda.Event(), torch.cuda.Event()))
@@ -138,7 +139,7 @@ class BlockProducts:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A stream of its own for what runs beside the current one's, with events for its beginning and its end."""
+    """A stream for work next to the current stream's, with events for its beginning and its end."""
 
     stream: torch.cuda.Stream
     begins: torch.cuda.Event
@@ -149,7 +150,9 @@ class BlockProduct:
     """Products with weights [n, k], for one number of rows at a time."""
 
     def __init__(self, library: _Library, n: int, k: int, width: int, dtype: torch.dtype, *, bias: bool) -> None:
-        """width: from a row of x or of the weight to the next; where it is more than k, others run beside this one."""
+        """width: elements from one row of x or of the weight to the next. If it is more than k, other products run
+        too.
+        """
         self._library = library
         self._beside = width > k
         self._description = _description(library, dtype, bias=bias)
@@ -168,12 +171,11 @@ class BlockProduct:
         self, x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, out: Tensor, bias: Tensor | None = None,
         *, add: bool = False, stream: torch.cuda.Stream | None = None,
     ) -> bool:  # fmt: skip
-        """out [m, n] = x weight^T + bias, and + out where `add`; False, and nothing done, where m has no algorithm, as
-        where it is no multiple of four.
+        """Compute out [m, n] = x weight^T + bias, plus out if `add`. Return False if there is no algorithm for m.
 
-        x [m, k] e4m3 with scales [k / 128, m], weight [n, k] with scales [n / 128, k / 128 up to a multiple of four],
-        out and bias [n] of this product's dtype; scales and out contiguous, rows beginning at multiples of 16 bytes.
-        stream: None: the current one.
+        Then nothing is done; that is so if m is no multiple of four. x is [m, k] e4m3 with scales [k / 128, m]. weight
+        is [n, k] with scales [n / 128, k / 128 up to a multiple of four]. out and bias [n] are of this product's dtype.
+        Scales and out are contiguous, and rows begin at multiples of 16 bytes. stream: None means the current one.
         """
         tensors = {_SCALE_A: scale, _SCALE_B: x_scale} | ({} if bias is None else {_BIAS: bias})
         for attribute, tensor in tensors.items():
@@ -190,7 +192,7 @@ class BlockProduct:
         return True
 
     def _takes(self, rows: int) -> bool:
-        """Ask for an algorithm where the number of rows is another; the library wants to know scales by then."""
+        """Choose an algorithm if the number of rows has changed. The scales must be set before."""
         if rows != self._rows:
             for layout in (self._x, self._out):
                 self._library.put("cublasLtMatrixLayout", layout, _COLUMNS, c_uint64(rows))
@@ -205,8 +207,10 @@ class BlockProduct:
         return self._known
 
     def _leave_room(self, rows: int) -> None:
-        """Clusters of two processors: in those of eight that the library takes by itself, a second product would wait
-        for the first. The two share what they read: the weight where there is a second tile of rows, else x.
+        """Use clusters of two processors. With the library's clusters of eight, a second product would wait for the
+        first.
+
+        The two share an operand: the weight if there is a second tile of rows, else x.
         """
         shape = c_uint16(_SHARE_WEIGHT if rows > 128 else _SHARE_X)
         algorithm, checked = byref(self._found.algorithm), _Found()

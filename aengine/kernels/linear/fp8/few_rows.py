@@ -1,8 +1,8 @@
-"""x @ weight.T for a handful of rows and a weight in FP8: one byte an element is read, at the speed of memory.
+"""x @ weight.T for 1 to 64 rows and a weight in FP8, which is read once.
 
-It is built like `small_linear`: first columns before the wait, K split with its parts added up in order. Widening to
-x's type is exact; the sum of each 128 columns is multiplied by their scale. x may be FP8 as well, with a scale for each
-128 columns of a row. A single row has a kernel of its own.
+It is built like `small_linear`: the first columns are loaded before the wait, and K is split with its parts added up in
+order. Widening to x's type is exact. The sum of each 128 columns is multiplied by their scale. x may be FP8 too, with a
+scale for each 128 columns of a row. A single row has its own kernel.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -31,10 +31,10 @@ MAX_ROWS = 64
 @keep_variants
 @triton.jit(do_not_specialize=["m"])
 def _few_rows_kernel(
-    x_ptr,  # [m, K]; e4m3 where X_SCALED
+    x_ptr,  # [m, K]; e4m3 if X_SCALED
     x_scale_ptr,  # [groups, m], X_SCALED only
     w_ptr,  # [N, K] e4m3
-    scale_ptr,  # as above
+    scale_ptr,  # as in `one_row`
     bias_ptr,
     residual_ptr,  # [m, N]
     out_ptr,  # [m, N]
@@ -50,7 +50,7 @@ def _few_rows_kernel(
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
-    EARLY: tl.constexpr,  # groups that are loaded before the wait: none, one or two
+    EARLY: tl.constexpr,  # groups that are loaded before the wait: 0 to 2
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -70,7 +70,7 @@ def _few_rows_kernel(
     x_rows = x_ptr + (row * K)[:, None] + k
     if OVERLAP:
         gdc_launch_dependents()
-    # Weights need not wait: these are on their way while the kernel before this one ends, and are used last.
+    # Weights need not wait: they are loaded while the kernel before this one ends, and are used last.
     if EARLY > 0:
         w_first = tl.load(w_rows + first * 128, mask=first * 128 + k < K, other=0.0)
     if EARLY > 1:
@@ -112,18 +112,18 @@ def _multiply(
     N: tl.constexpr, K: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALES: tl.constexpr, GROUPED: tl.constexpr,
     X_SCALED: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """acc [BLOCK_N, M] plus the product of one group of columns, w [BLOCK_N, 128]."""
+    """Add the product of one group of columns, w [BLOCK_N, 128], to acc [BLOCK_N, M]."""
     used = (row < m)[:, None]
     if K % 128 == 0:
         x = tl.load(x_rows + group * 128, mask=used, other=0.0)
     else:
         x = tl.load(x_rows + group * 128, mask=used & (group * 128 + k < K), other=0.0)
     if x.dtype == tl.bfloat16:
-        w = w.to(tl.float32)  # straight to bfloat16 goes through an instruction that is slower than memory
+        w = w.to(tl.float32)  # the direct conversion to bfloat16 is slower than memory
     if not GROUPED and not X_SCALED:
         acc = tl.dot(w.to(x.dtype), tl.trans(x), acc, input_precision=PRECISION)
     else:
-        # What tensor cores add up of FP8 has 14 bits: 128 columns at a time, and these in float32.
+        # Tensor cores add up FP8 with 14 bits, so only 128 columns at a time; the rest is added up in float32.
         part = tl.dot(w.to(x.dtype), tl.trans(x), input_precision=PRECISION)
         if X_SCALED:
             part *= tl.load(x_scale_ptr + group * m + row, mask=row < m, other=0.0)[None, :]
@@ -138,9 +138,9 @@ def _multiply(
 
 @dataclass(frozen=True, slots=True)
 class FewRowsConfig:
-    """How one shape is cut up, from two rows on.
+    """How one shape is divided, from two rows on.
 
-    splits divide the number of groups; early: groups loaded before the wait, at most groups / splits, and two.
+    splits divide the number of groups. early: groups loaded before the wait, at most two and at most groups / splits.
     """
 
     block_n: int
@@ -150,16 +150,16 @@ class FewRowsConfig:
     early: int
 
     def padded(self, m: int) -> int:
-        """The height of its products."""
+        """Return the height of its matrix products."""
         return max(FEW_ROWS, power_of_two(m))
 
     def shared_memory(self, m: int, element_size: int) -> int:
-        """Bytes at most of x's elements and the weight's that are on their way or being multiplied."""
+        """Return an upper bound in bytes of the elements of x and the weight in flight or in use."""
         return (self.stages + self.early) * GROUP * (self.block_n + self.padded(m) * element_size) + 4096
 
 
 class Fp8FewRows:
-    """The kernels and their scratch memory. One stream at a time: launches share the scratch."""
+    """The kernels and their scratch memory. Launches share the scratch, so use one stream at a time."""
 
     def __init__(self) -> None:
         self.parts = Parts()

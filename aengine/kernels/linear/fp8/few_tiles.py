@@ -1,7 +1,7 @@
-"""x @ weight.T of FP8 by FP8 where tiles are fewer than processors: two groups of 128 columns at a time, K split.
+"""x @ weight.T of FP8 by FP8 with fewer tiles than processors: two groups of 128 columns a step, K split.
 
-While tensor cores multiply every second group, the sums of the group before it are scaled and added up in float32.
-Where there are two processors and more for each tile they share its columns; the last one adds the parts up in order.
+While tensor cores multiply every second group, the sums of the group before it are scaled and added up in float32. If
+there are two or more processors for each tile, they share its columns. The last one adds the parts up in order.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -25,7 +25,9 @@ from aengine.kernels.variants import keep_variants
 
 @triton.jit
 def _settled(acc, OVERLAP: tl.constexpr):
-    """acc itself, computed before what follows: else its operands' registers would not be free for the next product."""
+    """Return acc, computed before the code that follows. Otherwise the next product could not use its operands'
+    registers.
+    """
     if OVERLAP:
         acc = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [acc], dtype=tl.float32, is_pure=False, pack=1)
     return acc
@@ -73,12 +75,12 @@ def _few_tiles_kernel(
     for group in tl.range(split * PIECE, split * PIECE + PIECE, 2, num_stages=STAGES):
         x = x_desc.load([m0, group * 128])
         w = w_desc.load([n0, group * 128])
-        # What tensor cores add up of FP8 has 14 bits: 128 columns at a time, and these in float32.
+        # Tensor cores add up FP8 with 14 bits, so only 128 columns at a time; the rest is added up in float32.
         first = tl.dot(x, w.T)
         acc = _settled(acc + second * second_scale[:, None], OVERLAP)
         x = x_desc.load([m0, group * 128 + 128])
         w = w_desc.load([n0, group * 128 + 128])
-        second = tl.dot(x, w.T)  # nothing asks for it before the next round
+        second = tl.dot(x, w.T)  # it is not used before the next step
         first_scale = tl.load(x_scales + group * m, mask=used, other=0.0) * tl.load(w_scales + group)
         acc += first * first_scale[:, None]
         second_scale = tl.load(x_scales + (group + 1) * m, mask=used, other=0.0) * tl.load(w_scales + group + 1)
@@ -93,7 +95,7 @@ def _few_tiles_kernel(
 
 @dataclass(frozen=True, slots=True)
 class FewTilesConfig:
-    """How a product is cut into tiles, and these along k. splits divide the number of pairs of groups."""
+    """How a product is cut into tiles and along k. splits divide the number of pairs of groups."""
 
     block_m: int
     block_n: int
@@ -102,7 +104,7 @@ class FewTilesConfig:
     warps: int
 
     def shared_memory(self) -> int:
-        """Bytes at most of the tiles that are on their way or being multiplied."""
+        """Return an upper bound in bytes of the tiles in flight or in use."""
         return 2 * self.stages * (self.block_m + self.block_n) * GROUP + 4096
 
 
@@ -120,8 +122,7 @@ def few_tiles(
 ) -> Tensor:
     """x [m, k] e4m3 with scales [k / 128, m], weight [n, k] e4m3 with scales [n / 128, k / 128] -> [m, n].
 
-    k is a multiple of 256. residual [m, n], contiguous, is added and becomes the
-    result.
+    k is a multiple of 256. residual [m, n], contiguous, is added and becomes the result.
     """
     (m, k), n = x.shape, weight.shape[0]
     launch = launch_for(x.device)

@@ -1,4 +1,4 @@
-"""Inputs rounded to FP8, alone or in one pass with the RMS norm or SiLU(gate) * up before it."""
+"""Rounds inputs to FP8, alone or in one pass with the RMS norm or SiLU(gate) * up before it."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from aengine.kernels.linear.fp8.quantize import E4M3, GROUP
 from aengine.kernels.linear.weights import Activations
 from aengine.kernels.variants import keep_variants
 
-FEW_ROWS = 256  # of which the pass with SiLU is bound by how long its loads take, and wants more warps
+FEW_ROWS = 256  # up to here the pass with SiLU is bound by the latency of its loads, and wants more warps
 
 
 @keep_variants
 @triton.jit(do_not_specialize=["m"])
 def _round_kernel(
-    x_ptr,  # [m, SIZE]; [m, 2 * SIZE] where SILU, gates first
+    x_ptr,  # [m, SIZE]; [m, 2 * SIZE] if SILU, gates first
     norm_ptr,  # [SIZE], NORM only
-    known_ptr,  # [1] float32: the scale, where neither GROUPED nor TOKEN
+    known_ptr,  # [1] float32: the scale, if neither GROUPED nor TOKEN
     out_ptr,  # [m, SIZE] e4m3
-    scale_ptr,  # [ceil(SIZE / 128), m] where GROUPED, [m] where TOKEN
+    scale_ptr,  # [ceil(SIZE / 128), m] if GROUPED, [m] if TOKEN
     m,
     eps,
     SIZE: tl.constexpr,
@@ -49,7 +49,7 @@ def _round_kernel(
     dtype = x_ptr.dtype.element_ty
     x_row = x_ptr + row.to(tl.int64) * (2 * SIZE if SILU else SIZE)
     x = tl.load(x_row + k, mask=inside, other=0.0).to(tl.float32)
-    # What is rounded to FP8 has been rounded to the model's type first, as where these are passes of their own.
+    # x is rounded to the model's type first, as it is when norm and SiLU are launches of their own.
     if NORM:
         inverse = tl.math.rsqrt(tl.sum(tl.sum(x * x, axis=1), axis=0) / SIZE + eps)
         x = ((x * inverse).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
@@ -84,8 +84,8 @@ def round_inputs(
 ) -> tuple[Tensor, Tensor]:
     """x [m, k], or [m, 2 * k] with silu, gates first -> e4m3 [m, k] and its scales.
 
-    Scales are [ceil(k / 128), m] for groups, [m] for tokens, and `input_scale` [] where it is known beforehand.
-    multiple: of which the number of rows is made one; the contents of those that are added mean nothing.
+    Scales are [ceil(k / 128), m] for groups, [m] for tokens, and `input_scale` [] if it is static. multiple: the number
+    of rows is padded to a multiple of it, with undefined contents.
     """
     x = x.contiguous()
     m, k = x.shape
@@ -99,7 +99,7 @@ def round_inputs(
     else:
         scale = torch.empty((groups, padded) if grouped else (padded,), dtype=torch.float32, device=x.device)
     width = power_of_two(groups)
-    if norm is None and not token:  # nothing that a whole row has in common
+    if norm is None and not token:  # nothing is computed over whole rows
         width = min(width, 16)
     overlap = launch_for(x.device).overlap
     warps = width // 2 if silu and m <= FEW_ROWS else width // 4

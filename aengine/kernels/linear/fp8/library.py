@@ -1,8 +1,8 @@
-"""cuBLAS on FP8: groups of 128 by blocks of 128 x 128 on Hopper, tokens by channels, and nothing else.
+"""cuBLAS on FP8: groups of 128 by blocks of 128 x 128, or tokens by channels, on Hopper alone.
 
-A product of few tiles and long rows is multiplied in pieces of k, side by side, and one launch adds them up. A tile's
-groups of columns follow one another, so it takes as long as k says, while half of the processors are idle. The library
-does not batch products with blocks of scales, so each piece goes on a stream of its own.
+A product of few tiles and long rows is multiplied in pieces of k, side by side, and one launch adds them up. A tile
+computes its groups of columns one after the other, so its time grows with k while half of the processors idle. The
+library does not batch products with blocks of scales, so each piece has its own stream.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -28,10 +28,10 @@ _BLOCK = 2048  # elements that a program adds up
 
 
 class Pieces:
-    """The scales of a weight [n, k] that is read in `count` pieces of k at once."""
+    """The scales of a weight [n, k] that is multiplied in `count` pieces of k at once."""
 
     def __init__(self, scale: Tensor, count: int, products: BlockProducts) -> None:
-        """scale [n / 128, k / 128]: count divides the groups."""
+        """scale: [n / 128, k / 128]. count divides the groups."""
         self.count = count
         self._scales = [F.pad(piece, (0, -piece.shape[1] % 4)).contiguous() for piece in scale.chunk(count, 1)]
         self._products = products
@@ -43,7 +43,7 @@ class Pieces:
     def __call__(self, x: Tensor, x_scale: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor | None:
         """x [m, k] e4m3 with scales [k / 128, m], weight [n, k] -> [count, m, n] of `dtype`, to be added up.
 
-        None, and nothing done, where the library does not take it.
+        Returns None, and does nothing, if the library does not take it.
         """
         parts = x.new_empty(self.count, len(x), len(weight), dtype=dtype)
         if x.is_meta:
@@ -94,9 +94,9 @@ def _add_up_kernel(
 
 
 def add_up(parts: Tensor, residual: Tensor | None, rows: int) -> Tensor:
-    """parts [pieces, m, n], of which the first `rows` of m mean something -> their sum [rows, n], rounded at its end.
+    """parts [pieces, m, n] -> the sum [rows, n] of the first rows, rounded once.
 
-    residual [rows, n], contiguous, is added and used up.
+    residual [rows, n], contiguous, is added and becomes the result.
     """
     pieces, m, n = parts.shape
     out = parts.new_empty(rows, n) if residual is None else residual
@@ -109,7 +109,7 @@ def add_up(parts: Tensor, residual: Tensor | None, rows: int) -> Tensor:
 
 
 class LibraryFp8:
-    """A weight as cuBLAS reads it: its scales in float32, along k padded to a multiple of four."""
+    """A weight as cuBLAS reads it: scales in float32, padded along k to a multiple of four."""
 
     def __init__(self, weight: Fp8Weight, bias: Tensor | None, products: BlockProducts) -> None:
         self._weight = weight.weight
@@ -123,12 +123,12 @@ class LibraryFp8:
 
     @property
     def parameters(self) -> Mapping[str, object]:
-        """Without the weight and its bias, which are the linear's."""
+        """Leave out the weight and its bias, which the linear registers."""
         return {"scale": self._scale, "pieces": self._pieces}
 
     @staticmethod
     def fits(weight: Fp8Weight) -> bool:
-        """Whether cuBLAS knows this kind of scales on this device."""
+        """Return whether cuBLAS knows this kind of scales on this device."""
         n, k = weight.weight.shape
         if n % 16 or k % 16 or launch_for(weight.weight.device).capability[0] != 9:
             return False
@@ -137,11 +137,13 @@ class LibraryFp8:
         return weight.activations == "token" and weight.block[0] == 1 and weight.block[1] >= k
 
     def multiple(self, m: int) -> int:
-        """Of what the number of rows is made one: 4 is needed; with groups, 129 to 255 rows take longer than 256."""
+        """Return what the number of rows is padded to: 4 is needed. With groups, 129 to 255 rows take longer than
+        256.
+        """
         return 256 if self._grouped and 128 < m < 256 else 4
 
     def cuts(self, rows: int, dtype: torch.dtype) -> bool:
-        """Whether so many rows of outputs of `dtype` are multiplied in pieces of k, side by side."""
+        """Return whether this number of rows is multiplied in pieces of k. dtype: of the outputs."""
         return self._cut(rows, dtype) is not None
 
     def _cut(self, rows: int, dtype: torch.dtype) -> Pieces | None:
@@ -158,7 +160,7 @@ class LibraryFp8:
     def __call__(self, x: Tensor, x_scale: Tensor, residual: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor:
         """x [m, k] e4m3, m a multiple of four, with its scales as `round_inputs` gives them -> [rows, n] of `dtype`.
 
-        The first `rows` mean something. residual [rows, n] of `dtype`, contiguous, is added and used up.
+        Rows from `rows` on are padding. residual [rows, n] of `dtype`, contiguous, is added and may be overwritten.
         """
         pieces = self._cut(rows, dtype)
         parts = None if pieces is None else pieces(x, x_scale, self._weight, dtype)
@@ -168,7 +170,7 @@ class LibraryFp8:
 
     def _whole(self, x: Tensor, x_scale: Tensor, residual: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor:
         m, n = len(x), len(self._weight)
-        if x.is_meta:  # torch does not know the shape of what it would return
+        if x.is_meta:  # torch has no shape function for this product
             return x.new_empty(rows, n, dtype=dtype)
         product = self._products(self._weight, dtype, bias=self._bias is not None) if self._grouped else None
         if product is not None:
@@ -182,7 +184,7 @@ class LibraryFp8:
     def _by_torch(self, x: Tensor, x_scale: Tensor, dtype: torch.dtype) -> Tensor:
         if self._grouped:
             recipes = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
-            scales = x_scale.t(), self._scale.t()  # the latter [groups, n / 128], strides (1, groups)
+            scales = x_scale.t(), self._scale.t()  # the second one is [groups, n / 128], strides (1, groups)
         else:
             recipes = F.ScalingType.RowWise, F.ScalingType.RowWise
             scales = x_scale[:, None], self._scale

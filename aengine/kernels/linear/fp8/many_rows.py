@@ -1,7 +1,7 @@
-"""x @ weight.T of FP8 by FP8 for many rows: each 128 columns multiplied by tensor cores, scaled and summed in float32.
+"""x @ weight.T of FP8 by FP8 for many rows: tensor cores multiply 128 columns, which are scaled and summed in float32.
 
-Tiles are copied by the tensor memory accelerator, through descriptors that the host makes for each launch. A sum with
-a residual goes along in the end.
+The tensor memory accelerator copies tiles, through descriptors that the host makes for each launch. A residual is added
+at the end.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -28,7 +28,7 @@ def _many_rows_kernel(
     x_scale_ptr,  # [groups, m], [m] or []
     x_desc,  # [m, K] e4m3
     w_desc,  # [N, K] e4m3
-    w_scale_ptr,  # [ceil(N / SCALE_ROWS), groups], or 1 in place of groups where not GROUPED
+    w_scale_ptr,  # [ceil(N / SCALE_ROWS), groups], or one scale for all groups if not GROUPED
     bias_ptr,  # [N]
     residual_ptr,  # [m, N], ADD only; may be out_ptr
     out_ptr,  # [m, N]
@@ -41,7 +41,7 @@ def _many_rows_kernel(
     X_TOKEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BAND: tl.constexpr,  # tiles of rows that are gone through together, so that both operands stay in the cache
+    BAND: tl.constexpr,  # tiles of rows that are computed together, so that both operands stay in the cache
     STAGES: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
@@ -66,7 +66,7 @@ def _many_rows_kernel(
     for group in tl.range(0, GROUPS, num_stages=STAGES):
         x = x_desc.load([m0, group * 128])
         w = w_desc.load([n0, group * 128])
-        # What tensor cores add up of FP8 has 14 bits: 128 columns at a time, and these in float32.
+        # Tensor cores add up FP8 with 14 bits, so only 128 columns at a time; the rest is added up in float32.
         part = tl.dot(x, w.T)
         if GROUPED and ONE_SCALE:
             w_scale = tl.load(w_scale_ptr + n0 // SCALE_ROWS * GROUPS + group)
@@ -106,7 +106,7 @@ class ManyRowsConfig:
     band: int = 8
 
     def shared_memory(self) -> int:
-        """Bytes at most of the tiles that are on their way or being multiplied."""
+        """Return an upper bound in bytes of the tiles in flight or in use."""
         return self.stages * (self.block_m + self.block_n) * GROUP + 4096
 
 

@@ -1,7 +1,7 @@
-"""x @ weight.T for one row and a weight in FP8: multiplied and added up in float32 by plain instructions.
+"""x @ weight.T for one row and a weight in FP8, multiplied and added up in float32 by plain instructions.
 
-A thread holds 16 neighbouring columns of each of its rows, as they come out of memory, and has the next ones on their
-way in registers while it multiplies these. Their 16 products are added up before the scale of their 128 columns.
+A thread holds 16 neighbouring columns of each of its rows in registers, as memory delivers them. It loads the next ones
+while it multiplies these. The 16 products are added up before they are multiplied by the scale of their 128 columns.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -22,7 +22,7 @@ from aengine.kernels.variants import keep_variants
 def one_row_kernel(
     x_ptr,  # [1, K]
     w_ptr,  # [N, K] e4m3
-    scale_ptr,  # [ceil(N / SCALE_ROWS), groups], or 1 in place of groups where not GROUPED
+    scale_ptr,  # [ceil(N / SCALE_ROWS), groups], or one scale for all groups if not GROUPED
     bias_ptr,  # [N]
     residual_ptr,  # [1, N], ADD only; may be out_ptr
     norm_ptr,  # [K], NORM only
@@ -34,20 +34,20 @@ def one_row_kernel(
     GROUPED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WIDTH: tl.constexpr,  # groups of 128 columns in a step
-    AHEAD: tl.constexpr,  # steps whose weights are on their way: one or two
+    AHEAD: tl.constexpr,  # steps whose weights are in flight: one or two
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     GROUPS: tl.constexpr = (K + 127) // 128
-    CHUNKS: tl.constexpr = GROUPS * 8  # of 16 columns, as all that follows
+    CHUNKS: tl.constexpr = GROUPS * 8  # of 16 columns; so is everything below
     STEP: tl.constexpr = WIDTH * 8
     tile = tl.program_id(0)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tl.minimum(n, N - 1)  # rows past the end read the last row, and are not stored
+    rows = tl.minimum(n, N - 1)  # rows after the end read the last row and are not stored
     chunk = tl.arange(0, STEP)
-    # Chunks are the first axis, so that neighbouring threads have neighbouring ones.
+    # Chunks are the first axis, so that neighbouring threads have neighbouring chunks.
     w_at = (w_ptr + rows.to(tl.int64) * K)[None, :, None] + (chunk * 16)[:, None, None] + tl.arange(0, 16)
     x_at = (chunk * 16)[:, None, None] + tl.arange(0, 8)
     if SCALE_ROWS % BLOCK_N == 0:
@@ -56,7 +56,7 @@ def one_row_kernel(
         scale_at = scale_ptr + (rows // SCALE_ROWS * GROUPS)[None, :] + tl.zeros([STEP, 1], tl.int32)
     if OVERLAP:
         gdc_launch_dependents()
-    # Weights need not wait: these are on their way while the kernel before this one ends.
+    # Weights need not wait: they are loaded while the kernel before this one ends.
     w = tl.load(w_at, mask=(chunk < K // 16)[:, None, None], other=0.0)  # [STEP, BLOCK_N, 16]
     later = w
     if AHEAD > 1:
@@ -65,7 +65,7 @@ def one_row_kernel(
         gdc_wait()
     acc = tl.zeros([STEP, BLOCK_N], tl.float32)
     squares = tl.zeros([STEP, 1], tl.float32)
-    for step in tl.static_range(0, CHUNKS, STEP):  # unrolled: bytes that a loop carries are taken apart
+    for step in tl.static_range(0, CHUNKS, STEP):  # unrolled, because a loop would unpack the bytes that it carries
         newest = w
         if step + AHEAD * STEP < CHUNKS:
             at = step + AHEAD * STEP
@@ -89,9 +89,9 @@ def _add_products(
     acc, squares, w, x_at, norm_at, scale_at, step, chunk,
     K: tl.constexpr, BLOCK_N: tl.constexpr, STEP: tl.constexpr, GROUPED: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """acc [STEP, BLOCK_N] plus each chunk's products, and x's squares [STEP, 1] with the chunk's."""
+    """Add a chunk's products to acc [STEP, BLOCK_N], and x's squares to squares [STEP, 1]."""
     inside = chunk + step < K // 16
-    # The halves of a chunk apart: 8 columns are what one load of x brings.
+    # The halves of a chunk are split, because one load of x brings 8 columns.
     low, high = tl.split(tl.permute(tl.reshape(w, [STEP, BLOCK_N, 2, 8]), [0, 1, 3, 2]))
     part = tl.zeros([STEP, BLOCK_N], tl.float32)
     for half in tl.static_range(2):
@@ -108,10 +108,10 @@ def _add_products(
 
 @dataclass(frozen=True, slots=True)
 class OneRowConfig:
-    """How one shape is cut up.
+    """How one shape is divided.
 
-    width: groups of 128 columns in a step, a power of two, 4 of them are 16 bytes for each thread of a warp; ahead:
-    steps whose weights are on their way, one or two.
+    width: groups of 128 columns in a step, a power of two; 4 groups are 16 bytes for each thread of a warp. ahead:
+    steps whose weights are in flight, one or two.
     """
 
     block_n: int
@@ -120,5 +120,5 @@ class OneRowConfig:
     ahead: int = 1
 
     def shared_memory(self, m: int, element_size: int) -> int:
-        """Bytes at most, of sums on their way from warp to warp."""
+        """Return an upper bound in bytes of the sums that move between warps."""
         return self.block_n * self.width * 32 + 4096

@@ -18,9 +18,9 @@ _SLAB = 2**24  # elements that are quantised at once: 64 MB in float32
 
 
 def quantize_fp8(weight: Tensor, block: tuple[int, int] = (GROUP, GROUP)) -> tuple[Tensor, Tensor]:
-    """A matrix [n, k] of any float type -> e4m3 values [n, k], scales [ceil(n / rows), ceil(k / columns)].
+    """Quantise a matrix [n, k] of any float type -> e4m3 values [n, k], scales [ceil(n / rows), ceil(k / columns)].
 
-    The largest of each block becomes 448. On the weight's device, a slab of rows at a time.
+    The largest value of each block becomes 448. Works on the weight's device, on a slab of rows at a time.
     """
     n, k = weight.shape
     rows, columns = min(block[0], n), min(block[1], k)
@@ -38,16 +38,16 @@ def quantize_fp8(weight: Tensor, block: tuple[int, int] = (GROUP, GROUP)) -> tup
 
 
 def _slabs(n: int, k: int, rows: int) -> list[tuple[int, int]]:
-    """Runs of rows of the matrix, whole blocks where these are not larger than a slab."""
+    """Return the ranges of rows of the slabs. A slab has whole blocks, unless a block is larger."""
     step = max(1, _SLAB // k)
     step -= step % rows if step > rows else 0
-    if rows > step:  # one block for several slabs
+    if rows > step:  # a block has several slabs
         return [(s, min(s + step, b, n)) for b in range(rows, n + rows, rows) for s in range(b - rows, min(b, n), step)]
     return [(start, min(start + step, n)) for start in range(0, n, step)]
 
 
 def _largest(slab: Tensor, rows: int, columns: int, across: int) -> Tensor:
-    """The largest magnitude of each block [ceil(slab rows / rows), across]."""
+    """Return the largest magnitude of each block [ceil(slab rows / rows), across]."""
     rows = min(rows, len(slab))
     height = -(-len(slab) // rows)
     padded = F.pad(slab.float().abs(), (0, across * columns - slab.shape[1], 0, height * rows - len(slab)))
@@ -55,7 +55,7 @@ def _largest(slab: Tensor, rows: int, columns: int, across: int) -> Tensor:
 
 
 def _spread(scale: Tensor, block: tuple[int, int], n: int, k: int) -> Tensor:
-    """Scales of blocks [rows, columns] as ones of elements, [n, k] or what broadcasts to it."""
+    """Expand scales of blocks [rows, columns] to elements, [n, k] or a shape that broadcasts to it."""
     if scale.shape[1] > 1:
         scale = scale.repeat_interleave(block[1], 1)[:, :k]
     return scale.repeat_interleave(block[0], 0)[:n] if len(scale) > 1 else scale

@@ -17,11 +17,11 @@ import triton.language as tl
 
 @dataclass(frozen=True, slots=True)
 class _Narrow:
-    """The bits of a 16-bit type, for two numbers side by side."""
+    """The bits of a 16-bit type, for two numbers in one register."""
 
     pair: str
-    e2m1_power: str  # what a number lacks that has the bits of e2m1 as last of the exponent and first of the mantissa
-    lift: float  # the same
+    e2m1_power: str  # the missing power of two, if a number has e2m1's bits across exponent and mantissa
+    lift: float  # the same power
 
 
 _NARROW = {
@@ -33,8 +33,10 @@ _MINUS_ZERO = "0x80008000"
 
 @dataclass(frozen=True, slots=True)
 class Unpacking:
-    """assembly: empty where there is none. base: what is to be taken from an int4 code before its zero. lift: the power
-    of two that numbers lack before they are scaled.
+    """How words of codes become numbers.
+
+    assembly: empty for arithmetic in Triton. base: subtracted from an int4 code besides its zero. lift: the power of
+    two that numbers lack before they are scaled.
     """
 
     assembly: str
@@ -44,8 +46,11 @@ class Unpacking:
 
 @lru_cache
 def unpacking(dtype: torch.dtype, mxfp4: bool, scaled: bool, bare: bool = False) -> Unpacking:
-    """For numbers of this dtype; scaled: multiplied by the last four operands; bare: those of MXFP4 lack `lift` as
-    int4's do, rather than to be multiplied by it first."""
+    """Return how codes become numbers of this dtype.
+
+    scaled: the numbers are multiplied by the last four operands. bare: numbers of MXFP4 lack `lift`, as those of int4
+    do; otherwise they are multiplied by it.
+    """
     narrow = _NARROW.get(dtype)
     if narrow is None:
         return Unpacking("", 0, 1.0)
@@ -61,7 +66,7 @@ def unpacking(dtype: torch.dtype, mxfp4: bool, scaled: bool, bare: bool = False)
 
 
 def _registers(narrow: _Narrow) -> list[str]:
-    """A scratch register and constants: a multiply-add takes no immediate operands."""
+    """Declare a scratch register and constants, because a multiply-add takes no immediate operands."""
     constants = {
         "one": "0x3c003c00", "low": "0x7a007a00", "high": "0x78007800",
         "power": narrow.e2m1_power, "minus_zero": _MINUS_ZERO,
@@ -70,10 +75,10 @@ def _registers(narrow: _Narrow) -> list[str]:
 
 
 def _int4_in_place() -> list[str]:
-    """Bits 0 to 7 of a bf16 number without exponent count in steps of 2**-133, the exponent's last bit included.
+    """In a bf16 number with exponent 0, bits 0 to 7 count in steps of 2**-133; bit 7 is the last bit of the exponent.
 
-    So codes are numbers where they are, and only those of the upper byte are shifted. One instruction takes them to
-    steps of 2**-16 and their zero away: operands $5 to $8 are the quarters' -zero * 2**-16.
+    So codes are numbers in their places; only those of the upper byte are shifted. One multiply-add scales them to
+    steps of 2**-16 and subtracts their zero. Operands $5 to $8 are the quarters' -zero * 2**-16.
     """
     lines = []
     for i in range(4):
@@ -85,9 +90,9 @@ def _int4_in_place() -> list[str]:
 
 
 def _int4() -> list[str]:
-    """Two instructions bring two codes into the mantissa of 1024, the third takes it and the zero away.
+    """Two instructions put two codes into the mantissa of 1024. A third one subtracts 1024 and the zero.
 
-    Operands $5 to $8 are the quarters' -(1024 + zero). Numbers without exponent have too little range in float16.
+    Operands $5 to $8 are the quarters' -(1024 + zero). In float16, numbers with exponent 0 have too little range.
     """
     lines = []
     for i in range(4):
@@ -100,9 +105,10 @@ def _int4() -> list[str]:
 
 
 def _e2m1(narrow: _Narrow, bare: bool) -> list[str]:
-    """A code's bits go where they are a number, subnormal where it is one, that only lacks a power of two.
+    """Move a code's bits to where they are a number, maybe a subnormal one, that lacks only a power of two.
 
-    `spread` has put them where a bfloat16 number has them, but for a shift; those of the last quarter take three.
+    `spread` has put the bits of three quarters where a bfloat16 number has them, up to a shift. The last quarter takes
+    three steps.
     """
     lines = []
     for i, shift in enumerate((6, 3, 0)):
@@ -113,7 +119,7 @@ def _e2m1(narrow: _Narrow, bare: bool) -> list[str]:
     lines += ["shr.u32 t, $4, 7;", "lop3.b32 $3, t, 0x00400040, $3, 0xEA;"]
     lines += ["shl.b32 t, $4, 1;", f"lop3.b32 $3, t, {_MINUS_ZERO}, $3, 0xEA;"]
     for i in range(4):
-        if narrow.pair == "f16x2":  # whose exponent begins three bits further up
+        if narrow.pair == "f16x2":  # its exponent begins three bits further up
             lines += [f"shl.b32 t, ${i}, 3;", "and.b32 t, t, 0x0e000e00;"]
             lines.append(f"lop3.b32 ${i}, ${i}, {_MINUS_ZERO}, t, 0xEA;")
         if not bare:
@@ -123,7 +129,7 @@ def _e2m1(narrow: _Narrow, bare: bool) -> list[str]:
 
 @triton.jit
 def load_scales(scales_ptr, block, n, MXFP4: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr):
-    """The words [BLOCK_N] that hold the scales of the quarters of a block; of the same group, the same."""
+    """Load the words [BLOCK_N] with the scales of a block's four quarters. Quarters of one group share a word."""
     if MXFP4:
         first = tl.load(scales_ptr + block * N + n)
         second, third, fourth = first, first, first
@@ -144,13 +150,13 @@ def _scale(word, QUARTER: tl.constexpr, MXFP4: tl.constexpr, LIFT: tl.constexpr)
 
 @triton.jit
 def offset(word, dtype: tl.constexpr, BASE: tl.constexpr, LIFT: tl.constexpr):
-    """What the assembly adds to a code."""
+    """Return the number that the assembly adds to a code."""
     return ((-BASE - (word & 255)).to(tl.float32) * (1 / LIFT)).to(dtype)
 
 
 @triton.jit
 def e2m1(words, QUARTER: tl.constexpr):
-    """The numbers of one quarter, float32, from words as `spread` makes them."""
+    """Return the numbers of one quarter in float32. words: as `spread` makes them."""
     wide = words.to(tl.int32)
     if QUARTER < 3:
         magnitude, sign = wide >> (3 * QUARTER) & 7, wide >> (9 + 3 * QUARTER) & 1
@@ -162,7 +168,7 @@ def e2m1(words, QUARTER: tl.constexpr):
 
 @triton.jit
 def _plain(words, scale, QUARTER: tl.constexpr, MXFP4: tl.constexpr, SCALED: tl.constexpr, dtype: tl.constexpr):
-    """One quarter without a word of assembly: any dtype, any device."""
+    """Unpack one quarter without assembly, for any dtype and device."""
     if MXFP4:
         number = e2m1(words, QUARTER)
     else:
@@ -180,7 +186,7 @@ def unpack(
 ):  # fmt: skip
     """words [..., BLOCK_N, 32], scales of the quarters [..., BLOCK_N] -> four quarters of a block [..., BLOCK_N, 32].
 
-    like: of the dtype that the weights are to have.
+    like: a tensor of the dtype of the result.
     """
     dtype: tl.constexpr = like.dtype
     if ASM == "":
@@ -219,16 +225,16 @@ def _offsets_of_none(dtype: tl.constexpr):
 
 @triton.jit
 def load_words(words_ptr, tile, block, N: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The words [BLOCK_N, 32] of a tile and a block, in the order of memory until they are in registers."""
+    """Load the words [BLOCK_N, 32] of a tile and a block. They keep the order of memory until they are in registers."""
     strip = tl.minimum(tile * (BLOCK_N // 16) + tl.arange(0, BLOCK_N // 16), (N - 1) // 16)
     return load_strips(words_ptr, strip, block, BLOCKS, BLOCK_N)
 
 
 @triton.jit
 def load_strips(words_ptr, strip, block, BLOCKS: tl.constexpr, ROWS: tl.constexpr):
-    """The same of any ROWS / 16 tiles of 16 rows."""
+    """Load the words of any ROWS / 16 strips of 16 rows."""
     strip = strip.to(tl.int64)
-    # Tiles first: then each warp loads what it multiplies, and words that are loaded early may stay in registers.
+    # Strips are the first axis. So each warp loads the words that it multiplies, and early words may stay in registers.
     half, inner = tl.arange(0, 2)[None, :, None], tl.arange(0, 256)[None, None, :]
     words = tl.load(words_ptr + ((strip[:, None, None] * BLOCKS + block) * 512 + half * 256 + inner))
     words = tl.reshape(words, [ROWS // 16, 2, 8, 4, 2, 2, 2])  # tile, half, r, t, eight of rows, of words, pair
@@ -237,7 +243,7 @@ def load_strips(words_ptr, strip, block, BLOCKS: tl.constexpr, ROWS: tl.constexp
 
 @triton.jit
 def load_x(x_columns, block, used, QUARTER: tl.constexpr, K: tl.constexpr):
-    """A quarter of a block of x, [..., 32, M]; x_columns: of the first block."""
+    """Load a quarter of a block of x, [..., 32, M]. x_columns: pointers into the first block."""
     c = tl.arange(0, 32)[:, None]
     k = block * 128 + QUARTER * 32 + c
     inside = used & (k < K) if K % 128 else used
@@ -246,7 +252,7 @@ def load_x(x_columns, block, used, QUARTER: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def one_after_another(w0, w1, w2, w3, ROWS: tl.constexpr):
-    """The quarters [ROWS, 32] of a block as one [ROWS, 128]."""
+    """Join the quarters [ROWS, 32] of a block to [ROWS, 128]."""
     weights = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [ROWS, 32, 2, 2]
     return tl.reshape(tl.permute(weights, [0, 2, 3, 1]), [ROWS, 128])
 
@@ -257,7 +263,7 @@ def add_block(
     MXFP4: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr,
     ASM: tl.constexpr, BASE: tl.constexpr, LIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """acc [BLOCK_N, M] plus the product of a block of weights [BLOCK_N, 128] with quarters of x [32, M].
+    """Add the product of a block of weights [BLOCK_N, 128] and quarters of x [32, M] to acc [BLOCK_N, M].
 
     All of them may have a leading axis.
     """

@@ -1,4 +1,4 @@
-"""How products with 4-bit weights are cut up."""
+"""How products with 4-bit weights are divided among programs and warps."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from dataclasses import dataclass, replace
 from aengine.kernels.launch import LIGHT, Launch, find_borders, power_of_two
 from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
 
-LEAST_ROWS = 8  # of a product
+LEAST_ROWS = 8  # the least height of a matrix product here
 ONE_ROW_WARPS = 8
-MOST_STEPS = 32  # of a row that streams: more take long to compile, and were not measured
-# From here on the library's product is so much faster that the weight may be written out for it first.
+MOST_STEPS = 32  # blocks of a warp in `StreamedRowConfig`: more take long to compile and were not measured
+# From this number of rows on, the library's product is fast enough to pay for writing the weight out first.
 DENSE_ROWS = 1024
-# From here on a dense copy, where one is kept, is faster than codes.
+# From this number of rows on, a dense copy is faster than codes, if one is kept.
 COPY_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Config:
-    """How one shape is cut up.
+    """How one shape is divided.
 
-    rows: of x, per program, a power of two; splits: of k, in whole blocks of 128 columns; early: steps of each piece
-    that are loaded before the wait, 0 to 2; scaled: scales go onto the weights, not onto the sums of a group;
-    block_per_warp: `int4_few_rows_kernel`, for no more than `rows` rows, unsplit and with one early step;
-    unpacks_ahead: `int4_many_rows_kernel`, where of the tiles as many are not split as fill whole `rounds` of the
-    processors.
+    Args:
+        rows: rows of x of a program, a power of two.
+        splits: pieces of K, in whole blocks of 128 columns.
+        early: steps of each piece that are loaded before the wait, 0 to 2.
+        scaled: scales are applied to the weights, not to the sums of a group.
+        block_per_warp: use `int4_few_rows_kernel`, for at most `rows` rows, unsplit and with one early step.
+        unpacks_ahead: use `int4_many_rows_kernel`. Tiles that fill whole `rounds` of the processors are not split.
     """
 
     block_n: int
@@ -40,11 +42,11 @@ class Int4Config:
 
     @property
     def step(self) -> int:
-        """Blocks."""
+        """Blocks of one step."""
         return self.warps if self.block_per_warp else 1
 
     def shared_memory(self, element_size: int) -> int:
-        """Bytes at most: copies of words, of x and of scales on their way; after them, the sums change places."""
+        """Return an upper bound in bytes: words, x and scales in flight, or the sums as they are transposed."""
         words, x = self.block_n * BLOCK // 2, self.rows * BLOCK * element_size
         step = self.step * (words + x + 16 * self.block_n)
         return max(self.stages * step, 4 * (self.rows + 4) * self.block_n * self.step)
@@ -52,7 +54,7 @@ class Int4Config:
 
 @dataclass(frozen=True, slots=True)
 class OneRowConfig:
-    """How one shape is cut up for a single row whose weights are all on their way at once. steps: blocks of a warp."""
+    """How one shape is divided for a single row whose weights are all in flight at once. steps: blocks of a warp."""
 
     block_n: int
     warps: int
@@ -61,27 +63,30 @@ class OneRowConfig:
 
 @dataclass(frozen=True, slots=True)
 class StreamedRowConfig:
-    """The same where a warp has some blocks on their way, `ahead`. registers: of a thread at most."""
+    """How one shape is divided for a single row that is streamed.
+
+    ahead: blocks of a warp in flight. registers: of a thread at most.
+    """
 
     warps: int
     ahead: int
     registers: int
 
     def steps(self, blocks: int) -> int:
-        """Blocks of a warp, of so many of a row of the weight."""
+        """Return the blocks of one warp, for a row of the weight of `blocks` blocks."""
         return -(-blocks // self.warps)
 
     def padded_steps(self, blocks: int) -> int:
-        """The same as a power of two, as what lies in shared memory is laid out."""
+        """Return `steps` padded to a power of two, as shared memory is laid out."""
         return power_of_two(self.steps(blocks))
 
     def shared_memory(self, blocks: int) -> int:
-        """Bytes: of each block the columns of x, and a scale and an offset for 16 rows."""
+        """Return the bytes: for each block the columns of x, and a scale and an offset for 16 rows."""
         return self.padded_steps(blocks) * self.warps * (2 * BLOCK + 128)
 
 
 def one_row_config(weight: PackedCodes, launch: Launch) -> OneRowConfig | StreamedRowConfig | None:
-    """How to cut a weight for one row of x in 16 bits; None where `int4_config` is better.
+    """Return how to divide a weight for one row of x in 16 bits; None if `int4_config` is better.
 
     Measured on an H200, in the four shapes of an 8B model.
     """
@@ -102,17 +107,17 @@ def one_row_config(weight: PackedCodes, launch: Launch) -> OneRowConfig | Stream
         config = StreamedRowConfig(4, 4, 160)
     else:
         config = StreamedRowConfig(4, 2, 80)
-    # Two programs a processor at least, each with what it has on its way; the steps are unrolled.
+    # At least two programs fit a processor, with their blocks in flight. The steps are unrolled.
     fits = config.shared_memory(weight.blocks) <= launch.shared_memory // 2
     return config if fits and config.ahead <= config.steps(weight.blocks) <= MOST_STEPS else None
 
 
 def int4_config(m: int, n: int, blocks: int, element_size: int, launch: Launch) -> Int4Config:
-    """How to cut a weight [n, blocks * 128] for m rows, with fewer stages where there is less shared memory.
+    """Return how to divide a weight [n, blocks * 128] for m rows, with fewer stages if there is less shared memory.
 
     Measured on an H200, in the four shapes of an 8B model.
     """
-    # Tensor cores work by themselves on Hopper alone, and in 16 bits.
+    # Only Hopper's tensor cores multiply asynchronously, and only 16-bit numbers.
     config = _chosen(m, n, blocks, launch.processors, launch.capability[0] == 9 and element_size == 2)
     while config.stages > 1 and config.shared_memory(element_size) > launch.shared_memory:
         config = replace(config, stages=config.stages - 1)
@@ -124,7 +129,7 @@ def int4_config(m: int, n: int, blocks: int, element_size: int, launch: Launch) 
 def int4_borders(n: int, k: int, launch: Launch, most: int) -> list[int]:
     """Return the numbers of rows below `most` after which another kernel multiplies with a weight [n, k].
 
-    Of x in 16 bits. A kernel is compiled for pieces of K or for none, whatever their number.
+    For x in 16 bits. A kernel is compiled for split or unsplit K, not for the number of pieces.
     """
 
     def kernel(m: int) -> tuple[object, ...]:
@@ -147,7 +152,7 @@ def _chosen(m: int, n: int, blocks: int, processors: int, asynchronous: bool) ->
 
 
 def _few_rows(rows: int, n: int, blocks: int, processors: int) -> Int4Config:
-    """Everything on its way at once: all programs are resident, or each warp has a block of its own."""
+    """Load everything at once: either all programs are resident, or each warp has its own blocks."""
     tiles = -(-n // 64)
     if tiles >= 2 * processors and blocks >= 8:
         return Int4Config(64, rows, 1, 3, 4, 1, block_per_warp=True)
@@ -170,7 +175,7 @@ def _some_rows(rows: int, n: int, blocks: int, processors: int, asynchronous: bo
 
 
 def _many_rows(m: int, n: int, blocks: int, processors: int) -> Int4Config:
-    """One program a processor, which four stages see to: larger tiles leave nothing for the next block's weights."""
+    """One program a processor with four stages. Larger tiles leave no registers for the next block's weights."""
     tiles = -(-n // 128) * -(-m // 128)
     rounds, left = divmod(tiles, processors)
     splits = max(1, min(processors // left, blocks // 4, 8)) if left else 1
@@ -178,8 +183,10 @@ def _many_rows(m: int, n: int, blocks: int, processors: int) -> Int4Config:
 
 
 def _many_rows_in_step(m: int, n: int, blocks: int, processors: int) -> Int4Config:
-    """Where products wait for one another: whole tiles that fill their last round, or smaller ones in pieces of K."""
-    # A large tile reads each x less often.
+    """Products wait for one another here. Use whole tiles if they fill the last round, else smaller tiles in pieces of
+    K.
+    """
+    # A large tile reads x less often.
     large, small = (_filled(-(-n // height) * -(-m // 128), processors) for height in (256, 128))
     if max(1.2 * large, small) >= 0.7:
         return Int4Config(256 if 1.2 * large >= small else 128, 128, 1, 3, 8, 0, scaled=True)
@@ -188,5 +195,5 @@ def _many_rows_in_step(m: int, n: int, blocks: int, processors: int) -> Int4Conf
 
 
 def _filled(tiles: int, processors: int) -> float:
-    """Which part of the processors has work, where each takes one tile after the other."""
+    """Return the share of the processors that have work, if each takes one tile after the other."""
     return tiles / (-(-tiles // processors) * processors)

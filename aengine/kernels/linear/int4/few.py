@@ -29,20 +29,20 @@ def int4_product_kernel(
     bias_ptr,  # [N], BIAS only
     residual_ptr,  # [m, N], ADD only; may be out_ptr
     out_ptr,  # [m, N]
-    part_ptr,  # [tiles, splits, M, BLOCK_N] float32, where K is split
-    arrived_ptr,  # [tiles] int32, zero between launches, where K is split
+    part_ptr,  # [tiles, splits, M, BLOCK_N] float32, if K is split
+    arrived_ptr,  # [tiles] int32, zero between launches, if K is split
     m,
     splits,
     N: tl.constexpr,
     K: tl.constexpr,
-    BLOCKS: tl.constexpr,  # of 128 columns; the last may be filled up
+    BLOCKS: tl.constexpr,  # of 128 columns; the last may be padded
     GROUP: tl.constexpr,
     M: tl.constexpr,  # rows of x of a program
     BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr,  # whether K is
+    SPLIT: tl.constexpr,  # whether K is split
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,  # blocks that are loaded before the wait: 0 to 2
-    SCALED: tl.constexpr,  # the weights, rather than the sums of a group
+    SCALED: tl.constexpr,  # scales are applied to the weights, not to the sums of a group
     MXFP4: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
@@ -61,12 +61,12 @@ def int4_product_kernel(
     first = split * BLOCKS // splits
     end = (split + 1) * BLOCKS // splits
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Rows past the end read the last row, and are not stored.
+    # Rows after the end read the last row and are not stored.
     inside_n = tl.minimum(n, N - 1)
     x_columns = x_ptr + rows_m.to(tl.int64)[None, :] * K
     if OVERLAP:
         gdc_launch_dependents()
-    # Weights need not wait: these are on their way while the kernel before this one ends, and are used last.
+    # Weights need not wait: they are loaded while the kernel before this one ends, and are used last.
     if EARLY > 0:
         w_early = load_words(words_ptr, tile_n, first, N, BLOCKS, BLOCK_N)
         early_scales = load_scales(scales_ptr, first, inside_n, MXFP4, GROUP, N)
@@ -107,7 +107,7 @@ def int4_product_kernel(
 def load_blocks(
     words_ptr, tile, block, N: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr, WARPS: tl.constexpr
 ):
-    """The words [WARPS, BLOCK_N, 32] of a tile and blocks [WARPS]."""
+    """Load the words [WARPS, BLOCK_N, 32] of a tile and blocks [WARPS]."""
     strip = tl.minimum(tile * (BLOCK_N // 16) + tl.arange(0, BLOCK_N // 16), (N - 1) // 16).to(tl.int64)
     half, inner = tl.arange(0, 2)[None, None, :, None], tl.arange(0, 256)[None, None, None, :]
     start = (strip[None, :] * BLOCKS + block[:, None]) * 512  # [WARPS, strips]

@@ -1,4 +1,4 @@
-"""Launches of products with 4-bit weights, and of weights that are written out dense."""
+"""Launches the products with 4-bit weights, and writes weights out dense."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aengine.kernels.parts import Parts
 
 
 class Int4Product:
-    """The kernels and their scratch memory. One stream at a time: launches share the scratch."""
+    """The kernels and their scratch memory. Launches share the scratch, so use one stream at a time."""
 
     def __init__(self) -> None:
         self._parts = Parts()
@@ -39,13 +39,18 @@ class Int4Product:
         residual: Tensor | None = None,
         config: Int4Config | None = None,
     ) -> Tensor:
-        """x [m, k] in the order of the codes' columns, bias [n], residual [m, n] (contiguous; becomes the result)
-        -> [m, n]. Raises ValueError for a config whose early blocks are more than a piece has.
+        """x [m, k] in the order of the codes' columns, bias [n] -> [m, n].
+
+        Raises: ValueError if the config does not fit the shape.
+
+        Args:
+            residual: [m, n], contiguous. It is added, and becomes the result.
+            config: None means the config that was measured for this shape.
         """
         x = x.contiguous()
         (m, k), n = x.shape, weight.rows
         launch = launch_for(x.device)
-        # Wider rows do not fit the shared memory of that cut.
+        # The config of one row has too little shared memory for wider rows.
         narrow = x.element_size() == 2
         if config is None and m == 1 and narrow and (one := one_row_config(weight, launch)):
             return self.row(x, weight, bias, residual, one)
@@ -92,9 +97,10 @@ class Int4Product:
         residual: Tensor | None,
         config: OneRowConfig | StreamedRowConfig,
     ) -> Tensor:
-        """The product of one row, x [1, k]; else as a call. Raises ValueError where a group is less than a block, where
-        a row has more blocks than the config, or fewer than it loads ahead, for float32 where words stream, and for
-        other formats.
+        """Multiply one row, x [1, k]; otherwise like `__call__`.
+
+        Raises: ValueError for MXFP4, for groups of less than a block, for more blocks than the config has, and for a
+        stream of float32 or of fewer blocks than it loads ahead.
         """
         blocks = weight.blocks
         if isinstance(config, StreamedRowConfig):
@@ -124,12 +130,12 @@ class Int4Product:
         return out
 
     def reserve(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Makes room for a dense weight of so many elements; before steps are captured into graphs."""
+        """Make room for a dense weight of `size` elements. Call it before steps are captured into graphs."""
         if self._dense.numel() < size * dtype.itemsize or self._dense.device != device:
             self._dense = torch.empty(size * dtype.itemsize, dtype=torch.uint8, device=device)
 
     def dequantised(self, weight: PackedCodes, dtype: torch.dtype) -> Tensor:
-        """The weight [n, k], its columns in the order of the codes', in memory that the next weight will take."""
+        """Return the weight [n, k] with its columns in the order of the codes. The next weight overwrites it."""
         n, k = weight.rows, weight.columns
         self.reserve(n * k, dtype, weight.words.device)
         dense = self._dense[: n * k * dtype.itemsize].view(dtype).view(n, k)
@@ -137,7 +143,10 @@ class Int4Product:
         return dense
 
     def write_out(self, weight: PackedCodes, dense: Tensor, *, overlap: bool) -> None:
-        """The weight into `dense` [n, k], its columns in the order of the codes'. overlap: not while these are made."""
+        """Write the weight into `dense` [n, k] with its columns in the order of the codes.
+
+        overlap: whether the kernel before this one may still run; it must not if it writes the weight.
+        """
         n, k = dense.shape
         how = _unpacking(dense, weight, scaled=True)
         dequantise_kernel[(-(-n // 64) * weight.blocks,)](
@@ -148,7 +157,7 @@ class Int4Product:
 
 
 def _unpacking(x: Tensor, weight: PackedCodes, scaled: bool) -> Unpacking:
-    """Without assembly on a CPU."""
+    """Return how codes become numbers; on a CPU without assembly."""
     return unpacking(x.dtype if x.device.type != "cpu" else torch.float32, weight.mxfp4, scaled)
 
 

@@ -1,6 +1,6 @@
-"""A `Linear` whose weight stays in 4 bits: unpacked on the way, or written out dense first where rows are very many.
+"""A `Linear` whose weight stays in 4 bits. Very many rows are multiplied with the weight written out dense.
 
-With a dense copy that is kept beside the codes, `COPY_ROWS` are very many.
+"Very many" are `DENSE_ROWS`, or `COPY_ROWS` if a dense copy is kept beside the codes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 class Int4Linear:
     """`Linear` of int4 or MXFP4 codes on a GPU.
 
-    product: shared by all linears of a device, for its scratch memory; one stream at a time.
+    product: shared by all linears of a device, for its scratch memory. Use one stream at a time.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Int4Linear:
         dtype: torch.dtype,
         copy: bool = False,
     ) -> None:
-        """dtype: of x; copy: whether a dense weight is kept. Raises ValueError for a group without a kernel."""
+        """dtype: of x. copy: whether a dense weight is kept. Raises: ValueError for a group without a kernel."""
         self.outputs, self.inputs = weight.shape
         self._weight = pack_codes(weight)
         self._bias = bias
@@ -44,7 +44,7 @@ class Int4Linear:
         self._copy: Tensor | None = None
         if copy:
             self._copy = torch.empty(self.outputs, self.inputs, dtype=dtype, device=weight.scale.device)
-            with torch.cuda.device_of(self._copy):  # weights are made on one thread, whatever GPU they are for
+            with torch.cuda.device_of(self._copy):  # one thread makes the weights of all GPUs
                 product.write_out(self._weight, self._copy, overlap=False)
         else:
             product.reserve(self.outputs * self.inputs, dtype, weight.scale.device)
@@ -87,5 +87,5 @@ class Int4Linear:
         return gated_rows(x, self._dense(x.dtype), config)
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
-        """[outputs, inputs], its columns in the order of the codes'."""
+        """Return the weight [outputs, inputs] with its columns in the order of the codes."""
         return self._product.dequantised(self._weight, dtype) if self._copy is None else self._copy

@@ -27,10 +27,10 @@ def int4_many_rows_kernel(
     bias_ptr,  # [N], BIAS only
     residual_ptr,  # [m, N], ADD only; may be out_ptr
     out_ptr,  # [m, N]
-    part_ptr,  # [tiles that are split, splits, M, BLOCK_N] float32
-    arrived_ptr,  # [tiles that are split] int32, zero between launches
+    part_ptr,  # [split tiles, splits, M, BLOCK_N] float32
+    arrived_ptr,  # [split tiles] int32, zero between launches
     m,
-    whole,  # tiles
+    whole,  # the number of tiles that are not split
     splits,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -38,7 +38,7 @@ def int4_many_rows_kernel(
     GROUP: tl.constexpr,
     M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr,  # whether any tile is
+    SPLIT: tl.constexpr,  # whether any tile is split
     STAGES: tl.constexpr,
     MXFP4: tl.constexpr,
     BIAS: tl.constexpr,

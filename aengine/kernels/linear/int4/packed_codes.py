@@ -1,12 +1,13 @@
-"""Four codes in a word of 16 bits, so that pairs of words unpack into pairs of numbers in two instructions.
+"""The layout of 4-bit codes: four in a word of 16 bits.
 
-A block of 128 columns is 32 words: word c holds columns c, 32 + c, 64 + c and 96 + c, the first in its lowest bits.
-A register of two neighbouring words, shifted and masked, is two neighbouring columns of one quarter of a block. Codes
-of MXFP4 have their bits where one shift or none brings all four into a bfloat16 number: see `spread`.
+A block of 128 columns is 32 words. Word c holds columns c, 32 + c, 64 + c and 96 + c, the first in its lowest bits. A
+register holds two neighbouring words; shifted and masked, it holds two neighbouring columns of one quarter of a block.
+So two instructions unpack a pair of numbers. Codes of MXFP4 are spread so that at most one shift moves a quarter into a
+bfloat16 number: see `spread`.
 
-A tile of 16 rows and a block of columns is 1 KB in one piece, and the tiles of 16 rows follow one another. In a tile,
-words come in the order in which the threads of a warp hold the left operand of a matrix product: for each half of a
-quarter 16 bytes a thread, so that nothing changes places between memory and product.
+A strip of 16 rows and a block of columns is 1 KB of contiguous memory, and the strips follow one another. Words of a
+strip are in the order in which the threads of a warp hold the left operand of a matrix product: 16 bytes a thread for
+each half of a quarter. So no word moves between threads.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from torch import Tensor
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 
 BLOCK = 128  # columns
-QUARTER = 32  # columns: the words of a block; the smallest group
+QUARTER = 32  # columns: the words of a block, and the smallest group
 TILE_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCodes:
-    """A weight as the kernels read it. Rows and columns are padded to whole tiles by codes that multiply nothing."""
+    """A weight as the kernels read it. Rows and columns are padded to whole tiles with codes that add nothing."""
 
     words: Tensor  # [tiles of 16 rows, blocks, 512] int16
-    scales: Tensor  # int4: [groups, n] int32, the upper 24 bits of a float32, and a zero below them;
-    #                 mxfp4: [blocks, n] int32, the exponents of a block's quarters, the first in the lowest bits
+    scales: Tensor  # int4: [groups, n] int32, the upper 24 bits of a float32, then a zero of 8 bits.
+    # mxfp4: [blocks, n] int32, the exponents of a block's quarters, the first in the lowest bits
     order: Tensor | None  # [k] int64: column j multiplies x[order[j]]
-    group: int  # columns; blocks * 128 where a row has one scale
+    group: int  # columns; blocks * 128 if a row has one scale
     rows: int  # n
     columns: int  # k
     mxfp4: bool
@@ -44,14 +45,14 @@ class PackedCodes:
 
 
 def supported_group(group: int, columns: int) -> bool:
-    """Whether the kernels know groups of so many columns: 32, 64, whole blocks, or a whole row."""
+    """Return whether the kernels know groups of this size: 32, 64, whole blocks, or a whole row."""
     return group in (QUARTER, 2 * QUARTER) or group % BLOCK == 0 or group == columns
 
 
 def pack_codes(weight: Int4Weight | Mxfp4Weight) -> PackedCodes:
-    """The weight in the layout of the kernels, on its own device; once, after loading.
+    """Return the weight in the layout of the kernels, on its own device. Call it once, after loading.
 
-    Raises ValueError for groups that are not `supported_group`.
+    Raises: ValueError for groups that are not `supported_group`.
     """
     n, k = weight.shape
     if not supported_group(weight.group, k):
@@ -77,8 +78,10 @@ def _side_by_side(codes: Tensor) -> Tensor:
 
 
 def spread(codes: Tensor) -> Tensor:
-    """The same of MXFP4. A bfloat16 number takes a code's magnitude at bits 6 to 8 and its sign at 15: six and three
-    bits further down lie those of the first two quarters, in their places those of the third; the last has the rest.
+    """Pack MXFP4 codes [..., 4, 32] uint8 -> [..., 32] int16.
+
+    A bfloat16 number takes the magnitude of a code at bits 6 to 8 and its sign at bit 15. Here the first quarter is six
+    bits lower, the second three bits lower, the third in place. The last one has the remaining bits.
     """
     first, second, third, last = codes.short().unbind(-2)
     words = (first & 7) | (first & 8) << 6 | (second & 7) << 3 | (second & 8) << 9
@@ -92,13 +95,16 @@ def _words(codes: Tensor, padded: int, in_words: Callable[[Tensor], Tensor]) -> 
     if padded > k or n % TILE_ROWS:
         codes = F.pad(codes, (0, padded - k, 0, -n % TILE_ROWS))
     words = in_words(codes.view(len(codes), -1, 4, QUARTER))  # [n, blocks, 32]
-    # Of 16 rows thread 4 * r + t of a warp holds r and 8 + r; of 16 words 2 * t, 2 * t + 1 and the same 8 further on.
+    # Thread 4 * r + t of a warp holds rows r and 8 + r of 16, and words 2 * t, 2 * t + 1, 8 + 2 * t and 9 + 2 * t of
+    # 16.
     tiles = words.view(-1, 2, 8, words.shape[1], 2, 2, 4, 2)  # [tiles, eight, r, blocks, half, eight, t, pair]
     return tiles.permute(0, 3, 4, 2, 6, 1, 5, 7).reshape(len(tiles), -1, TILE_ROWS * QUARTER)
 
 
 def _scales_and_zeros(scale: Tensor, zero: Tensor | None, groups: int) -> Tensor:
-    """Two tensors [n, given] -> [groups, n] int32. Scales of 16 bits stay exact, others keep 16 bits of mantissa."""
+    """Return [groups, n] int32 from two tensors [n, given]. Scales of 16 bits stay exact; others keep 16 bits of
+    mantissa.
+    """
     bits = scale.t().float().contiguous().view(torch.int32)
     bits = (bits + 0x80) & ~0xFF
     bits |= 8 if zero is None else zero.t().int()

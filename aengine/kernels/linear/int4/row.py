@@ -1,13 +1,13 @@
 """One row times a weight of 4-bit codes.
 
 `int4_one_row_kernel`: a program owns BLOCK_N rows of the weight, each of its warps every WARPS-th block of them. All of
-its weights are on their way before it waits for the row. Only x and the sums of the warps move between threads. That
-pays where all weights fit into registers at once.
+its weights are in flight before it waits for the row. Only x and the sums of the warps move between threads. That pays
+if all weights fit into registers at once.
 
 `int4_streamed_row_kernel` is for more programs than fit, or for longer rows. A program owns 16 rows of the weight.
-Words go from memory into the registers from which tensor cores take them, some blocks ahead. The row and the scales lie
-in shared memory: loads that hit a cache queue behind loads that go to memory, and would take as long. It is written in
-Gluon, Triton's language with explicit layouts, because it has to choose which thread holds which word.
+Words go from memory into the registers from which tensor cores take them, some blocks ahead. The row and the scales are
+in shared memory: loads that hit a cache queue after loads that go to memory, and would take as long. The kernel is
+written in Gluon, Triton's language with explicit layouts, because it has to choose which thread holds which word.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
 
@@ -26,7 +26,7 @@ from aengine.kernels.linear.finish import store_result
 from aengine.kernels.linear.int4.block import offset
 from aengine.kernels.variants import keep_variants
 
-# Four sums, eight words, x of four quarters, offsets of rows r and 8 + r, each twice.
+# Four sums, eight words, x of four quarters, and the offsets of rows r and 8 + r twice.
 OPERANDS = ",".join(["=&f"] * 4 + ["r"] * 28)
 
 
@@ -35,9 +35,9 @@ def _load_weights(
     words_ptr, scales_ptr, tile, N: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_N: tl.constexpr, WARPS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """WARPS * STEPS blocks of a tile: words [WARPS, STEPS, strips, 2, 256], scales [32, WARPS, STEPS, strips, 2].
+    """Load WARPS * STEPS blocks of a tile: words [WARPS, STEPS, strips, 2, 256], scales [32, WARPS, STEPS, strips, 2].
 
-    In the order of dimensions that gives each lane of each warp what it multiplies.
+    The order of the axes gives each lane of each warp the numbers that it multiplies.
     """
     STRIPS: tl.constexpr = BLOCK_N // 16
     warp, step, strip = tl.arange(0, WARPS), tl.arange(0, STEPS), tile * STRIPS + tl.arange(0, STRIPS)
@@ -54,7 +54,7 @@ def _load_weights(
 
 @triton.jit
 def load_row(row_ptr, first, K: tl.constexpr, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr):
-    """Blocks of a row, [WARPS, STEPS, 128], or as pairs of numbers in words, [WARPS, STEPS, 64] int32."""
+    """Load blocks of a row, [WARPS, STEPS, 128], or as pairs of numbers in words, [WARPS, STEPS, 64] int32."""
     block = first + tl.arange(0, WARPS)[:, None, None] + WARPS * tl.arange(0, STEPS)[None, :, None]
     if PAIRS:
         place = block * 64 + tl.arange(0, 64)[None, None, :]
@@ -74,7 +74,7 @@ def parted(words, like):
 
 @triton.jit
 def quarters(row, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr):
-    """A row's blocks -> four tensors [WARPS, STEPS, 32], or 16 words."""
+    """Split a row's blocks into four tensors [WARPS, STEPS, 32], or of 16 words."""
     row = tl.reshape(row, [WARPS, STEPS, 2, 2, 16 if PAIRS else 32])
     even, odd = tl.split(tl.permute(row, [0, 1, 4, 3, 2]))
     first, second = tl.split(even)
@@ -84,9 +84,9 @@ def quarters(row, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr)
 
 @triton.jit
 def operand(quarter, like, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr):
-    """A quarter -> the right operand [STEPS * WARPS, 32, 8]: eight times the same column.
+    """Make a quarter the right operand [STEPS * WARPS, 32, 8]: the same column eight times.
 
-    Its rows are in an order in which those of a thread are neighbours, as the columns of the weights are.
+    Its rows are ordered so that those of one thread are neighbours, as the columns of the weights are.
     """
     if PAIRS:
         low, high = parted(quarter, like)
@@ -97,8 +97,8 @@ def operand(quarter, like, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.c
 
 
 @triton.jit
-def _unpack(words, zeros, like, ASM: tl.constexpr, BASE: tl.constexpr, LIFT: tl.constexpr):
-    """Four quarters of blocks, without their scales; zeros: for each column of a quarter."""
+def unpack_row(words, zeros, like, ASM: tl.constexpr, BASE: tl.constexpr, LIFT: tl.constexpr):
+    """Unpack four quarters of blocks without their scales. zeros: one for each column of a quarter."""
     if ASM == "":
         wide = words.to(tl.int32)
         w0, w1 = ((wide & 15) - zeros).to(like.dtype), ((wide >> 4 & 15) - zeros).to(like.dtype)
@@ -117,7 +117,7 @@ def _products(
     words, scales, row, like, BLOCK_N: tl.constexpr, WARPS: tl.constexpr, STEPS: tl.constexpr,
     PAIRS: tl.constexpr, ASM: tl.constexpr, BASE: tl.constexpr, LIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """[WARPS, BLOCK_N, 8]: the sums of each warp's blocks, eight times the same."""
+    """Return the sums of each warp's blocks, [WARPS, BLOCK_N, 8], with eight equal columns."""
     STRIPS: tl.constexpr = BLOCK_N // 16
     BATCH: tl.constexpr = STEPS * WARPS
     words = tl.reshape(words, [WARPS, STEPS, STRIPS, 2, 8, 4, 2, 2, 2])
@@ -125,7 +125,7 @@ def _products(
     words = tl.reshape(tl.permute(words, [1, 0, 2, 6, 4, 3, 5, 7, 8]), [BATCH, BLOCK_N, 32])
     scales = tl.permute(tl.reshape(scales, [8, 4, WARPS, STEPS, STRIPS, 2]), [3, 2, 4, 5, 0, 1])
     zeros = tl.broadcast_to(tl.reshape(scales & 255, [BATCH, BLOCK_N, 1, 4, 1]), [BATCH, BLOCK_N, 2, 4, 4])
-    w0, w1, w2, w3 = _unpack(words, tl.reshape(zeros, [BATCH, BLOCK_N, 32]), like, ASM, BASE, LIFT)
+    w0, w1, w2, w3 = unpack_row(words, tl.reshape(zeros, [BATCH, BLOCK_N, 32]), like, ASM, BASE, LIFT)
     x0, x1, x2, x3 = quarters(row, WARPS, STEPS, PAIRS)
     part = tl.dot(w0, operand(x0, like, WARPS, STEPS, PAIRS), input_precision=PRECISION)
     part = tl.dot(w1, operand(x1, like, WARPS, STEPS, PAIRS), part, input_precision=PRECISION)
@@ -171,7 +171,7 @@ def int4_one_row_kernel(
     row = load_row(x_ptr, 0, K, WARPS, STEPS, PAIRS)
     like = tl.zeros([1], x_ptr.dtype.element_ty)
     acc = _products(words, scales, row, like, BLOCK_N, WARPS, STEPS, PAIRS, ASM, BASE, LIFT, PRECISION)
-    result = tl.sum(tl.max(acc, axis=2), axis=0)[None, :]  # all columns are the same
+    result = tl.sum(tl.max(acc, axis=2), axis=0)[None, :]  # all columns are equal
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.arange(0, 1)
     store_result(result, bias_ptr, residual_ptr, out_ptr, (row < 1)[:, None], row.to(tl.int64), n, N, BIAS, ADD)
@@ -179,11 +179,11 @@ def int4_one_row_kernel(
 
 @gluon.jit
 def _load_block(words_ptr, strip, first, BLOCKS: gl.constexpr, WARPS: gl.constexpr, LANES: gl.constexpr):
-    """A block for each warp: the words of its halves, two tensors [WARPS, r, t, eight of rows, eight of words]."""
+    """Load a block for each warp: the words of its halves, two tensors [WARPS, r, t, eight of rows, eight of words]."""
     FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
     block = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, FLAT)), 1) + first
     if BLOCKS % WARPS:
-        block = gl.minimum(block, BLOCKS - 1)  # what lies beyond meets zeros of x
+        block = gl.minimum(block, BLOCKS - 1)  # blocks after the end meet zeros of x
     inner = gl.expand_dims(gl.arange(0, 128, layout=gl.SliceLayout(0, FLAT)), 0)
     at = words_ptr + (strip.to(gl.int64) * BLOCKS * 256 + block * 256 + inner)
     first_half = gl.reshape(gl.load(at), [WARPS, 8, 4, 2, 2])
@@ -196,7 +196,7 @@ def _load_block(words_ptr, strip, first, BLOCKS: gl.constexpr, WARPS: gl.constex
 
 @gluon.jit
 def _load_quarters(row, WARPS: gl.constexpr, LANES: gl.constexpr):
-    """row: in shared memory [WARPS, quarter, t, half, eight]. For each quarter [WARPS, 1, t, half, eight]."""
+    """row: in shared memory [WARPS, quarter, t, half, eight] -> each quarter [WARPS, 1, t, half, eight]."""
     ALL: gl.constexpr = gl.BlockedLayout(
         [1, 1, 4, 1, 2, 2], [1, 8, 1, 4, 1, 1], [WARPS, 1, 1, 1, 1, 1], [5, 4, 3, 2, 1, 0]
     )
@@ -218,7 +218,9 @@ def _keep_scales(
     kept, scales_ptr, strip, like, N: gl.constexpr, BLOCKS: gl.constexpr, GROUP: gl.constexpr, PADDED: gl.constexpr,
     WARPS: gl.constexpr, BASE: gl.constexpr, LIFT: gl.constexpr,
 ):  # fmt: skip
-    """Scales, and what is added to codes, of a strip into `kept` [PADDED * WARPS, r, eight, 2]; 0 beyond the blocks."""
+    """Store a strip's scales and the offsets of its codes in `kept` [PADDED * WARPS, r, eight, 2]; 0 after the last
+    block.
+    """
     FLAT: gl.constexpr = gl.BlockedLayout([2], [32], [WARPS], [0])
     place = gl.arange(0, PADDED * WARPS * 16, layout=FLAT)
     block, n = place // 16, strip * 16 + place % 16
@@ -232,7 +234,7 @@ def _keep_scales(
 
 @gluon.jit
 def _keep_row(row, x_ptr, K: gl.constexpr, PADDED: gl.constexpr, WARPS: gl.constexpr):
-    """x into `row` [blocks, quarter, t, half, eight], in which what a thread multiplies is in one piece."""
+    """Store x in `row` [blocks, quarter, t, half, eight], so that the numbers of one thread are contiguous."""
     FLAT: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
     at = gl.arange(0, PADDED * WARPS * 64, layout=FLAT)
     x = gl.load(x_ptr + at, mask=at < K // 2, other=0)
@@ -254,7 +256,7 @@ def int4_streamed_row_kernel(
     GROUP: gl.constexpr,
     WARPS: gl.constexpr,
     PADDED: gl.constexpr,  # a power of two: at least the blocks of a warp
-    AHEAD: gl.constexpr,  # blocks of a warp that are on their way
+    AHEAD: gl.constexpr,  # blocks of a warp in flight
     BIAS: gl.constexpr,
     ADD: gl.constexpr,
     ASM: gl.constexpr,  # `block_product`
@@ -307,7 +309,7 @@ def _store_streamed(
     acc, bias_ptr, residual_ptr, out_ptr, strip, N: gl.constexpr, BIAS: gl.constexpr, ADD: gl.constexpr,
     LANES: gl.constexpr,
 ):  # fmt: skip
-    """acc [WARPS, r, t, eight, 2], of which all t and both of the last axis are the same."""
+    """Store acc [WARPS, r, t, eight, 2], which is constant along t and along the last axis."""
     RESULT: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(4, LANES))  # [r, t, eight]
     r = gl.arange(0, 8, layout=gl.SliceLayout(1, gl.SliceLayout(2, RESULT)))
     t = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(2, RESULT)))
@@ -325,10 +327,12 @@ def _store_streamed(
 
 @lru_cache
 def block_product(dtype: torch.dtype) -> str:
-    """Assembly: 16 rows of a block times the row, by eight products of tensor cores whose right columns are all alike.
+    """Return assembly for 16 rows of a block times the row: eight products of tensor cores with eight equal right
+    columns.
 
-    Codes become numbers as in `unpacking`, for float16 with a sixteenth for every other quarter. A warp's operands lie
-    as `mma.m16n8k16` wants them: its rows r and 8 + r, of each half of a quarter columns 2t, 2t + 1 and 8 further on.
+    Codes become numbers as in `unpacking`; in float16 every other quarter has a sixteenth. The operands of a warp are
+    laid out as `mma.m16n8k16` takes them: rows r and 8 + r, and of each half of a quarter the columns 2t, 2t + 1 and
+    those 8 further on.
     """
     half = dtype == torch.float16
     kind, pair, ones, sixteenths = ("f16", "f16x2", "0x3c003c00", "0x2c002c00") if half else (
@@ -337,7 +341,7 @@ def block_product(dtype: torch.dtype) -> str:
     lines = ["{", ".reg .b32 t<8>, a<4>, o<4>, even, odd;", f"mov.b32 even, {ones};", f"mov.b32 odd, {sixteenths};"]
     for row in range(2):
         lines.append(f"mov.b32 o{row}, ${28 + 2 * row};")
-        # In float16 codes lie in the mantissa of 1024, of which the odd quarters keep a sixteenth: 960 less.
+        # In float16, codes are in the mantissa of 1024. The odd quarters keep a sixteenth of it, so 960 is missing.
         lines.append(
             f"{{ .reg .b32 less; mov.b32 less, 0x63806380; add.rn.f16x2 o{2 + row}, o{row}, less; }}"
             if half
