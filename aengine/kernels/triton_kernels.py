@@ -110,7 +110,7 @@ class TritonKernels:
         if products.single_config(len(h), top_k, h.element_size()) is None:
             return None
         shared = SharedMatrices(gate_up.weight, down.weight, gate)
-        return TritonExperts(products.with_shared(shared)) if shared.goes_along(h, top_k) else None
+        return TritonExperts(products.with_shared(shared)) if shared.can_fuse(h, top_k) else None
 
     def route(
         self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None

@@ -403,7 +403,7 @@ def test_experts_beside_one_that_all_tokens_pass(
 ) -> None:
     products = float_experts(half(experts, 2 * inter, hidden), half(experts, hidden, inter)).products
     own = SharedMatrices(half(2 * shared, hidden), half(hidden, shared), half(1, hidden))
-    assert own.goes_along(half(4, hidden), top_k)
+    assert own.can_fuse(half(4, hidden), top_k)
     assert isinstance(products, FloatProducts)
     layer = TritonExperts(products.with_shared(own))
     layer.add_to(half(4, hidden), ints(4, top_k), single(4, top_k), half(4, hidden))

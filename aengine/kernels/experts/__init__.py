@@ -1,1 +1,1 @@
-"""Mixtures of experts: which experts a token goes to, and the sum of what they make of it."""
+"""Mixtures of experts: the choice of each token's experts, and the weighted sum of their results."""

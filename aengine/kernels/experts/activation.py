@@ -1,4 +1,4 @@
-"""What lies between an expert's two products, as `ExpertRule` says it."""
+"""The ends of an expert's two products: biases, the activation of `ExpertRule`, and stores."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from aengine.kernels.elementwise import gelu
 
 @triton.jit
 def activated(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr, GELU: tl.constexpr):
-    """SiLU(gate) * up, or GELU(gate) * up; LIMIT > 0: SiLU of both within their limits, with a steeper sigmoid, and
-    up + 1. NaN stays NaN."""
+    """SiLU(gate) * up, or GELU(gate) * up. NaN stays NaN.
+
+    LIMIT > 0: clamp both to their limits, use a steeper sigmoid, and add 1 to up.
+    """
     if LIMIT > 0:
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up)) + 1
@@ -26,7 +28,7 @@ def activated(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr, GELU: tl.const
 
 @triton.jit
 def gate_up_biases(biases_ptr, expert, n, N: tl.constexpr):
-    """biases [E, 2 * N], gate's first -> those of gate and of up, float32, in the shape of n."""
+    """Load gate's and up's biases of [E, 2 * N], gate's first, in float32 and in the shape of n."""
     place = biases_ptr + expert * (2 * N) + n
     gate = tl.load(place, mask=n < N, other=0.0).to(tl.float32)
     return gate, tl.load(place + N, mask=n < N, other=0.0).to(tl.float32)
@@ -34,26 +36,26 @@ def gate_up_biases(biases_ptr, expert, n, N: tl.constexpr):
 
 @triton.jit
 def down_biases(biases_ptr, expert, n, N: tl.constexpr):
-    """biases [E, N] -> float32, in the shape that expert and n have together."""
+    """Load biases of [E, N] in float32, in the shape to which expert and n broadcast."""
     return tl.load(biases_ptr + expert * N + n, mask=n < N, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store_pairs(
     product, out_ptr, biases_ptr, expert, rows, used, n, N: tl.constexpr, WEIGHT_FIRST: tl.constexpr,
-    GATED: tl.constexpr, APART: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, GELU: tl.constexpr,
+    GATED: tl.constexpr, UNFUSED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, GELU: tl.constexpr,
     BIASES: tl.constexpr,
 ):  # fmt: skip
     """Store a tile's product of one expert: [BLOCK_N, M] if WEIGHT_FIRST, else [M, BLOCK_N].
 
-    rows [M]: of `out`; used [M]: those that exist; n [BLOCK_N]: columns of `out`, of N. GATED: the product is twice as
-    wide, gate first, and is activated; APART: gate and up are stored as they are, gate first.
+    rows [M]: their places in `out`. used [M]: the rows that exist. n [BLOCK_N]: columns of `out`, of N. GATED: the
+    product is twice as wide, gate first, and is activated. UNFUSED: gate and up are stored as they are, gate first.
     """
     M: tl.constexpr = rows.shape[0]
     BLOCK_N: tl.constexpr = n.shape[0]
     across: tl.constexpr = 0 if WEIGHT_FIRST else 1  # the axis of rows, which biases do not have
     along: tl.constexpr = 1 - across
-    out = out_ptr + tl.expand_dims(rows.to(tl.int64), across) * (2 * N if APART else N) + tl.expand_dims(n, along)
+    out = out_ptr + tl.expand_dims(rows.to(tl.int64), across) * (2 * N if UNFUSED else N) + tl.expand_dims(n, along)
     inside = tl.expand_dims(used, across) & tl.expand_dims(n < N, along)
     if GATED:
         if WEIGHT_FIRST:
@@ -63,7 +65,7 @@ def store_pairs(
         if BIASES:
             of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
             gate, up = gate + tl.expand_dims(of_gate, along), up + tl.expand_dims(of_up, along)
-        if APART:
+        if UNFUSED:
             tl.store(out + N, up.to(out_ptr.dtype.element_ty), mask=inside)
             product = gate
         else:

@@ -13,7 +13,7 @@ from aengine.kernels.linear.base import Registered
 
 
 class Experts(Protocol):
-    """down(activation(gate(h)) * up(h)) of each of a token's experts, weighted and summed. They own their weights."""
+    """The weighted sum of down(activation(gate(h)) * up(h)) of each token's experts. They own their weights."""
 
     @property
     def hidden(self) -> int: ...
@@ -26,13 +26,13 @@ class Experts(Protocol):
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
         """Return residual + the sum over j of weights[t, j] * the expert ids[t, j] of h: [tokens, hidden].
 
-        The sum over j is in order and in float32. Enqueues only on a GPU.
+        The sum over j is in order and in float32. On a GPU this only enqueues.
 
         Args:
             h: [tokens, hidden].
             ids: int32 [tokens, k]. An id outside of 0..experts-1 adds nothing.
             weights: float32 [tokens, k].
-            residual: [tokens, hidden]; it may be overwritten. None means zeros.
+            residual: [tokens, hidden]. It may be overwritten. None means zeros.
         """
         ...
 
@@ -42,18 +42,20 @@ class RegisteredExperts(Experts, Registered, Protocol):
 
 
 class ExpertPass(Protocol):
-    """The products of one pass of tokens, one after the other. A row is a pair of a token and one of its experts."""
+    """The products of one pass of tokens, called one after the other. A row is a pair of a token and one of its
+    experts.
+    """
 
     @property
     def plan(self) -> Plan: ...
 
     @property
     def sorted(self) -> bool:
-        """Whether rows lie in the order of `plan.order`; otherwise in the order of the pairs."""
+        """Whether rows are in the order of `plan.order`; otherwise they are in the order of the pairs."""
         ...
 
     def activated(self) -> Tensor:
-        """Return what lies between the products, as the rule says: [pairs, inter]."""
+        """Return the input of down, as the rule says: [pairs, inter]."""
         ...
 
     def gate_up(self) -> Tensor:
@@ -104,13 +106,13 @@ class ExpertProducts(Protocol[Single, Tiles]):
     def rule(self) -> ExpertRule: ...
 
     def single_config(self, tokens: int, top_k: int, element_size: int) -> Single | None:
-        """How to compute so few tokens pair by pair; None if tiles are faster."""
+        """Return how to compute this number of tokens pair by pair; None if tiles are faster."""
         ...
 
     def tile_config(self, tokens: int, top_k: int, element_size: int, launch: Launch) -> Tiles: ...
 
     def single_rows(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, config: Single) -> Tensor:
-        """As `Experts.add_to`, with contiguous tensors."""
+        """Compute `Experts.add_to` of contiguous tensors."""
         ...
 
     def begin(self, h: Tensor, ids: Tensor, plan: Plan, config: Tiles) -> ExpertPass:

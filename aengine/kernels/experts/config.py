@@ -1,4 +1,4 @@
-"""Which kernels a mixture of experts runs on, and how they are cut up, by its shape and the number of tokens."""
+"""Which kernels compute a mixture of experts, and how they divide it, by its shape and the number of tokens."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from aengine.kernels.experts.routing.route_rows import MAX_TOKENS
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 from aengine.kernels.launch import Launch, find_borders, power_of_two
 
-HEIGHTS = (16, 32, 64)  # rows of a tile, of few rows
-SINGLE_TOKENS = 4  # up to which every pair is read for itself
-PACKED_SINGLE_TOKENS = 4  # the same of 4-bit codes
-FEW_AVERAGE = 32  # rows of an expert on average, up to which the weights are what takes time
-TALL_AVERAGE = 96  # the same, beyond which tiles are twice as high
-PACKED_AVERAGE = 192  # the same of 4-bit codes, beyond which tiles are four times as high
-GATHERED_AVERAGE = 448  # the same, beyond which a sorted copy of the rows takes longer than it saves
-LARGE_MEMORY = 224 * 1024  # bytes of shared memory, for a tile that leaves beside those that come
+HEIGHTS = (16, 32, 64)  # rows of a tile, for few rows
+SINGLE_TOKENS = 4  # up to here every pair is computed by itself
+PACKED_SINGLE_TOKENS = 4  # up to here every pair of 4-bit codes is computed by itself
+FEW_AVERAGE = 32  # rows of an expert on average, up to which reading the weights takes the time
+TALL_AVERAGE = 96  # rows of an expert on average, after which tiles are twice as high
+PACKED_AVERAGE = 192  # the same of 4-bit codes, after which tiles are four times as high
+GATHERED_AVERAGE = 448  # rows of an expert on average, after which a sorted copy of the rows takes longer than it saves
+LARGE_MEMORY = 224 * 1024  # bytes of shared memory that hold a tile being stored and the next ones being loaded
 _C = TypeVar("_C", FewConfig, ManyConfig, Fp8ManyConfig, PackedConfig)
 
 
 @lru_cache
 def single_config(tokens: int, top_k: int, hidden: int, element_size: int) -> SingleConfig | None:
-    """How to compute single rows; None if tiles of rows are faster, or rows are of 4 bytes an element."""
+    """Return how to compute single rows; None if tiles of rows are faster, or elements have 4 bytes."""
     if tokens > SINGLE_TOKENS or element_size > 2:
         return None
     columns = _columns(2048, hidden)
@@ -38,27 +38,28 @@ def single_config(tokens: int, top_k: int, hidden: int, element_size: int) -> Si
 
 
 def beside_shared(config: SingleConfig, hidden: int) -> SingleConfig:
-    """Change a config for an expert that all tokens pass: programs of half as many threads fill the last wave."""
+    """Change a config for an expert that all tokens pass: programs with half as many threads fill the last wave."""
     return config if hidden % 2048 else replace(config, gate_up=SingleCut(2, 1024, 2, 4))
 
 
 @lru_cache
 def tile_config(tokens: int, top_k: int, experts: int, element_size: int, launch: Launch) -> FewConfig | ManyConfig:
-    """How to compute tiles of rows, for so many tokens of which each goes to `top_k` of `experts`.
+    """Return how to compute tiles of rows, for `tokens` tokens of which each goes to `top_k` of `experts`.
 
-    With less shared memory, fewer copies are on their way at once.
+    With less shared memory, fewer copies are in flight.
     """
     pairs, height = tokens * top_k, _height(tokens * top_k, experts)
     if element_size > 2:
         cut = FewCut(block_n=16, block_k=32, stages=2, warps=4)
         return _fitting(FewConfig(min(32, height), cut, cut), element_size, launch)
-    # Before Hopper, what comes through descriptors is not on its way early.
+    # Before Hopper, loads through descriptors are not issued early.
     if pairs <= FEW_AVERAGE * experts or not launch.overlap:
         return _fitting(FewConfig(height, FewCut(32, 64, 6, 4), FewCut(64, 64, 6, 4)), element_size, launch)
     if pairs <= TALL_AVERAGE * experts:
         return _fitting(ManyConfig(64, ManyCut(128, 64, 4, 8), ManyCut(128, 64, 4, 4, 2)), element_size, launch)
     gather = pairs > GATHERED_AVERAGE * experts
-    # A tile of few columns is a few steps, and its end takes as long as they do, unless the next one's begin before it.
+    # A tile of few columns has few steps, and its end takes as long as they do, unless the next tile's steps begin
+    # before.
     flat = launch.shared_memory >= LARGE_MEMORY
     gate_up, down = ManyCut(128, 64, 4, 8, flatten=flat), ManyCut(256, 64, 3, 8, flatten=flat)
     return _fitting(ManyConfig(128, gate_up, down, gather), element_size, launch)
@@ -86,7 +87,7 @@ def fp8_tile_config(
         return _fitting(
             FewConfig(height, FewCut(32, 128, 5, 4), FewCut(64, 128, 3, 4)), element_size, launch, weight_size=1
         )
-    # Few rows as well: to widen the weights takes longer than to read them.
+    # This holds for few rows too: widening the weights takes longer than reading them.
     crowd = 0 if pairs <= TALL_AVERAGE * experts else 2
     return _fitting(
         Fp8ManyConfig(64, ManyCut(64, 128, 3, 4, crowd), ManyCut(128, 128, 3, 4, 0)), element_size, launch, 1
@@ -111,7 +112,7 @@ def packed_tile_config(tokens: int, top_k: int, experts: int, element_size: int,
         return _fitting(PackedConfig(min(32, height), cut, cut), element_size, launch)
     if not launch.warp_groups:
         return _fitting(PackedConfig(height, PackedCut(32, 4, 4), PackedCut(64, 4, 4)), element_size, launch)
-    # One product a block everywhere: four of 64 rows gave sums that differed from call to call.
+    # A block is always one product. With four products of 64 rows, sums differed from call to call.
     if height <= 32:
         return PackedConfig(height, PackedCut(64, 4, 4, ahead=True), PackedCut(128, 4, 4, ahead=True))
     if pairs <= PACKED_AVERAGE * experts:
@@ -122,7 +123,7 @@ def packed_tile_config(tokens: int, top_k: int, experts: int, element_size: int,
 def experts_borders(top_k: int, experts: int, hidden: int, launch: Launch, most: int) -> list[int]:
     """Return the numbers of tokens below `most` after which other kernels route tokens or compute experts.
 
-    Of matrices in any format with rows of 2 bytes an element.
+    For matrices in any format and rows of 2 bytes an element.
     """
     tiles = tile_config, fp8_tile_config, packed_tile_config
 
@@ -140,24 +141,24 @@ def experts_borders(top_k: int, experts: int, hidden: int, launch: Launch, most:
 
 
 def _height(pairs: int, experts: int) -> int:
-    """Rows of a tile, of so many pairs a few of each expert: twice as many as an expert has on average."""
+    """Return the rows of a tile, for few pairs of each expert: twice an expert's average."""
     return next((height for height in HEIGHTS if 2 * pairs // experts <= height), HEIGHTS[-1])
 
 
 def _columns(most: int, hidden: int) -> int:
-    """Columns of a block, eight for each thread: those that divide the rows, of at least two warps."""
+    """Return the columns of a block, eight for each thread: a divisor of `hidden`, for at least two warps."""
     return next((columns for columns in (2048, 1024) if columns <= most and hidden % columns == 0), 512)
 
 
 def _single_down(most: int, top_k: int) -> SingleCut:
-    """A warp for each of a token's experts, each with as many rows; most: times 8 elements of the weights a thread."""
+    """Return a warp for each of a token's experts. most: weights of a thread in flight, in units of 8."""
     width = power_of_two(top_k)
     rows = min(8, width)
     return SingleCut(rows, 256, min(8, max(1, most // max(rows, width))), rows)
 
 
 def _fitting(config: _C, element_size: int, launch: Launch, weight_size: int | None = None) -> _C:
-    """The same with fewer copies on their way, where they do not fit otherwise."""
+    """Return the config with fewer copies in flight, if it does not fit otherwise."""
     while config.shared_memory(element_size, weight_size or element_size) > launch.shared_memory - 1024:
         cuts = (config.gate_up, config.down)
         most = max(cut.stages for cut in cuts)

@@ -1,9 +1,9 @@
-"""Experts for some tokens, tens of rows for each expert at most: each expert's weights are read once, by all its rows.
+"""Experts for tens of rows each at most: an expert's weights are read once, by all its rows.
 
-A program owns a tile of a plan, all rows of one expert as a rule, and BLOCK_N columns of its product; the weights are
-the first operand, which is the one with the greater least height. The grid is for as many tiles as there may be; those
-that are not there end at once. Gate and up lie in one tile, so that SiLU(gate) * up is its end. Each
-token's weighted rows are added up in order by another launch.
+A program owns a tile of a plan, which usually has all rows of one expert, and BLOCK_N columns of its product. The
+weights are the first operand, because its least height is the greater one. The grid is for the most tiles there can be;
+programs of missing tiles end at once. Gate and up are in one tile, so that the program can compute SiLU(gate) * up.
+Another launch adds up each token's weighted rows.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -29,12 +29,12 @@ from aengine.kernels.variants import keep_variants
 def _few_rows_kernel(
     x_ptr,  # GATED: [tokens, K], otherwise [pairs, K]
     w_ptr,  # GATED: [E, 2 * N, K], gate, then up; otherwise [E, N, K]
-    scale_ptr,  # [E, SCALE_COUNT, K / 128], or 1 in place of K / 128 where not GROUPED; where there are scales
+    scale_ptr,  # [E, SCALE_COUNT, K / 128], or one scale for all of K if not GROUPED; if SCALE_ROWS
     biases_ptr,  # [E, 2 * N or N], BIASES only
     order_ptr,  # [pairs]
     tiles_ptr,  # [3, capacity]
     count_ptr,  # [1]
-    out_ptr,  # [pairs, N]; APART: [pairs, 2 * N], gate, then up
+    out_ptr,  # [pairs, N]; UNFUSED: [pairs, 2 * N], gate, then up
     capacity,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -44,7 +44,7 @@ def _few_rows_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
-    APART: tl.constexpr,  # GATED only: gate and up are stored as they are
+    UNFUSED: tl.constexpr,  # GATED only: gate and up are stored as they are
     SCALE_ROWS: tl.constexpr,  # rows of a matrix that share scales; 0: there are none
     SCALE_COUNT: tl.constexpr,
     GROUPED: tl.constexpr,  # scales are of 128 columns, of which BLOCK_K is a part
@@ -61,8 +61,8 @@ def _few_rows_kernel(
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     if OVERLAP and GATED:
         gdc_wait()
-    # Down, and whatever is launched between, begins behind the wait of all of gate and up's programs, and what they
-    # waited for is the plan. Others wrote it: read past the first-level cache.
+    # Down, and any launch between, begins after the wait of all of gate and up's programs, and that wait was for the
+    # plan. Other processors wrote it, so read past the first-level cache.
     count = tl.load(count_ptr, cache_modifier=".cg")
     expert = tl.load(tiles_ptr + tile, cache_modifier=".cg")
     start = tl.load(tiles_ptr + capacity + tile, cache_modifier=".cg")
@@ -80,7 +80,7 @@ def _few_rows_kernel(
             N, K, M, BLOCK_N, BLOCK_K, STAGES, GATED, SCALE_ROWS, SCALE_COUNT, GROUPED, PRECISION,
         )  # fmt: skip
         store_pairs(
-            product, out_ptr, biases_ptr, expert, pair, used, n, N, True, GATED, APART, ALPHA, LIMIT, GELU, BIASES
+            product, out_ptr, biases_ptr, expert, pair, used, n, N, True, GATED, UNFUSED, ALPHA, LIMIT, GELU, BIASES
         )
 
 
@@ -91,10 +91,12 @@ def _tile_product(
     STAGES: tl.constexpr, GATED: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COUNT: tl.constexpr,
     GROUPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One expert's rows of weights times the tile's rows of x -> float32 [BLOCK_N, M]; GATED: gate's, then up's."""
+    """Multiply one expert's rows of weights by the tile's rows of x -> float32 [BLOCK_N, M]; GATED: gate's, then
+    up's.
+    """
     PARTS: tl.constexpr = 2 if GATED else 1
     index = tl.arange(0, PARTS * BLOCK_N)
-    # Rows past the end read the last row, and are not stored.
+    # Rows after the end read the last row and are not stored.
     weight_row = tl.minimum(block * BLOCK_N + index % BLOCK_N, N - 1) + index // BLOCK_N * N
     w_rows = w_ptr + expert.to(tl.int64) * (PARTS * N * K) + weight_row[:, None] * K
     x_rows = x_ptr + x_row.to(tl.int64)[:, None] * K
@@ -112,7 +114,7 @@ def _tile_product(
             w = tl.load(w_rows + step + k, mask=inside, other=0.0)
             x = tl.load(x_rows + step + k, mask=used[:, None] & inside, other=0.0)
         if SCALE_ROWS > 0:
-            w = w.to(tl.float32)  # straight to bfloat16 goes through an instruction that is slower than memory
+            w = w.to(tl.float32)  # the direct conversion to bfloat16 is slower than memory
         if GROUPED:
             part = tl.dot(w.to(x.dtype), tl.trans(x), input_precision=PRECISION)
             acc += part * tl.load(scales + step // 128)[:, None]
@@ -125,7 +127,9 @@ def _tile_product(
 
 @dataclass(frozen=True, slots=True)
 class FewCut:
-    """How one of the two products is cut up. block_n: columns of the result; gate and up have twice the weight rows."""
+    """How one of the two products is divided. block_n: columns of the result; gate and up have twice the weight
+    rows.
+    """
 
     block_n: int
     block_k: int
@@ -135,14 +139,14 @@ class FewCut:
 
 @dataclass(frozen=True, slots=True)
 class FewConfig:
-    """How experts for few rows are cut up. height: rows of a tile."""
+    """How experts for few rows are divided. height: rows of a tile."""
 
     height: int
     gate_up: FewCut
     down: FewCut
 
     def shared_memory(self, element_size: int, weight_size: int) -> int:
-        """Bytes at most: copies on their way, with those that are being multiplied. Sizes: bytes of an element."""
+        """Return an upper bound in bytes of copies in flight or in use. Sizes: bytes of an element."""
         return max(
             cut.stages * (parts * cut.block_n * weight_size + self.height * element_size) * cut.block_k
             for cut, parts in ((self.gate_up, 2), (self.down, 1))
@@ -151,7 +155,7 @@ class FewConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FewPass:
-    """`ExpertPass` of few rows: the rows of x are read where they are, and stored in the order of the pairs."""
+    """`ExpertPass` of few rows. Rows of x are read in place, and results are stored in the order of the pairs."""
 
     h: Tensor
     ids: Tensor
@@ -169,19 +173,19 @@ class FewPass:
         return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True)
 
     def gate_up(self) -> Tensor:
-        return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True, apart=True)
+        return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True, unfused=True)
 
     def down(self, inner: Tensor) -> Tensor:
         return self._launch(inner, self.down_matrices, self.config.down)
 
-    def _launch(self, x: Tensor, w: Matrices, cut: FewCut, *, gated: bool = False, apart: bool = False) -> Tensor:
+    def _launch(self, x: Tensor, w: Matrices, cut: FewCut, *, gated: bool = False, unfused: bool = False) -> Tensor:
         launch, plan, rule = launch_for(x.device), self.plan, self.rule
         n = w.weight.shape[1] // (2 if gated else 1)
-        out = x.new_empty(self.ids.numel(), 2 * n if apart else n)
+        out = x.new_empty(self.ids.numel(), 2 * n if unfused else n)
         _few_rows_kernel[(plan.capacity * -(-n // cut.block_n),)](
             x, *w.pointers, rule.pointers(x)[0 if gated else 1], plan.order, plan.tiles, plan.count, out, plan.capacity,
             N=n, K=x.shape[1], TOP_K=self.ids.shape[1], M=self.config.height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k,
-            STAGES=cut.stages, GATED=gated, APART=apart, **w.constants, **rule.gate_up,
+            STAGES=cut.stages, GATED=gated, UNFUSED=unfused, **w.constants, **rule.gate_up,
             PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=cut.warps,
             launch_pdl=launch.overlap,
         )  # fmt: skip

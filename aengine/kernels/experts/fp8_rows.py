@@ -1,8 +1,8 @@
 """Experts in FP8 for many tokens: grouped products of FP8 by FP8, of rows that are rounded and then sorted.
 
-Tiles and their order are those of `many_rows`. What tensor cores add up of 128 columns is scaled and summed in float32.
-Where rows have a scale for each 128 columns, SiLU(gate) * up is rounded in the end of the first product: a program has
-all columns of a group, one block after the other.
+Tiles and their order are those of `many_rows`. The sum of 128 columns by tensor cores is scaled and added up in
+float32. If rows have a scale for each 128 columns, the first product rounds SiLU(gate) * up at its end. A program
+computes all columns of a group, one block after the other.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -34,8 +34,8 @@ def _product_kernel(
     x_scale_ptr,  # [K / 128, height] if X_GROUPED, [height] if X_TOKEN, else []; of tokens or of sorted rows
     x_rows,  # descriptor of [pairs, K] e4m3, sorted
     w_rows,  # descriptor of [E * 2 * N, K] e4m3 (GATED: each expert's gate, then up), otherwise [E * N, K]
-    scale_ptr,  # [E, SCALE_COUNT, K / 128], or 1 in place of K / 128 where not GROUPED
-    out_ptr,  # [pairs, N], sorted; e4m3 where ROUND
+    scale_ptr,  # [E, SCALE_COUNT, K / 128], or one scale for all of K if not GROUPED
+    out_ptr,  # [pairs, N], sorted; e4m3 if ROUND
     out_scale_ptr,  # [N / 128, pairs], ROUND only
     order_ptr,  # [pairs], X_TOKENS only
     tiles_ptr,  # [3, capacity]
@@ -55,7 +55,7 @@ def _product_kernel(
     X_GROUPED: tl.constexpr,
     X_TOKEN: tl.constexpr,
     GATED: tl.constexpr,
-    X_TOKENS: tl.constexpr,  # scales of x are of tokens
+    X_TOKENS: tl.constexpr,  # scales of x are of tokens, not of sorted rows
     ROUND: tl.constexpr,
     GELU: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -111,7 +111,7 @@ def _block(
     SCALE_ROWS: tl.constexpr, SCALE_COUNT: tl.constexpr, GROUPED: tl.constexpr, X_GROUPED: tl.constexpr,
     X_TOKEN: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """A tile's rows times BLOCK_N rows of its expert's matrix; GATED: activated, times the same of up."""
+    """Multiply a tile's rows by BLOCK_N rows of its expert's matrix; GATED: activate it and multiply it by up's."""
     GROUPS: tl.constexpr = K // 128
     n = tl.minimum(column + tl.arange(0, BLOCK_N), N - 1)
     weight_row = expert * (2 * N if GATED else N) + column
@@ -151,7 +151,9 @@ def _block(
 def _group_scale(
     scales, first, n, N: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr, SCALE_ROWS: tl.constexpr
 ):
-    """Of a group of columns of the rows n [BLOCK_N], of which `first` is the first: [1, BLOCK_N], or one number."""
+    """Load the scale of a group of columns for rows n [BLOCK_N], of which `first` is the first: [1, BLOCK_N] or a
+    number.
+    """
     if SCALE_ROWS % BLOCK_N == 0 and N % BLOCK_N == 0:
         scale = tl.load(scales + first // SCALE_ROWS * GROUPS)
     else:
@@ -161,20 +163,20 @@ def _group_scale(
 
 @dataclass(frozen=True, slots=True)
 class Fp8ManyConfig:
-    """How experts in FP8 for many rows are cut up, 128 columns of a row at a time. height: rows of a tile."""
+    """How experts in FP8 for many rows are divided; a step takes 128 columns. height: rows of a tile."""
 
     height: int
     gate_up: ManyCut
     down: ManyCut
 
     def shared_memory(self, element_size: int, weight_size: int) -> int:
-        """Bytes at most: copies on their way, with those that are being multiplied, and scales."""
+        """Return an upper bound in bytes of copies in flight or in use, and of scales."""
         return ManyConfig(self.height, self.gate_up, self.down).shared_memory(1, 1) + 4096
 
 
 @dataclass(slots=True, eq=False)
 class Fp8ManyPass:
-    """`ExpertPass` of many rows, in the order of the plan, whose inputs are rounded as the format says."""
+    """`ExpertPass` of many rows, in the order of the plan. Inputs are rounded as the format says."""
 
     h: Tensor
     ids: Tensor
@@ -183,7 +185,7 @@ class Fp8ManyPass:
     down_matrices: Matrices
     config: Fp8ManyConfig
     rule: ExpertRule
-    _scale: Tensor | None = None  # of what `activated` has rounded
+    _scale: Tensor | None = None  # of the rows that `activated` has rounded
 
     @property
     def sorted(self) -> bool:

@@ -1,10 +1,10 @@
-"""Experts for many tokens: grouped products of sorted rows, at the speed of the matrix units.
+"""Experts for many tokens: grouped products of sorted rows, at the speed of the tensor cores.
 
-Rows lie sorted by expert; a tile of a plan is up to BLOCK_M neighbours of one expert. Programs take (tile, block of
-columns) items in turn, columns first, so that neighbours share an expert's weights in the second-level cache. Rows and
-weights come through tensor descriptors (TMA where the device has it); rows of the next expert that a tile reads beyond
-its own are not stored. SiLU(gate) * up is the end of the first product; the second's rows are weighted and added up in
-order by another launch.
+Rows are sorted by expert. A tile of a plan is up to BLOCK_M neighbours of one expert. Programs take items in turn, each
+a tile and a block of columns, columns first. So neighbours share an expert's weights in the second-level cache. Rows
+and weights are loaded through tensor descriptors, by TMA if the device has it. A tile may read rows of the next expert;
+they are not stored. The first product ends with SiLU(gate) * up. Another launch adds up the weighted rows of the
+second.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -31,7 +31,7 @@ def _many_rows_kernel(
     x_ptr,  # [tokens, K], GATHER only
     x_rows,  # descriptor of [pairs, K], sorted; without GATHER
     w_rows,  # descriptor of [E * 2, N, K] (GATED: each expert's gate, then up), otherwise [E, N, K]
-    out_ptr,  # [pairs, N], sorted; APART: [pairs, 2 * N], gate, then up
+    out_ptr,  # [pairs, N], sorted; UNFUSED: [pairs, 2 * N], gate, then up
     biases_ptr,  # [E, 2 * N or N], BIASES only
     order_ptr,  # [pairs], GATHER only
     tiles_ptr,  # [3, capacity]
@@ -44,9 +44,9 @@ def _many_rows_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GATED: tl.constexpr,
-    APART: tl.constexpr,  # GATED only: gate and up are stored as they are
-    GATHER: tl.constexpr,  # rows of x are read where they are
-    FLATTEN: tl.constexpr,  # the next item's first loads are on their way before this one ends
+    UNFUSED: tl.constexpr,  # GATED only: gate and up are stored as they are
+    GATHER: tl.constexpr,  # rows of x are read in place
+    FLATTEN: tl.constexpr,  # the next item's first loads are issued before this one ends
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     GELU: tl.constexpr,
@@ -83,7 +83,7 @@ def _many_rows_kernel(
             acc = tl.dot(x, w.T, acc, input_precision=PRECISION)
         row, n = start + rows, column + tl.arange(0, BLOCK_N)
         store_pairs(
-            acc, out_ptr, biases_ptr, expert, row, row < end, n, N, False, GATED, APART, ALPHA, LIMIT, GELU, BIASES
+            acc, out_ptr, biases_ptr, expert, row, row < end, n, N, False, GATED, UNFUSED, ALPHA, LIMIT, GELU, BIASES
         )
 
 
@@ -108,13 +108,13 @@ def _sort_rows_kernel(
     value = tl.load(x_ptr + token.to(tl.int64) * K + k, mask=k < K, other=0)
     for j in tl.static_range(TOP_K):
         expert = tl.load(ids_ptr + token * TOP_K + j)
-        row = tl.load(places_ptr + token * TOP_K + j)  # anything, where the pair goes nowhere
+        row = tl.load(places_ptr + token * TOP_K + j)  # undefined if the pair goes nowhere
         inside = k < tl.where((expert >= 0) & (expert < E), K, 0)
         tl.store(out_ptr + row.to(tl.int64) * K + k, value, mask=inside)
 
 
 def sort_rows(x: Tensor, plan: Plan, ids: Tensor) -> Tensor:
-    """x [tokens, k] -> each token's row at the places of all its pairs, ids [tokens, top_k]: [pairs, k]."""
+    """Copy each row of x [tokens, k] to the places of its pairs, ids [tokens, top_k]: [pairs, k]."""
     (tokens, k), top_k = x.shape, ids.shape[1]
     out = x.new_empty(tokens * top_k, k)
     block = min(2048, power_of_two(k))
@@ -128,7 +128,7 @@ def sort_rows(x: Tensor, plan: Plan, ids: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ManyCut:
-    """How one of the two products is cut up. crowd: programs of a processor; 0: one program for each item."""
+    """How one of the two products is divided. crowd: programs of a processor; 0: one program for each item."""
 
     block_n: int
     block_k: int
@@ -140,7 +140,7 @@ class ManyCut:
 
 @dataclass(frozen=True, slots=True)
 class ManyConfig:
-    """How experts for many rows are cut up. height: rows of a tile; gather: without a sorted copy of the rows."""
+    """How experts for many rows are divided. height: rows of a tile. gather: do without a sorted copy of the rows."""
 
     height: int
     gate_up: ManyCut
@@ -148,8 +148,11 @@ class ManyConfig:
     gather: bool = False
 
     def shared_memory(self, element_size: int, weight_size: int) -> int:
-        """Bytes at most: copies on their way, with those that are being multiplied, and where the next tile's loads
-        begin early, what leaves this one. Sizes: bytes of an element."""
+        """Return an upper bound in bytes: copies in flight or in use, and a tile being stored if the next loads begin
+        early.
+
+        Sizes: bytes of an element.
+        """
         return max(
             cut.stages * (parts * cut.block_n * weight_size + self.height * element_size) * cut.block_k
             + cut.flatten * self.height * cut.block_n * element_size
@@ -175,29 +178,29 @@ class ManyPass:
         return True
 
     def activated(self) -> Tensor:
-        return self._gate_up(apart=False)
+        return self._gate_up(unfused=False)
 
     def gate_up(self) -> Tensor:
-        return self._gate_up(apart=True)
+        return self._gate_up(unfused=True)
 
     def down(self, inner: Tensor) -> Tensor:
-        w, out = self.down_matrices, self._sorted_rows  # whose contents have served
+        w, out = self.down_matrices, self._sorted_rows  # its contents are no longer needed
         out = inner.new_empty(len(inner), w.shape[1]) if out is None else out
         self._launch(None, inner, w, out, self.config.down)
         return out
 
-    def _gate_up(self, apart: bool) -> Tensor:
+    def _gate_up(self, unfused: bool) -> Tensor:
         w = self.gate_up_matrices
         self._sorted_rows = None if self.config.gather else sort_rows(self.h, self.plan, self.ids)
-        out = self.h.new_empty(self.ids.numel(), w.shape[1] // (1 if apart else 2))
-        self._launch(self.h, self._sorted_rows, w, out, self.config.gate_up, gated=True, apart=apart)
+        out = self.h.new_empty(self.ids.numel(), w.shape[1] // (1 if unfused else 2))
+        self._launch(self.h, self._sorted_rows, w, out, self.config.gate_up, gated=True, unfused=unfused)
         return out
 
     def _launch(
         self, gathered: Tensor | None, x: Tensor | None, w: Tensor, out: Tensor, cut: ManyCut, *,
-        gated: bool = False, apart: bool = False,
+        gated: bool = False, unfused: bool = False,
     ) -> None:  # fmt: skip
-        """x [pairs, k]: sorted rows; None: rows of `gathered`."""
+        """x: sorted rows [pairs, k]; None means rows of `gathered`."""
         launch, plan, rule, height = launch_for(w.device), self.plan, self.rule, self.config.height
         parts, k = 2 if gated else 1, w.shape[2]
         n = w.shape[1] // parts
@@ -208,7 +211,7 @@ class ManyPass:
             w if gathered is None else gathered, rows, weights, out, rule.pointers(w)[0 if gated else 1],
             plan.order, plan.tiles, plan.count, plan.capacity,
             N=n, K=k, TOP_K=self.ids.shape[1], BLOCK_M=height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, GATED=gated,
-            APART=apart, GATHER=x is None, FLATTEN=cut.flatten, **rule.gate_up,
+            UNFUSED=unfused, GATHER=x is None, FLATTEN=cut.flatten, **rule.gate_up,
             PRECISION="ieee" if w.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=cut.warps,
             num_stages=cut.stages, launch_pdl=launch.overlap,
         )  # fmt: skip

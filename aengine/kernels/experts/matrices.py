@@ -12,14 +12,14 @@ from aengine.kernels.linear.weights import Activations, Fp8Weight
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """rows: of a matrix that share scales; 0: there are none; grouped: each 128 columns have their own."""
+    """rows: of a matrix that share scales; 0: there are none. grouped: each 128 columns have a scale."""
 
     weight: Tensor  # [E, n, k]
     scale: Tensor | None = None  # float32 [E, ceil(n / rows), ceil(k / 128)], or [E, ceil(n / rows), 1]
     rows: int = 0
     grouped: bool = False
-    activations: Activations = "token"  # how inputs are rounded, where they are
-    input_scale: Tensor | None = None  # float32 [], where activations are "static"
+    activations: Activations = "token"  # how inputs are rounded
+    input_scale: Tensor | None = None  # float32 [], if activations are "static"
 
     def __post_init__(self) -> None:
         if not self.weight.is_contiguous():
@@ -27,14 +27,17 @@ class Matrices:
 
     @staticmethod
     def fits(weight: Fp8Weight) -> bool:
-        """Whether the kernels can read it: whole groups of 128 columns, and blocks of such groups."""
+        """Return whether the kernels can read it: whole groups of 128 columns, and blocks of such groups."""
         k, columns = weight.weight.shape[-1], weight.block[1]
         return weight.weight.is_contiguous() and k % GROUP == 0 and (columns >= k or columns % GROUP == 0)
 
     @classmethod
     def from_fp8(cls, weight: Fp8Weight) -> Matrices:
-        """Wider blocks are repeated. Of experts' static scales of inputs the largest serves all, since a row is rounded
-        once for all its experts: none cuts off what another would have held. ValueError: see `fits`."""
+        """Repeat the scales of blocks wider than 128 columns.
+
+        A row is rounded once for all its experts, so the largest of their static scales of inputs is used. Raises:
+        ValueError if not `fits`.
+        """
         if not cls.fits(weight):
             raise ValueError(f"FP8 weights {list(weight.weight.shape)} have no kernel; use them dequantised")
         n, k = weight.weight.shape[1:]
@@ -47,11 +50,11 @@ class Matrices:
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        """What a kernel knows of the scales when it is compiled."""
+        """Return the kernels' compile-time constants of the scales."""
         count = 1 if self.scale is None else self.scale.shape[1]
         return {"SCALE_ROWS": self.rows, "SCALE_COUNT": count, "GROUPED": self.grouped}
 
     @property
     def pointers(self) -> tuple[Tensor, Tensor]:
-        """The weights and their scales; without scales, the weights again."""
+        """Return the weights and their scales; without scales, the weights twice."""
         return self.weight, self.weight if self.scale is None else self.scale

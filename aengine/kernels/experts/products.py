@@ -1,4 +1,4 @@
-"""The formats of experts' matrices: which kernels compute them, by the number of tokens."""
+"""The formats of experts' matrices: each chooses its kernels by the number of tokens."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class FloatProducts:
         return ManyPass(h, ids, plan, self.gate_up.weight, self.down.weight, config, self.rule)
 
     def with_shared(self, shared: SharedMatrices) -> FloatProducts:
-        """For few tokens, and if `shared.goes_along`."""
+        """Add an expert for all tokens. Use the result only for few tokens, and if `shared.can_fuse`."""
         return replace(self, shared=shared)
 
 

@@ -1,4 +1,4 @@
-"""What experts of some models compute beside their two products and the SiLU between them."""
+"""Biases and activations of experts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class GateClamp:
-    """min(gate, limit) * sigmoid(alpha * that) * (up, within the limit on both sides, + 1)."""
+    """min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (clamp(up, -limit, limit) + 1)."""
 
     alpha: float
     limit: float
@@ -22,9 +22,14 @@ class GateClamp:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertRule:
-    """clamp: None: SiLU(gate) * up. biases: of gate and up, [experts, 2 * inter], gate's first, and of down,
-    [experts, hidden], which may be filled later; None: there are none. gelu: GELU instead of SiLU, by its
-    approximation with a hyperbolic tangent."""
+    """What experts compute besides their two products.
+
+    Args:
+        clamp: None means SiLU(gate) * up.
+        biases: of gate and up, [experts, 2 * inter], gate's first, and of down, [experts, hidden]. They may be filled
+            later.
+        gelu: GELU instead of SiLU, by its approximation with a hyperbolic tangent.
+    """
 
     clamp: GateClamp | None = None
     biases: tuple[Tensor, Tensor] | None = None
@@ -32,22 +37,22 @@ class ExpertRule:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing but an activation lies between the products."""
+        """Whether an activation is all that is between the products."""
         return self.clamp is None and self.biases is None
 
     @property
     def gate_up(self) -> dict[str, float | bool]:
-        """What the kernel of gate and up knows of it when it is compiled."""
+        """Compile-time constants of the kernels of gate and up."""
         alpha, limit = (0.0, 0.0) if self.clamp is None else (self.clamp.alpha, self.clamp.limit)
         return {"ALPHA": alpha, "LIMIT": limit, "GELU": self.gelu, **self.down}
 
     @property
     def down(self) -> dict[str, bool]:
-        """What the kernel of down knows of it when it is compiled."""
+        """Compile-time constants of the kernels of down."""
         return {"BIASES": self.biases is not None}
 
     def pointers(self, otherwise: Tensor) -> tuple[Tensor, Tensor]:
-        """The biases of both products; any tensor instead where there are none."""
+        """Return the biases of both products, or `otherwise` twice if there are none."""
         return (otherwise, otherwise) if self.biases is None else self.biases
 
 

@@ -1,4 +1,4 @@
-"""SiLU(gate) * up of the expert that all tokens share, times sigmoid(a row's product with the token): in one pass."""
+"""SiLU(gate) * up of a shared expert, times the sigmoid of the token's product with a row, in one launch."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Experts for one to a few tokens: every (token, expert) pair is a product of a row with that expert's matrices.
+"""Experts for one to a few tokens: each pair of a token and an expert is a product of a row with that expert's matrices.
 
-Nothing is sorted, and two launches are enough: gate, up and SiLU(gate) * up of all pairs; then down, where a program
-has the same rows of all of a token's experts, so that it can add them up. Where two tokens share an expert it is read
-twice, the second time mostly from the second-level cache. The expert that all tokens pass, where there is one, goes
-along: in the first launch with programs of its own, in the second cut into as many pieces as a token has experts.
+Nothing is sorted, and there are two launches. The first computes SiLU(gate) * up of all pairs. The second computes
+down; a program has the same rows of all of a token's experts, so that it adds them up. If two tokens share an expert,
+its weights are read twice, the second time mostly from the second-level cache. An expert that all tokens pass is
+computed in the same launches. In the first it has its own programs; in the second it is cut into one piece for each of
+a token's experts.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
@@ -30,11 +31,11 @@ from aengine.kernels.variants import keep_variants
 def _gate_up_kernel(
     x_ptr,  # [tokens, K]
     w_ptr,  # [E, 2 * N, K]: gate, then up
-    scale_ptr,  # [E, SCALE_COUNT, K / 128], or 1 in place of K / 128 where not GROUPED; where there are scales
+    scale_ptr,  # [E, SCALE_COUNT, K / 128], or one scale for all of K if not GROUPED; if SCALE_ROWS
     biases_ptr,  # [E, 2 * N], BIASES only
     ids_ptr,  # [pairs]
     out_ptr,  # [pairs, N]
-    shared_ptr,  # [2 * SHARED, K]: gate, then up; this and the next SHARED only
+    shared_ptr,  # [2 * SHARED, K]: gate, then up; this and the next are for SHARED only
     shared_out_ptr,  # [tokens, SHARED]
     E: tl.constexpr,
     N: tl.constexpr,
@@ -42,7 +43,7 @@ def _gate_up_kernel(
     TOP_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    STEPS: tl.constexpr,  # blocks of columns that are on their way at once
+    STEPS: tl.constexpr,  # blocks of columns in flight
     WORDS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,  # rows of a matrix that share scales; 0: there are none
     SCALE_COUNT: tl.constexpr,
@@ -51,11 +52,11 @@ def _gate_up_kernel(
     LIMIT: tl.constexpr,
     GELU: tl.constexpr,
     BIASES: tl.constexpr,
-    SHARED: tl.constexpr,  # the inner width of the expert that all tokens pass; 0: there is none
+    SHARED: tl.constexpr,  # the inner width of the shared expert; 0: there is none
     OVERLAP: tl.constexpr,
 ):
     blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    routed: tl.constexpr = TOP_K * blocks  # of a token's programs, those of its experts, which come first
+    routed: tl.constexpr = TOP_K * blocks  # a token's programs for its experts, which come first
     programs: tl.constexpr = routed + (SHARED + BLOCK_N - 1) // BLOCK_N
     SCALES: tl.constexpr = K // 128 if GROUPED else 1
     SPAN: tl.constexpr = STEPS * BLOCK_K
@@ -66,7 +67,7 @@ def _gate_up_kernel(
     pair = token * TOP_K + block // blocks
     if OVERLAP:
         gdc_wait()
-        # Only now: a dependent's programs run once all of this launch's have come here, so they may read the ids.
+        # Only now: a dependent's programs run after all of this launch's have come here, so they may read the ids.
         gdc_launch_dependents()
     shared = block >= routed
     if SHARED > 0:  # noqa: SIM108
@@ -84,14 +85,14 @@ def _gate_up_kernel(
             first = tl.where(shared, (block - routed) * BLOCK_N, first)
             width = tl.where(shared, SHARED, N)
         n = first + tl.arange(0, BLOCK_N)
-        # Rows past the end read the last row, and are not stored.
+        # Rows after the end read the last row and are not stored.
         row = tl.minimum(n, width - 1)
         gate_rows = matrix + row[:, None] * K
         up_rows = gate_rows + width * K
         x_row = x_ptr + token.to(tl.int64) * K + tl.arange(0, 1)[:, None]
         if SCALE_ROWS > 0:
             scales = scale_ptr + expert * (SCALE_COUNT * SCALES)
-            if SCALE_ROWS % BLOCK_N == 0 and N % BLOCK_N == 0:  # all rows of a block have the same
+            if SCALE_ROWS % BLOCK_N == 0 and N % BLOCK_N == 0:  # all rows of a block share scales
                 row = first + tl.arange(0, 1)
             gate_scales = (scales + row // SCALE_ROWS * SCALES)[:, None]  # [1 or BLOCK_N, 1]
             up_scales = (scales + (N + row) // SCALE_ROWS * SCALES)[:, None]
@@ -133,9 +134,9 @@ def _down_kernel(
     weights_ptr,  # [pairs]
     residual_ptr,  # [tokens, N], ADD only; may be out_ptr
     out_ptr,  # [tokens, N]
-    shared_x_ptr,  # [tokens, SHARED]; this and the next three SHARED only
+    shared_x_ptr,  # [tokens, SHARED]; this and the next three are for SHARED only
     shared_ptr,  # [N, SHARED]
-    h_ptr,  # [tokens, N], of which x came; this and the next GATE only
+    h_ptr,  # [tokens, N], the input of gate and up; this and the next are for GATE only
     gate_ptr,  # [N]
     E: tl.constexpr,
     N: tl.constexpr,
@@ -144,15 +145,15 @@ def _down_kernel(
     WIDTH: tl.constexpr,  # TOP_K, padded to a power of two
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    EARLY: tl.constexpr,  # blocks of columns that are on their way at once: the first ones before the wait
+    EARLY: tl.constexpr,  # blocks of columns in flight; the first ones are loaded before the wait
     WORDS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COUNT: tl.constexpr,
     GROUPED: tl.constexpr,  # scales are of 128 columns
     BIASES: tl.constexpr,
-    SHARED: tl.constexpr,  # the inner width of the expert that all tokens pass; 0: there is none
-    SHARED_K: tl.constexpr,  # columns of a block of one of its WIDTH pieces; the first ones come before the wait
-    GATE: tl.constexpr,  # what it gives is times the sigmoid of a row's product with h
+    SHARED: tl.constexpr,  # the inner width of the shared expert; 0: there is none
+    SHARED_K: tl.constexpr,  # columns of a block of one of its WIDTH pieces; the first block is loaded before the wait
+    GATE: tl.constexpr,  # its result is multiplied by the sigmoid of a row's product with h
     ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -161,23 +162,23 @@ def _down_kernel(
     PARTS: tl.constexpr = BLOCK_K // 8
     WHOLE: tl.constexpr = K % BLOCK_K == 0
     SPAN: tl.constexpr = EARLY * BLOCK_K
-    LAST: tl.constexpr = SPAN if K < SPAN else K // SPAN * SPAN  # from which on there is no whole span
+    LAST: tl.constexpr = SPAN if K < SPAN else K // SPAN * SPAN  # the first column after the last whole span
     token = tl.program_id(0) // blocks
     n = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tl.arange(0, WIDTH)
     if OVERLAP:
         gdc_launch_dependents()
-    # Whoever chose the experts is complete: the kernel before this one had waited before it let this one begin.
-    # Past the first-level cache, where another layer's ids may be left.
+    # The kernel that chose the experts is complete: the kernel before this one waited before it released this one. Read
+    # past the first-level cache, which may hold another layer's ids.
     expert = tl.load(ids_ptr + token * TOP_K + j, mask=j < TOP_K, other=-1, cache_modifier=".cg")
     known = (expert >= 0) & (expert < E)
-    # In the place of one that is not there, with a weight of 0, one that is: no more bytes than those are read.
+    # A missing expert has a weight of 0 and is replaced by an existing one, whose weights are read anyway.
     expert = tl.where(known, expert, tl.max(tl.where(known, expert, 0), axis=0))
-    # Rows past the end read the last row, and are not stored.
+    # Rows after the end read the last row and are not stored.
     row = tl.minimum(n, N - 1)
     w_rows = w_ptr + (expert.to(tl.int64)[:, None] * (N * K) + row[None, :] * K)[:, :, None]
     x_rows = x_ptr + (token * TOP_K + tl.minimum(j, TOP_K - 1)).to(tl.int64)[:, None, None] * K
-    early = ()  # on their way while the kernel before this one ends
+    early = ()  # loaded while the kernel before this one ends
     for step in tl.static_range(EARLY):
         early = early + (load_columns(w_rows, step * BLOCK_K, BLOCK_K, K, WHOLE, WORDS),)  # noqa: RUF005 (Triton knows no other way)
     if SHARED > 0:
@@ -187,7 +188,7 @@ def _down_kernel(
         shared_rows = shared_ptr + (j[:, None] * PIECE + row[None, :] * SHARED)[:, :, None]
         shared_x = shared_x_ptr + (token.to(tl.int64) * SHARED + j * PIECE)[:, None, None]
         shared_early = load_columns(shared_rows, 0, SHARED_K, PIECE, SHARED_WHOLE, WORDS)
-        if GATE:  # h is there as the ids are
+        if GATE:  # h is complete, as the ids are
             k = tl.arange(0, HIDDEN)
             h = tl.load(h_ptr + token.to(tl.int64) * N + k, mask=k < N, other=0.0, cache_modifier=".cg").to(tl.float32)
             factor = tl.sigmoid(tl.sum(h * tl.load(gate_ptr + k, mask=k < N, other=0.0).to(tl.float32)))
@@ -198,7 +199,7 @@ def _down_kernel(
     weights = tl.load(weights_ptr + token * TOP_K + j, mask=known, other=0.0)
     if SCALE_ROWS % BLOCK_N == 0 and SCALE_ROWS > 0:
         row = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, 1)
-    scales = scale_ptr  # [WIDTH, 1 or BLOCK_N, 1], where there are scales
+    scales = scale_ptr  # [WIDTH, 1 or BLOCK_N, 1], if there are scales
     if SCALE_ROWS > 0:
         scales += ((expert[:, None] * SCALE_COUNT + row[None, :] // SCALE_ROWS) * SCALES)[:, :, None]
     acc = tl.zeros([WIDTH, BLOCK_N, PARTS], tl.float32)
@@ -216,7 +217,7 @@ def _down_kernel(
         acc += _scaled_products(early[step], x, scales, step * BLOCK_K, PARTS, SCALES, GROUPED)
     if SCALE_ROWS > 0 and not GROUPED:
         acc *= tl.load(scales)
-    # What an expert that is not there gives may be no number, as nobody wrote it.
+    # The product of a missing expert may be NaN, because its input was never written.
     acc = tl.where(known[:, None, None], acc * weights[:, None, None], 0.0)
     sums = tl.sum(acc, axis=2)
     if SHARED > 0:
@@ -230,7 +231,7 @@ def _down_kernel(
         added = tl.sum(acc, axis=2)
         sums += added * factor if GATE else added
     result = tl.sum(sums, axis=0)
-    if BIASES:  # of one that is not there, times a weight of 0, another's
+    if BIASES:  # a missing expert has the bias of another, times a weight of 0
         result += tl.sum(down_biases(biases_ptr, expert[:, None], n[None, :], N) * weights[:, None], axis=0)
     if ADD:
         result += residual
@@ -239,7 +240,7 @@ def _down_kernel(
 
 @triton.jit
 def _scaled_products(w, x, scales, at, PARTS: tl.constexpr, SCALES: tl.constexpr, GROUPED: tl.constexpr):
-    """Columns from `at` on: w [WIDTH, BLOCK_N, columns] and x [WIDTH, 1, columns] -> [WIDTH, BLOCK_N, PARTS]."""
+    """Multiply columns from `at` on: w [WIDTH, BLOCK_N, columns], x [WIDTH, 1, columns] -> [WIDTH, BLOCK_N, PARTS]."""
     result = products(w, evens(x), odds(x), PARTS)
     if GROUPED:
         GROUPS: tl.constexpr = PARTS // 16 if PARTS > 16 else 1
@@ -252,8 +253,7 @@ def _scaled_products(w, x, scales, at, PARTS: tl.constexpr, SCALES: tl.constexpr
 
 @dataclass(frozen=True, slots=True)
 class SingleCut:
-    """How one of the two products is cut up. steps: blocks of columns that are on their way at once; down's are loaded
-    before the wait."""
+    """How one of the two products is divided. steps: blocks of columns in flight; down's are loaded before the wait."""
 
     block_n: int
     block_k: int
@@ -263,24 +263,24 @@ class SingleCut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedMatrices:
-    """The expert that all tokens pass, in the type of the rows."""
+    """An expert that all tokens pass, in the type of the rows."""
 
     gate_up: Tensor  # [2 * inter, hidden], gate's rows first
     down: Tensor  # [hidden, inter]
-    gate: Tensor | None  # [1, hidden]: what it gives is times the sigmoid of the token's product with this; None: 1
+    gate: Tensor | None  # [1, hidden]: the sigmoid of its product with the token scales the result; None: nothing does
 
     def __post_init__(self) -> None:
         if not all(one is None or one.is_contiguous() for one in (self.gate_up, self.down, self.gate)):
             raise ValueError("a shared expert's weights must be contiguous")
 
-    def goes_along(self, h: Tensor, top_k: int) -> bool:
-        """Whether `single_rows` takes it, of h [tokens, hidden] and so many experts a token: in whole vectors."""
+    def can_fuse(self, h: Tensor, top_k: int) -> bool:
+        """Return whether `single_rows` computes it in whole vectors, for h [tokens, hidden] and top_k experts a token."""
         return self.down.dtype == h.dtype and self.down.shape[1] % (8 * power_of_two(top_k)) == 0
 
 
 @dataclass(frozen=True, slots=True)
 class SingleConfig:
-    """How experts for single rows are cut up."""
+    """How experts for single rows are divided."""
 
     gate_up: SingleCut
     down: SingleCut
@@ -297,10 +297,10 @@ def single_rows(
     rule: ExpertRule = SILU,
     shared: SharedMatrices | None = None,
 ) -> Tensor:
-    """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
-    the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous.
+    """Compute `Experts.add_to` of contiguous tensors.
 
-    shared: what every token passes as well, where it `goes_along`, beside matrices without scales and a plain rule.
+    gate_up is [E, 2 * inter, hidden], down [E, hidden, inter]. shared: an expert for all tokens, if it `can_fuse`. It
+    needs matrices without scales and a plain rule.
     """
     gate_up_bias, down_bias = rule.pointers(h)
     (tokens, hidden), (experts, _, inter), top_k = h.shape, down.weight.shape, ids.shape[1]
@@ -321,7 +321,7 @@ def single_rows(
     )  # fmt: skip
     cut, piece = config.down, power_of_two(-(-shared_columns // width))
     early = min(cut.steps, -(-inter // cut.block_k))
-    # Where all columns are there before the wait, two programs of a processor are to find room.
+    # If all columns are loaded before the wait, two programs should fit a processor.
     light = shared is not None and inter <= early * cut.block_k and piece <= cut.block_k
     _down_kernel[(tokens * -(-hidden // cut.block_n),)](
         inner, *down.pointers, down_bias, ids, weights, out, out, shared_inner, shared_down, h, gate if gated else h,

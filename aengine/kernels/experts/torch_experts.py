@@ -12,7 +12,7 @@ from aengine.kernels.experts.rule import SILU, ExpertRule
 
 
 class TorchExperts:
-    """Experts whose matrices are as in the checkpoint; it asks the device which of them have tokens."""
+    """Experts whose matrices are as in the checkpoint. It reads from the device which experts have tokens."""
 
     def __init__(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> None:
         """gate_up [experts, 2 * inter, hidden], gate's rows first; down [experts, hidden, inter]."""
@@ -43,12 +43,12 @@ class TorchExperts:
         return total.to(h.dtype if residual is None else residual.dtype)
 
     def gate_up(self, expert: int, x: Tensor, tokens: Tensor) -> Tensor:
-        """x [n, hidden] of so many of the step's tokens, in one expert: [n, 2 * inter]."""
+        """Return gate and up of x in one expert, [n, 2 * inter]. x: [n, hidden] of the step's `tokens`."""
         bias = None if self.rule.biases is None else self.rule.biases[0][expert]
         return F.linear(x, self.gate_up_weight[expert], bias)
 
     def down(self, expert: int, x: Tensor, tokens: Tensor) -> Tensor:
-        """x [n, inter] of so many of the step's tokens, in one expert: [n, hidden]."""
+        """Return down of x in one expert, [n, hidden]. x: [n, inter] of the step's `tokens`."""
         bias = None if self.rule.biases is None else self.rule.biases[1][expert]
         return F.linear(x, self.down_weight[expert], bias)
 

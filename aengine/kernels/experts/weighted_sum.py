@@ -1,4 +1,4 @@
-"""Each token's k rows times their weights, summed in order in float32, onto a residual if there is one."""
+"""The sum of each token's weighted rows, in order and in float32, plus a residual."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -55,10 +55,13 @@ def _weighted_sum_kernel(
 def weighted_sum(
     rows: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, experts: int, places: Tensor | None = None
 ) -> Tensor:
-    """`residual` [tokens, n] (contiguous), used up, or nothing, plus its weighted rows [tokens * k, n].
+    """rows [tokens * k, n], weighted -> [tokens, n], plus `residual` [tokens, n], which becomes the result.
 
-    ids, weights [tokens, k]: a pair whose id is not in 0..experts-1 adds nothing. places int32 [tokens * k]: the row of
-    each pair, where they are not in the order of the pairs.
+    Args:
+        ids: [tokens, k]. A pair whose id is not in 0..experts-1 adds nothing.
+        weights: [tokens, k].
+        residual: contiguous; None means zeros.
+        places: int32 [tokens * k], the row of each pair; None means the order of the pairs.
     """
     tokens, n = len(ids), rows.shape[1]
     out = rows.new_empty(tokens, n) if residual is None else residual

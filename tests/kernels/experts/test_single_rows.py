@@ -65,7 +65,7 @@ def test_the_expert_of_all_tokens_goes_along_tiny(cut: str, inter: int, gate: bo
     h, gate_up, down, weights, residual = make(shape, torch.bfloat16, device)
     ids = spread("nowhere", *shape[:3]).to(device)
     shared = shared_of(80, inter, gate, device)
-    assert shared.goes_along(h, 3)
+    assert shared.can_fuse(h, 3)
     expected = reference(h, gate_up, down, ids, weights, residual) + of_all(h, shared)
     matrices = Matrices(gate_up), Matrices(down)
     outs = [single_rows(h, *matrices, ids, weights, residual.clone(), CUTS[cut], shared=shared) for _ in range(2)]
@@ -107,5 +107,5 @@ def test_what_does_not_go_along_is_left_alone_tiny(device: torch.device) -> None
     narrow = shared_of(80, 24, False, device)
     assert kernels.with_shared(layer, first, biased, None, h, 3) is None
     assert kernels.with_shared(layer, first, second, None, h.repeat(8, 1), 3) is None  # too many tokens
-    assert not narrow.goes_along(h, 3)
-    assert not shared.goes_along(h.float(), 3)
+    assert not narrow.can_fuse(h, 3)
+    assert not shared.can_fuse(h.float(), 3)

@@ -1,1 +1,1 @@
-"""Experts whose matrices stay in 4-bit codes, unpacked in the loaders of their tiles."""
+"""Experts whose matrices stay in 4-bit codes."""

@@ -1,4 +1,4 @@
-"""One matrix of 4-bit codes for each expert, as the kernels read it: all of them on top of one another, packed."""
+"""One matrix of 4-bit codes for each expert, as the kernels read it: all matrices stacked and packed."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrices:
-    """See `pack_codes`. An expert has one part, or gate and up; each part's rows are padded to whole tiles of 16."""
+    """The layout of `pack_codes`. An expert has one part, or gate and up. Each part's rows are padded to whole tiles of
+    16.
+    """
 
     words: Tensor  # [E * parts * strips, blocks, 512] int16
     scales: Tensor  # int32 [groups, E * parts * strips * 16]; of mxfp4 [blocks, ...]
     group: int
     mxfp4: bool
-    bare: bool  # of mxfp4: whether 2 ** 126 times the largest scale is a number of bfloat16
+    bare: bool  # of mxfp4: whether 2 ** 126 times the largest scale fits bfloat16
     rows: int  # of a part
     columns: int
 
     @staticmethod
     def fits(weight: Int4Weight | Mxfp4Weight) -> bool:
-        """Whether the kernels can read it: columns in their order, in groups that they know."""
+        """Return whether the kernels can read it: columns in their order, in supported groups."""
         in_order = isinstance(weight, Mxfp4Weight) or weight.order is None
         return in_order and supported_group(weight.group, weight.shape[-1])
 
     @classmethod
     def from_weight(cls, weight: Int4Weight | Mxfp4Weight, parts: int = 1) -> PackedMatrices:
-        """ValueError: see `fits`. One part at a time, so that no second copy of all codes is made."""
+        """Pack one part at a time, so that no second copy of all codes is made. Raises: ValueError if not `fits`."""
         if not cls.fits(weight):
             raise ValueError(f"4-bit weights {list(weight.shape)} have no kernel; use them dequantised")
         (experts, n, k), device = weight.shape, weight.scale.device
@@ -62,7 +64,7 @@ class PackedMatrices:
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        """What a kernel knows of the codes when it is compiled."""
+        """Return the kernels' compile-time constants of the codes."""
         return {
             "BLOCKS": self.words.shape[1], "STRIPS": -(-self.rows // TILE_ROWS), "ALL_ROWS": self.scales.shape[1],
             "GROUP": self.group, "MXFP4": self.mxfp4,

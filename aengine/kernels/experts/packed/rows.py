@@ -1,7 +1,7 @@
-"""Experts of 4-bit codes, some rows of each: a tile of rows reads its expert's codes once, unpacked on their way.
+"""Experts of 4-bit codes for some rows each: a tile of rows reads its expert's codes once and unpacks them.
 
-Plan, tiles and grid are those of `few_rows`. A block of 128 columns is four products, or one for which tensor cores
-work by themselves while the next block is unpacked: see `int4.many_rows`.
+Plan, tiles and grid are those of `few_rows`. A block of 128 columns is four products, or one. One product is multiplied
+asynchronously while the next block is unpacked: see `int4.many`.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -31,20 +31,20 @@ from aengine.kernels.linear.int4.block import (
 )
 from aengine.kernels.variants import keep_variants
 
-LEAST = tl.constexpr(64)  # rows that a quarter of a tile has at least: below, products take as long
+LEAST = tl.constexpr(64)  # least rows of a quarter of a tile: with fewer, products take as long
 
 
 @keep_variants
 @triton.jit(do_not_specialize=["capacity"])
 def _packed_rows_kernel(
     x_ptr,  # GATED: [tokens, K], otherwise [pairs, K]
-    words_ptr,  # [E * parts * STRIPS, BLOCKS, 512] int16; parts: GATED: gate and up
+    words_ptr,  # [E * parts * STRIPS, BLOCKS, 512] int16; two parts if GATED: gate and up
     scales_ptr,  # [groups, ALL_ROWS] int32
     biases_ptr,  # [E, 2 * N or N], BIASES only
     order_ptr,  # [pairs]
     tiles_ptr,  # [3, capacity]
     count_ptr,  # [1]
-    out_ptr,  # [pairs, N]; APART: [pairs, 2 * N], gate, then up
+    out_ptr,  # [pairs, N]; UNFUSED: [pairs, 2 * N], gate, then up
     capacity,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -53,7 +53,7 @@ def _packed_rows_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
-    APART: tl.constexpr,  # GATED only: gate and up are stored as they are
+    UNFUSED: tl.constexpr,  # GATED only: gate and up are stored as they are
     AHEAD: tl.constexpr,  # a block is one product
     BLOCKS: tl.constexpr,
     STRIPS: tl.constexpr,
@@ -81,19 +81,19 @@ def _packed_rows_kernel(
         if M < 4 * LEAST:
             _tile(
                 x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
-                N, K, TOP_K, M, BLOCK_N, STAGES, GATED, APART, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, MXFP4,
+                N, K, TOP_K, M, BLOCK_N, STAGES, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, MXFP4,
                 ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
             )  # fmt: skip
-        elif rows <= M // 4:  # the last ones of an expert
+        elif rows <= M // 4:  # the last tile of an expert
             _tile(
                 x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
-                N, K, TOP_K, M // 4, BLOCK_N, STAGES, GATED, APART, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, MXFP4,
+                N, K, TOP_K, M // 4, BLOCK_N, STAGES, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, MXFP4,
                 ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
             )  # fmt: skip
         else:
             _tile(
                 x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
-                N, K, TOP_K, M, BLOCK_N, STAGES, GATED, APART, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, MXFP4,
+                N, K, TOP_K, M, BLOCK_N, STAGES, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, MXFP4,
                 ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
             )  # fmt: skip
 
@@ -102,19 +102,19 @@ def _packed_rows_kernel(
 def _tile(
     x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, GATED: tl.constexpr, APART: tl.constexpr, AHEAD: tl.constexpr, BLOCKS: tl.constexpr,
+    STAGES: tl.constexpr, GATED: tl.constexpr, UNFUSED: tl.constexpr, AHEAD: tl.constexpr, BLOCKS: tl.constexpr,
     STRIPS: tl.constexpr, ALL_ROWS: tl.constexpr, GROUP: tl.constexpr, MXFP4: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr, GELU: tl.constexpr, BIASES: tl.constexpr, ASM: tl.constexpr, BASE: tl.constexpr,
     LIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The first M rows of a tile, which has no more, times a block of their expert's columns."""
+    """Multiply the first M rows of a tile, which has no more, by a block of their expert's columns."""
     PARTS: tl.constexpr = 2 if GATED else 1
     ROWS: tl.constexpr = PARTS * BLOCK_N
     expert = tl.load(tiles_ptr + tile)
     row = tl.load(tiles_ptr + capacity + tile) + tl.arange(0, M)
     used = row < tl.load(tiles_ptr + 2 * capacity + tile)
     pair = tl.load(order_ptr + row, mask=used, other=0)
-    # Rows past the end read the last ones, and are not stored.
+    # Rows after the end read the last ones and are not stored.
     index = tl.arange(0, ROWS // 16)
     strip = tl.minimum(column * (BLOCK_N // 16) + index % (BLOCK_N // 16), STRIPS - 1)
     strip += (expert * PARTS + index // (BLOCK_N // 16)) * STRIPS
@@ -140,13 +140,15 @@ def _tile(
             x3 = load_x(x_columns, block, used[None, :], 3, K)
             acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, True, GROUP, ASM, BASE, LIFT, PRECISION)
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    store_pairs(acc, out_ptr, biases_ptr, expert, pair, used, n, N, True, GATED, APART, ALPHA, LIMIT, GELU, BIASES)
+    store_pairs(acc, out_ptr, biases_ptr, expert, pair, used, n, N, True, GATED, UNFUSED, ALPHA, LIMIT, GELU, BIASES)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCut:
-    """How one of the two products is cut up. block_n: columns of the result, at least 16; gate and up have twice the
-    weight rows; ahead: whether a block is one product."""
+    """How one of the two products is divided.
+
+    block_n: columns of the result, at least 16; gate and up have twice the weight rows. ahead: a block is one product.
+    """
 
     block_n: int
     stages: int
@@ -156,14 +158,14 @@ class PackedCut:
 
 @dataclass(frozen=True, slots=True)
 class PackedConfig:
-    """How experts for tiles of rows are cut up. height: rows of a tile."""
+    """How experts for tiles of rows are divided. height: rows of a tile."""
 
     height: int
     gate_up: PackedCut
     down: PackedCut
 
     def shared_memory(self, element_size: int, weight_size: int) -> int:
-        """Bytes at most: copies of words, scales and x on their way, or the sums that change places."""
+        """Return an upper bound in bytes: words, scales and x in flight, or the sums as they are transposed."""
         each = (
             (cut.stages * (parts * cut.block_n * (64 + 16) + self.height * 128 * element_size), parts * cut.block_n)
             for cut, parts in ((self.gate_up, 2), (self.down, 1))
@@ -173,7 +175,7 @@ class PackedConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedPass:
-    """`ExpertPass` of 4-bit codes: the rows of x are read where they are, and stored in the order of the pairs."""
+    """`ExpertPass` of 4-bit codes. Rows of x are read in place, and results are stored in the order of the pairs."""
 
     h: Tensor
     ids: Tensor
@@ -191,17 +193,17 @@ class PackedPass:
         return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True)
 
     def gate_up(self) -> Tensor:
-        return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True, apart=True)
+        return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True, unfused=True)
 
     def down(self, inner: Tensor) -> Tensor:
         return self._launch(inner, self.down_matrices, self.config.down)
 
     def _launch(
-        self, x: Tensor, w: PackedMatrices, cut: PackedCut, *, gated: bool = False, apart: bool = False
+        self, x: Tensor, w: PackedMatrices, cut: PackedCut, *, gated: bool = False, unfused: bool = False
     ) -> Tensor:
         launch, plan, rule = launch_for(x.device), self.plan, self.rule
-        out = x.new_empty(self.ids.numel(), 2 * w.rows if apart else w.rows)
-        # Without assembly on a CPU.
+        out = x.new_empty(self.ids.numel(), 2 * w.rows if unfused else w.rows)
+        # A CPU has no assembly.
         how = unpacking(
             x.dtype if x.device.type != "cpu" else torch.float32, w.mxfp4, True, w.bare and x.dtype == torch.bfloat16
         )
@@ -209,7 +211,7 @@ class PackedPass:
             x, w.words, w.scales, rule.pointers(x)[0 if gated else 1], plan.order, plan.tiles, plan.count, out,
             plan.capacity,
             N=w.rows, K=w.columns, TOP_K=self.ids.shape[1], M=self.config.height, BLOCK_N=cut.block_n,
-            STAGES=cut.stages, GATED=gated, APART=apart, AHEAD=cut.ahead, **w.constants, **rule.gate_up,
+            STAGES=cut.stages, GATED=gated, UNFUSED=unfused, AHEAD=cut.ahead, **w.constants, **rule.gate_up,
             ASM=how.assembly, BASE=how.base, LIFT=how.lift, PRECISION="ieee" if x.element_size() > 2 else "tf32",
             OVERLAP=launch.overlap, num_warps=cut.warps, launch_pdl=launch.overlap,
         )  # fmt: skip

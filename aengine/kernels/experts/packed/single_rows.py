@@ -1,7 +1,7 @@
-"""Experts of 4-bit codes for one to a few tokens: every (token, expert) pair is a product of a row with its matrices.
+"""Experts of 4-bit codes for one to a few tokens: every pair is a product of a row with an expert's matrices.
 
-Launches and their order are those of `experts.single_rows`, the product is `int4.one_row`'s: a program has 16 rows of a
-matrix or several times as many, each of its warps every WARPS-th block of them, on its way before it is needed.
+The launches are those of `experts.single_rows`, the product is that of `int4.row`. A program has 16 rows of a matrix or
+a multiple, each of its warps every WARPS-th block of them. Blocks are loaded before they are needed.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
 
@@ -30,9 +30,9 @@ def _load(
     words_ptr, scales_ptr, strip, first, BLOCKS: tl.constexpr, ALL_ROWS: tl.constexpr, GROUP: tl.constexpr,
     MXFP4: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """A block for each warp from `first` on of tiles strip [T]: words [WARPS, T, 2, 256], scales [32, WARPS, T, 2].
+    """Load a block for each warp from `first` on, of strips [T]: words [WARPS, T, 2, 256], scales [32, WARPS, T, 2].
 
-    In the order of dimensions that gives each lane of each warp what it multiplies.
+    The order of the axes gives each lane of each warp the numbers that it multiplies.
     """
     strip = strip.to(tl.int64)
     block = first + tl.arange(0, WARPS)
@@ -50,9 +50,9 @@ def _load(
 
 @triton.jit
 def _load_x(row_ptr, first: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr, PAIRS: tl.constexpr):
-    """The row's block for each warp. PAIRS: each lane's own pairs of numbers, [32, WARPS, 16] int32."""
+    """Load the row's block for each warp. PAIRS: each lane's own pairs of numbers, [32, WARPS, 16] int32."""
     if PAIRS:
-        # Nobody is to know that neighbours lie side by side: each lane loads one word of each piece.
+        # Hide from the compiler that neighbours are contiguous, so that each lane loads one word of each piece.
         t = tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [tl.arange(0, 32) % 4], dtype=tl.int32, is_pure=True, pack=1
         )
@@ -69,7 +69,7 @@ def _load_x(row_ptr, first: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr, 
 
 @triton.jit
 def _operands(row, like, WARPS: tl.constexpr, PAIRS: tl.constexpr):
-    """A row's blocks, as `_load_x` has them -> the right operands of the four quarters, each [WARPS, 32, 8]."""
+    """Make a row's blocks, as `_load_x` has them, the right operands of the four quarters, each [WARPS, 32, 8]."""
     if PAIRS:
         low, high = parted(row, like)
         # eight times the same, t, warp, two and two quarters, half, eight of words, pair
@@ -89,14 +89,14 @@ def _operands(row, like, WARPS: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit
 def _by_row(scales, ROWS: tl.constexpr, WARPS: tl.constexpr):
-    """scales [32, WARPS, T, 2] -> [WARPS, ROWS, 4], four times the same."""
+    """Reorder scales [32, WARPS, T, 2] -> [WARPS, ROWS, 4], with four equal columns."""
     lanes = tl.permute(tl.reshape(scales, [8, 4, WARPS, ROWS // 16, 2]), [2, 3, 4, 0, 1])
     return tl.reshape(lanes, [WARPS, ROWS, 4])
 
 
 @triton.jit
 def _zeros_of(scales, ROWS: tl.constexpr, WARPS: tl.constexpr):
-    """The same for the columns of a quarter, [WARPS, ROWS, 32]."""
+    """Expand zeros [32, WARPS, T, 2] to the columns of a quarter, [WARPS, ROWS, 32]."""
     wide = tl.reshape(_by_row(scales, ROWS, WARPS), [WARPS, ROWS, 1, 4, 1])
     return tl.reshape(tl.broadcast_to(wide, [WARPS, ROWS, 2, 4, 4]), [WARPS, ROWS, 32])
 
@@ -106,14 +106,14 @@ def _unpacked(
     words, scales, like, ROWS: tl.constexpr, WARPS: tl.constexpr, MXFP4: tl.constexpr, ASM: tl.constexpr,
     BASE: tl.constexpr, LIFT: tl.constexpr,
 ):  # fmt: skip
-    """Four quarters of blocks [WARPS, ROWS, 32], without their scales."""
+    """Unpack four quarters of blocks [WARPS, ROWS, 32] without their scales."""
     if not MXFP4:
         return unpack_row(words, _zeros_of(scales & 255, ROWS, WARPS), like, ASM, BASE, LIFT)
     if ASM == "":
         w0, w1 = e2m1(words, 0).to(like.dtype), e2m1(words, 1).to(like.dtype)
         w2, w3 = e2m1(words, 2).to(like.dtype), e2m1(words, 3).to(like.dtype)
         return w0, w1, w2, w3
-    added = tl.zeros([1, 1, 1], like.dtype)  # nothing is
+    added = tl.zeros([1, 1, 1], like.dtype)  # MXFP4 has no zeros to subtract
     return tl.inline_asm_elementwise(
         ASM, "=r,=r,=r,=r,r,r,r,r,r", [words, added, added, added, added],
         dtype=(like.dtype, like.dtype, like.dtype, like.dtype), is_pure=True, pack=2,
@@ -125,14 +125,14 @@ def _product(
     words, scales, x0, x1, x2, x3, ROWS: tl.constexpr, WARPS: tl.constexpr, MXFP4: tl.constexpr, ASM: tl.constexpr,
     BASE: tl.constexpr, LIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of words, as `_load` has them, times those of a row: [WARPS, ROWS, 4], all columns the same."""
+    """Multiply blocks of words, as `_load` has them, by those of a row: [WARPS, ROWS, 4], with equal columns."""
     words = tl.reshape(words, [WARPS, ROWS // 16, 2, 8, 4, 2, 2, 2])
     # warp, tile, eight of rows, r, half, t, eight of words, pair
     words = tl.reshape(tl.permute(words, [0, 1, 5, 3, 2, 4, 6, 7]), [WARPS, ROWS, 32])
     w0, w1, w2, w3 = _unpacked(words, scales, x0, ROWS, WARPS, MXFP4, ASM, BASE, LIFT)
     if MXFP4:
         bits = _by_row(scales, ROWS, WARPS)
-        if LIFT > 1:  # where 2 ** 126 times a scale is a number of float32, none of the four bytes carries
+        if LIFT > 1:  # no byte carries into the next if 2 ** 126 times a scale fits float32
             bits += 0x7E7E7E7E
         part = _one_of_two(tl.dot(w0, x0, input_precision=PRECISION), ROWS, WARPS) * _power(bits << 23)
         part += _one_of_two(tl.dot(w1, x1, input_precision=PRECISION), ROWS, WARPS) * _power(bits << 15)
@@ -149,14 +149,14 @@ def _product(
 
 @triton.jit
 def _one_of_two(product, ROWS: tl.constexpr, WARPS: tl.constexpr):
-    """[WARPS, ROWS, 8], all columns the same -> [WARPS, ROWS, 4]: a lane has two of them, one is enough."""
+    """[WARPS, ROWS, 8] -> [WARPS, ROWS, 4]. All columns are equal, and a lane has two of them."""
     first, _ = tl.split(tl.reshape(product, [WARPS, ROWS, 4, 2]))
     return first
 
 
 @triton.jit
 def _power(bits):
-    """2 ** (bits 23 to 30 - 127), of which 2 ** -127 counts as nothing."""
+    """Return 2 ** (bits 23 to 30 - 127), with 0 for 2 ** -127."""
     return (bits & 0x7F800000).to(tl.float32, bitcast=True)
 
 
@@ -175,14 +175,14 @@ def _gate_up_kernel(
     TOP_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WARPS: tl.constexpr,
-    EARLY: tl.constexpr,  # blocks of each warp that are on their way before one is multiplied
+    EARLY: tl.constexpr,  # blocks of each warp in flight before one is multiplied
     BLOCKS: tl.constexpr,
     STRIPS: tl.constexpr,
     ALL_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
     MXFP4: tl.constexpr,
     PAIRS: tl.constexpr,  # whether two numbers are 4 bytes, and assembly may be used
-    PRESCALED: tl.constexpr,  # what results are multiplied by
+    PRESCALED: tl.constexpr,  # the factor of the results
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     GELU: tl.constexpr,
@@ -200,11 +200,11 @@ def _gate_up_kernel(
     column = tl.program_id(0) % columns
     if OVERLAP:
         gdc_wait()
-        # Only now: a dependent's programs run once all of this launch's have come here, so they may read the ids.
+        # Only now: a dependent's programs run after all of this launch's have come here, so they may read the ids.
         gdc_launch_dependents()
     expert = tl.load(ids_ptr + pair)
     if (expert >= 0) & (expert < E):
-        # Rows past the end read the last ones, and are not stored.
+        # Rows after the end read the last ones and are not stored.
         index = tl.arange(0, ROWS // 16)
         strip = tl.minimum(column * (BLOCK_N // 16) + index % (BLOCK_N // 16), STRIPS - 1)
         strip += (expert * 2 + index // (BLOCK_N // 16)) * STRIPS
@@ -252,14 +252,14 @@ def _down_kernel(
     TOP_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WARPS: tl.constexpr,
-    EARLY: tl.constexpr,  # as above, of the experts one after the other: the first ones before the wait
+    EARLY: tl.constexpr,  # as above, through the experts in order; the first ones are loaded before the wait
     BLOCKS: tl.constexpr,
     STRIPS: tl.constexpr,
     ALL_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
     MXFP4: tl.constexpr,
     PAIRS: tl.constexpr,
-    PRESCALED: tl.constexpr,  # what x has been multiplied by
+    PRESCALED: tl.constexpr,  # the factor of x
     BIASES: tl.constexpr,
     ADD: tl.constexpr,
     ASM: tl.constexpr,
@@ -276,10 +276,10 @@ def _down_kernel(
     own = tl.minimum(column * (BLOCK_N // 16) + tl.arange(0, BLOCK_N // 16), STRIPS - 1)
     if OVERLAP:
         gdc_launch_dependents()
-    loaded = ()  # on their way while the kernel before this one ends
+    loaded = ()  # loaded while the kernel before this one ends
     for turn in tl.static_range(EARLY):
-        # Whoever chose the experts is complete: the kernel before this one had waited before it let this one begin.
-        # Past the first-level cache, where another layer's ids may be left.
+        # The kernel that chose the experts is complete: the kernel before this one waited before it released this one.
+        # Read past the first-level cache, which may hold another layer's ids.
         expert = tl.load(ids_ptr + token * TOP_K + turn // TURNS, cache_modifier=".cg")
         strip = own + tl.where((expert >= 0) & (expert < E), expert, 0) * STRIPS
         at = turn % TURNS * WARPS
@@ -309,18 +309,21 @@ def _down_kernel(
             if j * TURNS + turn + 1 < TOP_K * TURNS:
                 x = _load_x(x_rows + (j * TURNS + turn + 1) // TURNS * K, (turn + 1) % TURNS * WARPS, K, WARPS, PAIRS)
             acc += _product(words, scales, x0, x1, x2, x3, BLOCK_N, WARPS, MXFP4, ASM, BASE, LIFT, PRECISION)
-        # What an expert that is not there gives may be no number, as nobody wrote it.
+        # The product of a missing expert may be NaN, because its input was never written.
         total += tl.where(known, acc * weight, 0.0)
         if BIASES:
             result += tl.where(known, down_biases(biases_ptr, tl.where(known, expert, 0), n, N) * weight, 0.0)
-    result += tl.sum(tl.max(total, axis=2), axis=0) / PRESCALED  # all columns are the same
+    result += tl.sum(tl.max(total, axis=2), axis=0) / PRESCALED  # all columns are equal
     tl.store(out_ptr + token.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedSingleCut:
-    """How one of the two products is cut up. block_n: columns of the result; early: blocks of each warp that are on
-    their way at once, at least 1; registers: of a thread at most, 0: as many as the compiler likes."""
+    """How one of the two products is divided.
+
+    block_n: columns of the result. early: blocks of each warp in flight, at least 1. registers: of a thread at most; 0:
+    no limit.
+    """
 
     block_n: int
     warps: int
@@ -330,14 +333,14 @@ class PackedSingleCut:
 
 @dataclass(frozen=True, slots=True)
 class PackedSingleConfig:
-    """How experts for single rows are cut up."""
+    """How experts for single rows are divided."""
 
     gate_up: PackedSingleCut
     down: PackedSingleCut
 
 
 def fits_single_rows(weight: PackedMatrices) -> bool:
-    """Whether a block of columns has one word of scales for each row."""
+    """Return whether a block of columns has one word of scales for each row."""
     return weight.columns % 2 == 0 and (weight.mxfp4 or weight.group >= BLOCK)
 
 
@@ -345,8 +348,10 @@ def packed_single_rows(
     h: Tensor, gate_up: PackedMatrices, down: PackedMatrices, ids: Tensor, weights: Tensor, residual: Tensor | None,
     experts: int, config: PackedSingleConfig, rule: ExpertRule = SILU,
 ) -> Tensor:  # fmt: skip
-    """h [tokens, hidden], gate_up of [E, 2 * inter, hidden], down of [E, hidden, inter], both of which fit, ids,
-    weights [tokens, k] -> the weighted sum [tokens, hidden], added to `residual` in its place if there is one."""
+    """Compute `Experts.add_to` of contiguous tensors, for few tokens.
+
+    gate_up is of [E, 2 * inter, hidden], down of [E, hidden, inter]; both must fit.
+    """
     tokens, top_k = ids.shape
     overlap = launch_for(h.device).overlap
     precision = "ieee" if h.element_size() > 2 else "tf32"
@@ -376,13 +381,16 @@ def packed_single_rows(
 
 
 def _bare(x: Tensor, weight: PackedMatrices) -> bool:
-    """Whether codes are multiplied as they are: tensor cores are exact below 2 ** -126, and their sums there have steps
-    of 2 ** -23 of what they stand for. That is enough for a normed row; what lies between the products may be smaller,
-    and has its power of two beforehand."""
+    """Return whether codes are multiplied without their power of two.
+
+    Tensor cores are exact below 2 ** -126, and their sums there have steps of 2 ** -23 of the true value. That is
+    enough for a normed row. The input of down may be smaller, so it is multiplied by a power of two before it is
+    stored.
+    """
     return weight.bare and x.dtype == torch.bfloat16
 
 
 def _unpacking(x: Tensor, weight: PackedMatrices) -> Unpacking:
-    """Without assembly on a CPU."""
+    """Return how codes become numbers; on a CPU without assembly."""
     dtype = x.dtype if x.device.type != "cpu" else torch.float32
     return unpacking(dtype, weight.mxfp4, False, _bare(x, weight))

@@ -1,1 +1,1 @@
-"""From hidden states to experts: the router, the choice of each token's experts, and the order of rows by expert."""
+"""From hidden states to experts: the router, the choice of each token's experts, and the plan of rows by expert."""

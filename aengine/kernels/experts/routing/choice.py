@@ -1,4 +1,6 @@
-"""The choice of experts on the device: `route_reference`, as the ends of kernels that have the logits."""
+"""The choice of experts on the device, at the end of kernels that have the logits. `route_reference` is its
+reference.
+"""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import triton.language as tl
 from aengine.kernels.experts.routing.router import TINY
 
 _TINY = tl.constexpr(TINY)
-_NONE = tl.constexpr(-(2**31))  # below every key
+_NONE = tl.constexpr(-(2**31))  # less than every key
 
 
 @triton.jit
@@ -35,14 +37,14 @@ def choose(
     CORRECTION: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """For many tokens: the best of each, TOP_K times."""
+    """Choose for many tokens: find the best of each, TOP_K times."""
     WIDTH: tl.constexpr = triton.next_power_of_2(TOP_K)
     e = tl.arange(0, EXPERTS)[None, :]
     scores = _scores(logits, e, E, SCORING)
     choice = scores
     if CORRECTION:
         choice += tl.load(correction_ptr + e, mask=e < E, other=0.0).to(tl.float32)
-    # What is no number is the least, in its weight as well.
+    # NaN counts as the least score, in its weight as well.
     keys = _ordered(tl.where(choice == choice, choice, float("-inf")))
     keys = tl.where(e < E, keys, _NONE)
     if GROUPS > 1:
@@ -52,7 +54,7 @@ def choose(
     chosen = tl.zeros([M, WIDTH], tl.int32)
     for turn in tl.static_range(TOP_K):
         best, first = _first_best(keys, e, EXPERTS)
-        if CORRECTION:  # which is no part of the weight
+        if CORRECTION:  # it is no part of the weight
             best = tl.max(tl.where(e == first, _ordered(scores), _NONE), axis=1)[:, None]
         ids = tl.where(j == turn, first, ids)
         chosen = tl.where(j == turn, best, chosen)
@@ -81,16 +83,17 @@ def choose_one(
     RENORMALISE: tl.constexpr,
     CORRECTION: tl.constexpr,
 ):
-    """For one token: every expert's rank by comparison with every other, at once instead of one turn after another."""
+    """Choose for one token: rank every expert by comparing it with every other, all at once."""
     e = tl.arange(0, EXPERTS)
     scores = _scores(logits, e, E, SCORING)
     choice = scores
     if CORRECTION:
         choice += tl.load(correction_ptr + e, mask=e < E, other=0.0).to(tl.float32)
-    # What is no number has a rank as well: the lowest.
+    # NaN has the lowest rank.
     choice = tl.where((e < E) & (choice == choice), choice, float("-inf"))
     rank = tl.sum((choice[:, None] > choice[None, :]).to(tl.int32), axis=0)  # [EXPERTS]
-    # Equals have the same rank, which their sum tells; it is rare, and comparing ids as well takes twice as long.
+    # Equal scores have equal ranks; the sum of the ranks shows it. That is rare, and comparing ids as well takes twice
+    # as long.
     if tl.sum(tl.where(e < E, rank, 0)) != E * (E - 1) // 2:
         order = _ordered(choice)  # so that the compiler does not keep the comparisons above for these
         earlier = (order[:, None] == order[None, :]) & (e[:, None] < e[None, :])
@@ -104,28 +107,32 @@ def choose_one(
 
 @triton.jit
 def _ordered(values):
-    """float32 as int32 in the same order, 0.0 and -0.0 as one: a warp finds the greatest integer in one instruction,
-    and the greatest float with its place in ten."""
+    """Map float32 to int32 in the same order, 0.0 and -0.0 to one value.
+
+    A warp finds the greatest integer in one instruction, and the greatest float with its place in ten.
+    """
     bits = (values + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _unordered(keys):
-    """What `_ordered` was made of."""
+    """Invert `_ordered`."""
     return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _first_best(keys, places, WIDTH: tl.constexpr):
-    """The greatest of each row of keys [M, WIDTH], and the lowest of `places` [1, WIDTH] that has it, both [M, 1]."""
+    """Return the greatest of each row of keys [M, WIDTH], and the lowest of `places` [1, WIDTH] that has it, both [M,
+    1].
+    """
     best = tl.max(keys, axis=1)[:, None]
     return best, tl.min(tl.where(keys == best, places, WIDTH), axis=1)[:, None]
 
 
 @triton.jit
 def _scores(logits, e, E: tl.constexpr, SCORING: tl.constexpr):
-    """[..., EXPERTS], of experts e."""
+    """Return the scores [..., EXPERTS] of experts e."""
     if SCORING == "sigmoid":
         scores = tl.sigmoid(logits)
     else:
@@ -139,7 +146,7 @@ def _scores(logits, e, E: tl.constexpr, SCORING: tl.constexpr):
 
 @triton.jit
 def _weights(scores, chosen, SCORING: tl.constexpr, RENORMALISE: tl.constexpr):
-    """Of a token's scores those that were chosen, as weights; the others become 0."""
+    """Return the weights of a token's chosen experts; the others are 0."""
     last: tl.constexpr = len(scores.shape) - 1
     weights = tl.where(chosen, scores, 0.0)
     if SCORING == "softmax_of_chosen":
@@ -162,7 +169,7 @@ def _best_groups_only(
     CHOSEN_GROUPS: tl.constexpr,
     BEST_TWO: tl.constexpr,
 ):
-    """keys [M, EXPERTS]: _NONE for the experts of the other groups."""
+    """Set keys [M, EXPERTS] to _NONE for the experts of all but the best groups."""
     WIDTH: tl.constexpr = triton.next_power_of_2(GROUPS)
     group = e // (E // GROUPS)  # [1, EXPERTS]
     g = tl.arange(0, WIDTH)[None, :]
@@ -174,7 +181,7 @@ def _best_groups_only(
             second = tl.max(tl.where(e == first, _NONE, own), axis=1)[:, None]
             best = _ordered(_unordered(best) + _unordered(second))
         scores = tl.where(g == index, best, scores)
-    kept = keys < _NONE  # none
+    kept = keys < _NONE  # all False
     for _ in range(CHOSEN_GROUPS):
         _best, first = _first_best(scores, g, WIDTH)
         kept = kept | (group == first)

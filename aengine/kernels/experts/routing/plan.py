@@ -1,8 +1,8 @@
 """A counting sort of (token, expert) pairs by expert, on the device, and the tiles of rows that follow from it.
 
-Of few pairs, a program for each expert reads all: it counts them, so it knows where its own begin, and writes these in
-their order. Of many, a program for each block of pairs counts these in one launch; the counts are added up
-over the blocks in a second; in a third each block's pairs are placed. The order is always the same.
+For few pairs, a program for each expert reads all pairs. It counts them, so it knows where its own begin, and writes
+these in order. For many pairs there are three launches: programs count blocks of pairs, the counts are added up over
+the blocks, and each block's pairs are placed. The order is always the same.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -19,7 +19,7 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
 AT_ONCE = (256, 1024, 2048, 4096)  # pairs that the programs of all experts read, padded to one of these
-BLOCK = 128  # pairs of a program, where there are more
+BLOCK = 128  # pairs of a program, if there are more
 MOST_PAIRS = 2**21 - 1  # three numbers of 21 bits make one of 63
 _MOST = tl.constexpr(MOST_PAIRS)
 _BITS = tl.constexpr(21)
@@ -39,7 +39,7 @@ def _plan_kernel(
     E: tl.constexpr,
     BINS: tl.constexpr,  # at least E
     HEIGHT: tl.constexpr,
-    BLOCK: tl.constexpr,  # at least as many as pairs
+    BLOCK: tl.constexpr,  # at least `pairs`
     OVERLAP: tl.constexpr,
 ):
     expert = tl.program_id(0)
@@ -58,7 +58,7 @@ def _plan_kernel(
 
 @triton.jit
 def _histogram(ids, E: tl.constexpr, BINS: tl.constexpr):
-    """How many ids are 0..E-1, [BINS]; of other numbers none."""
+    """Count the ids of 0..E-1, [BINS]. Other ids do not count."""
     return tl.histogram(ids, BINS, mask=(ids >= 0) & (ids < E))
 
 
@@ -66,8 +66,10 @@ def _histogram(ids, E: tl.constexpr, BINS: tl.constexpr):
 def _write_tiles(
     counts, expert, ends_ptr, tiles_ptr, count_ptr, capacity, E: tl.constexpr, BINS: tl.constexpr, HEIGHT: tl.constexpr
 ):
-    """One expert's end and tiles, where there are so many pairs of each, [BINS]; returns where its pairs begin."""
-    # Three sums in one, as each is a round through shared memory: all pairs and tiles before, and its own pairs.
+    """Store one expert's end and tiles, given the number of pairs of each expert [BINS]. Return where its pairs
+    begin.
+    """
+    # One sum has three parts, because each sum is a round through shared memory: pairs before, tiles before, own pairs.
     bins = tl.arange(0, BINS)
     pairs = counts.to(tl.int64)
     tiles = (pairs + HEIGHT - 1) // HEIGHT
@@ -113,7 +115,7 @@ def _count_kernel(
 @keep_variants
 @triton.jit(do_not_specialize=["blocks"])
 def _add_up_kernel(
-    counts_ptr,  # [blocks + 1, BINS]: each becomes the sum of those before it, and the last row that of all
+    counts_ptr,  # [blocks + 1, BINS]: each row becomes the sum of the rows before it, the last row the sum of all
     blocks,
     BINS: tl.constexpr,
     WIDTH: tl.constexpr,  # bins of a program
@@ -160,7 +162,7 @@ def _place_kernel(
         gdc_launch_dependents()
         gdc_wait()
     total = tl.load(counts_ptr + blocks * BINS + bins)
-    # Where a block's first pair of each expert goes: behind smaller experts' pairs, and its own of blocks before.
+    # A block's first pair of an expert goes after the pairs of smaller experts, and after its own of earlier blocks.
     first = tl.cumsum(total, axis=0) - total + tl.load(counts_ptr + block * BINS + bins)
     pair = block * BLOCK + one
     ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=E)
@@ -175,20 +177,20 @@ def _place_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where each pair goes; pair t * top_k + j is token t's j-th choice. All int32, and on the device.
+    """Where each pair goes. Pair t * top_k + j is token t's j-th choice. All tensors are int32, on the device.
 
-    What lies behind the last row and the last tile is undefined, as are places of pairs that go nowhere.
+    Values after the last row and the last tile are undefined, and so are places of pairs that go nowhere.
     """
 
     order: Tensor  # [pairs]: the pair of each sorted row
     places: Tensor  # [pairs]: the sorted row of each pair
-    ends: Tensor  # [experts]: behind the last row of each
-    tiles: Tensor  # [3, capacity]: the expert of each tile, its first row, the row behind its last
+    ends: Tensor  # [experts]: the end of each expert's rows
+    tiles: Tensor  # [3, capacity]: the expert of each tile, its first row, the end of its rows
     count: Tensor  # [1]: the number of tiles
 
     @property
     def capacity(self) -> int:
-        """Tiles at most."""
+        """Return the most tiles there can be."""
         return self.tiles.shape[1]
 
 
@@ -198,16 +200,16 @@ def pairs_at_once(pairs: int) -> int | None:
 
 
 def most_tiles(pairs: int, experts: int, height: int) -> int:
-    """How many tiles of `height` rows there are at most, however the pairs are spread."""
+    """Return the most tiles of `height` rows there can be, for any spread of the pairs."""
     used = min(pairs, experts)
     return (pairs - used) // height + used
 
 
 def make_plan(ids: Tensor, experts: int, height: int) -> Plan:
-    """Sort ids int32 [tokens, top_k], of which those outside of 0..experts-1 go nowhere, into tiles of one expert each.
+    """Sort ids int32 [tokens, top_k] into tiles of one expert each. Ids outside of 0..experts-1 go nowhere.
 
-    height: rows of a tile at most. Enqueues only; the sizes depend on the shape of `ids` alone. Raises ValueError where
-    there are more than `MOST_PAIRS`.
+    height: the most rows of a tile. This only enqueues; the sizes depend on the shape of `ids` alone. Raises:
+    ValueError for more than `MOST_PAIRS` pairs.
     """
     ids = ids.contiguous()
     pairs = ids.numel()
@@ -215,7 +217,7 @@ def make_plan(ids: Tensor, experts: int, height: int) -> Plan:
         raise ValueError(f"{pairs} pairs of tokens and experts are more than {MOST_PAIRS}: give fewer tokens")
     capacity = most_tiles(pairs, experts, height)
     overlap = launch_for(ids.device).overlap
-    # Of whole 16 bytes each, so that kernels are compiled for aligned pointers alone.
+    # Each is padded to whole 16 bytes, so that kernels are compiled for aligned pointers alone.
     places, order = ids.new_empty(2, -(-pairs // 4) * 4)[:, :pairs]
     plan = Plan(order, places, ids.new_empty(experts), ids.new_empty(3, capacity), ids.new_empty(1))
     bins = power_of_two(max(2, experts))

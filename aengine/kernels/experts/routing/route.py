@@ -1,8 +1,8 @@
 """From hidden states to experts and weights in one launch: the router's product in float32, then the choice.
 
 Products of two-byte numbers are exact in float32, and are summed there. For few tokens the columns are split over
-programs, which have their weights on the way before they wait for the kernel that makes the hidden states; the last to
-arrive adds the parts up in order and chooses.
+programs. These load their weights before they wait for the kernel that makes the hidden states. The last one to arrive
+adds the parts up in order and chooses.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -25,10 +25,10 @@ from aengine.kernels.parts import Parts, is_last, sum_parts
 from aengine.kernels.variants import keep_variants
 
 MAX_EXPERTS = 512
-FEW_TOKENS = 512  # up to which the columns are split
+FEW_TOKENS = 512  # up to here the columns are split
 MOST_SPLITS = 32
-MOST_LOOPED = 16  # splits, where a program goes through its columns in steps
-IN_REGISTERS = 65536  # elements of the weight that a program has at most, where it takes its columns at once
+MOST_LOOPED = 16  # splits, if a program goes through its columns in steps
+IN_REGISTERS = 65536  # most elements of the weight of a program that loads its columns at once
 
 
 @keep_variants
@@ -112,7 +112,7 @@ def _route_kernel(
 
 @triton.jit
 def _product(x, w, acc, WIDE: tl.constexpr):
-    """x [M, BLOCK_K], w [EXPERTS, BLOCK_K], acc [M, EXPERTS] -> acc + x w^T."""
+    """Return acc [M, EXPERTS] + x w^T of x [M, BLOCK_K], w [EXPERTS, BLOCK_K]."""
     if WIDE:
         x, w = x.to(tl.float32), w.to(tl.float32)
     return tl.dot(x, tl.trans(w), acc, input_precision="ieee")
@@ -120,7 +120,7 @@ def _product(x, w, acc, WIDE: tl.constexpr):
 
 @dataclass(frozen=True, slots=True)
 class RouteConfig:
-    """How one router is cut up. tokens: of a program; splits: pieces of the columns."""
+    """How a router is divided. tokens: of a program. splits: pieces of the columns."""
 
     tokens: int
     block_k: int
@@ -130,13 +130,13 @@ class RouteConfig:
 
 
 def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Launch) -> RouteConfig:
-    """How to cut a router [experts, hidden] for so many tokens, by what was measured on an H200."""
+    """Return how to divide a router [experts, hidden] for `tokens` tokens, measured on an H200."""
     padded = max(16, power_of_two(experts))
     warps = 8 if padded >= 128 else 4
     if tokens > FEW_TOKENS and wide:
         return RouteConfig(32, 16, 1, 2, warps)
     if tokens > FEW_TOKENS:
-        # Of many experts a program has enough to do with 16 tokens, until there are more of them than processors.
+        # With many experts, 16 tokens keep a program busy, until there are more programs than processors.
         height, low = (64, 0) if padded <= 128 else (64, 16) if padded <= 256 else (32, 64)
         if tokens <= low * launch.processors:
             height = 16
@@ -152,7 +152,7 @@ def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Lau
 
 
 class Route:
-    """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
+    """The kernel and its scratch memory. Launches share the scratch, so use one stream at a time."""
 
     def __init__(self) -> None:
         self._parts = Parts()
@@ -171,9 +171,12 @@ class Route:
     ) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden], weight [experts, hidden] -> ids int32 [tokens, top_k], weights float32 [tokens, top_k].
 
-        slots [tokens] int64: tokens of slots below `first_slot` are padding, and have ids of -1.
-        bias [experts]: of the product; correction [experts]: added to the scores for the choice only. Enqueues only.
-        Raises ValueError where there are more than 512 experts, or fewer than `router` asks for.
+        This only enqueues. Raises: ValueError for more than 512 experts, or fewer than `router` needs.
+
+        Args:
+            bias: [experts], of the product.
+            correction: [experts], added to the scores for the choice only.
+            slots: [tokens] int64. Tokens of slots below `first_slot` are padding, and have ids of -1.
         """
         x, weight = x.contiguous(), weight.contiguous()
         (tokens, hidden), experts = x.shape, weight.shape[0]
@@ -189,7 +192,7 @@ class Route:
         config = config or route_config(tokens, experts, hidden, wide, launch)
         blocks, padded = -(-tokens // config.tokens), max(16, power_of_two(experts))
         parts, arrived = x, x
-        if config.splits > 1:  # room for all numbers of tokens, so that they share it
+        if config.splits > 1:  # room for any number of tokens, so that all share it
             most = max(blocks, -(-FEW_TOKENS // config.tokens))
             parts, arrived = self._parts(x.device, most * config.splits * config.tokens * padded, most)
         _route_kernel[(blocks * config.splits,)](
@@ -216,8 +219,9 @@ class TritonRoute:
         route_rows: RouteRows,
         bias: Tensor | None = None,
     ) -> None:
-        """weight [experts, hidden], correction and bias [experts]; route, route_rows: shared by all layers of a model,
-        for their scratch."""
+        """weight [experts, hidden], correction and bias [experts]. route, route_rows: shared by all layers, for their
+        scratch.
+        """
         self._weight = weight
         self._correction = correction
         self._bias = bias

@@ -1,8 +1,7 @@
 """From one to a few tokens of the residual stream to their experts in one launch: norm, router, choice.
 
-Every program norms a whole row for itself and has the weights of some experts, which are on their way before it waits
-for the kernel that makes the row: so nothing but the row itself is read behind the wait. The last program of a row to
-arrive chooses.
+Every program norms a whole row and has the weights of some experts. It loads these before it waits for the kernel that
+makes the row, so that it reads only the row after the wait. The last program of a row to arrive chooses.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -24,7 +23,7 @@ from aengine.kernels.variants import keep_variants
 MAX_TOKENS = 4
 MAX_EXPERTS = 256  # every expert is compared with every other
 MAX_HIDDEN = 8192  # a program holds a whole row
-PROGRAM = 4096  # elements of the router's weight that a program has in its registers, where it can choose
+PROGRAM = 4096  # elements of the router's weight that a program has in its registers
 WARPS = 8
 
 
@@ -72,12 +71,12 @@ def _route_rows_kernel(
     norm = tl.load(norm_ptr + k, mask=inside, other=0.0).to(tl.float32)
     if OVERLAP:
         gdc_wait()
-    nowhere = tl.load(slots_ptr + token) < first_slot  # maybe written by the kernel before this one
+    nowhere = tl.load(slots_ptr + token) < first_slot  # the kernel before this one may have written it
     place = token.to(tl.int64) * K + k
     x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
     dtype = h_ptr.dtype.element_ty
     inverse = tl.math.rsqrt(tl.sum(x * x) / K + eps)
-    # Rounded to the model's dtype before the weight, as the reference does, and behind it, as the experts see it.
+    # h is rounded to the model's dtype before the weight, as in the reference, and after it, as the experts see it.
     h = ((x * inverse).to(dtype).to(tl.float32) * norm).to(dtype)
     if block == 0:
         tl.store(h_ptr + place, h, mask=inside)
@@ -85,7 +84,7 @@ def _route_rows_kernel(
     tl.store(logits_ptr + e, tl.sum(w.to(tl.float32) * h.to(tl.float32), axis=1) + bias, mask=e < E)
     if is_last(arrived_ptr + token, programs):
         every = tl.arange(0, EXPERTS)
-        # Other processors wrote these: read past the first-level cache.
+        # Other processors wrote these, so read past the first-level cache.
         logits = tl.load(logits_ptr + every, mask=every < E, other=0.0, cache_modifier=".cg")
         choose_one(
             logits, correction_ptr, nowhere, ids_ptr + token * TOP_K, weights_ptr + token * TOP_K, scale,
@@ -94,15 +93,18 @@ def _route_rows_kernel(
 
 
 class RouteRows:
-    """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
+    """The kernel and its scratch memory. Launches share the scratch, so use one stream at a time."""
 
     def __init__(self) -> None:
         self._scratch: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     @staticmethod
     def supports(x: Tensor, weight: Tensor, router: Router) -> bool:
-        """Whether x [tokens, hidden] is few rows, of which a program holds one, and weight [experts, hidden] of few
-        experts, of which none are chosen by groups."""
+        """Return whether x [tokens, hidden] is few rows of which a program holds one, and weight [experts, hidden]
+        fits.
+
+        It fits with few experts that are not chosen by groups.
+        """
         return (
             0 < len(x) <= MAX_TOKENS
             and weight.shape[0] <= MAX_EXPERTS
@@ -123,12 +125,15 @@ class RouteRows:
         first_slot: int,
         block: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """x [tokens, hidden], weight [experts, hidden] -> norm(x) [tokens, hidden], ids int32 and weights float32, both
-        [tokens, top_k].
+        """x [tokens, hidden], weight [experts, hidden] -> norm(x), ids int32 and weights float32, both [tokens, top_k].
 
-        slots [tokens] int64: tokens of slots below `first_slot` are padding, and have ids of -1. correction [experts]:
-        added to the scores for the choice only; bias [experts]: of the product. block: experts of a program. Enqueues
-        only. Raises ValueError where it is not supported.
+        This only enqueues. Raises: ValueError if not `supports`.
+
+        Args:
+            correction: [experts], added to the scores for the choice only.
+            bias: [experts], of the product.
+            slots: [tokens] int64. Tokens of slots below `first_slot` are padding, and have ids of -1.
+            block: experts of a program; None means the default.
         """
         if not self.supports(x, weight, router):
             raise ValueError(f"{len(x)} rows and a router {list(weight.shape)} are not for this kernel")
@@ -148,14 +153,14 @@ class RouteRows:
             E=experts, K=hidden, EXPERTS=power_of_two(experts), WIDTH=width,
             BLOCK=block, TOP_K=router.top_k, SCORING=router.scoring, RENORMALISE=router.renormalise,
             BIAS=bias is not None, CORRECTION=correction is not None, OVERLAP=overlap, num_warps=WARPS,
-            # What is compared is computed once for either side of the comparison: were a correction fused with the
-            # product before it in one of them, an expert would be above itself, and its place left empty.
+            # Both sides of a comparison must be computed alike. If the compiler fused a correction with the product
+            # before it on one side only, an expert could rank above itself, and its place would stay empty.
             enable_fp_fusion=False, launch_pdl=overlap,
         )  # fmt: skip
         return h, ids, weights
 
     def _scratch_for(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Logits and counters."""
+        """Return memory for logits and counters."""
         if device not in self._scratch:
             self._scratch[device] = (
                 torch.empty(MAX_TOKENS * MAX_EXPERTS, dtype=torch.float32, device=device),

@@ -1,4 +1,4 @@
-"""The choice of a token's experts and of their weights from the router's logits, for every family's rule."""
+"""The choice of a token's experts and of their weights from the router's logits, with the reference in torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aengine.kernels.linear.base import Norm
 
-# To each sum of weights before it divides, as DeepSeek's reference has it: sigmoids may all be 0.
+# Added to each sum of weights before it divides, as in DeepSeek's reference: all sigmoids may be 0.
 TINY = 1e-20
 
 
@@ -19,12 +19,13 @@ TINY = 1e-20
 class Router:
     """How logits become experts and weights.
 
-    scoring: a token's weights are taken from the softmax over all experts (Qwen, Mixtral, OLMoE), from the softmax over
-    those chosen (gpt-oss), or from each logit's sigmoid (DeepSeek-V3, GLM).
-    renormalise: the weights of a token are divided by their sum.
-    groups: experts are chosen from the best `chosen_groups` of so many equal groups of neighbours only; a group's score
-    is its best expert's (DeepSeek-V2) or the sum of its best two (DeepSeek-V3).
-    scale: what all weights are multiplied by at the end.
+    Args:
+        scoring: what a token's weights are: the softmax over all experts (Qwen, Mixtral, OLMoE), the softmax over the
+            chosen ones (gpt-oss), or each logit's sigmoid (DeepSeek-V3, GLM).
+        renormalise: divide the weights of a token by their sum.
+        groups: number of equal groups of neighbouring experts. Experts are chosen from the best `chosen_groups` only.
+        group_score: the best expert's score (DeepSeek-V2), or the sum of the best two (DeepSeek-V3).
+        scale: a factor of all weights, applied last.
     """
 
     top_k: int
@@ -36,7 +37,7 @@ class Router:
     scale: float = 1.0
 
     def check(self, experts: int) -> None:
-        """Raises ValueError where this cannot choose among so many experts."""
+        """Raise ValueError if this cannot choose among so many experts."""
         if not 0 < self.top_k <= experts:
             raise ValueError(f"top_k is {self.top_k}: give 1 to {experts}, the number of experts")
         if not 0 < self.chosen_groups <= self.groups or experts % self.groups:
@@ -55,7 +56,8 @@ class Router:
 def route_reference(logits: Tensor, router: Router, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """logits float32 [tokens, experts] -> ids int32 [tokens, top_k], weights float32 [tokens, top_k], the best first.
 
-    correction [experts]: added to the scores for the choice, not for the weights. Among equals the lowest id wins.
+    correction [experts]: added to the scores for the choice, not for the weights. Among equal scores the lowest id
+    wins.
     """
     router.check(logits.shape[1])
     scores = logits.float()
@@ -76,7 +78,7 @@ def route_reference(logits: Tensor, router: Router, correction: Tensor | None = 
 
 
 def _best_groups_only(choice: Tensor, router: Router) -> Tensor:
-    """[tokens, experts]: -inf for the experts of the other groups."""
+    """Set scores [tokens, experts] to -inf for the experts of all but the best groups."""
     grouped = choice.unflatten(1, (router.groups, -1))  # [tokens, groups, experts a group]
     counted = 1 if router.group_score == "max" else 2
     scores = grouped.topk(counted, dim=-1).values.sum(dim=-1)  # [tokens, groups]
@@ -87,10 +89,10 @@ def _best_groups_only(choice: Tensor, router: Router) -> Tensor:
 
 
 class TorchRoute:
-    """Norm, logits in float32, then the choice."""
+    """The reference router: norm, logits in float32, then the choice, on any device."""
 
     def __init__(self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None) -> None:
-        """weight [experts, hidden], correction and bias [experts]; all may be filled later."""
+        """weight [experts, hidden], correction and bias [experts]. All may be filled later."""
         self._weight = weight
         self._correction = correction
         self._router = router
