@@ -1,4 +1,4 @@
-"""Experts for one to a few tokens: each pair of a token and an expert is a product of a row with that expert's matrices.
+"""Experts for one to a few tokens: a pair of a token and an expert is a row times that expert's matrices.
 
 Nothing is sorted, and there are two launches. The first computes SiLU(gate) * up of all pairs. The second computes
 down; a program has the same rows of all of a token's experts, so that it adds them up. If two tokens share an expert,
@@ -274,7 +274,7 @@ class SharedMatrices:
             raise ValueError("a shared expert's weights must be contiguous")
 
     def can_fuse(self, h: Tensor, top_k: int) -> bool:
-        """Return whether `single_rows` computes it in whole vectors, for h [tokens, hidden] and top_k experts a token."""
+        """Return whether `single_rows` computes it, in whole vectors. h [tokens, hidden]; top_k experts a token."""
         return self.down.dtype == h.dtype and self.down.shape[1] % (8 * power_of_two(top_k)) == 0
 
 
