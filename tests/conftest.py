@@ -21,13 +21,13 @@ from hypothesis import HealthCheck, settings
 
 from tests.covering import thin_out
 
-# Read when torch is imported, here and in every process that a test starts. The models are so small that threads would
-# mostly wait for each other, spinning, and beside other busy processes ten times as long as the work takes. The engine
-# sets its own number of threads.
+# torch reads these when it is imported, here and in every process that a test starts. The models are so small that
+# threads would mostly spin while they wait for each other, and on a busy machine ten times longer than they work. The
+# engine sets its own number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# Modules and tests are a million objects that stay. Looking through them again and again took a sixth of all time.
+# Modules and tests are a million objects that stay. Scanning them in every collection took a sixth of all time.
 gc.disable()
 
 
@@ -38,13 +38,13 @@ def pytest_collection_finish() -> None:
 
 
 if IN_WORKER := "PYTEST_XDIST_WORKER" in os.environ:
-    # By then it has told all it has seen. To take down a million objects one by one would be another 5 seconds.
+    # The report is complete by then. Freeing a million objects one by one would take another 5 seconds.
     atexit.register(os._exit, 0)
 
 
 def pytest_unconfigure() -> None:
     if not IN_WORKER:
-        gc.unfreeze()  # else extension modules complain of what nobody collects at the end
+        gc.unfreeze()  # otherwise extension modules report objects that are not collected at the end
 
 
 # Every HTTP client reads the machine's certificates, for 20 ms, whether it will meet TLS or not.

@@ -1,8 +1,8 @@
-"""Few of all combinations of a test's parameters: those in which every two values meet, or values that take turns.
+"""Selects few of all combinations of a test's parameters: all pairs of values, or values that take turns.
 
-On a GPU nearly every combination of a kernel's parameters is one more that is compiled, and what is wrong with one is
-hardly ever wrong with three values at once only. The interpreter compiles nothing and tries what it likes. The same
-holds for families of models and the ways to run them: a fault of one way shows in several families.
+On a GPU nearly every combination of a kernel's parameters must be compiled, and a fault hardly ever needs three
+specific values at once. The interpreter compiles nothing and can try more. The same is true of families of models and
+the ways to run them: a fault in one way shows in several families.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ Case = Mapping[str, str]  # parameter -> how its value prints
 
 
 def covering(cases: Sequence[Case], strength: int, most: int | None = None) -> list[int]:
-    """The places of cases with all combinations of so many parameters' values that there are in `cases`, or of the
-    `most` cases that come nearest to that.
+    """Return indices of cases that together contain every combination of `strength` values that `cases` has.
 
-    Greedy: the case with the most that are new comes next, the last one among equals. That is the largest shape, and
-    the narrow type.
+    If that takes more than `most` cases, return those that come nearest. The choice is greedy: the next case is the one
+    with the most new combinations. Among equals it is the last, which has the largest shape and the narrowest type.
     """
     combinations = [set(itertools.combinations(case.items(), min(strength, len(case)))) for case in cases]
     missing = set().union(*combinations)
@@ -36,10 +35,10 @@ def covering(cases: Sequence[Case], strength: int, most: int | None = None) -> l
 
 
 def turns(cases: Sequence[Case], name: str, count: int = 1, always: Sequence[str] = ()) -> list[int]:
-    """The places of cases where the values of the parameter `name` take turns.
+    """Return indices of cases in which the values of the parameter `name` take turns.
 
-    Each combination of the other parameters meets `count` of its values: those that have met the fewest of the others'
-    values so far, then those that came least often. It meets those in `always` as well.
+    Each combination of the other parameters gets `count` of its values, and always the values in `always`. Values that
+    have met the fewest other values come first, then the least frequent ones.
     """
     groups: dict[Any, list[int]] = {}
     chosen = []
@@ -64,10 +63,10 @@ def turns(cases: Sequence[Case], name: str, count: int = 1, always: Sequence[str
 
 
 def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the combinations that tests marked as `thinned` or `turns` need not try; quick ones stay.
+    """Deselect combinations of tests that are marked `thinned` or `turns`. Quick cases stay.
 
-    thinned, unless kernels are interpreted: strength: of the covering that stays, 2 if not given. where: given a case's
-    parameters, whether it may be tried. turns: the arguments of `turns`.
+    `thinned` applies unless kernels are interpreted. Its arguments are `strength` (of the covering, 2 by default) and
+    `where`, a function that returns whether a case with these parameters may run. `turns` has the arguments of `turns`.
     """
     by_test: dict[object, list[pytest.Function]] = {}  # cases of one need not follow one another
     for item in items:

@@ -1,4 +1,4 @@
-"""A port for a server that is told its port before it starts."""
+"""A free port for a server whose port must be known before it starts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from random import SystemRandom
 
 
 def free_port() -> int:
-    """One drawn from below those that systems give out by themselves: until the server has it, a test beside this one
-    that listens on any port is not given the same."""
+    """Return a random free port below the range that systems assign.
+
+    A concurrent test that listens on any port then never gets the same port before the server binds it.
+    """
     while True:
         port = SystemRandom().randrange(20_000, 32_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):

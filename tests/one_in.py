@@ -1,4 +1,4 @@
-"""Parameters of a test of which one in a few is quick."""
+"""Marks most parameters of a test as slow."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import pytest
 
 
 def one_in(count: int, values: Iterable[object]) -> list[object]:
-    """Each of the values, all but one in `count` of them marked as slow."""
+    """Return the values, with all but every `count`-th marked as slow."""
     return [pytest.param(value, marks=pytest.mark.slow if place % count else ()) for place, value in enumerate(values)]

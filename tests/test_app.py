@@ -51,7 +51,7 @@ class Hypercorn:
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        """Ask as a start script does, until 200; at first nobody listens, then the answer is 503."""
+        """Poll like a start script until 200. At first the port is closed, then the answer is 503."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
             try:

@@ -1,4 +1,4 @@
-"""What is tried of all combinations: few of them, and everything in some."""
+"""The selected combinations are few, and every value occurs in some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What READMEs give to other programs is what those can read, and names what there is: no such program is run."""
+"""Files for other programs in READMEs can be parsed and name existing things. The programs are not run."""
 
 from __future__ import annotations
 

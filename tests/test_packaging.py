@@ -16,7 +16,7 @@ FILES = [
     for path in ([ROOT / place] if (ROOT / place).is_file() else (ROOT / place).rglob("*"))
     if path.is_file() and path.suffix in ("", ".md", ".py", ".toml", ".html", ".js", ".sh")
 ]
-# `aengine` on the index is somebody else's: `pip install 'aengine[x]'` would put a stranger's package in our place.
+# `aengine` on the index is another project: `pip install 'aengine[x]'` would install it instead of this package.
 STRANGER = re.compile(r"aengine\[[a-z]|pip install [^\n.`&]*\baengine(?!-llm)")
 
 

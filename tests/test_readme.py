@@ -1,4 +1,4 @@
-"""What the README and its rooms' READMEs show is run as it stands there."""
+"""Runs the examples of the README and of the rooms' READMEs as they are printed."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_the_batch_gives_what_it_gives_here(tmp_path: Path) -> None:
 
 
 def test_the_tests_are_run_as_it_stands_here() -> None:
-    """All of them but those for a GPU, and first the quick ones, as whoever has just come runs them."""
+    """Return all test commands but those for a GPU. The quick ones come first, as a newcomer runs them."""
     shown = [line for line in re.findall(r"^pytest .*", README, re.M) if "-m 'gpu" not in line]
     assert re.findall(r"^pytest .*", (ROOT / ".ci" / "run").read_text(), re.M) == shown
     assert shown[0] == "pytest -n 2"

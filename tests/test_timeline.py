@@ -1,4 +1,4 @@
-"""The trace file: valid whenever it is looked at, bounded, and never in the way."""
+"""The trace file is valid at any time, bounded, and never delays the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aengine.timeline import DEVICE, FLUSH_EVENTS, LOOP, Timeline
 
 
 def spans(path: Path) -> list[dict[str, Any]]:
-    """The trace's spans; each has what the format asks of a complete event."""
+    """Return the trace's spans, after checking that each has the fields of a complete event."""
     events = json.loads(path.read_bytes())
     assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} >= {"step loop", "device"}
     found = [event for event in events if event["ph"] == "X"]

@@ -49,7 +49,7 @@ class Chromium:
         self._listeners: dict[str, Listener] = {}
 
     async def listen(self) -> None:
-        """Until the browser ends; whoever waits for an answer then hears of it."""
+        """Read until the browser ends. Pending calls then fail."""
         with suppress(asyncio.IncompleteReadError):
             while True:
                 message = json.loads((await self._reader.readuntil(b"\0"))[:-1])
@@ -98,7 +98,7 @@ class Chromium:
 
 
 class Tab:
-    """One page: what a reader does with it, and what it said and asked for."""
+    """One page: actions of a reader, and the page's messages and requests."""
 
     def __init__(self, browser: Chromium, session: str, context: str) -> None:
         self._browser, self._session, self.context = browser, session, context
@@ -119,7 +119,7 @@ class Tab:
         return await self._browser.send(method, self._session, **params)
 
     async def allow(self, permission: str, url: str) -> None:
-        """Give the pages of this origin a permission that a reader would be asked for."""
+        """Grant a permission to the pages of this origin, as a reader would."""
         params = {"origin": url, "permissions": [permission], "browserContextId": self.context}
         await self._browser.send("Browser.grantPermissions", **params)
 
@@ -133,7 +133,7 @@ class Tab:
 
     @asynccontextmanager
     async def visiting(self, url: str) -> AsyncIterator[None]:
-        """Open a page, and leave it while its server is still there to be asked for figures."""
+        """Open a page, and close it while its server still answers."""
         await self.open(url)
         yield
         await self.send("Page.navigate", url="about:blank")
@@ -161,7 +161,7 @@ class Tab:
         return await self.evaluate(looked)
 
     async def text(self, selector: str) -> str:
-        """What stands in the first element that matches, once there is one."""
+        """Return the text of the first matching element, once there is one."""
         shown: str = (
             await self.until(
                 f"document.querySelector({selector!r}) && [document.querySelector({selector!r}).textContent]"
@@ -187,7 +187,7 @@ class Tab:
         await self.send("DOM.setFileInputFiles", files=[path], nodeId=node)
 
     async def write(self, text: str) -> None:
-        """Into what has the focus."""
+        """Type into the focused element."""
         await self.send("Input.insertText", text=text)
 
     async def press(self, key: str, *, shift: bool = False) -> None:

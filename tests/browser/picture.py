@@ -1,4 +1,4 @@
-"""`python -m tests.browser.picture FILE.png`: the page as the README shows it, the demo model at work behind it."""
+"""`python -m tests.browser.picture FILE.png`: a picture of the page for the README, with the demo model at work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUSY_SECONDS = 22
 
 
 async def crowd(url: str) -> None:
-    """Other people's requests, more and fewer of them, for as long as it takes to draw a curve."""
+    """Send a varying number of other requests for long enough to draw a curve."""
     rng = random.Random(3)
 
     async def one(client: httpx2.AsyncClient, country: str) -> None:

@@ -1,4 +1,4 @@
-"""What most tests do with the page: open it before an engine of the test, ask, read."""
+"""Steps of most page tests: open the page on the test's engine, ask, read the answer."""
 
 from __future__ import annotations
 

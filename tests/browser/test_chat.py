@@ -1,4 +1,4 @@
-"""The chat: questions and answers as they come, stopping them, what is asked of the model, what is kept."""
+"""The chat: streamed answers, stopping them, the request's parameters, and stored settings."""
 
 from __future__ import annotations
 

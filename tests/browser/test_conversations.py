@@ -1,4 +1,4 @@
-"""Conversations that last: several of them, named, searched, deleted, in files, in several tabs, without storage."""
+"""Stored conversations: several, named, searched, deleted, exported, in several tabs, and without storage."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ async def test_tabs_at_once_lose_nothing(browser: Chromium, tab: Tab) -> None:
         await choose(other, SECOND, "delete")
         await tab.to_front()
         await tab.until(f"{TITLES}.length === 1")
-        await answer(tab, engine, "A5", "Q5")  # what is open here is written again
+        await answer(tab, engine, "A5", "Q5")  # the open conversation is stored again
         await other.to_front()
         await other.until(f"{TITLES}.length === 2")
         await other.click(f"{FIRST} .title")

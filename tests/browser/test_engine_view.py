@@ -1,4 +1,4 @@
-"""The live view: the engine's own figures, once a second, while somebody looks."""
+"""The live view: the engine's own figures, once a second, while it is visible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a model, a server or a reader writes is text: it makes no element, runs nothing, and asks for nothing."""
+"""Text from a model, a server or a reader stays text: it creates no element, runs no code and makes no request."""
 
 from __future__ import annotations
 

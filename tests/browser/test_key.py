@@ -1,4 +1,4 @@
-"""The API key: asked for when the server wants one, kept in the tab and nowhere else."""
+"""The API key: the page requests it if the server needs one, and keeps it in the tab only."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_key_is_asked_for_until_it_is_the_right_one(tab: Tab) -> None:
         await tab.until(ENDED)
         assert "Paris" in await tab.text(".prose")
         await tab.open(url)
-        await tab.until("document.querySelector('#running').textContent === '0'")  # not asked for again
+        await tab.until("document.querySelector('#running').textContent === '0'")  # no second request for the key
 
 
 async def test_it_is_kept_in_this_tab_alone(tab: Tab) -> None:

@@ -1,4 +1,4 @@
-"""What of Markdown is rendered, and that a text made to take long does not."""
+"""Markdown is rendered, and hostile text takes no long time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def math(text: str) -> str:
     return f'<span class="math">{text}</span>'
 
 
-# The constructs of CommonMark and GFM, by their names there, and what models write besides.
+# The constructs of CommonMark and GFM by their names there, and further ones that models write.
 CONSTRUCTS = {
     "thematic break": {"a\n***\nb": "<p>a</p><hr><p>b</p>", "- - -": "<hr>"},
     "ATX heading": {"# A\n### *B* ##\n#no": "<h3>A</h3><h5><em>B</em></h5><p>#no</p>"},
@@ -138,7 +138,7 @@ TABLES = {
     "| a | b |\n|---|---|\n| 1 | 2 |\n# x": table(AB, "<td>1</td><td>2</td>") + "<h3>x</h3>",
     "> | a | b |\n> |---|---|": "<blockquote>" + table(AB) + "</blockquote>",
     "- | a | b |\n  |---|---|": "<ul><li>" + table(AB) + "</li></ul>",
-    "| a | b |\n|---|": "<p>| a | b |\n|---|</p>",  # as many in the second line, or it is none
+    "| a | b |\n|---|": "<p>| a | b |\n|---|</p>",  # a table needs the same number of cells in its second line
     "| a | b |": "<p>| a | b |</p>",
     "| a |\n|---|\n| b<br>c |": table('<th scope="col">a</th>', "<td>b<br>c</td>"),
     "| a |\n| b |": "<p>| a |\n| b |</p>",

@@ -74,7 +74,7 @@ class Faulty:
         return due
 
     async def judge(self, due: int | None) -> None:
-        """Raise what becomes of a step."""
+        """Raise the error planned for the step."""
         if due == STEP_ERROR:
             raise RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED")
         if due == LATE_DEATH:

@@ -1,7 +1,7 @@
-"""A process that asks one server for one path over and over on one connection, and tells how long each answer took.
+"""A process that requests one path over and over on one connection, and measures each answer.
 
-`python -m tests.reliability.prober PORT PATH` until its standard input closes; then a JSON list of [when it was asked,
-seconds, status] on its standard output. A process of its own: what the test is busy with does not count as delay.
+`python -m tests.reliability.prober PORT PATH` runs until its standard input closes. Then it prints a JSON list of [time
+of the request, seconds, status]. It is a separate process, so that the test's own work does not count as delay.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Flooded:
 
 
 def status(answer: bytes) -> int:
-    """0 where there is no answer."""
+    """Return the status, or 0 if there is no answer."""
     return int(answer.split(b" ", 2)[1]) if answer else 0
 
 

@@ -1,6 +1,6 @@
-"""`python -m tests.reliability.soak_server`: a server that looks at itself once a second and tells it on its output.
+"""`python -m tests.reliability.soak_server`: a server that measures itself once a second and prints the result.
 
-The first line is the port; every other one is a `Sample`. It ends when its input does.
+The first line is the port, every other line a `Sample`. It ends when its input closes.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ async def main() -> None:
         print(port, flush=True)
         began = time.monotonic()
         while not over.is_set():
-            if not engine.stats().running:  # so that a quiet moment shows what is kept, not what waits to be collected
+            if not engine.stats().running:  # so that a quiet moment shows kept memory, not garbage
                 gc.collect()
             print(msgspec.json.encode(look(engine, began)).decode(), flush=True)
             try:

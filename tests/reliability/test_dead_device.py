@@ -69,7 +69,7 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
             while engine.stats().running < 4 or engine.stats().waiting < 6 or len(entered) < 2:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.001)
             asks.append(tasks.create_task(ask(True, priority=-1, **killer(trigger))))
-            # The killer waits for a row; one of those who run makes place for it.
+            # The killer waits for a row. One running request must end first.
             next(iter(engine._service.requests._live.values())).stream.abort()
             await runner.dying.wait()
             asks += [tasks.create_task(ask(stream, input_ids=[5])) for stream in (True, False)]
@@ -118,7 +118,7 @@ def test_the_server_ends_streams_and_leaves_with_1(trigger: int) -> None:
             heard, _ = running.communicate(timeout=20)
     assert '"engine_failed"' in killed.text
     assert '"engine_failed"' in last
-    assert "unspecified launch failure" in heard  # for whoever reads the log
+    assert "unspecified launch failure" in heard  # in the log
     assert "aengine: the engine failed: the device is lost" in heard
     assert running.returncode == 1
     assert time.monotonic() - began < 20

@@ -1,4 +1,4 @@
-"""`aengine serve 2>&1 | head`, and a full disk: what nobody can read changes nothing of what is served."""
+"""`aengine serve 2>&1 | head`, and a full disk: a log that cannot be written does not affect serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Five hundred streams whose readers go away, each at a chosen moment: their memory comes back, nobody else notices."""
+"""Five hundred streams whose readers leave at chosen moments: their memory is freed, and others are unaffected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOMENTS = ["queued", "half read", "before its first token", "decoding", "in its 
 WAVES, SURVIVORS = 10, 3
 KNOBS = {"max_num_seqs": 8, "num_pages": 80, "page_size": 4, "max_model_len": 256, "max_step_tokens": 32}
 VICTIM = 3000  # token ids from here on name the victim
-STEP_SECONDS, LONGEST_STEP = 0.003, 0.2  # enough to notice that a reader is gone, and where the machine is busy
+STEP_SECONDS, LONGEST_STEP = 0.003, 0.2  # long enough to notice a disconnect; the second for a busy machine
 
 
 def moment(sequence: Sequence) -> str:
@@ -53,7 +53,7 @@ def moment(sequence: Sequence) -> str:
 
 
 class Watching:
-    """A runner that takes its time, while someone is marked, and lets him be looked at in each step in flight."""
+    """A runner that slows down while a request is marked, and calls back for each step in flight."""
 
     def __init__(self, inner: Runner, shooting: Range) -> None:
         self._inner = inner
@@ -91,9 +91,9 @@ class Range:
     def __init__(self) -> None:
         self.engine = DemoEngine(**KNOBS, torch_threads=1, start=self._start)
         self.marked: dict[int, tuple[str, Callable[[], None]]] = {}  # victim -> when, and what ends its reader
-        self.hit: Counter[str] = Counter()  # where those who were given up really were
-        self.living = 0  # given up, and yet not ended
-        self.unnoticed = 0  # shot at in the step in flight, and not given up yet
+        self.hit: Counter[str] = Counter()  # the phases in which requests were aborted
+        self.living = 0  # aborted but not ended
+        self.unnoticed = 0  # disconnected in the step in flight, and not aborted yet
 
     def _start(
         self, config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
@@ -171,7 +171,7 @@ async def running(survivors: int) -> AsyncIterator[tuple[Range, int, list[list[i
 
 
 async def gone(shooting: Range) -> None:
-    """Everyone who was marked is shot, and the memory is back soon after the last of them."""
+    """Every marked request is disconnected, and the memory is free soon after the last one."""
     async with asyncio.timeout(60):
         while shooting.marked:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.005)

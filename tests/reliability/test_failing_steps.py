@@ -1,4 +1,4 @@
-"""A step that raises ends the requests that it carried, with an error that says so; nobody else notices."""
+"""A step that raises ends its own requests with a clear error. Other requests are unaffected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def answer(client: httpx2.AsyncClient, body: dict[str, object]) -> tuple[l
     ],
 )
 async def test_only_whom_it_carried(trigger: int, told: str) -> None:
-    """Four run, one of which breaks the step; five wait, and later ones come."""
+    """Four requests run, and one breaks the step. Five wait, and more come later."""
     engine = DemoEngine(max_num_seqs=ROWS, torch_threads=1, start=faulty.start)
     async with hosted_demo(engine) as url, httpx2.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
         alone = [await answer(client, asked(number)) for number in range(REQUESTS)]

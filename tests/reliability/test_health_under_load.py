@@ -1,4 +1,4 @@
-"""`/health` answers soon while the engine works: nothing in the loop is in its way, and it says what is true."""
+"""`/health` answers soon and truthfully while the engine works: nothing holds the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that are too long, too slow, or not what was asked for: each is answered early and holds nothing."""
+"""Bodies that are too long, too slow or of the wrong kind: each is answered early and holds no resources."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ REFUSED = {
 
 
 def test_what_is_answered_before_its_body_gives_its_connection_back(server: RawServer) -> None:
-    """More chunks than the server's queue between connection and application holds, and nobody who reads them."""
+    """More chunks than the queue between connection and application holds, and the application reads none."""
     with ExitStack() as open_ones:
         asked = []
         for (what, (request, expected)), ends in itertools.product(REFUSED.items(), (True, False)):

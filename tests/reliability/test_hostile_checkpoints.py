@@ -1,5 +1,4 @@
-"""Checkpoints made to harm whoever loads them: each ends in one error of ours that says what is wrong, in bounded
-time and memory, whatever sizes the files claim."""
+"""Checkpoints made to do harm: each ends in one clear error, in bounded time and memory, whatever sizes it claims."""
 
 from __future__ import annotations
 
@@ -104,7 +103,7 @@ def pipe(name: str) -> Damage:
 
 
 class Bomb:
-    """Runs code in whoever unpickles it."""
+    """Runs code when it is unpickled."""
 
     def __reduce__(self) -> object:
         return os.mkdir, ("unpickled",)
@@ -295,7 +294,7 @@ def peak_memory() -> int:
 
 
 def forget_peak() -> int:
-    """The peak counts from here: what is in use now."""
+    """Reset the peak memory to the memory in use now."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak_memory()
 

@@ -266,7 +266,7 @@ def test_many_pipelined_requests(server: RawServer) -> None:
 
 @pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_half_closed_connections_are_aborted_and_give_everything_back(server: RawServer, stream: bool) -> None:
-    """A client that says it is done sending has left, as far as this server can tell."""
+    """For this server, a client that has closed its sending side has left."""
     before = server.figure("generated_tokens_total")
     with ExitStack() as open_ones:
         connections = [open_ones.enter_context(server.connect()) for _ in range(20)]

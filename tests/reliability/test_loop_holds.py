@@ -1,4 +1,4 @@
-"""Nothing that a request may ask for holds the event loop, and with it everybody else, for long."""
+"""No request can hold the event loop, and so all other requests, for long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aengine.model.loading.hub import resolve_model
 pytestmark = pytest.mark.alone
 
 CPU_LIMIT = 0.1  # seconds of the loop's own work in one go; 0.05 is what holds in quiet, a busy core is slower
-WALL_LIMIT = 0.4  # what others may wait, the machine's other work and the GIL of threads included
+WALL_LIMIT = 0.4  # seconds that others may wait, including other processes and threads that hold the GIL
 TRIES = 6  # the best counts: whatever else the machine does is not the server's fault
 
 GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
@@ -110,7 +110,7 @@ CASES: dict[str, tuple[str, dict[str, Any] | bytes | None, int]] = {  # path, bo
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model with a chat template that loops for ever where it is told to."""
+    """The demo model with a chat template that loops forever on request."""
     folder, demo = tmp_path_factory.mktemp("checkpoint"), resolve_model(None, None)
     for file in demo.iterdir():
         (folder / file.name).symlink_to(file)

@@ -1,7 +1,7 @@
-"""A server whose model is here talks to nobody: one socket is bound, the one that was asked for, nothing is connected
-and no name is looked up; and nothing is ever unpickled.
+"""A server with a local model makes no connection and looks up no name. It binds only its own socket, and never
+unpickles.
 
-Python itself keeps the record: an audit hook that is in place before the first line of aengine runs.
+An audit hook of Python records this from before the first line of aengine.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def recorded(folder: Path, *args: str, given: str = "") -> Iterator[tuple[subpro
 
 
 def events(record: Path, *kinds: str) -> list[tuple[str, list[str]]]:
-    """What was recorded of these kinds, but for how torch looks for its libraries where it was built for CUDA."""
+    """Return the recorded events of these kinds, without torch's search for CUDA libraries."""
     read = [json.loads(line) for line in record.read_text().splitlines()]
     found = [(event, args) for event, args in read if event.startswith(kinds)]
     return [(event, args) for event, args in found if event != "subprocess.Popen" or args[1] != LIBRARY_LOOKUP]
@@ -106,7 +106,7 @@ def test_serve_a_folder(tmp_path: Path) -> None:
             assert client.get("/").status_code == client.get("/metrics").status_code == 200
         listening = {address: state for address, state in sockets_of(process.pid).values() if state in ("0A", "07")}
         assert listening.pop(f"tcp 0100007F:{port:04X}") == "0A"  # 0A: listening; 07: an open UDP socket
-        # ::1, where there is IPv6: what some clients mean by localhost
+        # ::1 if there is IPv6: some clients resolve localhost to it
         assert listening in ({}, {f"tcp6 00000000000000000000000001000000:{port:04X}": "0A"})
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)

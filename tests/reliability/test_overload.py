@@ -1,4 +1,4 @@
-"""Two thousand requests at once: each is answered or refused at once, nobody hangs, and nothing is left behind."""
+"""Two thousand requests at once: each is answered or refused at once, none hangs, and all memory is freed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.reliability.raw_clients import Answer, ask, numbers, port_of
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 
 BURST, QUEUE, ROWS = 2000, 256, 256
-REFUSED_WITHIN = 40.0  # seconds for the last of them all; 2.5 to 4 in quiet, where the client is half of that
+REFUSED_WITHIN = 40.0  # seconds for the last refusal; 2.5 to 4 on a quiet machine, half of it the client's
 HEALTHY_WITHIN = 0.02  # seconds, half of the times; a busy machine spoils the others, 99 of 100 need 0.05 in quiet
 
 
@@ -39,7 +39,7 @@ async def burst(server: Served) -> float:
     refused = [answer for answer in answers if answer.status == 503]
 
     assert len(answered) + len(refused) == BURST
-    assert len(answered) >= QUEUE  # and those on rows already
+    assert len(answered) >= QUEUE  # and running ones
     for answer in answered:
         assert b'"finish_reason":"length"' in answer.body
         assert answer.body.rstrip().endswith(b"data: [DONE]\n\n\r\n0")
@@ -72,7 +72,7 @@ def ask_again(server: Served) -> int:
 
 
 def report(answers: list[Answer], probes: list[Probe], calm: list[Probe], began: float) -> None:
-    """For whoever wants the figures (`pytest -s`)."""
+    """Print the figures (`pytest -s` shows them)."""
     refused = sorted(answer.ended - began for answer in answers if answer.status == 503)
     print(f"\n{len(answers) - len(refused)} answered, {len(refused)} refused, the last after {refused[-1]:.2f} s")
     for name, some in (("during all of it", probes), ("once accepted", calm)):

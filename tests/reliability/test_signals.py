@@ -1,4 +1,4 @@
-"""Told to stop: what runs is finished or told so, whoever holds on does not hold the process, and its status is 0."""
+"""Stop signals: streams finish or get an error, no client can keep the process alive, and the status is 0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HALF_A_BODY = b'POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50
 
 @contextmanager
 def lingering(port: int) -> Iterator[dict[str, socket.socket]]:
-    """Clients in every state in which they can be when the server is told to leave."""
+    """Clients in every state at the time of the signal."""
     there = {
         "idle": connected(port),
         "half a head": connected(port),

@@ -1,4 +1,4 @@
-"""Readers of one byte per second: they hold up nobody else, cost bounded memory, and are given up after a while."""
+"""Readers of one byte per second do not delay others, cost bounded memory, and are disconnected after a while."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BYTES_EACH = 6 * 2**20  # of the server's memory for one stalled stream, at most
 
 
 class SlowReader:
-    """A connection with a small receive buffer, of which a byte is read each second."""
+    """A connection with a small receive buffer that reads one byte each second."""
 
     def __init__(self, port: int) -> None:
         self._raw = socket.socket()
@@ -39,7 +39,7 @@ class SlowReader:
             await asyncio.sleep(1)
 
     async def hear_the_end(self) -> None:
-        """Read what is there, as fast as it comes; raises `ConnectionResetError` when the connection was cut."""
+        """Read everything at full speed. Raises: ConnectionResetError if the connection was cut."""
         while await asyncio.get_running_loop().sock_recv(self._raw, 65536):
             pass
 
@@ -84,7 +84,7 @@ async def speed(server: Served) -> float:
 
 
 async def test_readers_beside_slow_ones_keep_their_speed() -> None:
-    """Two servers, one of which has slow readers, asked in turn: whatever else the machine does hits both."""
+    """Two servers, one with slow readers, measured in turns, so that other load affects both."""
     patient = ("--max-num-seqs", "128", "--stalled-reader-timeout", "600")
     with served("--max-num-seqs", "128") as lonely, served(*patient) as busy:
         for server in (lonely, busy):

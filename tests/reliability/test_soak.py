@@ -1,6 +1,6 @@
-"""Everything at once and for long: memory stays flat, nothing is left behind, the books add up all the time.
+"""All kinds of requests at once for a long time: memory stays flat, nothing leaks, and the accounts always add up.
 
-`SOAK_SECONDS` says for how long, 60 by default.
+`SOAK_SECONDS` sets the duration, 60 by default.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ WARM = 3000  # requests until everything that is kept once, and every cache, is 
 # What may be kept of a request after the warm-up, and once. A leak of 1 KB per request is above the first two at once.
 HEAP, HEAP_ROOM = 300, 2**20  # bytes that malloc has given out, at quiet moments
 BLOCKS, BLOCKS_ROOM = 0.25, 1000  # of Python's allocator, at quiet moments
-# Resident memory also holds what is free but scattered: it was seen to swing by 24 MiB while the heap stood still.
+# Resident memory includes free but fragmented memory. It varied by 24 MiB while the heap was constant.
 RSS, RSS_ROOM = 500, 48 * 2**20  # bytes, at any moment
 
 
 class Watched:
-    """The server's process and what it said about itself."""
+    """The server's process and its samples."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -44,7 +44,7 @@ class Watched:
             self.more.set()
 
     async def quiet(self) -> Sample:
-        """The server when nobody has been there for a while: hypercorn keeps what a client closed for 5 s."""
+        """Return a sample of the idle server. hypercorn keeps a closed connection for 5 s."""
         seen = len(self.samples)
         with suppress(TimeoutError):
             async with asyncio.timeout(15):
@@ -83,7 +83,7 @@ async def test_a_server_under_all_kinds_of_requests_stays_as_it_was() -> None:
     tell(start, quarters, watched.samples, traffic)
     assert traffic.faults == []
     assert [sample.fault for sample in watched.samples if sample.fault] == []
-    assert [quarter.tasks for quarter in quarters] == [start.tasks] * 4  # nobody was forgotten
+    assert [quarter.tasks for quarter in quarters] == [start.tasks] * 4  # no task leaked
     assert set(traffic.served) == set(KINDS)
     assert quarters[-1].preemptions > 0
     warm, end = quarters[0], quarters[-1]
@@ -96,7 +96,7 @@ async def test_a_server_under_all_kinds_of_requests_stays_as_it_was() -> None:
 
 
 def tell(start: Sample, quarters: Sequence[Sample], samples: Sequence[Sample], traffic: Traffic) -> None:
-    """The memory's curve and what was served, for whoever runs it with -s."""
+    """Print the memory's curve and the counts (`pytest -s` shows them)."""
     minutes = [sample for before, sample in pairwise(samples) if before.at // 60 < sample.at // 60]
     for sample in sorted((start, *minutes, *quarters), key=lambda sample: sample.at):
         print(

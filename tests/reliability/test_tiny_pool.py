@@ -1,4 +1,4 @@
-"""A KV pool for three requests and sixty-four at once: all finish, and say what they say when they are alone."""
+"""A KV pool for three requests, and 64 at once: all finish with the tokens they get when alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGES = -(-3 * AVERAGE // PAGE) + 1  # and the reserved one
 
 
 def bodies() -> list[dict[str, Any]]:
-    """Half of them greedy, half sampled with a seed."""
+    """Half of the requests are greedy, half sampled with a seed."""
     rng = random.Random(1)
     return [
         {

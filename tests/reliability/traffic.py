@@ -224,7 +224,7 @@ KINDS: dict[str, tuple[int, Callable[[random.Random], Ask]]] = {
 
 
 class Traffic:
-    """Callers at a server. `served` counts requests by kind, `statuses` answers; `faults` says what was wrong."""
+    """Callers of a server. `served` counts requests by kind, `statuses` counts answers, `faults` lists errors."""
 
     def __init__(self, port: int, seed: int) -> None:
         self._port = port
@@ -242,7 +242,7 @@ class Traffic:
         await asyncio.sleep(seconds)
         self._open.clear()
         async with asyncio.timeout(120):
-            while self.busy:  # noqa: ASYNC110 - looked at a few times in a run
+            while self.busy:  # noqa: ASYNC110 - polled a few times in a run
                 await asyncio.sleep(0.01)
 
     def end(self) -> None:
@@ -301,7 +301,7 @@ class Traffic:
 
 
 async def heard(reader: asyncio.StreamReader, size: int) -> None:
-    """Listen to so many bytes, or until there is silence: the answer was shorter, or waits in the queue."""
+    """Read up to a number of bytes, or until nothing arrives: the answer is shorter, or waits in the queue."""
     while size > 0:
         try:
             async with asyncio.timeout(0.3):
@@ -312,7 +312,7 @@ async def heard(reader: asyncio.StreamReader, size: int) -> None:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
-    """Status, body, and whether the connection goes on."""
+    """Return status, body, and whether the connection stays open."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     status = int(head.split(" ", 2)[1])
     if found := re.search(r"content-length: (\d+)", head):

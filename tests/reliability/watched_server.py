@@ -1,4 +1,5 @@
-"""A process that serves the demo model and measures how long its event loop is held: `GET /worst` tells and forgets.
+"""A process that serves the demo model and measures how long its event loop is held. `GET /worst` returns and resets
+it.
 
 `python -m tests.reliability.watched_server [CHECKPOINT]` prints its port and serves until its standard input closes.
 """
@@ -17,11 +18,11 @@ from aengine.config import EngineConfig, ServerConfig
 from tests.http.demo_server import DemoEngine
 from tests.http.serving import hosting
 
-TICK = 0.001  # seconds: what it sees of a hold is at most so much too short
+TICK = 0.001  # seconds; a measured hold is too short by at most this
 
 
 class Watched:
-    """The server, and `/worst` beside it."""
+    """The server with the extra path `/worst`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""One server for all who send it bad input: what one of them breaks, the next would see."""
+"""One server for all tests of bad input, so that a later test notices what an earlier one broke."""
 
 from __future__ import annotations
 

@@ -17,20 +17,20 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "logprobs": True},
 }
-# For what is tried at each: the first alone, the others among the slow tests.
+# The endpoints for each input. The first is quick, the others are slow tests.
 ONE_OF_ALL = [pytest.param(path, marks=pytest.mark.slow if number else ()) for number, path in enumerate(BODIES)]
 STRUCTS = {"/generate": GenerateRequest, "/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
 
 
 class Field(NamedTuple):
-    """A place in a body: its path as errors tell it, what JSON may stand there, and the JSON around it."""
+    """A place in a body: its path in errors, the kinds of JSON it accepts, and the JSON around it."""
 
     endpoint: str
     name: str
     kinds: frozenset[str]
     before: str
     after: str
-    tells: bool = False  # which of several structs this is; msgspec does not say then what it got
+    tells: bool = False  # its value selects one of several structs; msgspec then does not report the type it got
 
     def body(self, value: str | bytes) -> bytes:
         """The endpoint's plain body with `value`, as it is, at this place."""

@@ -1,4 +1,4 @@
-"""A live server that is only sent what it should not be, and what every refusal of it must look like."""
+"""A live server that gets only bad requests, and the rules that each of its refusals must follow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GIVEAWAYS = ("Traceback", 'File "', "site-packages", ".py", " at 0x", "/root", "
 
 
 def secrets_of_the_machine(checkpoint: Path | None = None) -> set[str]:
-    """The key, the folders that this process knows, and the values of its environment that are long enough to tell."""
+    """The key, the folders that this process knows, and the longer values of its environment."""
     folders = {Path.home(), Path.cwd(), Path(sys.prefix), Path(__file__).parents[3], resolve_model(None, None)}
     values = {value for value in os.environ.values() if len(value) >= 12}
     return {API_KEY, CANARY[1]} | values | {str(folder) for folder in folders | ({checkpoint} if checkpoint else set())}
@@ -75,9 +75,9 @@ class Hostile:
         words: str,
         status: int = 400,
     ) -> dict[str, Any]:
-        """Send it; the refusal must have this status, this param (or one of these), and a message that names it.
+        """Send a body. The refusal must have this status and param (or one of several), and name it in the message.
 
-        `words` are a pattern that the message must match as well.
+        words: a pattern that the message must also match.
         """
         response = self.post(path, body)
         sent = body if isinstance(body, (bytes, str)) else json.dumps(body)

@@ -1,4 +1,4 @@
-"""What others notice while somebody attacks."""
+"""Measures other clients during an attack."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_truncated_anywhere(hostile: Hostile, endpoint: str) -> None:
     assert hostile.post(endpoint, whole).status_code == 200
 
 
-# body, words. What stands in no field is told without one.
+# body, words. An error outside any field names none.
 NOT_JSON: dict[bytes, str] = {
     b"": "empty",
     b"hello": "not valid JSON",

@@ -32,7 +32,7 @@ def called(arguments: Any, **result: Any) -> dict[str, Any]:
     return {"messages": [*said("hi")["messages"], {"role": "assistant", "tool_calls": [call]}, told]}
 
 
-# Where a client may write: what it sends with the given text there.
+# The places for a client's text, each with the messages that contain it.
 PLACES = {
     "content": said,
     "parts": lambda text: {"messages": [{"role": "user", "content": [{"type": "text", "text": text}]}]},
@@ -69,7 +69,7 @@ def test_special_tokens_are_text(hostile: Hostile, place: str) -> None:
     def control(text: str) -> tuple[list[int], str]:
         body = PLACES[place](text)
         ids = hostile.post("/tokenize", body).json()["tokens"]
-        for endpoint in (CHAT, "/generate"):  # what is generated from is what was counted
+        for endpoint in (CHAT, "/generate"):  # the generated prompt must equal the counted one
             answer = hostile.post(endpoint, {**body, "max_tokens": 1, "stream": False}).json()
             assert answer["usage"]["prompt_tokens"] == len(ids)
         return [i for i in ids if i in special], hostile.post("/detokenize", {"tokens": ids}).json()["prompt"]
@@ -93,7 +93,7 @@ def test_a_function_cannot_even_be_called_so(hostile: Hostile) -> None:
     )
 
 
-# What the renderer, the libraries that it stands for, or the template's own functions are called.
+# Names of the renderer, of libraries, and of the template's own functions.
 RESERVED = [
     "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "tokenize",
     "chat_template", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs",

@@ -1,4 +1,4 @@
-"""A checkpoint whose chat template is hostile: chats are refused, soon and in plain words; everything else goes on."""
+"""A checkpoint with a hostile chat template: chats are refused soon and clearly, and everything else works."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_other_endpoints_say_the_same(poisoned: Hostile) -> None:
 
 @pytest.mark.slow
 def test_many_that_loop_for_ever_leave_room_for_prompts(poisoned: Hostile) -> None:
-    """More of them at once than there are threads for them."""
+    """More templates at once than there are threads."""
     body = {"messages": [{"role": "user", "content": "nested loops"}]}
     with Meanwhile(poisoned, CHAT, body, clients=12) as meanwhile:
         for _ in range(5):

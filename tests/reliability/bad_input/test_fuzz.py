@@ -105,7 +105,7 @@ tools = st.lists(
 )
 prompts = st.one_of(texts, st.just("The capital of France is"), ids)
 
-# By a field's name: what it may well be. A field of the structs that is missing here is a KeyError.
+# Valid values by field name. A field of the structs without an entry is a KeyError.
 LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "max_tokens": st.integers(1, 20),
     "max_completion_tokens": st.integers(1, 20),
@@ -172,13 +172,13 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "best_of": st.integers(1, 3),
     "suffix": texts,
 }
-# Some fields exclude each other; most requests have none of them.
+# These fields exclude each other. Most requests have none.
 NEEDED = {GENERATE: {"prompt": prompts}, COMPLETIONS: {"prompt": LIKELY["prompt"]}, CHAT: {"messages": messages}}
 
 
 @st.composite
 def requests(draw: st.DrawFn, endpoint: str) -> dict[str, Any]:
-    """Some fields, most of them likely, in one of four cases with junk among them."""
+    """Some fields, mostly with valid values, and junk in one of four cases."""
     names = draw(st.lists(st.sampled_from(sorted(STRUCTS[endpoint].__struct_fields__)), unique=True, max_size=6))
     body = {name: draw(strategy) for name, strategy in NEEDED[endpoint].items()}
     body |= {name: draw(LIKELY[name]) for name in names}

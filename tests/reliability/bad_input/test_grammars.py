@@ -27,7 +27,7 @@ def compiling() -> Iterator[Hostile]:
 
 
 def asked(bomb: Structured) -> dict[str, dict[str, Any]]:
-    """The fields by which it can be asked for, by the name that an error gives them."""
+    """The fields that can hold the grammar, by their names in errors."""
     if isinstance(bomb.json, Mapping):
         function = {"name": "f", "parameters": {**bomb.json, "type": "object"}}
         forced = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
@@ -48,7 +48,7 @@ def asked(bomb: Structured) -> dict[str, dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_in_every_field(compiling: Hostile, name: str) -> None:
-    """Taken where it is harmless, refused by the name of its field, or told to come back while others compile."""
+    """A grammar is accepted if it is harmless, refused by field name, or refused with 503 while others compile."""
     for param, fields in asked(BOMBS[name]).items():
         with Meanwhile(compiling) as meanwhile:
             began = time.monotonic()
@@ -78,7 +78,7 @@ def test_what_takes_too_long_is_given_up() -> None:
         hurried.settled()
 
 
-# Regexes that blow up backtracking matchers; here an automaton reads them. What they force goes on for ever.
+# Regexes that blow up backtracking matchers. Here an automaton reads them, and they force endless text.
 REDOS = [r"(a+)+$", r"(a|a)*b", r"(a|aa)+c", r"(.*a){25}", r"^(([a-z])+.)+[A-Z]([a-z])+$", r"(x+x+)+y", r"((a*)*)*b"]
 
 

@@ -27,7 +27,7 @@ BEYOND = r"Expected `int` [<>]=|out of range"  # the parser's words
 
 
 class Number(NamedTuple):
-    """Numbers that are taken, others that are not beside the hostile ones, and the words of a refusal."""
+    """Accepted numbers, refused numbers in addition to the hostile ones, and the words of a refusal."""
 
     good: list[str]
     bad: list[str]
@@ -106,7 +106,7 @@ def test_the_table_has_every_number_and_no_other() -> None:
 
 
 def test_ids_that_are_names(hostile: Hostile) -> None:
-    """JSON's objects have text for names; those of `logit_bias` are token ids."""
+    """Names in JSON objects are text. In `logit_bias` they are token ids."""
     for name, words in {
         "4096": "holds 4096",
         "-1": "holds -1",

@@ -1,4 +1,4 @@
-"""What people ask is nobody's business: a server writes nothing of it, whatever becomes of the request."""
+"""Prompts stay private: a server writes nothing of them to its log, whether a request succeeds or fails."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def process(*args: str) -> Iterator[Served]:
 
 
 def send_all(client: httpx2.Client) -> dict[str, int]:
-    """The prompt in every form and with every fate; statuses by what was tried."""
+    """Send the prompt in every form and with every outcome. Returns statuses by request."""
     chat = {
         "messages": [{"role": "system", "content": PROMPT}, {"role": "user", "content": PROMPT, "name": SECRETS[0]}]
     }
