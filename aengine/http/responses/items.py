@@ -98,11 +98,11 @@ class MessageItem(Item):
 
     def add(self, delta: Delta) -> str:
         if self._form is not None and isinstance(delta, ContentDelta):
-            encoded = b""
-            if delta.logprobs and (body := self._form.body(delta.logprobs)) is not None:
-                encoded = sse.encode(body["content"])[1:-1]
-                self._encoded.append(encoded)
-            self.newest = msgspec.Raw(b"[%b]" % encoded)
+            body = self._form.body(delta.logprobs)
+            encoded = b"[]" if body is None else sse.encode(body["content"])
+            if delta.logprobs:
+                self._encoded.append(encoded[1:-1])
+            self.newest = msgspec.Raw(encoded)
         return super().add(delta)
 
     def end(self) -> str:

@@ -94,28 +94,29 @@ class Reader:
 
     def take_logprobs(self) -> tuple[TokenLogprob, ...]:
         """Return the logprobs that wait for their text. After the last fragment they belong to the last content."""
-        taken = tuple(self._waiting)
-        self._waiting.clear()
+        taken, self._waiting = tuple(self._waiting), []
         return taken
 
     def _feed_with_logprobs(self, fragment: Fragment) -> list[Delta]:
-        deltas: list[Delta] = []
-        if fragment.logprobs:
-            for token, text in _by_token(fragment.text, fragment.logprobs):
-                deltas += self._feed_token(token, text)
-        else:
+        tokens = fragment.logprobs
+        if not tokens:
             deltas = self._feed_text(fragment.text)
+        elif len(tokens) == 1:
+            deltas = self._feed_token(tokens[0], fragment.text)
+        else:
+            deltas = [delta for one, text in _by_token(fragment.text, tokens) for delta in self._feed_token(one, text)]
         if fragment.finish_reason is not None:
             deltas += self._finish(is_cut(fragment))
         return deltas
 
     def _feed_text(self, text: str) -> list[Delta]:
-        if self.plain:
-            deltas: list[Delta] = [ContentDelta(text)] if text else []
-        else:
+        if not self.plain:
             deltas = self._parser.feed(text)
             self.plain = self._parser.plain
-        return self._with_logprobs(deltas) if self._logprobs else deltas
+            return self._with_logprobs(deltas) if self._logprobs else deltas
+        if not text:
+            return []
+        return [ContentDelta(text, self.take_logprobs()) if self._logprobs else ContentDelta(text)]
 
     def _feed_token(self, token: TokenLogprob, text: str) -> list[Delta]:
         """Parse one token's text. The logprobs of content wait until their text is certain."""
