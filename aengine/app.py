@@ -1,7 +1,7 @@
 """`hypercorn aengine.app:app`: the server as an ASGI application.
 
-Importing this module loads neither torch nor a model. The model is loaded by a task that starts with the server;
-until it is done `/ready` says 503, because a server that did not answer for a minute would be given up by hypercorn.
+Importing this module loads neither torch nor a model. A task that starts with the server loads the model. Until then
+`/ready` answers 503: hypercorn stops a server whose start-up takes longer than a minute.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from aengine.http.hypercorn.workers import only_worker
 from aengine.process.standard_streams import lossy_streams
 
 _UNKNOWN_CALLS = (
-    "tools: this chat template's way to write calls is not known, so that calls stay text and tool_choice cannot force "
-    "them; the knob tool_format (--tool-format) names it"
+    "tools: the format of this chat template's tool calls is unknown, so that calls stay text and tool_choice cannot "
+    "force them; set the knob tool_format (--tool-format)"
 )
 
-_NO_PLACE_FOR_TOOLS = "tools: the chat template has no place for them, so that requests with tools are refused"
+_NO_PLACE_FOR_TOOLS = "tools: the chat template does not use them, so that requests with tools are refused"
 
 EngineFactory = Callable[[EngineConfig], AbstractAsyncContextManager[EngineLike]]
 
@@ -45,19 +45,20 @@ def create_app(
     server: ServerConfig | None = None,
     engine_factory: EngineFactory | None = None,
 ) -> Application:
-    """An ASGI application that owns one engine for as long as its lifespan.
+    """Return an ASGI application that owns one engine during its lifespan.
 
-    What is None is read from `AENGINE_*` variables when the server starts. `engine_factory` makes the engine; the
-    default is `aengine.Engine`.
+    config, server: None means that they are read from `AENGINE_*` variables when the server starts.
+    engine_factory: makes the engine; the default is `aengine.Engine`.
     """
     return Application(config, server, engine_factory)
 
 
 class Application:
-    """The ASGI application: runs the engine during its lifespan, and leaves requests to `aengine.http`.
+    """The ASGI application. It runs the engine during its lifespan; `aengine.http` answers requests.
 
-    `settled`: the engine is ready, or has failed to be. `failed`: there is none and will be none, `failure` says why.
-    `announces`: whether this prints `ready_text`, the names and the seconds that it took.
+    settled: set when the engine is ready or could not be started.
+    failed: set when the engine could not be started or has failed; `failure` is the reason.
+    announces: whether this prints `ready_text`, with the model's names and the seconds that loading took.
     """
 
     def __init__(
@@ -84,14 +85,14 @@ class Application:
             await error_response(EngineNotReadyError("the server has not been started"))(scope, receive, send)
 
     async def drain(self) -> None:
-        """Answer new work with 503, and wait until running requests have ended."""
+        """Answer new requests with 503, and wait until running ones have ended."""
         if self._state is not None:
             self._state.draining()
         if self._http is not None:
             await self._http.idle()
 
     def cut_off(self) -> None:
-        """End what still runs; streams end with an error event."""
+        """End running requests. Streams end with an error event."""
         if self._http is not None:
             self._http.cut_off()
 
@@ -122,7 +123,7 @@ class Application:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _run_engine(self, config: EngineConfig, state: ServerState, closing: anyio.Event) -> None:
-        """Load the engine, keep it until `closing`, close it: all in one task, as its own task group demands."""
+        """Load the engine, keep it until `closing`, and close it. Its task group requires one task for all of that."""
         begin = time.perf_counter()
         try:
             make_engine = self._engine_factory
@@ -150,14 +151,14 @@ class Application:
                         tasks.cancel_scope.cancel()
                 finally:
                     state.stopping()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the server says so instead of dying silently
+        except Exception as error:  # noqa: BLE001 - the server reports any error instead of ending silently
             self._fail(error, state)
             self.settled.set()
 
     async def _watch_engine(self, engine: EngineLike, state: ServerState) -> None:
-        """Wait until the engine fails, and let every request from then on be answered with the reason."""
+        """Wait until the engine fails; every later request is then answered with the reason."""
         await engine.failed.wait()
-        self._fail(engine.failure or EngineFailedError("the engine is over"), state)
+        self._fail(engine.failure or EngineFailedError("the engine has ended"), state)
 
     def _fail(self, error: BaseException, state: ServerState) -> None:
         happened = "could not be started" if state.phase == "loading" else "failed"
@@ -172,8 +173,9 @@ class Application:
 
 
 def _freeze_garbage() -> None:
-    """Collect once and freeze: what is loaded stays for good, and a collection that looked through it would hold the
-    loop for 0.1 s now and then.
+    """Collect garbage once, and exclude the loaded objects from later collections.
+
+    A collection that walks over them would block the loop for 0.1 s now and then.
     """
     gc.collect()
     gc.freeze()
@@ -187,15 +189,15 @@ def _default_factory() -> EngineFactory:
 
 async def _exit_with_reason(reason: str, send: Send) -> None:
     """End the process with exit status 1: a message for the ASGI server, one sentence on standard error."""
-    with suppress(Exception):  # hypercorn raises here, and would print the traceback of that
+    with suppress(Exception):  # hypercorn raises here, and would print a traceback
         await send({"type": "lifespan.startup.failed", "message": reason})
     if (task := asyncio.current_task()) is not None:
-        task.add_done_callback(asyncio.Task.exception)  # looked at: asyncio need not report it as lost
+        task.add_done_callback(asyncio.Task.exception)  # so that asyncio does not report it as never retrieved
     raise SystemExit(f"aengine: {reason}")
 
 
 def _configure_logging() -> None:
-    """Write the engine's log lines to the terminal, unless the process has set up logging of its own."""
+    """Write the engine's log lines to standard error, unless the process has set up logging itself."""
     log = logging.getLogger("aengine")
     if not log.hasHandlers():
         handler = logging.StreamHandler()
