@@ -41,3 +41,17 @@ def test_the_names_of_the_package_are_there_and_the_check_sees_what_they_load() 
     loaded = loaded_by("import aengine; [getattr(aengine, name) for name in aengine.__all__]")
     assert {"tokenizers", "llguidance"} <= loaded
     assert "torch" not in loaded  # an engine that is entered brings it, once the checkpoint's text is known to be sound
+
+
+@pytest.mark.slow
+def test_an_engine_on_a_cpu_needs_no_triton() -> None:
+    """Builds of torch for the CPU come without it."""
+    code = """if True:
+        import asyncio, aengine
+        async def main():
+            async with aengine.Engine(device="cpu", kv_cache_gib=0.05, progress=False) as engine:
+                await engine.complete("a", max_tokens=1)
+        asyncio.run(main())"""
+    loaded = loaded_by(code)
+    assert "torch" in loaded
+    assert "triton" not in loaded

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch import Tensor
 
-from aengine.kernels.experts.routing.plan import Plan
 from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.base import Registered
+
+if TYPE_CHECKING:  # it imports Triton, which a CPU does not need
+    from aengine.kernels.experts.routing.plan import Plan
 
 
 class Experts(Protocol):
