@@ -1,4 +1,4 @@
-"""A plugin of pytest for kernels in Triton's interpreter: few cases of each file, and no kernel may go without one.
+"""A pytest plugin for Triton's interpreter: runs few cases of each file, and checks that every kernel runs.
 
 `AENGINE_TEST_KERNELS` names the packages, separated by commas, of which every function of `triton.jit` must run.
 """
@@ -16,8 +16,8 @@ from triton.runtime.interpreter import InterpretedFunction
 from aengine import kernels
 from tests.covering import covering
 
-CASES = 12  # of one file
-# Around assembly, which the interpreter does not know; and what reductions add with, which it does itself.
+CASES = 12  # of a file
+# Functions with assembly, which the interpreter does not support, and those that it replaces in reductions.
 NOT_INTERPRETED = (
     "aengine.kernels.collective.lanes.",
     "aengine.kernels.collective.kernels.",
@@ -35,7 +35,7 @@ def name_of(function: Any) -> str:
 
 
 def every_function() -> set[str]:
-    """The functions of `triton.jit` in the packages that are asked for, found where they are defined."""
+    """Return the names of all functions of `triton.jit` in the requested packages."""
     found = set()
     for module in pkgutil.walk_packages(kernels.__path__, "aengine.kernels."):
         for value in vars(importlib.import_module(module.name)).values():
@@ -58,7 +58,7 @@ def pytest_configure() -> None:
 
 
 def may_be_tried(cases: list[pytest.Function]) -> list[pytest.Function]:
-    """The cases that a test's `thinned` allows, unless it allows a GPU's alone."""
+    """Return the cases that a test's `thinned` mark allows, or all if it only allows those of a GPU."""
     marker = cases[0].get_closest_marker("thinned")
     where = marker.kwargs.get("where") if marker else None
     return [case for case in cases if where is None or where(**case.callspec.params)] or cases
@@ -66,9 +66,9 @@ def may_be_tried(cases: list[pytest.Function]) -> list[pytest.Function]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
-    """Keep some `CASES` of each file, at least one of each test, or as many as a test is marked with.
+    """Keep about `CASES` cases of each file, at least one of each test, or the number of a test's mark.
 
-    The tests of a file begin in turns at either end of their cases.
+    The tests of a file start alternately at the first and the last of their cases.
     """
     by_file: dict[object, dict[str, list[pytest.Function]]] = {}
     for item in items:

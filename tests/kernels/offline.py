@@ -1,4 +1,4 @@
-"""Triton's own compiler, which needs no GPU, with every launch left to a test."""
+"""Lets tests handle every launch of Triton kernels, without a GPU. Triton's compiler needs none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MARKS = [
 def take_over(
     monkeypatch: pytest.MonkeyPatch, offline: OfflineDriver, launch: Launch, run: Callable[..., None]
 ) -> None:
-    """From now on kernels see a device as `launch` says, and `run(kernel, *args, **options)` is every launch."""
+    """Let kernels see a device like `launch`, and turn every launch into `run(kernel, *args, **options)`."""
     for module in KERNELS:
         monkeypatch.setattr(module, "launch_for", lambda device: launch)
     monkeypatch.setattr(driver, "_active", offline)

@@ -17,7 +17,7 @@ SHAPES = [pytest.param(3, 96, id="tiny"), pytest.param(1, 4096), pytest.param(25
 
 @pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize(("tokens", "hidden"), SHAPES)
-def test_rms_norm_is_the_references(tokens: int, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_rms_norm_equals_the_reference(tokens: int, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
     x = torch.randn(tokens, hidden, device=device).to(dtype) * 3
     weight = torch.rand(hidden, device=device).to(dtype) + 0.5
     out = elementwise.rms_norm(x, weight, 1e-6)
@@ -29,7 +29,7 @@ def test_rms_norm_is_the_references(tokens: int, hidden: int, dtype: torch.dtype
 @pytest.mark.parametrize(
     ("tokens", "inter"), [pytest.param(3, 72, id="tiny"), pytest.param(1, 12288), pytest.param(130, 3000)]
 )
-def test_silu_mul_is_the_references(tokens: int, inter: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_silu_mul_equals_the_reference(tokens: int, inter: int, dtype: torch.dtype, device: torch.device) -> None:
     gate_up = torch.randn(tokens, 2 * inter, device=device).to(dtype) * 2
     out = elementwise.silu_mul(gate_up)
     assert relative_error(out, REFERENCE.silu_mul(gate_up)) < tolerance(dtype)
@@ -37,7 +37,7 @@ def test_silu_mul_is_the_references(tokens: int, inter: int, dtype: torch.dtype,
 
 @pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize(("tokens", "hidden"), SHAPES)
-def test_a_norm_that_is_added_is_the_references(
+def test_a_norm_that_is_added_equals_the_reference(
     tokens: int, hidden: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     x, residual = (torch.randn(tokens, hidden, device=device).to(dtype) * 3 for _ in range(2))
@@ -52,14 +52,14 @@ def test_a_norm_that_is_added_is_the_references(
 @pytest.mark.parametrize(
     ("tokens", "inter"), [pytest.param(3, 72, id="tiny"), pytest.param(1, 15360), pytest.param(130, 3000)]
 )
-def test_gelu_mul_is_the_references(tokens: int, inter: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_gelu_mul_equals_the_reference(tokens: int, inter: int, dtype: torch.dtype, device: torch.device) -> None:
     gate_up = torch.randn(tokens, 2 * inter, device=device).to(dtype) * 2
     out = elementwise.gelu_mul(gate_up)
     assert relative_error(out, REFERENCE.gelu_mul(gate_up)) < tolerance(dtype)
 
 
 @pytest.mark.parametrize("tokens", [3])
-def test_a_weight_in_float32_beside_rows_of_less_tiny(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_a_float32_weight_with_16_bit_rows_tiny(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     x, weight = torch.randn(tokens, 96, device=device).to(dtype), torch.rand(96, device=device) + 1.0
     out = elementwise.rms_norm(x, weight, 1e-6)
     assert out.dtype == dtype

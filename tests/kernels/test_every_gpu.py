@@ -1,7 +1,7 @@
-"""Triton's compiler needs no GPU: every kernel is built for several, and must fit into what they have.
+"""Every kernel compiles for several GPUs and fits their shared memory. Triton's compiler needs no GPU.
 
-Each shape is built for an H200; the other three GPUs take turns. Adapters are built in combinations in which every two
-of GPU, shape, tokens and rank meet.
+Each shape is compiled for an H200, and for one of the three other GPUs in turn. Adapters are compiled in combinations
+that cover every pair of GPU, shape, tokens and rank.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ META = torch.device("meta")  # shapes and types without memory
 class Gpu:
     capability: int
     processors: int
-    shared_memory: int  # KB a program
+    shared_memory: int  # KB of a program
 
     @property
     def launch(self) -> Launch:
@@ -86,7 +86,7 @@ GPUS = {
 }
 
 
-# Those that convert 8-bit floats.
+# GPUs that convert 8-bit floats.
 HAVE_FP8 = pytest.mark.parametrize(
     "compiler", [name for name, gpu in GPUS.items() if gpu.capability >= 89], indirect=True
 )
@@ -94,7 +94,7 @@ HAVE_FP8 = pytest.mark.parametrize(
 
 @dataclass
 class Compiler:
-    """shared: bytes of shared memory of what was built; names: of these kernels."""
+    """Records what it compiles. shared: bytes of shared memory of each kernel; names: of the kernels."""
 
     gpu: Gpu
     shared: list[int] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Compiler:
 
 @pytest.fixture(params=GPUS)
 def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
-    """Builds whatever is launched."""
+    """Compile every launch."""
     gpu = GPUS[request.param]
     compiler = Compiler(gpu)
     run = JITFunction.run
@@ -154,7 +154,7 @@ def test_products_that_are_activated_in_the_end(compiler: Compiler, tokens: int)
         out = linear.apply_activated(x, elementwise.TritonNorm(half(4096), 1e-6))
         assert (None if out is None else out.shape) == ((tokens, 12288) if compiler.gpu.capability == 90 else None)
         assert len(compiler.shared) > before or out is None
-    elementwise.silu_mul(half(1, 8))  # so that something is built for the others
+    elementwise.silu_mul(half(1, 8))  # so that something is compiled for other GPUs
 
 
 @pytest.mark.parametrize("k", [2048, 3840, 4096])
@@ -313,7 +313,7 @@ def test_decode_attention(compiler: Compiler, rows: int, group: int, dim: int, n
     decode_attention.PagedDecode()(q, cache, cache, ints(rows, 50), ints(rows), 0.1)
     groups = compiler.gpu.launch.warp_groups
     assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size(), warp_groups=groups)
-    # Each program has 1 KB beside its own; all that are meant to be on a processor at once are.
+    # CUDA reserves 1 KB for each program; all programs of a processor must fit.
     assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
 
 
@@ -476,7 +476,7 @@ def test_the_sampler(compiler: Compiler) -> None:
 
 @pytest.mark.parametrize("count", [2, 8])
 @pytest.mark.parametrize("new", [half, single])
-def test_what_ranks_compute_together(compiler: Compiler, count: int, new: Callable[..., Tensor]) -> None:
+def test_sums_and_gathers_of_ranks(compiler: Compiler, count: int, new: Callable[..., Tensor]) -> None:
     lanes = ints(2, count, PROGRAMS, LANES // count // PROGRAMS, 4)
     collective = PeerCollective(1, Mailbox(lanes, longs(count), ints(PROGRAMS), longs(2)))
     norm = elementwise.TritonNorm(new(4096), 1e-6)

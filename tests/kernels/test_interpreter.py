@@ -1,7 +1,7 @@
-"""Without a GPU, the Triton kernels still run: tiny shapes, in the interpreter, in processes of their own.
+"""Without a GPU, the Triton kernels run with tiny shapes in the interpreter, in processes of their own.
 
-Of each file of tests a dozen cases run, at least one of each test (tests/kernels/interpreted.py); a GPU tries more. No
-function of `triton.jit` may go without: the package is searched for them, so that one which is new or renamed counts.
+About a dozen cases of each test file run, at least one of each test (tests/kernels/interpreted.py). Every function of
+`triton.jit` in the package must run, so new and renamed ones count as well.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from aengine import kernels
 pytest.importorskip("triton")
 
 ROOT = Path(__file__).resolve().parents[2]
-# Side by side with the rest: rooms of tests, and the packages whose kernels they launch.
+# Parts that run in parallel with the rest: folders of tests, and the packages whose kernels they launch.
 ROOMS = {"experts": (["experts"], ["experts"]), "products": (["linear", "lora"], ["linear", "lora"])}
 BESIDE = ("tests/sampling/test_fused.py", "tests/sampling/test_shared_tokens.py", "tests/attention/test_flash4.py")
 
 
 def rooms_and_packages(part: str) -> tuple[list[str], list[str]]:
-    """What pytest is given, and the packages of which no kernel may go without a test."""
+    """Return the paths for pytest, and the packages whose kernels must all run."""
     if part in ROOMS:
         rooms, packages = ROOMS[part]
         return [f"tests/kernels/{room}" for room in rooms], packages

@@ -13,7 +13,7 @@ PAGE, PADDING = 16, 9
 
 @pytest.mark.parametrize("width", [pytest.param(3, id="tiny"), 3000])
 @pytest.mark.parametrize("windowed", [False, True])
-def test_a_step_begins_with_what_its_rows_hold(windowed: bool, width: int, device: torch.device) -> None:
+def test_a_step_gathers_its_rows_inputs(windowed: bool, width: int, device: torch.device) -> None:
     index = torch.tensor([4, 0, PADDING, 7, PADDING], device=device)
     last_token = torch.arange(100, 110, device=device)
     length = torch.randint(0, width * PAGE, (10,), device=device)
@@ -27,7 +27,7 @@ def test_a_step_begins_with_what_its_rows_hold(windowed: bool, width: int, devic
     inputs = row_steps.begin_decode(index, last_token, length, table, PAGE, PADDING, windows)
 
     before[[4, 0, 7]] += 1
-    assert torch.equal(length, before)  # but for the padding row each is one token longer
+    assert torch.equal(length, before)  # each row except padding is one token longer
     assert torch.equal(inputs.token_ids, last_token[index])
     assert torch.equal(inputs.positions, held)
     assert torch.equal(inputs.slots, table[index, held // PAGE].long() * PAGE + held % PAGE)
@@ -44,7 +44,7 @@ def test_a_step_begins_with_what_its_rows_hold(windowed: bool, width: int, devic
         assert torch.equal(inputs.window_slots, windows[index, held // PAGE].long() * PAGE + held % PAGE)
 
 
-def test_a_step_ends_with_what_all_rows_drew_but_the_padding_tiny(device: torch.device) -> None:
+def test_a_step_stores_the_draws_of_all_rows_but_padding_tiny(device: torch.device) -> None:
     index = torch.tensor([4, 0, PADDING, PADDING], device=device)
     token_ids = torch.tensor([11, 12, 13, 14], device=device)
     finite = torch.tensor([True, False, True, False], device=device)

@@ -1,4 +1,4 @@
-"""Compiled kernels are kept by all that Triton tells variants apart by, and launched without asking it again."""
+"""Compiled variants are cached by everything that Triton specialises on, and launched without Triton's own dispatch."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from aengine.kernels.variants import KeptVariants, _kind
 
 
 class Compiled(CompiledKernel):  # type: ignore[misc]
-    """A variant that notes its launches."""
+    """A variant that records its launches."""
 
     def __init__(self, launches: list[tuple[Any, ...]]) -> None:
         self.function, self.packed_metadata = "function", "packed"
         self._launches = launches
 
     def __del__(self) -> None:
-        pass  # there is no module to unload
+        pass  # no module to unload
 
     @property
     def run(self) -> Callable[..., None]:
@@ -42,7 +42,7 @@ class Compiled(CompiledKernel):  # type: ignore[misc]
 
 
 class Jit:
-    """What `triton.jit` gives for `def kernel(x, n, WIDE, BLOCK)`."""
+    """Like the result of `triton.jit` for `def kernel(x, n, WIDE, BLOCK)`."""
 
     arg_names = ("x", "n", "WIDE", "BLOCK")
 
@@ -64,7 +64,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda device: ("stream of", device)))
 
 
-def test_a_launch_like_an_earlier_one_goes_straight_to_its_kernel() -> None:
+def test_a_launch_like_an_earlier_one_skips_tritons_dispatch() -> None:
     jit = Jit()
     kernel = KeptVariants(jit)
     first, second = torch.zeros(8), torch.ones(8)
@@ -95,7 +95,7 @@ def test_a_launch_like_an_earlier_one_goes_straight_to_its_kernel() -> None:
         ((torch.zeros(8), 5), {"num_warps": 8}),
     ],
 )
-def test_any_other_launch_is_compiled_anew(args: tuple[Any, ...], named: dict[str, Any]) -> None:
+def test_any_other_launch_is_compiled(args: tuple[Any, ...], named: dict[str, Any]) -> None:
     jit = Jit()
     kernel = KeptVariants(jit)
     usual = {"BLOCK": 64, "WIDE": False, "num_warps": 4}
@@ -104,8 +104,8 @@ def test_any_other_launch_is_compiled_anew(args: tuple[Any, ...], named: dict[st
     assert len(jit.asked) == 2
 
 
-def test_what_was_not_launched_is_not_kept() -> None:
-    """Where launches only begin to compile, and under the interpreter."""
+def test_kernels_that_were_not_launched_are_not_cached() -> None:
+    """If launches only compile, and in the interpreter."""
     jit = Jit(compiles=False)
     kernel = KeptVariants(jit)
     for _ in range(2):
@@ -161,7 +161,7 @@ def test_descriptors_of_one_kind_are_one_variant_to_triton(monkeypatch: pytest.M
     assert len(kinds) == len(set(kinds.values())) == 12
 
 
-def test_every_kernel_is_kept() -> None:
+def test_every_kernel_is_cached() -> None:
     names = [module.name for module in pkgutil.walk_packages(kernels.__path__, "aengine.kernels.")]
     found = {
         f"{name}.{attribute}": value

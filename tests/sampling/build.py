@@ -1,4 +1,4 @@
-"""Short ways to make rows and to draw from them."""
+"""Helpers that make rows and draw from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def new_row(
     banned: Sequence[Sequence[int]] = (),
     **sampling: object,
 ) -> NewRow:
-    """A row whose known tokens are prompt and output."""
+    """Return a row whose known tokens are prompt and output."""
     return NewRow(
         row=row,
         params=params or SamplingParams(**sampling),  # type: ignore[arg-type]
@@ -40,14 +40,14 @@ def new_row(
 
 
 def draw(sampler: Sampler, logits: Tensor, rows: list[int], positions: Sequence[int]) -> Draws:
-    """One call to `sample`, which may use up a copy of the logits."""
+    """Call `sample` with a copy of the logits."""
     return sampler.sample(
         logits.clone(), rows, torch.tensor(rows, dtype=torch.int64), torch.tensor(positions, dtype=torch.int64)
     )
 
 
 def draw_one(logits: Sequence[float], position: int | None = None, **row: object) -> int:
-    """The id that a single row draws; the position is by default the first that is not known yet."""
+    """Return the id that a single row draws, by default at the first unknown position."""
     sampler = Sampler(1, len(logits), CPU)
     new = new_row(**row)  # type: ignore[arg-type]
     sampler.set_rows([new])
@@ -56,7 +56,7 @@ def draw_one(logits: Sequence[float], position: int | None = None, **row: object
 
 
 def draw_many(logits: Sequence[float], count: int, *, start: int = 1, **row: object) -> list[int]:
-    """What one row would draw from these logits at `count` consecutive positions."""
+    """Return what one row draws from the logits at `count` consecutive positions."""
     sampler = Sampler(1, len(logits), CPU)
     sampler.set_rows([new_row(**row)])  # type: ignore[arg-type]
     rows = [0] * count

@@ -1,4 +1,4 @@
-"""The sampler as a definition: one row at a time, float64, plain numpy, nothing shared with the package."""
+"""The definition of the sampler: one row at a time, in float64 numpy, without any code of the package."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def gumbel(seed: int, position: int, vocab_size: int) -> Floats:
 @dataclass
 class Reference:
     token_id: int
-    kept: NDArray[np.bool_]  # what is left of the vocabulary after top_k, top_p and min_p
+    kept: NDArray[np.bool_]  # the tokens that top_k, top_p and min_p keep
     logits: Floats  # processed, before temperature
     logprobs: Floats  # raw
-    clear: bool  # False: some decision is so close that float32 may well decide otherwise
+    clear: bool  # False: a decision is so close that float32 may decide differently
 
 
 CLOSE = 1e-4
@@ -84,7 +84,7 @@ def sample(
     t = params.temperature
     scaled = x / t
     kept = np.ones(len(x), dtype=bool)
-    margins = [np.inf]  # how far each decision is from turning out otherwise, in logits or in probability
+    margins = [np.inf]  # the margin of each decision, in logits or in probability
     ranked = np.sort(scaled)[::-1]
     if 0 < params.top_k < len(x):
         kth, next_one = ranked[params.top_k - 1 : params.top_k + 1]

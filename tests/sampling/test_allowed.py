@@ -1,4 +1,4 @@
-"""allowed_token_ids: nothing else can be drawn, whatever else a row or its batch asks for."""
+"""allowed_token_ids: no other token can be drawn, with any other parameters of the row and its batch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_draws_come_from_the_allowed_ones_in_their_proportions(filters: dict[str
     assert 140 < drawn.count(4) < 260
 
 
-def test_bias_and_penalties_count_among_the_allowed_ones() -> None:
+def test_bias_and_penalties_apply_among_the_allowed_ones() -> None:
     logits = [0.0] * VOCAB
     assert draw_one(logits, temperature=0, allowed_token_ids=(3, 5), logit_bias={5: 1.0, 7: 100.0}) == 5
     assert draw_one(logits, temperature=0, allowed_token_ids=(3, 5), presence_penalty=2.0, output=[3]) == 5
 
 
 def test_stop_ids_are_no_exception() -> None:
-    """As in vLLM: an end that is not allowed does not come, and one that is waits for min_tokens."""
+    """As in vLLM: a stop id that is not allowed never comes, and one that is allowed waits for min_tokens."""
     logits = [0.0] * VOCAB
     logits[2] = 9.0
     assert draw_one(logits, temperature=0, allowed_token_ids=(3,), stop_ids=(2,)) == 3
@@ -47,13 +47,13 @@ def test_stop_ids_are_no_exception() -> None:
     assert draw_one(logits, temperature=0, allowed_token_ids=(2, 3), stop_ids=(2,), min_tokens=1) == 3
 
 
-def test_what_alone_is_allowed_is_drawn_though_everything_else_forbids_it() -> None:
+def test_the_only_allowed_token_is_drawn_even_if_other_masks_forbid_it() -> None:
     logits = [0.0] * VOCAB
     assert draw_one(logits, temperature=0, allowed_token_ids=(2,), stop_ids=(2,), min_tokens=9) == 2
     assert draw_one(logits, temperature=0, allowed_token_ids=(8,), banned=[(8,)]) == 8
 
 
-def test_rows_beside_one_another_and_after_one_another() -> None:
+def test_rows_in_one_batch_and_one_after_the_other() -> None:
     sampler = Sampler(3, VOCAB, CPU)
     logits = torch.zeros(3, VOCAB)
     logits[:, 60] = 9.0

@@ -1,4 +1,4 @@
-"""bad_words: the last token of a banned sequence is masked where the output is all the rest of it."""
+"""bad_words: the last token of a banned sequence is masked if the output ends with the rest of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOGITS = [1.0, 4.0, 3.0, 2.0]  # likeliest first: 1, 2, 3, 0
 
 
 def completes(output: Sequence[int], banned: Sequence[Sequence[int]], token: int) -> bool:
-    """What is meant, in plain words."""
+    """Define whether a token is banned."""
     return any([*output, token][-len(sequence) :] == list(sequence) for sequence in banned)
 
 
@@ -26,8 +26,8 @@ def completes(output: Sequence[int], banned: Sequence[Sequence[int]], token: int
     [
         ([[1]], [], 2),
         ([[1], [2]], [3, 3], 3),
-        ([[3, 1]], [3], 2),  # 3 came last
-        ([[3, 1]], [1], 1),  # it did not
+        ([[3, 1]], [3], 2),  # 3 was the last token
+        ([[3, 1]], [1], 1),  # 3 was not the last token
         ([[3, 1]], [3, 0], 1),
         ([[3, 0, 1], [0, 2]], [3, 0], 3),
         ([[3, 0, 1]], [0], 1),  # the output is shorter than the rest of the sequence
@@ -35,12 +35,12 @@ def completes(output: Sequence[int], banned: Sequence[Sequence[int]], token: int
         ([[0, 1]], [], 1),  # the prompt, which ends in 0, is not the output
     ],
 )
-def test_what_is_drawn_instead(banned: list[list[int]], output: list[int], drawn: int) -> None:
+def test_the_next_likeliest_token_is_drawn_instead(banned: list[list[int]], output: list[int], drawn: int) -> None:
     assert draw_one(LOGITS, temperature=0, banned=banned, prompt=[0], output=output) == drawn
 
 
-def test_step_after_step_in_a_batch_with_others() -> None:
-    """The rows know of each other's sequences nothing, and of their own draws everything."""
+def test_many_steps_in_a_batch_with_other_rows() -> None:
+    """Rows do not see each other's sequences, but all their own draws."""
     rng = random.Random(0)
     rows = 6
     banned = {
@@ -68,7 +68,7 @@ def test_step_after_step_in_a_batch_with_others() -> None:
 
 
 def test_a_row_that_comes_back_knows_its_output() -> None:
-    """After a preemption, and after another owner had longer sequences."""
+    """After a preemption, and after another request on the row had longer sequences."""
     sampler = Sampler(2, 4, CPU)
     sampler.set_rows([new_row(0, temperature=0, banned=[[1, 2, 3, 0, 1], [2]]), new_row(1, temperature=0)])
     sampler.set_rows([new_row(0, temperature=0, banned=[[2, 1]], prompt=[1, 1], output=[3, 2])])
@@ -76,7 +76,7 @@ def test_a_row_that_comes_back_knows_its_output() -> None:
     assert drawn == [2, 2, 2]  # 2 was last; it stays so
 
 
-def test_rows_without_bad_words_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_bad_words_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("mask", "add"):
         monkeypatch.delattr(BannedSequences, name)
     assert draw_one(LOGITS, temperature=0) == 1

@@ -1,4 +1,4 @@
-"""A row that forks from another gets all that the other has, but for the seed, without its tokens being sent again."""
+"""A row that forks from another gets its whole state except the seed, without another upload of its tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {
 
 
 def family(params: SamplingParams, copied: bool) -> list[NewRow]:
-    """A leader on row 2, and two that fork from it: as copies, or each on its own."""
+    """Return a leader on row 2 and two siblings, as copies or as rows of their own."""
     rows = [
         new_row(row, params, seed=70 + row, stop_ids=(1, 6), prompt=PROMPT, banned=((9,), (11, 12)))
         for row in (2, 0, 4)
@@ -39,7 +39,7 @@ def family(params: SamplingParams, copied: bool) -> list[NewRow]:
 
 
 def drawn(copied: bool, params: SamplingParams, *, apart: bool) -> list[list[int]]:
-    """What the three draw in six steps, among other rows; apart: the siblings enter when the leader is there."""
+    """Return what the three draw in six steps among other rows. apart: the siblings enter after the leader."""
     sampler = Sampler(6, VOCAB, CPU)
     sampler.set_rows([new_row(row, SamplingParams(logit_bias={0: 1.0}), prompt=[row]) for row in range(6)])
     rows = family(params, copied)
@@ -54,11 +54,11 @@ def drawn(copied: bool, params: SamplingParams, *, apart: bool) -> list[list[int
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_copies_draw_what_rows_of_their_own_would(kind: str, apart: bool) -> None:
+def test_copies_draw_the_same_as_separate_rows(kind: str, apart: bool) -> None:
     assert drawn(True, KINDS[kind], apart=apart) == drawn(False, KINDS[kind], apart=apart)
 
 
-def test_what_a_copy_draws_is_not_counted_with_its_source() -> None:
+def test_draws_of_a_copy_are_not_counted_for_its_source() -> None:
     sampler = Sampler(6, VOCAB, CPU)
     sampler.set_rows(family(KINDS["penalised"], copied=True))
     logits = torch.zeros(1, VOCAB)

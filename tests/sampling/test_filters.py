@@ -37,7 +37,7 @@ def column(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     st.one_of(st.just(1.0), st.floats(0.01, 0.999)),
     st.one_of(st.just(0.0), st.floats(0.001, 1)),
 )
-def test_the_kept_tokens_are_those_that_transformers_keeps(
+def test_transformers_keeps_the_same_tokens(
     seed: int, vocab_size: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     logits = torch.from_numpy(np.random.default_rng(seed).normal(scale=3, size=(1, vocab_size)).astype(np.float32))
@@ -85,7 +85,7 @@ def test_the_repetition_penalty_is_transformers(penalty: float) -> None:
 
 
 def test_the_three_ways_to_draw_agree_where_they_overlap() -> None:
-    """With everything switched off a filtered draw is a plain one, and at temperature 0 both are the argmax."""
+    """Without filters a filtered draw equals a plain one, and at temperature 0 both are the argmax."""
     torch.manual_seed(1)
     rows, vocab = 64, 200
     logits = torch.randn(rows, vocab)

@@ -1,4 +1,4 @@
-"""The kernels that draw on CUDA against the sampler of a CPU: on a GPU, or in Triton's interpreter."""
+"""The draw kernels against the CPU's sampler, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ BATCHES = {
     ],
 )
 def test_penalties_and_logprobs_are_the_same_step_after_step_tiny(batch: str, dtype: torch.dtype) -> None:
-    """Counts grow by what was drawn, and logprobs are of the logits as they came: float32, or the model's own type."""
+    """Counts grow with each draw, and logprobs are of the raw logits in float32 or the model's dtype."""
     torch.manual_seed(2)
     params = BATCHES[batch]
     mine, theirs = with_kernels(), sampler()
@@ -113,7 +113,7 @@ def test_penalties_and_logprobs_are_the_same_step_after_step_tiny(batch: str, dt
         assert_same_logprobs(drawn, reference, logits)
 
 
-def test_a_row_of_which_masks_leave_nothing_is_finite_tiny() -> None:
+def test_a_row_without_any_unmasked_token_is_finite_tiny() -> None:
     made = with_kernels()
     made.set_rows([new_row(0, SamplingParams(temperature=0, min_tokens=9), stop_ids=tuple(range(VOCAB)))])
     logits = torch.randn(2, VOCAB)
@@ -127,7 +127,7 @@ def assert_same_logprobs(drawn: Draws, reference: Draws, logits: torch.Tensor) -
     if drawn.logprobs is not None and reference.logprobs is not None:
         torch.testing.assert_close(drawn.logprobs.sampled, reference.logprobs.sampled)
         torch.testing.assert_close(drawn.logprobs.top, reference.logprobs.top)
-        # Which of several equals comes first is a matter of taste.
+        # Equal tokens may come in any order.
         mine, theirs = (logits.gather(1, one.top_ids) for one in (drawn.logprobs, reference.logprobs))
         assert torch.equal(mine, theirs)
 

@@ -1,4 +1,4 @@
-"""Logprobs are those of the raw distribution, for the rows that asked."""
+"""Logprobs are of the raw distribution, for rows that request them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aengine.sampling import Sampler
 from tests.sampling.build import CPU, draw, new_row
 
 
-def test_logprobs_are_raw_whatever_else_the_row_asks_for() -> None:
+def test_logprobs_are_raw_with_any_other_parameters() -> None:
     sampler = Sampler(1, 6, CPU)
     params = SamplingParams(
         temperature=0.3,
@@ -44,7 +44,7 @@ def test_the_twenty_likeliest_come_likeliest_first() -> None:
     assert torch.equal(draws.logprobs.sampled, everything.values[:, 0])
 
 
-def test_k_is_the_most_that_any_row_of_the_batch_asks_for() -> None:
+def test_k_is_the_most_that_any_row_of_the_batch_requests() -> None:
     sampler = Sampler(4, 50, CPU)
     for row, k in enumerate((None, 0, 2, 7)):
         sampler.set_rows([new_row(row, SamplingParams(logprobs=k))])
@@ -60,7 +60,7 @@ def test_k_is_the_most_that_any_row_of_the_batch_asks_for() -> None:
     assert widths([0, 1, 2, 3]) == (4, 7)
 
 
-def test_rows_that_did_not_ask_get_zeros() -> None:
+def test_rows_without_logprobs_get_zeros() -> None:
     sampler = Sampler(2, 5, CPU)
     sampler.set_rows([new_row(0, SamplingParams()), new_row(1, SamplingParams(logprobs=2))])
     logprobs = draw(sampler, torch.randn(2, 5), [0, 1], [1, 1]).logprobs

@@ -1,4 +1,4 @@
-"""Grammar masks: only tokens whose bit is set can be drawn, and only draws that are structured are masked."""
+"""Grammar masks: only tokens with a set bit can be drawn, and only structured draws are masked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUND = SamplingParams(temperature=0, structured=Structured(regex="a"))
 
 
 def bits_of(allowed: list[set[int]], vocab_size: int) -> NDArray[np.int32]:
-    """Masks that allow these tokens, [rows, words]."""
+    """Return masks that allow the given tokens, [rows, words]."""
     masks = np.zeros((len(allowed), -(-vocab_size // 32)), dtype=np.uint32)
     for row, tokens in enumerate(allowed):
         for token in tokens:
@@ -74,7 +74,7 @@ def test_masks_come_after_bias_and_penalties(temperature: float) -> None:
     assert sample(logits, [params], bits_of([{8}], 40)) == [8]
 
 
-def test_what_the_grammar_forces_is_drawn_though_everything_else_forbids_it() -> None:
+def test_a_token_that_the_grammar_forces_is_drawn_even_if_other_masks_forbid_it() -> None:
     logits = torch.full((1, 40), 0.0)
     params = SamplingParams(temperature=0, min_tokens=30, structured=Structured(regex="a"))  # masks token 2
     assert sample(logits, [params], bits_of([{2}], 40)) == [2]

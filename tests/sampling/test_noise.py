@@ -1,4 +1,4 @@
-"""The noise behind a draw: bit for bit what its formula says, uniform, and never 0 or 1."""
+"""The noise of a draw has exactly the bits of its formula, and is uniform and never 0 or 1."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_hash_is_the_published_one(seed: int) -> None:
 
 
 def test_the_hash_never_changes() -> None:
-    """Pinned: a seed must mean the same ids in every release and on every device."""
+    """A seed must give the same ids in every release and on every device."""
     assert [reference.hash32(42, 7, i) for i in (0, 1, 151_935)] == [1_170_069_514, 3_540_249_716, 3_984_843_319]
 
 
@@ -38,7 +38,7 @@ def test_ids_at_the_end_of_a_large_vocabulary_are_hashed_the_same_way() -> None:
 
 
 def test_every_uniform_is_exact_and_strictly_between_0_and_1() -> None:
-    """All 2**23 values that there are."""
+    """Check all 2**23 values."""
     mantissas = torch.arange(2**23, dtype=torch.int64)
     u = uniforms((mantissas << 9).to(torch.int32))
     assert u.dtype == torch.float32
@@ -78,8 +78,8 @@ def test_neighbours_get_independent_uniforms(vary: str) -> None:
     assert abs(chi_square - 65_535) < 5 * (2 * 65_535) ** 0.5
 
 
-def test_a_batch_of_draws_has_no_two_equal_rows_of_noise() -> None:
-    """Seeds 0..255 at positions 0..255, as a busy server would use them."""
+def test_no_two_rows_of_a_batch_have_equal_noise() -> None:
+    """Seeds 0..255 at positions 0..255, like on a busy server."""
     seeds = torch.arange(256, dtype=torch.int32).repeat_interleave(256)[:, None]
     positions = torch.arange(256, dtype=torch.int32).repeat(256)[:, None]
     x = hash32(token_codes(3, CPU), *row_keys(seeds, torch.zeros_like(seeds), positions))

@@ -1,4 +1,4 @@
-"""The same sampler on a CUDA device: the same ids, no waiting, and stages that CUDA graphs can hold."""
+"""The sampler on a CUDA device: the same ids as on a CPU, no host sync, and draws that CUDA graphs can capture."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KINDS = [
 
 @pytest.fixture
 def no_waiting() -> Iterator[None]:
-    """Any call that makes the host wait for the device raises while this is on."""
+    """Make calls raise that let the host wait for the device."""
     torch.cuda.set_sync_debug_mode("error")
     yield
     torch.cuda.set_sync_debug_mode("default")
@@ -57,7 +57,7 @@ def steps(device: torch.device, logits: torch.Tensor) -> list[Draws]:
     return results
 
 
-def test_ids_and_logprobs_are_those_of_the_cpu() -> None:
+def test_ids_and_logprobs_equal_those_of_the_cpu() -> None:
     torch.manual_seed(0)
     logits = torch.randn(ROWS, VOCAB) * 3
     for on_gpu, on_cpu in zip(steps(torch.device("cuda"), logits), steps(torch.device("cpu"), logits)):
@@ -74,7 +74,7 @@ def test_neither_set_rows_nor_sample_waits(no_waiting: None) -> None:
     steps(device, torch.randn(ROWS, VOCAB, device=device))
 
 
-def test_broken_rows_of_every_kind_are_flagged_without_harm() -> None:
+def test_rows_that_are_not_finite_are_flagged() -> None:
     logits = torch.randn(ROWS, VOCAB)
     logits[::3] = torch.nan
     logits[1::3, 5] = torch.inf
@@ -88,7 +88,7 @@ def test_broken_rows_of_every_kind_are_flagged_without_harm() -> None:
     assert bool(((draws.token_ids >= 0) & (draws.token_ids < VOCAB)).all())
 
 
-def test_the_hash_is_bit_for_bit_that_of_the_cpu() -> None:
+def test_the_hash_has_the_same_bits_as_on_the_cpu() -> None:
     def hashes(device: str) -> torch.Tensor:
         seeds = torch.arange(-8, 8, dtype=torch.int32, device=device)[:, None]
         return hash32(token_codes(VOCAB, torch.device(device)), *row_keys(seeds, seeds * 77_777, seeds + 40))
@@ -97,7 +97,7 @@ def test_the_hash_is_bit_for_bit_that_of_the_cpu() -> None:
 
 
 def filtered_rows(start: int = 0) -> list[NewRow]:
-    """Rows of kind FILTERED, and simple ones among them."""
+    """Return rows of kind FILTERED, with some SIMPLE ones."""
     kinds = [
         SamplingParams(temperature=0.6, top_k=20, top_p=0.95),
         SamplingParams(temperature=0, top_k=9, min_p=0.5),
@@ -114,7 +114,7 @@ def filtered_rows(start: int = 0) -> list[NewRow]:
 
 
 @pytest.mark.parametrize("spread", [0.3, 3.0, 12.0])
-def test_filtered_draws_are_those_of_the_cpu(spread: float) -> None:
+def test_filtered_draws_equal_those_of_the_cpu(spread: float) -> None:
     torch.manual_seed(1)
     logits = torch.randn(ROWS, VOCAB) * spread
     logits[1::2] = logits[1::2].bfloat16().float()  # many equals
@@ -135,8 +135,8 @@ def test_filtered_draws_are_those_of_the_cpu(spread: float) -> None:
         assert torch.equal(ids["cuda"], ids["cpu"])
 
 
-def test_a_graph_holds_the_filtered_draw_and_sees_new_rows(no_waiting: None) -> None:
-    """One capture serves whatever filters the rows come with."""
+def test_a_captured_filtered_draw_sees_new_rows(no_waiting: None) -> None:
+    """One capture serves rows with any filters."""
     device = torch.device("cuda")
     sampler = Sampler(ROWS, VOCAB, device)
     sampler.set_rows(filtered_rows())
@@ -144,7 +144,7 @@ def test_a_graph_holds_the_filtered_draw_and_sees_new_rows(no_waiting: None) -> 
     row_index = torch.arange(ROWS, device=device)
     positions = torch.full((ROWS,), 3, device=device)
     sampler.draw_filtered(logits, row_index, positions)
-    torch.cuda.set_sync_debug_mode("default")  # a capture waits
+    torch.cuda.set_sync_debug_mode("default")  # a capture syncs
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = sampler.draw_filtered(logits, row_index, positions)
@@ -166,7 +166,7 @@ def test_a_graph_holds_the_filtered_draw_and_sees_new_rows(no_waiting: None) -> 
 
 
 def test_nothing_is_compiled_for_another_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sampler that has drawn once in each way is warm."""
+    """After one draw of each kind no kernel is compiled."""
     import triton
 
     device = torch.device("cuda")
@@ -189,7 +189,7 @@ def test_nothing_is_compiled_for_another_number_of_rows(monkeypatch: pytest.Monk
 
 
 def test_no_filter_sorts_the_vocabulary() -> None:
-    """Nothing in `sample` costs more than a few passes over the logits, whatever filters the rows have."""
+    """`sample` needs only a few passes over the logits, with any filters."""
     device = torch.device("cuda")
     sampler = Sampler(ROWS, VOCAB, device)
     sampler.set_rows(filtered_rows())
@@ -200,7 +200,7 @@ def test_no_filter_sorts_the_vocabulary() -> None:
     torch.cuda.reset_peak_memory_stats()
     sampler.sample(logits, list(range(ROWS)), row_index, positions)
     torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - before < 1 << 20  # a sort needs room for the sorted
+    assert torch.cuda.max_memory_allocated() - before < 1 << 20  # a sort needs memory for the sorted values
 
 
 @pytest.mark.parametrize(

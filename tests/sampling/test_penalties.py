@@ -1,4 +1,4 @@
-"""Repetition, presence and frequency penalties, and how tokens are counted for them."""
+"""Repetition, presence and frequency penalties, and the token counts that they need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aengine.step_plan import NewRow
 from tests.sampling.build import CPU, draw, draw_one, new_row
 
 
-def test_repetition_divides_what_is_positive_and_multiplies_what_is_negative() -> None:
+def test_repetition_divides_positive_logits_and_multiplies_negative_ones() -> None:
     repeated = {"temperature": 0, "repetition_penalty": 2.0}
     assert draw_one([2.0, 1.1], **repeated, prompt=[0]) == 1
     assert draw_one([2.0, 0.9], **repeated, prompt=[0]) == 0
@@ -59,7 +59,7 @@ def test_drawn_tokens_count_from_the_next_draw_on() -> None:
     assert drawn == [1, 1, 0, 1, 0, 2]
 
 
-def test_rows_count_for_themselves() -> None:
+def test_rows_count_independently() -> None:
     sampler = Sampler(3, 2, CPU)
     counted = SamplingParams(temperature=0, presence_penalty=2.0)
     sampler.set_rows([new_row(0, counted), new_row(1, SamplingParams(temperature=0)), new_row(2, counted, output=[0])])
@@ -70,7 +70,7 @@ def test_rows_count_for_themselves() -> None:
 
 @pytest.mark.parametrize("interrupted_after", range(1, 12))
 def test_resuming_after_preemption_is_the_same_as_never_having_stopped(interrupted_after: int) -> None:
-    """Counts rebuilt from the ids equal those kept up draw by draw."""
+    """Counts rebuilt from ids equal counts updated with each draw."""
     torch.manual_seed(3)
     steps = torch.randn(12, 1, 16)
     params = SamplingParams(

@@ -1,4 +1,4 @@
-"""Random mixes of parameters: every draw is the one that the definition gives, whatever else is in the batch."""
+"""Random mixes of parameters: every draw equals the definition's, in any batch."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ cases = st.builds(
 
 
 def run(batch: list[tuple[int, Case]], steps: int) -> list[list[tuple[int, DrawLogprobs | None]]]:
-    """Draw `steps` tokens for cases at given rows of one sampler; for each step and case the id and its logprobs."""
+    """Draw `steps` tokens for cases on given rows of one sampler. Return ids and logprobs of each step and case."""
     sampler = Sampler(MAX_ROWS, VOCAB, CPU)
     sampler.set_rows(
         [
@@ -100,9 +100,7 @@ def run(batch: list[tuple[int, Case]], steps: int) -> list[list[tuple[int, DrawL
 
 
 @given(st.lists(cases, min_size=1, max_size=MAX_ROWS), st.permutations(range(MAX_ROWS)))
-def test_a_batch_draws_what_the_definition_says_and_what_each_row_draws_alone(
-    batch: list[Case], slots: list[int]
-) -> None:
+def test_a_batch_draws_the_same_as_the_definition_and_as_each_row_alone(batch: list[Case], slots: list[int]) -> None:
     together = run(list(zip(slots, batch)), steps=3)
     for i, case in enumerate(batch):
         alone = run([(0, case)], steps=3)
@@ -138,7 +136,7 @@ def test_a_batch_draws_what_the_definition_says_and_what_each_row_draws_alone(
 
 
 def test_the_definition_is_rarely_too_close_to_call() -> None:
-    """Otherwise the property above would hold of anything."""
+    """Otherwise the test above would check nothing."""
     rng = np.random.default_rng(0)
     clear = 0
     for i in range(300):
@@ -147,11 +145,11 @@ def test_the_definition_is_rarely_too_close_to_call() -> None:
     assert clear > 280
 
 
-# ---- what a draw depends on -------------------------------------------------------------------------------
+# ---- seeds and rows ---------------------------------------------------------------------------------------
 
 
-def test_a_seed_fixes_the_ids_in_any_row_and_company() -> None:
-    """A seeded row among 31 others of every kind, moved to another row at each step."""
+def test_a_seed_fixes_the_ids_in_any_row_and_batch() -> None:
+    """A seeded request among 31 others of every kind moves to another row at each step."""
     torch.manual_seed(0)
     steps = torch.randn(20, VOCAB) * 2
     seeded = SamplingParams(temperature=0.9, top_p=0.95)
@@ -195,7 +193,7 @@ def test_a_seed_and_its_64_bit_complement_are_the_same_bits() -> None:
     assert draw_many([0.0] * 100, 50, seed=-1) == draw_many([0.0] * 100, 50, seed=2**64 - 1)
 
 
-def test_a_row_forgets_its_former_owner() -> None:
+def test_a_row_forgets_its_former_request() -> None:
     sampler = Sampler(2, 4, CPU)
     everything = SamplingParams(
         temperature=1.5,
@@ -219,7 +217,7 @@ def test_a_row_forgets_its_former_owner() -> None:
 
 
 def test_siblings_draw_different_tokens_from_the_same_logits() -> None:
-    """The same logits, a seed each."""
+    """They have the same logits and different seeds."""
     sampler = Sampler(64, 100, CPU)
     sampler.set_rows([new_row(row, SamplingParams(), seed=row) for row in range(64)])
     ids = draw(sampler, torch.zeros(1, 100).repeat(64, 1), list(range(64)), [1] * 64).token_ids
@@ -244,7 +242,7 @@ def test_a_step_without_draws_is_fine() -> None:
     assert draws.token_ids.dtype == torch.int64
 
 
-def test_a_batch_too_large_for_one_block_is_cut_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_too_large_for_one_block_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = [
         SamplingParams(temperature=0.8),
         SamplingParams(temperature=0.8, top_p=0.8, repetition_penalty=1.5),
@@ -268,7 +266,7 @@ def test_a_batch_too_large_for_one_block_is_cut_without_a_trace(monkeypatch: pyt
             assert results(options) == whole
 
 
-# ---- the fixed-shape way ----------------------------------------------------------------------------------
+# ---- draws with fixed shapes ------------------------------------------------------------------------------
 
 
 def test_the_kind_of_a_batch_is_that_of_its_most_demanding_row() -> None:
@@ -328,7 +326,7 @@ def test_filtered_rows_draw_the_same_in_both_ways() -> None:
 
 
 def test_simple_rows_draw_the_same_in_both_ways() -> None:
-    """What a graph replays must not differ from what the next step does without one."""
+    """A replayed graph and a step without a graph must draw the same."""
     kinds = [SamplingParams(temperature=0), SamplingParams(temperature=0.7), SamplingParams(top_k=1), SamplingParams()]
     sampler = Sampler(32, VOCAB, CPU)
     sampler.set_rows([new_row(row, kinds[row % 4], seed=row) for row in range(32)])
@@ -344,7 +342,7 @@ def test_simple_rows_draw_the_same_in_both_ways() -> None:
         assert torch.equal(simple.finite, usual.finite)
 
 
-# ---- broken rows ------------------------------------------------------------------------------------------
+# ---- rows that are not finite -----------------------------------------------------------------------------
 
 KINDS = [
     SamplingParams(temperature=0),
@@ -387,11 +385,11 @@ def test_minus_infinity_alone_is_legal() -> None:
         assert (draws.finite.tolist(), draws.token_ids.tolist()) == ([True], [1])
 
 
-# ---- what the sampler leaves undone -----------------------------------------------------------------------
+# ---- work that the sampler avoids -------------------------------------------------------------------------
 
 
 class Operations(TorchDispatchMode):
-    """Records the names of the operations that run."""
+    """Record the names of operations that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -427,7 +425,7 @@ def test_nothing_is_read_back_from_the_device() -> None:
     assert not names & {"_local_scalar_dense", "nonzero", "item", "masked_select", "is_nonzero", "equal", "unique"}
 
 
-def test_greedy_rows_cost_an_argmax_and_the_check_alone() -> None:
+def test_greedy_rows_cost_only_an_argmax_and_the_check() -> None:
     names = operations(SamplingParams(temperature=0), SamplingParams(temperature=0))
     assert {"argmax", "amax"} <= names
     assert not names & {"log_", "masked_fill", "index_select", "cumsum", "index_add_", "_log_softmax"}

@@ -1,4 +1,4 @@
-"""Ranks that have the logits of some tokens each draw together what one would draw from all of them."""
+"""Ranks that each have the logits of some tokens draw the same as one rank with all logits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one(request: pytest.FixtureRequest) -> Sampler:
 
 
 def shared(one: Sampler, logits: Tensor, ranks: int) -> Draws:
-    """What all ranks draw; columns behind the last token hold what nobody may look at."""
+    """Draw with all ranks. Columns after the last token must not be read."""
     each = -(-VOCAB // ranks)
     wide = torch.nn.functional.pad(logits, (0, ranks * each - VOCAB), value=torch.nan)
     rows, positions = torch.arange(ROWS), torch.arange(3, 3 + ROWS)
@@ -53,7 +53,7 @@ def alone(logits: Tensor) -> Draws:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("equals", [False, True])
-def test_the_ids_are_those_of_one_rank(one: Sampler, ranks: int, equals: bool) -> None:
+def test_the_ids_equal_those_of_one_rank(one: Sampler, ranks: int, equals: bool) -> None:
     torch.manual_seed(ranks)
     logits = torch.randn(ROWS, VOCAB) * 3
     if equals:
@@ -65,7 +65,7 @@ def test_the_ids_are_those_of_one_rank(one: Sampler, ranks: int, equals: bool) -
 
 
 @pytest.mark.parametrize("column", [0, VOCAB - 1])
-def test_what_is_not_finite_on_one_rank_fails_the_row(one: Sampler, column: int) -> None:
+def test_logits_that_are_not_finite_on_one_rank_fail_the_row(one: Sampler, column: int) -> None:
     logits = torch.zeros(ROWS, VOCAB)
     logits[0, column] = torch.nan
     logits[1, column] = torch.inf
@@ -76,7 +76,7 @@ def test_what_is_not_finite_on_one_rank_fails_the_row(one: Sampler, column: int)
     assert ((drawn.token_ids >= 0) & (drawn.token_ids < VOCAB)).all()
 
 
-def test_no_word_of_a_candidate_is_one_that_ranks_cannot_send(one: Sampler) -> None:
+def test_no_word_of_a_candidate_is_the_empty_word_of_ranks(one: Sampler) -> None:
     logits = torch.full((ROWS, VOCAB), torch.nan)
     found = one.candidates(logits, torch.arange(ROWS), torch.arange(ROWS), 0)
     assert found.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""What each parameter does, and in which order."""
+"""The effect of each sampling parameter, and the order of the stages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOGITS = [1.0, 4.0, 3.0, 2.0]  # likeliest first: 1, 2, 3, 0
 
 
 def support(logits: Sequence[float], count: int = 2000, **row: object) -> set[int]:
-    """What may be drawn: the ids that turn up in many draws at a high temperature's flatness."""
+    """Return the ids that can be drawn: those that occur in many draws at a high temperature."""
     return set(draw_many(logits, count, **row))
 
 
@@ -29,7 +29,7 @@ def test_temperature_0_is_argmax_and_the_lowest_id_among_equals() -> None:
     assert draw_one([1.0, 5.0, 5.0], temperature=0) == 1
 
 
-def test_temperature_0_ignores_what_only_shapes_a_draw() -> None:
+def test_temperature_0_ignores_filters() -> None:
     assert draw_one(LOGITS, temperature=0, top_k=3, top_p=0.5, min_p=0.5, seed=9) == 1
 
 
@@ -89,7 +89,7 @@ def test_min_p_is_relative_to_the_likeliest() -> None:
     assert support(logits, min_p=0.09) == {0, 1, 2, 3}
 
 
-def test_filtered_draws_keep_the_proportions_of_what_is_left() -> None:
+def test_filtered_draws_keep_the_proportions_of_the_kept_tokens() -> None:
     logits = [math.log(p) for p in (0.5, 0.3, 0.15, 0.05)]
     counts = Counter(draw_many(logits, 8000, top_k=2))
     assert counts[0] / 8000 == pytest.approx(5 / 8, abs=0.02)
@@ -111,17 +111,17 @@ def test_rows_without_top_k_share_a_batch_with_rows_that_have_one() -> None:
 
 
 def test_bias_comes_before_the_repetition_penalty() -> None:
-    """Token 0: (2 + 2) / 2 = 2, below 2.5. The other way round it would be 2 / 2 + 2 = 3."""
+    """Token 0: (2 + 2) / 2 = 2, below 2.5. In the other order it would be 2 / 2 + 2 = 3."""
     assert draw_one([2.0, 2.5], temperature=0, logit_bias={0: 2.0}, repetition_penalty=2.0, prompt=[0]) == 1
 
 
 def test_bias_decides_the_sign_that_the_repetition_penalty_sees() -> None:
-    """Token 0: 1 - 2 = -1, times 2 is -2, below -1.5. The other way round it would be 1 / 2 - 2 = -1.5 = no loss."""
+    """Token 0: 1 - 2 = -1, times 2 is -2, below -1.5. In the other order it would be 1 / 2 - 2 = -1.5 = no loss."""
     assert draw_one([1.0, -1.6], temperature=0, logit_bias={0: -2.0}, repetition_penalty=2.0, prompt=[0]) == 1
 
 
 def test_repetition_comes_before_presence_and_frequency() -> None:
-    """Token 0: 4 / 2 - 1 = 1, below 1.2. The other way round it would be (4 - 1) / 2 = 1.5."""
+    """Token 0: 4 / 2 - 1 = 1, below 1.2. In the other order it would be (4 - 1) / 2 = 1.5."""
     for penalty in ("presence_penalty", "frequency_penalty"):
         assert draw_one([4.0, 1.2], temperature=0, repetition_penalty=2.0, **{penalty: 1.0}, output=[0]) == 1
 
@@ -157,7 +157,7 @@ def test_top_k_comes_before_top_p() -> None:
 # ---- logit_bias -------------------------------------------------------------------------------------------
 
 
-def test_bias_is_added_for_its_row_alone() -> None:
+def test_bias_is_added_only_for_its_row() -> None:
     sampler = Sampler(3, 4, CPU)
     sampler.set_rows(
         [
@@ -171,7 +171,7 @@ def test_bias_is_added_for_its_row_alone() -> None:
     assert draw(sampler, batch[:2], [2, 0], [2] * 2).token_ids.tolist() == [3, 1]
 
 
-def test_a_longer_bias_elsewhere_does_not_disturb_a_row() -> None:
+def test_a_longer_bias_of_another_row_does_not_affect_a_row() -> None:
     sampler = Sampler(2, 4, CPU)
     sampler.set_rows([new_row(0, SamplingParams(temperature=0, logit_bias={3: 9.0}))])
     sampler.set_rows([new_row(1, SamplingParams(temperature=0, logit_bias={0: 1.0, 1: 1.0, 2: 8.0}))])
@@ -187,7 +187,7 @@ def test_a_thousand_biases_fit() -> None:
 
 
 @pytest.mark.parametrize(("position", "drawn"), [(3, 1), (4, 1), (5, 0), (6, 0)])
-def test_stop_ids_are_masked_until_min_tokens_are_there(position: int, drawn: int) -> None:
+def test_stop_ids_are_masked_until_min_tokens_are_drawn(position: int, drawn: int) -> None:
     """A prompt of 3 and min_tokens=2: the tokens at positions 3 and 4 may not be stops."""
     row = {"temperature": 0, "min_tokens": 2, "stop_ids": (0, 2), "prompt": [1, 1, 1]}
     assert draw_one([9.0, 1.0, 8.0], position, **row) == drawn

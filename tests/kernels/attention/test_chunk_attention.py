@@ -27,7 +27,7 @@ CASES = [
 
 
 def reference(q: Tensor, cache: Tensor, table: Tensor, work: Work, rank: int, scale: float) -> Tensor:
-    """Sequence by sequence in float64, bottom-right causal."""
+    """Compute each sequence in float64 with a bottom-right causal mask."""
     out, start = [], 0
     for row, (context, queries) in enumerate(work):
         kept = cache[table[row].long()].flatten(0, 2)[:context].double()
@@ -42,7 +42,7 @@ def reference(q: Tensor, cache: Tensor, table: Tensor, work: Work, rank: int, sc
 def step(
     work: Work, heads: int, rank: int, turned: int, page: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Queries, cache, page table, lengths and where queries start."""
+    """Return queries, cache, page table, lengths and query starts."""
     _, cache, table, lens = latents([context for context, _ in work], 1, rank, turned, page, dtype, device)
     starts = torch.tensor([0, *(queries for _, queries in work)], device=device).cumsum(0).to(torch.int32)
     q = torch.randn(int(starts[-1]), heads, rank + turned, device=device).to(dtype)
@@ -51,7 +51,7 @@ def step(
 
 @pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize(("work", "heads", "rank", "turned", "page"), CASES)
-def test_a_query_sees_what_is_before_it(
+def test_a_query_sees_only_earlier_positions(
     work: Work, heads: int, rank: int, turned: int, page: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     q, cache, table, lens, starts = step(work, heads, rank, turned, page, dtype, device)
@@ -75,7 +75,7 @@ def test_codes_are_latents_in_fp8(
 
 @pytest.mark.parametrize("size", [1e-30, 1e5, 1e30])
 def test_queries_beyond_float16_keep_their_size_tiny(size: float, device: torch.device) -> None:
-    """Products of bfloat16 queries with codes run in float16."""
+    """Products of bfloat16 queries and codes are computed in float16."""
     work = [(40, 12), (7, 7)]
     q, cache, table, lens, starts = step(work, 4, 16, 16, 16, torch.bfloat16, device)
     q[:, 1], q[:, 2, :16], q[:, 3, 16:] = 0.0, 0.0, 0.0
@@ -84,8 +84,8 @@ def test_queries_beyond_float16_keep_their_size_tiny(size: float, device: torch.
     assert relative_error(out, 0.05 * reference(q, exact, table, work, 16, 0.01 / size)) < 6e-3
 
 
-def test_tokens_of_no_chunk_are_left_alone_tiny(device: torch.device) -> None:
-    """As in a captured step: decodes before the chunks, room for more chunks and tokens behind them."""
+def test_tokens_outside_of_chunks_are_not_touched_tiny(device: torch.device) -> None:
+    """Like a captured step: decodes come before the chunks, and unused chunks and tokens after them."""
     work = [(40, 12), (7, 7)]
     q, cache, table, lens, starts = step(work, 2, 16, 16, 16, torch.float32, device)
     before, behind = torch.randn(3, 2, 32, device=device), torch.randn(9, 2, 32, device=device)
@@ -102,7 +102,7 @@ def test_tokens_of_no_chunk_are_left_alone_tiny(device: torch.device) -> None:
 def wide_reference(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, work: Work, window: int | None, rule: Scores
 ) -> Tensor:
-    """Heads with keys and values of their own; scale 0.1."""
+    """Reference for heads with separate keys and values; scale 0.1."""
     out, start, group = [], 0, q.shape[1] // k.shape[2]
     for row, (context, queries) in enumerate(work):
         keys, values = (

@@ -22,7 +22,7 @@ def reference(
     window: int | None = None,
     rule: Scores = PLAIN,
 ) -> torch.Tensor:
-    """One row at a time, in float64."""
+    """Compute each row in float64."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     group = q.shape[1] // k_cache.shape[2]
     for row, length in enumerate(seq_lens.tolist()):
@@ -41,7 +41,7 @@ def reference(
 def paged(
     lengths: list[int], heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, caches, page table and lengths; what no row owns is NaN, as a page's stale contents may be."""
+    """Return queries, caches, page table and lengths. Unused cache entries are NaN, like stale contents may be."""
     width = max(1, -(-max(lengths) // page))
     pages = sum(-(-length // page) for length in lengths) + 1
     caches = [torch.full((pages, page, kv_heads, dim), float("nan"), device=device).to(dtype) for _ in "kv"]
@@ -97,9 +97,7 @@ def test_attention_over_pages_is_the_references(
     decode(*inputs, dim**-0.5, out=out)
     again = decode(*inputs, dim**-0.5)
     assert relative_error(out, reference(*inputs, dim**-0.5)) < tolerance(dtype)
-    assert torch.equal(
-        out, again
-    )  # whoever arrives last: the parts are added up in order, and the counters are back at 0
+    assert torch.equal(out, again)  # parts are added up in order, and counters are 0 again
     assert not out[inputs[4] == 0].any()
 
 
@@ -140,7 +138,7 @@ def test_scores_are_capped_and_sinks_take_their_share(
 
 @pytest.mark.parametrize("piece", [1, 2, 5, 40])
 @pytest.mark.parametrize("crowd", [1, 4])
-def test_the_result_does_not_hang_on_how_the_work_is_cut_tiny(crowd: int, piece: int, device: torch.device) -> None:
+def test_the_result_does_not_depend_on_the_config_tiny(crowd: int, piece: int, device: torch.device) -> None:
     inputs = paged([5, 90, 0, 200, 33], 4, 2, 16, 16, torch.float32, device)
     config = DecodeConfig(block=16, stages=2, warps=4, crowd=crowd, piece=piece)
     out = decode_attention.PagedDecode()(*inputs, 0.25, config=config)
@@ -201,7 +199,7 @@ def test_codes_are_read_with_their_scales(
 
 
 @pytest.mark.parametrize("window", [1, 40])
-def test_codes_behind_a_window_are_hidden_tiny(window: int, device: torch.device) -> None:
+def test_codes_outside_a_window_are_hidden_tiny(window: int, device: torch.device) -> None:
     q, k, v, table, lens = paged([5, 90, 41], 4, 2, 64, 16, narrow_dtype(device), device)
     k, v = encode(k, 1.0), encode(v, 1.0)
     out = decode_attention.PagedDecode()(q, k, v, table, lens, 0.3, window=window)
@@ -217,7 +215,7 @@ def test_queries_in_float32_read_codes_tiny(device: torch.device) -> None:
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e5, 1e30])
 def test_queries_beyond_float16_keep_their_size_tiny(size: float, device: torch.device) -> None:
-    """Products of bfloat16 queries with codes run in float16."""
+    """Products of bfloat16 queries and codes are computed in float16."""
     q, k, v, table, lens = paged([40, 7, 90], 4, 1, 64, 16, torch.bfloat16, device)
     q[:, 1] = 0.0
     k, v = encode(k, 1.0), encode(v, 1.0)
@@ -226,14 +224,14 @@ def test_queries_beyond_float16_keep_their_size_tiny(size: float, device: torch.
     assert relative_error(out, expected) < 6e-3
 
 
-def test_queries_whose_scores_all_vanish_see_every_key_alike_tiny(device: torch.device) -> None:
+def test_queries_with_all_scores_zero_weight_every_key_equally_tiny(device: torch.device) -> None:
     q, k, v, table, lens = paged([40, 7, 0], 4, 1, 64, 16, torch.bfloat16, device)
     k, v, q = encode(k, 1.0), encode(v, 1.0), q * 1e-38
     out = decode_attention.PagedDecode()(q, k, v, table, lens, 1e-9)
     assert relative_error(out, reference(q, k.float(), v.float(), table, lens, 1e-9)) < 6e-3
 
 
-def test_a_query_that_is_not_finite_is_seen_and_leaves_the_others_alone(device: torch.device) -> None:
+def test_a_query_that_is_not_finite_is_visible_and_does_not_affect_others(device: torch.device) -> None:
     q, k, v, table, lens = paged([40, 7, 90], 4, 1, 64, 16, torch.bfloat16, device)
     k, v = encode(k, 1.0), encode(v, 1.0)
     expected = decode_attention.PagedDecode()(q, k, v, table, lens, 0.2)

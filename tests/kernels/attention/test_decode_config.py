@@ -13,16 +13,16 @@ H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 32, 64, 256])
-def test_as_many_bytes_are_on_their_way_whatever_the_cache_keeps(rows: int, dim: int) -> None:
+def test_the_bytes_in_flight_do_not_depend_on_the_dtype_of_the_cache(rows: int, dim: int) -> None:
     values, codes = (decode_config(rows, 4, dim, 2, H200, kept_size=kept) for kept in (2, 1))
     crowd = 4 if rows == 1 and dim == 128 else values.crowd  # one row has a fourth program on each processor
     assert (codes.stages - 1) * codes.block * codes.crowd == 2 * (values.stages - 1) * values.block * crowd
 
 
-def test_many_rows_of_codes_have_twice_the_programs_of_one_warp_each() -> None:
+def test_many_rows_of_codes_have_twice_as_many_programs_with_one_warp() -> None:
     config = decode_config(256, 4, 128, 2, H200, kept_size=1)
     assert (config.warps, config.crowd) == (1, 8)
-    assert decode_config(256, 10, 128, 2, H200, kept_size=1).warps == 2  # their queries need the registers of two
+    assert decode_config(256, 10, 128, 2, H200, kept_size=1).warps == 2  # their queries need the registers of two warps
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
@@ -30,7 +30,7 @@ def test_many_rows_of_codes_have_twice_the_programs_of_one_warp_each() -> None:
 @pytest.mark.parametrize(
     ("kept", "shared", "window"), [(2, False, None), (1, False, None), (2, True, None), (2, False, 64)]
 )
-def test_cuts_change_behind_a_border_only(dim: int, group: int, kept: int, shared: bool, window: int | None) -> None:
+def test_configs_change_only_at_borders(dim: int, group: int, kept: int, shared: bool, window: int | None) -> None:
     cuts = [decode_config(rows, group, dim, 2, H200, shared, kept, window) for rows in range(1, 514)]
     changes = {rows for rows, (cut, following) in enumerate(pairwise(cuts), start=1) if cut != following}
     assert changes <= {*decode_borders(H200, 513)}
@@ -43,8 +43,8 @@ def test_heads_that_fill_a_product_have_programs_of_one_warp() -> None:
     assert config[1].warps == 2
     others = [decode_config(64, group, 128, 2, H200) for group in (4, 9)]
     others += [decode_config(64, 8, 128, 2, H200, shared=True), decode_config(64, 8, 128, 2, H200, kept_size=1)]
-    others += [decode_config(64, 8, 128, 2, replace(H200, shared_memory=163 * 1024))]  # too little for four of them
-    assert {cut.warps for cut in others} == {2}  # as was measured before
+    others += [decode_config(64, 8, 128, 2, replace(H200, shared_memory=163 * 1024))]  # too little for four programs
+    assert {cut.warps for cut in others} == {2}  # as measured
 
 
 def test_one_row_has_few_parts() -> None:
@@ -75,7 +75,7 @@ def test_a_window_of_few_keys_is_for_one_program() -> None:
     assert decode_config(1, 8, 64, 2, H200, window=129) == decode_config(1, 8, 64, 2, H200)
 
 
-def test_heads_of_256_have_small_programs_where_rows_are_few_or_parts_large() -> None:
+def test_heads_of_256_have_small_programs_for_few_rows_or_large_parts() -> None:
     small = {
         (rows, group)
         for rows in (1, 2, 256)
@@ -89,4 +89,4 @@ def test_heads_of_256_have_small_programs_where_rows_are_few_or_parts_large() ->
         decode_config(256, 8, 256, 2, H200, shared=True),
         decode_config(1, 2, 256, 2, H200, kept_size=1),
     ]
-    assert {config.warps for config in others} == {4}  # as was measured before
+    assert {config.warps for config in others} == {4}  # as measured

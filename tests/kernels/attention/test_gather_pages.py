@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
         (48, 2, 128, [100, 47]),
     ],
 )
-def test_sequences_lie_one_after_the_other_with_zeros_between(
+def test_sequences_are_copied_one_after_the_other_with_zeros_between(
     page: int, heads: int, dim: int, lens: list[int], device: torch.device
 ) -> None:
     counts = [-(-length // page) for length in lens]
@@ -32,7 +32,7 @@ def test_sequences_lie_one_after_the_other_with_zeros_between(
         own = [pages.pop() for _ in range(count)]
         table[row, :count] = torch.tensor(own, dtype=torch.int32)
         if length % page:
-            caches[:, own[-1], length % page :] = math.nan  # of an earlier owner
+            caches[:, own[-1], length % page :] = math.nan  # stale contents
         room = gather.gathered_tokens(length, page)
         assert room >= length + gather.GAP or length == 0
         for which in range(2):
@@ -54,11 +54,11 @@ def test_sequences_lie_one_after_the_other_with_zeros_between(
 
 
 @pytest.mark.parametrize("page", [pytest.param(4, id="tiny"), 16])
-def test_whole_pages_that_no_query_sees_are_left_out(page: int, device: torch.device) -> None:
+def test_whole_pages_that_no_query_sees_are_not_copied(page: int, device: torch.device) -> None:
     lens, unseen = [4 * page - 1, 2 * page, 3], [2 * page + 1, page - 1, 0]
     skipped = [2, 0, 0]
     caches = torch.randn(2, 8, page, 2, 16, device=device)
-    caches[:, :3] = math.nan  # skipped pages may have another owner by now
+    caches[:, :3] = math.nan  # skipped pages may belong to another sequence
     table = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [7, 0, 0, 0]], dtype=torch.int32, device=device)
     kept = [length - page * count for length, count in zip(lens, skipped, strict=True)]
     rooms = [gather.gathered_tokens(length, page) for length in kept]

@@ -28,7 +28,7 @@ PAGE = 16
         *[(130, 32, 32, 96), (1, 32, 8, 80), (5, 4, 4, 100)],
     ],
 )
-def test_norm_rotation_and_cache_are_the_references(
+def test_norm_rotation_and_cache_equal_the_reference(
     tokens: int, heads: int, kv_heads: int, dim: int, normed: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=device).to(dtype)
@@ -63,12 +63,12 @@ def test_norm_rotation_and_cache_are_the_references(
         *[(130, 16, 4, 256, 64), (1, 16, 2, 256, 64), (9, 8, 2, 128, 64), (9, 32, 8, 80, 32)],
     ],
 )
-def test_a_part_of_each_head_is_rotated_and_gates_are_left_out(
+def test_a_part_of_each_head_is_rotated_and_gates_are_skipped(
     tokens: int, heads: int, kv_heads: int, dim: int, rotary: int, gated: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
     queries = heads * (1 + gated)
     qkv = torch.randn(tokens, (queries + 2 * kv_heads) * dim, device=device).to(dtype)
-    weights = [torch.rand(dim, device=device) + 0.5 for _ in "qk"]  # float32, as those of 1 + w are
+    weights = [torch.rand(dim, device=device) + 0.5 for _ in "qk"]  # float32, like weights of the form 1 + w
     angles = torch.rand(500, rotary // 2, device=device) * 6
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     positions = torch.randint(0, 500, (tokens,), device=device)
@@ -126,7 +126,7 @@ def test_values_are_normed_and_may_be_keys_or_others(
     for got, want, was in zip(caches, expected_caches, before, strict=True):
         assert relative_error(got, want) < tolerance(dtype)
         assert torch.equal(got, was) == (kv == "nothing")
-    if kv == "keys":  # as they are before norm and rotation
+    if kv == "keys":  # before their norm and rotation
         keys = qkv.view(tokens, -1, dim)[:, heads:].float()
         values = caches[1].flatten(0, 1)[slots].float()
         assert relative_error(values, keys * (keys.square().mean(-1, keepdim=True) + 1e-6).rsqrt()) < tolerance(dtype)
@@ -167,12 +167,12 @@ def test_a_part_of_each_head_is_rotated(
 def test_an_fp8_cache_gets_the_codes_of_the_reference(
     tokens: int, heads: int, kv_heads: int, dim: int, device: torch.device
 ) -> None:
-    """The interpreter gets what needs no rounding: it has ways of its own to round, and no infinity."""
+    """The interpreter gets numbers that need no rounding, because it rounds differently and has no infinity."""
     exact = device.type == "cpu"
     dtype = torch.float16 if exact else torch.bfloat16
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=device)
     qkv = (torch.randint(8, 16, qkv.shape).float().copysign(qkv) if exact else qkv).to(dtype)
-    qkv[:, -2], qkv[:, -1] = 3e4, -3e4  # beyond what a code can be
+    qkv[:, -2], qkv[:, -1] = 3e4, -3e4  # beyond the largest code
     cos_sin = torch.cat((torch.ones(9, dim // 2), torch.zeros(9, dim // 2)), dim=1).to(device)
     positions, slots = torch.zeros(tokens, dtype=torch.int64, device=device), torch.arange(tokens, device=device)
     pages = tokens // PAGE + 1
@@ -184,7 +184,7 @@ def test_an_fp8_cache_gets_the_codes_of_the_reference(
     assert caches[1].float().flatten(0, 1)[slots, -1, -2:].abs().eq(448.0).all()
 
 
-def test_what_is_not_finite_is_nan_in_an_fp8_cache(device: torch.device) -> None:
+def test_numbers_that_are_not_finite_are_nan_in_an_fp8_cache(device: torch.device) -> None:
     inf, nan = float("inf"), float("nan")
     qkv = torch.tensor([[1.0] * 48 + [nan, inf, -inf, 1e-3] + [500.0] * 12], device=device, dtype=torch.bfloat16)
     one = torch.zeros(1, dtype=torch.int64, device=device)

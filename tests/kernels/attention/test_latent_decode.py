@@ -34,7 +34,7 @@ FULL = [
 def latents(
     lengths: list[int], heads: int, rank: int, turned: int, page: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries, cache, page table and lengths; what no row owns is NaN."""
+    """Return queries, cache, page table and lengths. Unused cache entries are NaN."""
     q, cache, _, table, lens = paged(lengths, heads, 1, rank + turned, page, dtype, device)
     return q, cache, table, lens
 
@@ -50,12 +50,12 @@ def test_every_head_attends_to_the_same_latents(
     out = attend(q, cache, rank, table, lens, scale)
     expected = reference(q, cache, cache, table, lens, scale)[..., :rank]
     assert relative_error(out, expected) < tolerance(dtype)
-    assert torch.equal(out, attend(q, cache, rank, table, lens, scale))  # parts are added up in their order
+    assert torch.equal(out, attend(q, cache, rank, table, lens, scale))  # parts are added up in order
     assert not out[lens == 0].any()
 
 
 def coded(cache: Tensor) -> tuple[Tensor, Tensor]:
-    """A cache in FP8, and the numbers that its codes are, in float32; what no row owns is NaN in both."""
+    """Return a cache in FP8, and its codes as float32 numbers. Unused entries are NaN in both."""
     codes = (cache.float() * 20).clamp(-448, 448).to(FP8)
     return codes, codes.float()
 
@@ -78,7 +78,7 @@ def test_codes_are_latents_in_fp8(
 
 @pytest.mark.parametrize("size", [1e-30, 1e5, 1e30])
 def test_queries_beyond_float16_keep_their_size_tiny(size: float, device: torch.device) -> None:
-    """Products of bfloat16 queries with codes run in float16."""
+    """Products of bfloat16 queries and codes are computed in float16."""
     q, cache, table, lens = latents([40, 7, 90], 4, 16, 16, 16, torch.bfloat16, device)
     q[:, 1], q[:, 2, :16], q[:, 3, 16:] = 0.0, 0.0, 0.0
     q, (codes, exact) = (q.float() * size).to(q.dtype), coded(cache)
@@ -98,13 +98,13 @@ def test_the_result_does_not_depend_on_the_number_of_workers_tiny(
     assert relative_error(out, reference(q, cache, cache, table, lens, 0.25)[..., :16]) < tolerance(torch.float32)
 
 
-def test_rows_that_are_not_there_are_left_alone_tiny(device: torch.device) -> None:
+def test_rows_of_length_minus_1_are_not_touched_tiny(device: torch.device) -> None:
     q, cache, table, lens = latents([70, 9, 1, 1], 2, 16, 16, 16, torch.float32, device)
     expected = decode.LatentDecode()(q, cache, 16, table, lens, 0.25)
     lens[2:] = -1
     out = torch.full_like(expected, 7.0)
     decode.LatentDecode()(q, cache, 16, table, lens, 0.25, out=out)
-    assert relative_error(out[:2], expected[:2]) < tolerance(torch.float32)  # with fewer rows they are cut elsewhere
+    assert relative_error(out[:2], expected[:2]) < tolerance(torch.float32)  # fewer rows are divided differently
     assert bool((out[2:] == 7).all())
 
 

@@ -1,4 +1,4 @@
-"""Latents on their way into the cache and queries on their way to them, as the reference has them."""
+"""Latents in the cache, and rotated queries, equal the reference's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
         pytest.param(300, 20, 192, 512, 64, id="many"),
     ],
 )
-def test_both_are_the_references(
+def test_both_equal_the_reference(
     tokens: int, heads: int, plain: int, rank: int, rotated: int, interleaved: bool, kept: str,
     dtype: torch.dtype, device: torch.device,
 ) -> None:  # fmt: skip
@@ -41,7 +41,7 @@ def test_both_are_the_references(
     outs = torch.full((2, tokens, heads, rank + rotated), 7.0, device=device, dtype=dtype)
     latent_inputs(beside[:, 40:], q, norm, cos_sin, positions, caches[0], slots, outs[0], scale)
     TorchKernels().latent_inputs(beside[:, 40:], q, norm, cos_sin, positions, caches[1], slots, outs[1], scale)
-    # A number on the border of two codes falls either way, and the interpreter rounds to codes in ways of its own.
+    # A number between two codes may become either, and the interpreter rounds differently.
     codes = 1e-2 if device.type == "cuda" else 0.13
     assert relative_error(caches[0].float(), caches[1].float()) < (codes if kept == "fp8" else tolerance(dtype))
     assert relative_error(outs[0], outs[1]) < tolerance(dtype)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 
 def runs_of(groups: list[tuple[list[int], int]], rows: int, capacity: int, device: torch.device) -> object:
-    """SharedRuns of (rows, shared length) pairs, padded to `capacity` groups."""
+    """Return SharedRuns for pairs of rows and a shared length, padded to `capacity` groups."""
     members = [row for group, _ in groups for row in group]
     starts, lens, own = [0], [], [0] * rows
     for group, length in groups:

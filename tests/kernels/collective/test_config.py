@@ -1,4 +1,4 @@
-"""What is pushed finds room in the mailboxes, whatever its size."""
+"""Configs of sums and gathers: pushed data of any size fit the mailboxes, and configs change only at borders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def collective(count: int) -> PeerCollective:
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
-def test_what_is_pushed_fits(count: int) -> None:
+def test_pushed_data_fit_the_mailboxes(count: int) -> None:
     ranks = collective(count)
     for lanes in [1, 100, *range(511, LANES, 24_989)]:
         for config in (sum_config(lanes, count), gather_config(lanes, count)):
@@ -58,7 +58,7 @@ def test_more_ranks_pull_smaller_sums(count: int, pushed: int, pulled: int) -> N
 
 @pytest.mark.parametrize("count", [2, 4, 8])
 @pytest.mark.parametrize("row", [32, 512, 640, 1024])
-def test_sums_are_cut_alike_between_two_borders(count: int, row: int) -> None:
+def test_configs_of_sums_change_only_at_borders(count: int, row: int) -> None:
     borders = sum_borders(row, count, 8192)
     assert OVERLAPPED_ROWS - 1 in borders
     cuts = [(sum_config(rows * row, count), norm_config(rows, row, count)) for rows in range(1, 8192)]
@@ -71,11 +71,11 @@ def test_sums_are_cut_alike_between_two_borders(count: int, row: int) -> None:
     [
         (pushed_sum_kernel, ["rank", "lanes"]),
         (pushed_gather_kernel, ["rank", "lanes"]),
-        (pulled_sum_kernel, ["rank"]),  # the size is of whole rows
+        (pulled_sum_kernel, ["rank"]),  # the size is a multiple of the rows' width
         (pulled_gather_kernel, ["rank", "rows"]),
     ],
 )
-def test_no_number_of_rows_is_compiled_for(kernel: KeptVariants, varying: list[str]) -> None:
+def test_no_variant_depends_on_the_number_of_rows(kernel: KeptVariants, varying: list[str]) -> None:
     specialized = {param.name for param in kernel.jit.params if not param.do_not_specialize}
     assert not specialized.intersection(varying)
 

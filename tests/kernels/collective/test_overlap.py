@@ -1,4 +1,4 @@
-"""Sums that are begun beside other work and finished later."""
+"""Sums that overlap with other work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kernels.conftest import relative_error
 
 
 @pytest.mark.parametrize("tokens", [1, OVERLAPPED_ROWS - 1, OVERLAPPED_ROWS, OVERLAPPED_ROWS + 77, 16384])
-def test_pieces_are_all_tokens_in_order_and_halves_of_whole_tiles_where_there_are_many(tokens: int) -> None:
+def test_many_tokens_are_in_two_halves_of_whole_tiles(tokens: int) -> None:
     pieces = sum_pieces(tokens)
     assert pieces[0].start == 0
     assert pieces[-1].stop == tokens
@@ -29,12 +29,12 @@ def test_pieces_are_all_tokens_in_order_and_halves_of_whole_tiles_where_there_ar
 
 
 class Turns:
-    """So many sums on each of some ranks, at most two of them under way, in turns with sums that are not begun."""
+    """Sums on several ranks, of which at most two are pending, alternating with sums that do not overlap."""
 
     def __init__(self, ranks: Ranks, rows: int, hidden: int, turns: int) -> None:
         self.parts = [ranks.tensors(rows, hidden, dtype=torch.bfloat16) for _ in range(turns)]
         self.residual = torch.randn(rows, hidden).bfloat16()
-        # All on their devices before a rank waits for another: an upload would wait for that, too.
+        # Uploads come first, because they would wait for a rank that waits for another.
         self.ones = ranks.copies(torch.ones(1, hidden).bfloat16())
         self.residuals = ranks.copies(self.residual)
         self.norms = [TritonNorm(weight, 1e-6) for weight in ranks.copies(torch.rand(hidden).bfloat16() + 0.5)]
@@ -55,7 +55,7 @@ class Turns:
             begun.append((rank.begin_sum(parts[rank.index].clone(), x), x))
             if len(begun) == SLOTS - 1:
                 results.append(finished(*begun.pop(0), norm))
-                rank.sum(self.ones[rank.index].clone())  # behind the other one
+                rank.sum(self.ones[rank.index].clone())  # after the other one
         return results + [finished(*one, norm) for one in begun]
 
 
@@ -68,14 +68,12 @@ def finished(begun: object, x: Tensor, norm: TritonNorm) -> tuple[Tensor, Tensor
 @pytest.mark.gpu
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize(("rows", "hidden"), [(300, 1024), (2048, 4096), (SLOT_BYTES // 8192 + 1, 4096)])
-def test_sums_under_way_are_those_of_the_ranks_in_their_order_on_all_of_them(
-    count: int, rows: int, hidden: int
-) -> None:
+def test_pending_sums_are_in_the_order_of_the_ranks_on_every_rank(count: int, rows: int, hidden: int) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     ranks = Ranks(count)
     turns = Turns(ranks, rows, hidden, turns=5)
-    for patience in (0.0, 10.0):  # a kernel that is used for the first time waits for its device
+    for patience in (0.0, 10.0):  # the first use of a kernel waits for the device
         begin_anew(ranks.collectives, patience)
         results = []
         for one, stream in zip(ranks.collectives, ranks.streams):
@@ -93,7 +91,7 @@ def test_sums_under_way_are_those_of_the_ranks_in_their_order_on_all_of_them(
 
 
 @pytest.mark.gpu
-def test_more_than_there_is_room_for_are_refused() -> None:
+def test_more_pending_sums_than_slots_allow_are_refused() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     ranks = Ranks(2)

@@ -1,4 +1,4 @@
-"""Two parts that have come together on one device are what a sum of two ranks is, to the last bit."""
+"""The sum of two parts on one device has the same bits as a sum of two ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPES = [pytest.param(3, 96, id="tiny"), pytest.param(130, 4096), pytest.param(
 @pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize(("tokens", "hidden"), SHAPES)
-def test_both_are_added_onto_the_residual_and_rounded_once(
+def test_both_are_added_to_the_residual_and_rounded_once(
     tokens: int, hidden: int, normed: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
     first, second, residual = (torch.randn(tokens, hidden, device=device).to(dtype) for _ in range(3))

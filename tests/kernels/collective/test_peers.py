@@ -1,4 +1,4 @@
-"""GPUs of one host that sum and gather together, and what they do about one that does not come."""
+"""Sums and gathers of the GPUs of one host, also if one of them does not take part."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.
 
 
 class Ranks:
-    """So many ranks, each with a stream of its own, launched for by one thread: on the GPUs there are, by turns.
+    """Ranks with a stream each, on the available GPUs in turn. One thread launches for all of them.
 
-    Several on one GPU work as well, as long as programs of all of them find room there at once.
+    Several ranks may share a GPU if it has room for the programs of all of them at once.
     """
 
     def __init__(self, count: int) -> None:
@@ -35,11 +35,14 @@ class Ranks:
         boxes = open_mailboxes(self.devices, patience=10.0)
         self.collectives = [PeerCollective(rank, box) for rank, box in enumerate(boxes)]
         for device in self.devices:
-            for dtype in (torch.bfloat16, torch.float16, torch.float32):  # loads what cuts columns off
+            for dtype in (torch.bfloat16, torch.float16, torch.float32):  # loads the kernel that removes columns
                 torch.ones(2, 3, 8, device=device, dtype=dtype)[:, :, :3].reshape(2, -1)[:, :4].contiguous()
 
     def each(self, call: Callable[[PeerCollective], T]) -> list[T]:
-        """What each rank gets, by rank. Only the first kernel of a call may be new: loading another waits for it."""
+        """Return each rank's result.
+
+        Only the first kernel of a call may be new, because loading waits for running kernels.
+        """
         results = []
         self.wait()
         for collective, device, stream in zip(self.collectives, self.devices, self.streams, strict=True):
@@ -54,7 +57,7 @@ class Ranks:
             torch.cuda.synchronize(device)
 
     def tensors(self, *shape: int, dtype: torch.dtype) -> list[Tensor]:
-        """For each rank others."""
+        """Return different parts for each rank."""
         return [torch.randn(*shape, device=device).to(dtype) for device in self.devices]
 
     def copies(self, tensor: Tensor) -> list[Tensor]:
@@ -69,7 +72,7 @@ def ranks(request: pytest.FixtureRequest) -> Ranks:
 
 
 def total(parts: list[Tensor], residual: Tensor | None) -> Tensor:
-    """In the order of the ranks, then the residual, rounded once."""
+    """Add up in the order of the ranks, then the residual, and round once."""
     wide = parts[0].cpu().float()
     for part in parts[1:]:
         wide = wide + part.cpu().float()
@@ -77,7 +80,7 @@ def total(parts: list[Tensor], residual: Tensor | None) -> Tensor:
 
 
 @pytest.mark.gpu
-@pytest.mark.alone  # ranks that share a GPU wait for each other: all have to be there
+@pytest.mark.alone  # ranks that share a GPU wait for each other, so all must fit
 @DTYPES
 @pytest.mark.parametrize("residual", [False, True], ids=["alone", "residual"])
 @pytest.mark.parametrize(
@@ -116,7 +119,7 @@ def test_a_sum_and_its_norm(ranks: Ranks, rows: int, width: int, dtype: torch.dt
         pytest.skip("the norm behind a sum waits on the device where other ranks want to add up")
     for norm, part in zip(norms, parts, strict=True):
         with torch.cuda.device(part.device):
-            norm(part)  # loads it
+            norm(part)  # loads the kernel
     results = ranks.each(lambda rank: rank.sum_and_norm(parts[rank.index], residuals[rank.index], norms[rank.index]))
     for x, normed in results:
         torch.testing.assert_close(x.cpu(), expected, rtol=0, atol=0)
@@ -129,7 +132,7 @@ def test_a_sum_and_its_norm(ranks: Ranks, rows: int, width: int, dtype: torch.dt
 @DTYPES
 @pytest.mark.parametrize("config", [None, Pushed(256, 4), Pulled(4096, 16, 16)], ids=str)
 @pytest.mark.parametrize(("rows", "n", "cut"), [(1, 4096, 0), (7, 1040, 16), (3, 75, 0), (40, 37, 20)])
-def test_columns_stand_side_by_side(
+def test_columns_are_side_by_side(
     ranks: Ranks, rows: int, n: int, cut: int, config: Pushed | Pulled | None, dtype: torch.dtype
 ) -> None:
     parts = ranks.tensors(rows, n, dtype=dtype)
@@ -143,8 +146,8 @@ def test_columns_stand_side_by_side(
 @pytest.mark.gpu
 @pytest.mark.alone
 @pytest.mark.parametrize("config", [Pushed(128, 4), Pulled(4096, 16, 8)], ids=str)
-def test_every_nan_is_sent_as_one(ranks: Ranks, config: Pushed | Pulled) -> None:
-    """The bits that mean "nothing here yet" are a NaN, too."""
+def test_every_nan_is_sent_as_a_nan(ranks: Ranks, config: Pushed | Pulled) -> None:
+    """The bits of an empty word are a NaN as well."""
     parts = ranks.tensors(1, 4096, dtype=torch.float32)
     parts[-1].view(torch.int32).fill_(-1)
     for x in ranks.each(lambda rank: rank.sum(parts[rank.index], None, config)):
@@ -154,7 +157,7 @@ def test_every_nan_is_sent_as_one(ranks: Ranks, config: Pushed | Pulled) -> None
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_graphs_replay_and_sizes_mix(ranks: Ranks) -> None:
-    """Each replay takes other data; calls of other sizes and kinds, with other grids, come in between."""
+    """Each replay has other data. Between replays there are calls of other sizes, kinds and grids."""
     inputs = [torch.zeros(1, device=device) for device in ranks.devices]
     sizes = (1, 48, 3, 601, 2, 40, 16)
     count = len(inputs)
@@ -165,7 +168,7 @@ def test_graphs_replay_and_sizes_mix(ranks: Ranks) -> None:
             return rank.sum((value + rank.index).expand(rows, 4096).contiguous())
         return rank.gather(value.expand(rows, 4096).contiguous(), count * 4096)
 
-    for rows in sizes:  # compiled and loaded before anything is captured
+    for rows in sizes:  # compile and load before capturing
         ranks.each(partial(call, rows=rows))
     graphs = [torch.cuda.CUDAGraph() for _ in inputs]
     results: list[list[Tensor]] = []
@@ -193,12 +196,12 @@ def test_graphs_replay_and_sizes_mix(ranks: Ranks) -> None:
 @pytest.mark.gpu
 @pytest.mark.alone
 @pytest.mark.parametrize("config", [Pushed(128, 4), Pulled(4096, 16, 8)], ids=str)
-def test_a_rank_that_waits_too_long_gives_up_and_says_so(ranks: Ranks, config: Pushed | Pulled) -> None:
+def test_a_rank_that_waits_too_long_gives_up_and_reports_it(ranks: Ranks, config: Pushed | Pulled) -> None:
     begin_anew(ranks.collectives, 0.05)
     parts = [torch.ones(8, 4096, device=device) for device in ranks.devices]
     ranks.wait()
     with torch.cuda.device(0), torch.cuda.stream(ranks.streams[0]):
-        for _ in range(20):  # only the first of them waits
+        for _ in range(20):  # only the first call waits
             ranks.collectives[0].sum(parts[0], None, config)
     ranks.wait()
     assert [int(collective.failed.item()) for collective in ranks.collectives[:2]] == [1, 0]
@@ -210,8 +213,8 @@ def test_a_rank_that_waits_too_long_gives_up_and_says_so(ranks: Ranks, config: P
 
 @pytest.mark.gpu
 @pytest.mark.alone
-def test_who_gave_up_sends_nothing_that_others_take_for_something_else(ranks: Ranks) -> None:
-    """What it sent before, for the calls at which the others still are, they may have; its addresses most of all."""
+def test_a_rank_that_gave_up_sends_nothing_for_later_calls(ranks: Ranks) -> None:
+    """The others may only receive what it sent for earlier calls. Its addresses must not arrive."""
     parts = [torch.ones(64, 4096, device=device) for device in ranks.devices]
     begin_anew(ranks.collectives, 0.05)
     ranks.wait()
@@ -219,7 +222,7 @@ def test_who_gave_up_sends_nothing_that_others_take_for_something_else(ranks: Ra
         with torch.cuda.device(part.device), torch.cuda.stream(stream):
             for _ in range(6):
                 for config in (Pulled(4096, 16, 8), Pushed(128, 4), Pushed(128, 4)):
-                    part.fill_(float("nan"))  # no address, if it were taken for one
+                    part.fill_(float("nan"))  # no valid address
                     rank.sum(part, None, config)
         ranks.wait()
     assert all(int(rank.failed.item()) for rank in ranks.collectives)

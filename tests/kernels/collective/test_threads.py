@@ -1,4 +1,4 @@
-"""Ranks that are threads: sums in the order of the ranks, columns side by side, nobody waits for one who gave up."""
+"""Ranks that are threads: sums in the order of the ranks, gathers, and ranks that give up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def together(count: int, call: Callable[[Collective], T]) -> list[T]:
-    """What each rank gets, by rank."""
+    """Return each rank's result."""
     meeting = Meeting(count)
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(call, [ThreadCollective(rank, count, meeting) for rank in range(count)]))
@@ -41,7 +41,7 @@ def test_sums_are_in_the_order_of_the_ranks_and_rounded_once(count: int, dtype: 
         torch.testing.assert_close(result, (total + residual.to(wide)).to(dtype), rtol=0, atol=0)
 
 
-def test_the_norm_of_a_sum_is_of_what_was_rounded() -> None:
+def test_the_norm_of_a_sum_is_of_the_rounded_sum() -> None:
     parts, residual = torch.randn(2, 3, 8).bfloat16(), torch.randn(3, 8).bfloat16()
     norm = TorchKernels().norm(torch.rand(8).bfloat16() + 0.5, 1e-6)
     results = together(2, lambda rank: rank.sum_and_norm(parts[rank.index].clone(), residual, norm))
@@ -51,7 +51,7 @@ def test_the_norm_of_a_sum_is_of_what_was_rounded() -> None:
 
 
 @pytest.mark.parametrize("width", [10, 12])
-def test_columns_stand_side_by_side_by_rank_and_the_last_are_cut_off(width: int) -> None:
+def test_columns_are_side_by_side_by_rank_and_cut_to_the_width(width: int) -> None:
     parts = torch.randn(4, 5, 3)
     results = together(4, lambda rank: rank.gather(parts[rank.index], width))
     for whole in results:
@@ -59,7 +59,7 @@ def test_columns_stand_side_by_side_by_rank_and_the_last_are_cut_off(width: int)
         torch.testing.assert_close(whole, torch.cat(list(parts), dim=1)[:, :width], rtol=0, atol=0)
 
 
-def test_ranks_that_are_ahead_do_not_overwrite_what_others_still_read() -> None:
+def test_ranks_that_are_ahead_do_not_overwrite_parts_that_others_read() -> None:
     def many(rank: Collective) -> list[float]:
         return [float(rank.sum(torch.full((1, 1), float(turn + rank.index)))) for turn in range(200)]
 
@@ -67,7 +67,7 @@ def test_ranks_that_are_ahead_do_not_overwrite_what_others_still_read() -> None:
         assert results == [4.0 * turn + 6 for turn in range(200)]
 
 
-def test_nobody_waits_for_a_rank_that_gave_up() -> None:
+def test_no_rank_waits_for_one_that_gave_up() -> None:
     meeting = Meeting(2)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ThreadCollective(0, 2, meeting).sum, torch.ones(1, 1))

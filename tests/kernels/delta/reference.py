@@ -1,4 +1,4 @@
-"""Sequences through a delta net, token by token in float64, and steps that compute parts of them."""
+"""Runs sequences through a delta net token by token in float64, and steps over parts of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ EPS = 1e-6
 
 @dataclass(slots=True)
 class Sequence64:
-    """The inputs of a sequence, and what a layer makes of them."""
+    """The inputs of a sequence, and the expected results."""
 
-    qkv: Tensor  # [tokens, channels] in the model's dtype, as the next ones
+    qkv: Tensor  # [tokens, channels], like the next ones in the model's dtype
     z: Tensor
     b: Tensor
     a: Tensor
     out: Tensor  # [tokens, values] float64
-    states: Tensor  # [tokens, value_heads, key_dim, value_dim] float64: behind each token
+    states: Tensor  # [tokens, value_heads, key_dim, value_dim] float64: after each token
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Entry:
 
 
 class World:
-    """A layer, some sequences, and slots that hold NaN where nobody wrote."""
+    """A layer, some sequences, and slots that are NaN until they are written."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class World:
         slots: int = 16,
         decay: float = 1.0,
     ) -> None:
-        """decay: how much the gates forget."""
+        """decay: how strong the gates decay the state."""
         self._generator = torch.Generator().manual_seed(sum(lengths) + heads.channels)
         self.heads, self.dtype, self.device = heads, dtype, device
         self.weights = DeltaWeights(
@@ -65,7 +65,7 @@ class World:
             EPS,
         )
         self.sequences = [self._sequence(length) for length in lengths]
-        # Slots lie apart, as those of one layer among others do.
+        # Slots are not adjacent, as if other layers were between them.
         conv = torch.full((slots, 2, WIDTH, heads.channels), float("nan"), dtype=dtype, device=device)
         matrices = (heads.value_heads, heads.key_dim, heads.value_dim)
         recurrence = torch.full((slots, 2, *matrices), float("nan"), dtype=kept, device=device)
@@ -81,7 +81,7 @@ class World:
         return Sequence64(qkv, z, b, a, *reference(self.weights, qkv, z, b, a))
 
     def batch(self, decodes: Sequence[Entry], chunks: Sequence[Entry], absent: int = 0) -> tuple[StateBatch, int]:
-        """absent: so many decodes there are not. Also the number of tokens."""
+        """Return the batch and the number of tokens. absent: how many decodes have slot -1."""
         entries = [*decodes, *chunks]
         missing = [-1] * absent
         slots = [e.slot for e in decodes] + missing + [e.slot for e in chunks]
@@ -102,7 +102,7 @@ class World:
         return batch, len(positions)
 
     def inputs(self, entries: Sequence[Entry]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of all tokens; those of one product, so that rows lie apart."""
+        """Return the inputs of all tokens as slices of one product, so rows are not adjacent."""
         heads, rows = self.heads, []
         for entry in entries:
             if entry.sequence < 0:
@@ -121,7 +121,7 @@ class World:
     def run(
         self, net: DeltaNet, decodes: Sequence[Entry], chunks: Sequence[Entry] = (), absent: int = 0
     ) -> tuple[Tensor, list[float]]:
-        """Make a step; all results, and how far each entry is from the reference: its results and its states."""
+        """Run a step. Return all results, and each entry's errors of results and states."""
         batch, _ = self.batch(decodes, chunks, absent)
         out = net(*self.inputs([*decodes, *chunks]), self.state, batch)
         at, errors = 0, []
@@ -141,7 +141,7 @@ class World:
 
 
 def reference(weights: DeltaWeights, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """What the definition says, token by token: results [tokens, values] and the state behind each token."""
+    """Compute the definition token by token: results [tokens, values], and the state after each token."""
     heads, repeats = weights.heads, weights.heads.value_heads // weights.heads.key_heads
     tokens, conv = len(qkv), weights.conv.double()
     padded = F.pad(qkv.double(), (0, 0, WIDTH - 1, 0))

@@ -1,4 +1,4 @@
-"""The reference of delta nets: against float64 token by token, and against transformers' layer."""
+"""The reference of delta nets against float64 token by token, and against transformers' layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def world(*lengths: int, decay: float = 1.0) -> World:
 
 @pytest.mark.parametrize("tokens", [1, 3, 63, 64, 65, 200])
 @pytest.mark.parametrize("decay", [0.01, 1.0, 50.0])
-def test_a_chunk_gives_what_its_tokens_give_one_by_one(tokens: int, decay: float) -> None:
+def test_a_chunk_equals_its_tokens_one_by_one(tokens: int, decay: float) -> None:
     it = world(tokens, decay=decay)
     net = TorchKernels().delta_net(it.weights)
     out, errors = it.run(net, [], [Entry(0, tokens, slot=3, source=0)])
@@ -31,13 +31,13 @@ def test_a_chunk_gives_what_its_tokens_give_one_by_one(tokens: int, decay: float
     assert out.shape == (tokens, HEADS.values)
 
 
-QUICK_CUTS = (1, 2, 31, 63, 64, 65, 100, 127, 128, 129, 139)  # the others are slow tests
+QUICK_CUTS = (1, 2, 31, 63, 64, 65, 100, 127, 128, 129, 139)  # other cases are slow tests
 
 
 @pytest.mark.parametrize(
     "cut", [pytest.param(cut, marks=() if cut in QUICK_CUTS else pytest.mark.slow) for cut in range(1, 140)]
 )
-def test_a_sequence_may_be_cut_anywhere(cut: int) -> None:
+def test_a_sequence_may_be_divided_anywhere(cut: int) -> None:
     it = world(140)
     net = TorchKernels().delta_net(it.weights)
     _, first = it.run(net, [], [Entry(0, cut, slot=3, source=0)])
@@ -45,7 +45,7 @@ def test_a_sequence_may_be_cut_anywhere(cut: int) -> None:
     assert max(first + rest) < EXACT
 
 
-def test_tokens_one_by_one_give_what_a_chunk_gives() -> None:
+def test_tokens_one_by_one_equal_a_chunk() -> None:
     it = world(70, 9)
     net = TorchKernels().delta_net(it.weights)
     for t in range(70):
@@ -54,7 +54,7 @@ def test_tokens_one_by_one_give_what_a_chunk_gives() -> None:
         assert max(errors) < EXACT
 
 
-def test_states_are_saved_on_the_way_and_read_again_bit_by_bit() -> None:
+def test_saved_states_are_read_again_with_the_same_bits() -> None:
     it = world(300, 70)
     net = TorchKernels().delta_net(it.weights)
     chunks = [
@@ -69,7 +69,7 @@ def test_states_are_saved_on_the_way_and_read_again_bit_by_bit() -> None:
         assert torch.equal(it.state.recurrence[9], it.state.recurrence[3])
         assert torch.equal(it.state.conv[9], it.state.conv[3])
         torch.testing.assert_close(again, whole[start:200], atol=1e-6, rtol=1e-6)
-    # A fork goes on in a slot of its own, from where the chunk ended; the decode keeps a state as well.
+    # A fork continues from the end of the chunk in its own slot. The decode saves a state as well.
     _, errors = it.run(net, [Entry(0, 1, slot=10, source=7, at=200, saves={1: 11}), Entry(1, 0, 0, 0)][:1])
     assert max(errors) < EXACT
     assert torch.equal(it.state.recurrence[10], it.state.recurrence[11])
@@ -102,7 +102,7 @@ def test_steps_mix_decodes_chunks_and_padding() -> None:
 
 
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
-def test_states_may_be_kept_in_half_the_bytes(kept: torch.dtype) -> None:
+def test_states_may_be_bfloat16(kept: torch.dtype) -> None:
     it = World(HEADS, [80], torch.float32, CPU, kept=kept)
     net = TorchKernels().delta_net(it.weights)
     _, first = it.run(net, [], [Entry(0, 70, slot=3, source=0)])

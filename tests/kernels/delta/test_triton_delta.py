@@ -1,4 +1,4 @@
-"""The kernels of delta nets against float64 token by token: every shape, every way through a step."""
+"""The kernels of delta nets against float64 token by token: all shapes, and all kinds of steps."""
 
 from __future__ import annotations
 
@@ -47,18 +47,20 @@ def test_tokens_one_by_one(heads: DeltaHeads, kept: str, dtype: torch.dtype, dev
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("tokens", [1, 2, 64, 65, 150])
 @pytest.mark.parametrize("decay", [0.01, 1.0, 50.0])
-def test_a_chunk_gives_what_its_tokens_give_one_by_one(
+def test_a_chunk_equals_its_tokens_one_by_one(
     heads: DeltaHeads, tokens: int, decay: float, dtype: torch.dtype, device: torch.device
 ) -> None:
     it = World(heads, [tokens], dtype, device, decay=decay)
     _, errors = it.run(TritonDelta(it.weights), [], [Entry(0, tokens, slot=3, source=0)])
-    # Sums of g over a block reach -3,000: in float32 that is exact to 2e-4.
+    # Sums of g over a block reach -3,000; float32 is exact to 2e-4 there.
     assert max(errors) < max(exactness(dtype), 2e-4 if decay > 1 else 0.0)
 
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("cut", [1, 2, 3, 30, 62, 63, 64, 65, 68, 127, 128, 129])
-def test_a_sequence_may_be_cut_anywhere(heads: DeltaHeads, cut: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_a_sequence_may_be_divided_anywhere(
+    heads: DeltaHeads, cut: int, dtype: torch.dtype, device: torch.device
+) -> None:
     it = World(heads, [140], dtype, device)
     net = TritonDelta(it.weights)
     _, first = it.run(net, [], [Entry(0, cut, slot=3, source=0)])
@@ -68,7 +70,7 @@ def test_a_sequence_may_be_cut_anywhere(heads: DeltaHeads, cut: int, dtype: torc
 
 
 @pytest.mark.parametrize("heads", HEADS)
-def test_states_are_saved_on_the_way_and_read_again_bit_by_bit(
+def test_saved_states_are_read_again_with_the_same_bits(
     heads: DeltaHeads, dtype: torch.dtype, device: torch.device
 ) -> None:
     it = World(heads, [201, 70], dtype, device)
@@ -83,7 +85,7 @@ def test_states_are_saved_on_the_way_and_read_again_bit_by_bit(
         again, errors = it.run(net, [], [Entry(0, 200 - start, slot=9, source=source, at=start)])
         assert max(errors) < exactness(dtype)
         assert torch.equal(it.state.conv[9], it.state.conv[3])
-        if dtype == torch.float32:  # what is kept in halves was not when it was carried on
+        if dtype == torch.float32:  # saved states are rounded, while the running state was not
             assert torch.equal(it.state.recurrence[9], it.state.recurrence[3])
             assert torch.equal(again, whole[start:200])
     _, errors = it.run(net, [Entry(0, 1, slot=10, source=7, at=200, saves={1: 11})])
@@ -115,7 +117,7 @@ def test_steps_mix_decodes_chunks_and_padding(
     assert it.state.conv[0].isnan().all()
 
 
-def test_heads_wider_than_a_program_are_normed_by_a_kernel_of_their_own_tiny(
+def test_heads_wider_than_a_program_are_normed_by_another_kernel_tiny(
     dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton_delta, "across_config", lambda *_: AcrossConfig(block_v=16, warps=4, stages=1))
@@ -127,7 +129,7 @@ def test_heads_wider_than_a_program_are_normed_by_a_kernel_of_their_own_tiny(
 @pytest.mark.interpreted(4)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("turns", [(0, 64, 4), (0, 16, 2), (1, 64, 1), (2, 16, 4)])
-def test_every_cut_of_the_convolution(
+def test_every_config_of_the_convolution(
     heads: DeltaHeads,
     turns: tuple[int, int, int],
     dtype: torch.dtype,
@@ -142,7 +144,7 @@ def test_every_cut_of_the_convolution(
     for at, tokens in ((0, 2), (2, 3), (5, 66), (71, 57), (128, 12)):
         last = [Entry(1, 70, 6, 0, saves={64: 5})] if at else []
         _, errors = it.run(net, [], [Entry(0, tokens, 3, 3 if at else 0, at=at), Entry(-1, 5, 0, 0), *last])
-        # What the first two tokens read may be next to nothing: roundings in halves show.
+        # The first two tokens may read almost nothing, so that rounding shows.
         assert max(errors) < exactness(dtype) * (1 if at or dtype == torch.float32 else 3)
     _, errors = it.run(net, [], [Entry(1, 6, 7, 5, at=64)])
     assert max(errors) < exactness(dtype)
@@ -150,19 +152,19 @@ def test_every_cut_of_the_convolution(
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_tokens_that_are_all_alike_stay_exact(heads: DeltaHeads, dtype: torch.dtype, device: torch.device) -> None:
-    """Each finds all of itself in what those before it wrote: the hardest system there is."""
+    """Each token finds itself completely in earlier writes, which is the hardest system."""
     it = World(heads, [130], dtype, device, decay=1e-4)
     s = it.sequences[0]
     s.qkv[:], s.z[:], s.a[:], s.b[:] = s.qkv[:1].clone(), s.z[:1].clone(), s.a[:1].clone(), 4.0
     s.out, s.states = reference(it.weights, s.qkv, s.z, s.b, s.a)
     _, (result, state) = it.run(TritonDelta(it.weights), [], [Entry(0, 130, slot=3, source=0)])
     assert state < 4 * exactness(dtype)
-    if dtype == torch.float32:  # what q reads of k may be next to nothing
+    if dtype == torch.float32:  # q may read almost nothing of k
         assert result < 4 * exactness(dtype)
 
 
 class Captured:
-    """A graph of the whole net for steps of one size, whatever they are made of."""
+    """A graph of the whole net for steps of one size, with any mix of decodes and chunks."""
 
     def __init__(self, it: World, tokens: int, decodes: int, chunks: int) -> None:
         self._net, heads = TritonDelta(it.weights), it.heads

@@ -1,4 +1,4 @@
-"""What is compiled for chunks does not depend on how many there are, nor on their lengths, but for how they are cut."""
+"""Variants for chunks depend only on the config, not on the number of chunks or their lengths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = MARKS
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, capability=(9, 0))
 
 
-def test_steps_of_all_sizes_take_the_same_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_all_sizes_use_the_same_variants(monkeypatch: pytest.MonkeyPatch) -> None:
     offline = OfflineDriver(90, device=3000)
     variants: dict[str, set[str]] = defaultdict(set)
 
@@ -30,7 +30,7 @@ def test_steps_of_all_sizes_take_the_same_variants(monkeypatch: pytest.MonkeyPat
         variants[kernel.fn.__name__].add(f"{specialization} {chosen}")
 
     take_over(monkeypatch, offline, H200, launched)
-    heads = DeltaHeads(16, 32, 8, 8)  # of a width that nothing is computed with
+    heads = DeltaHeads(16, 32, 8, 8)  # a shape that no other test compiles
     channels, values, each = heads.channels, heads.values, heads.value_heads
 
     def half(*shape: int) -> torch.Tensor:
@@ -46,6 +46,6 @@ def test_steps_of_all_sizes_take_the_same_variants(monkeypatch: pytest.MonkeyPat
             positions, saves = torch.arange(tokens), torch.zeros(tokens, dtype=torch.int32)
             batch = StateBatch(slots, slots, starts, positions, saves, 0)
             net(half(tokens, channels), half(tokens, values), half(tokens, each), half(tokens, each), state, batch)
-    cuts = {"_convolve_in_turn_kernel": 2}  # of many blocks and of few
+    cuts = {"_convolve_in_turn_kernel": 2}  # for many blocks and for few
     assert len(variants) >= 4
     assert {name: len(found) for name, found in variants.items()} == {name: cuts.get(name, 1) for name in variants}

@@ -16,13 +16,13 @@ OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 @pytest.fixture(params=[32, 4096], ids=["ladders", "list"])
 def candidates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """With a short list small vocabularies need ladders too, and some rows fit into no list at all."""
+    """Shorten the list, so that small vocabularies need ladders too, and some rows do not fit the list."""
     monkeypatch.setattr(cutoff, "CANDIDATES", request.param)
     return int(request.param)
 
 
 def filters(rows: list[dict[str, float]], vocab: int, device: torch.device) -> dict[str, Tensor]:
-    """The parameters of some rows as the kernels take them; temperature 1 and no filter where nothing is said."""
+    """Return parameters of rows as the kernels take them; by default temperature 1 and no filter."""
     full = [{"temperature": 1.0, **OFF, **row} for row in rows]
     floats = {
         "temperature": [row["temperature"] for row in full],
@@ -49,7 +49,7 @@ def reference(logits: Tensor, of_rows: dict[str, Tensor], dtype: torch.dtype = t
 
 
 def assert_right(logits: Tensor, of_rows: dict[str, Tensor]) -> None:
-    """What is kept is what the reference keeps, but for a top_p so close to a token's end that float32 cannot tell."""
+    """Assert that the reference keeps the same tokens, unless top_p is too close to a token's end for float32."""
     floors, expected = found(logits, of_rows)[:, None], reference(logits, of_rows)[:, None]
     x = logits.cpu().float()
     of_a_token = (x == floors).any(dim=1) | (floors[:, 0] == -torch.inf) | (of_rows["log_min_p"].cpu() > -torch.inf)
@@ -90,7 +90,7 @@ SHAPES = [
 
 @pytest.mark.thinned
 @pytest.mark.parametrize(("rows", "vocab"), SHAPES)
-def test_floors_are_those_of_a_sort(
+def test_floors_equal_those_of_a_sort(
     rows: int, vocab: int, dtype: torch.dtype, device: torch.device, candidates: int
 ) -> None:
     torch.manual_seed(rows)
@@ -124,7 +124,7 @@ def test_any_top_p_tiny(top_p: float, device: torch.device, candidates: int) -> 
     assert_right(logits, filters([{"top_p": top_p}] * 4, 2000, device))
 
 
-def test_a_top_p_of_one_keeps_all_that_weighs_something_tiny(device: torch.device, candidates: int) -> None:
+def test_a_top_p_of_one_keeps_all_tokens_with_a_weight_tiny(device: torch.device, candidates: int) -> None:
     of_rows = filters([{}], 1000, device)
     of_rows["top_p"].fill_(1.0)
     logits = torch.linspace(-90, 0, 1000, device=device)[None]
@@ -132,7 +132,7 @@ def test_a_top_p_of_one_keeps_all_that_weighs_something_tiny(device: torch.devic
 
 
 def test_equals_of_the_last_one_are_kept_but_only_k_of_them_count_tiny(device: torch.device, candidates: int) -> None:
-    """Ten at 2, a hundred at 1, the rest at 0: a top_k of 30 ends among the hundred, and its share of them is small."""
+    """Ten logits are 2, a hundred 1, the rest 0: a top_k of 30 ends among the hundred, and counts twenty of them."""
     logits = torch.zeros(4, 1500, device=device)
     logits[:, 5:1005:10] = 1.0
     logits[:, 3:103:10] = 2.0
@@ -143,7 +143,7 @@ def test_equals_of_the_last_one_are_kept_but_only_k_of_them_count_tiny(device: t
     assert_right(logits, of_rows)
 
 
-def test_rows_of_one_value_are_kept_whole_tiny(device: torch.device, candidates: int) -> None:
+def test_rows_of_equal_logits_are_kept_completely_tiny(device: torch.device, candidates: int) -> None:
     for value in (0.0, -0.0, 1.5, -3e38, 3e38, 1e-40):
         logits = torch.full((4, 1100), value, device=device)
         rows = [{"top_k": 3}, {"top_p": 0.4}, {"top_k": 40, "top_p": 0.1}, {"min_p": 0.3, "top_k": 9}]
@@ -151,7 +151,7 @@ def test_rows_of_one_value_are_kept_whole_tiny(device: torch.device, candidates:
 
 
 def test_values_far_apart_tiny(device: torch.device, candidates: int) -> None:
-    """Where a quarter of the interval is no progress, the keys still are."""
+    """If quarters of the interval make no progress, keys still do."""
     torch.manual_seed(6)
     logits = torch.randn(6, 1300, device=device)
     logits[0, 7] = 3e38
@@ -166,7 +166,7 @@ def test_values_far_apart_tiny(device: torch.device, candidates: int) -> None:
 
 @pytest.mark.thinned
 @pytest.mark.parametrize("sign", [1, -1])
-def test_neighbours_in_their_type_are_told_apart_tiny(
+def test_neighbouring_floats_are_distinguished_tiny(
     sign: int, dtype: torch.dtype, device: torch.device, candidates: int
 ) -> None:
     torch.manual_seed(11)
@@ -189,7 +189,7 @@ def test_masked_tokens_are_never_needed_tiny(dtype: torch.dtype, device: torch.d
 
 @pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize("filtered", [{"top_p": 0.9}, {"top_k": 70, "top_p": 0.9, "min_p": 0.01}, {"min_p": 0.1}])
-def test_broken_rows_end_and_their_neighbours_are_untouched_tiny(
+def test_invalid_rows_end_and_do_not_affect_others_tiny(
     filtered: dict[str, float], device: torch.device, candidates: int
 ) -> None:
     torch.manual_seed(8)
@@ -206,7 +206,7 @@ def test_broken_rows_end_and_their_neighbours_are_untouched_tiny(
 
 
 def test_a_row_without_filters_is_not_read_tiny(device: torch.device) -> None:
-    """NaN in the scores of a filtered row breaks it; nothing of the kind is noticed where there is no filter."""
+    """NaN makes a filtered row invalid, but is not noticed in a row without filters."""
     logits = torch.full((3, 1100), torch.nan, device=device)
     rows = [{"temperature": 0.0, "top_k": 3}, {}, {"temperature": 0.0, "min_p": 0.5}]
     cut = cutoff.Cutoff(3, device)
@@ -215,7 +215,7 @@ def test_a_row_without_filters_is_not_read_tiny(device: torch.device) -> None:
 
 
 def test_a_row_has_the_same_floor_in_every_batch_tiny(device: torch.device, candidates: int) -> None:
-    """However many pieces it is cut into, and whatever the call before has left."""
+    """For any number of pieces, and after any earlier call."""
     torch.manual_seed(9)
     logits = torch.randn(16, 12_000, device=device) * 2
     searched: dict[int, dict[str, float]] = {3: {"top_p": 0.9}, 8: {"top_k": 20, "top_p": 0.9}, 15: {"top_k": 50}}
@@ -242,7 +242,7 @@ def test_parameters_may_be_columns_of_a_table_tiny(device: torch.device) -> None
     assert torch.equal(cut(logits, **columns), cut(logits, **of_rows))
 
 
-def test_more_tokens_than_can_be_added_up_are_refused_tiny(device: torch.device) -> None:
+def test_too_many_tokens_are_refused_tiny(device: torch.device) -> None:
     vocab = cutoff.MOST_TOKENS + 1
     with pytest.raises(ValueError, match="logits"):
         cutoff.Cutoff(1, device)(torch.zeros(1, vocab, device=device), **filters([{}], vocab, device))

@@ -23,14 +23,14 @@ def parameters(rows: int, device: torch.device) -> dict[str, torch.Tensor]:
 def random_rows(
     rows: int, vocab: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Logits, temperatures of which some are 0, and the rest of the parameters."""
+    """Return logits, temperatures, some of them 0, and the other parameters."""
     temperature = torch.rand(rows, device=device) * 2
     temperature[::3] = 0.0
     return torch.randn(rows, vocab, device=device) * 3, temperature, parameters(rows, device)
 
 
 def reference(logits: torch.Tensor, temperature: torch.Tensor, **of_rows: torch.Tensor) -> torch.Tensor:
-    """The scores whose argmax is the draw."""
+    """Return the scores whose argmax is the draw."""
     low, high, positions = (of_rows[name][:, None].int() for name in ("seed_low", "seed_high", "positions"))
     noises = noise.gumbel(noise.token_codes(logits.shape[1], logits.device), *noise.row_keys(low, high, positions))
     return noises * temperature[:, None] + logits.float()
@@ -47,7 +47,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("rows", "vocab"), SHAPES)
-def test_draws_are_the_argmax_of_logits_and_the_samplers_noise(rows: int, vocab: int, device: torch.device) -> None:
+def test_draws_are_the_argmax_of_logits_plus_the_samplers_noise(rows: int, vocab: int, device: torch.device) -> None:
     logits, temperature, of_rows = random_rows(rows, vocab, device)
     draw = gumbel.Draw(rows, device)
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_draws_are_the_argmax_of_logits_and_the_samplers_noise(rows: int, vocab:
 
 
 @pytest.mark.parametrize(("rows", "vocab"), [pytest.param(3, 500, id="tiny"), (1, 151_936), (200, 151_936)])
-def test_parameters_may_be_columns_of_a_table_and_a_rows_stand_in_any_line(
+def test_parameters_may_be_columns_of_a_table_with_a_line_for_each_row(
     rows: int, vocab: int, device: torch.device
 ) -> None:
     logits, temperature, of_rows = random_rows(rows, vocab, device)
@@ -76,7 +76,7 @@ def test_parameters_may_be_columns_of_a_table_and_a_rows_stand_in_any_line(
 def in_parts(
     logits: torch.Tensor, temperature: torch.Tensor, count: int, **of_rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The draw of so many parts of the tokens, the last of which have columns that stand for none."""
+    """Draw from several parts of the tokens; the last parts have columns without a token."""
     rows, vocab = logits.shape
     each = -(-vocab // count)
     wide = torch.nn.functional.pad(logits, (0, count * each - vocab), value=torch.inf)
@@ -91,7 +91,7 @@ def in_parts(
 
 @pytest.mark.parametrize("count", [2, 8])
 @pytest.mark.parametrize(("rows", "vocab"), [*SHAPES, pytest.param(3, 9, id="tiny-none")])
-def test_the_best_of_all_parts_candidates_is_the_draw(rows: int, vocab: int, count: int, device: torch.device) -> None:
+def test_the_best_candidate_of_all_parts_is_the_draw(rows: int, vocab: int, count: int, device: torch.device) -> None:
     logits = (torch.randn(rows, vocab, device=device) * 2).round()  # many equals
     temperature = torch.rand(rows, device=device)
     temperature[::2] = 0.0
@@ -102,7 +102,7 @@ def test_the_best_of_all_parts_candidates_is_the_draw(rows: int, vocab: int, cou
 
 
 @pytest.mark.parametrize("column", [0, 3999])
-def test_a_row_is_finite_where_all_of_its_parts_are_tiny(column: int, device: torch.device) -> None:
+def test_a_row_is_finite_if_all_its_parts_are_tiny(column: int, device: torch.device) -> None:
     logits = torch.zeros(5, 4000, device=device)
     logits[1, column] = torch.nan
     logits[2, column] = torch.inf
@@ -116,7 +116,7 @@ def test_a_row_is_finite_where_all_of_its_parts_are_tiny(column: int, device: to
 
 
 def test_the_noise_is_bit_for_bit_the_samplers_tiny(device: torch.device) -> None:
-    """With flat logits the noise alone decides; every id must be the same, for many seeds."""
+    """With equal logits the noise alone decides, so ids must be the same for many seeds."""
     rows, vocab = 40, 2500
     of_rows = parameters(rows, device)
     logits, temperature = torch.zeros(rows, vocab, device=device), torch.ones(rows, device=device)
@@ -132,7 +132,7 @@ def test_among_equals_the_lowest_id_wins_tiny(device: torch.device) -> None:
     assert ids.tolist() == [7, 2048]
 
 
-def test_what_makes_a_row_not_finite_tiny(device: torch.device) -> None:
+def test_rows_that_are_not_finite_tiny(device: torch.device) -> None:
     logits = torch.randn(6, 3000, device=device)
     logits[1, 2999] = float("nan")
     logits[2, 5] = float("inf")
@@ -146,8 +146,8 @@ def test_what_makes_a_row_not_finite_tiny(device: torch.device) -> None:
     assert ((ids >= 0) & (ids < 3000)).all()
 
 
-def test_what_is_below_the_floor_is_not_drawn_tiny(dtype: torch.dtype, device: torch.device) -> None:
-    """But it counts in whether the row is finite, and what equals the floor may be drawn."""
+def test_tokens_below_the_floor_are_not_drawn_tiny(dtype: torch.dtype, device: torch.device) -> None:
+    """Tokens below the floor still count for finiteness, and tokens equal to the floor may be drawn."""
     torch.manual_seed(1)
     rows, vocab = 12, 5000
     logits = torch.randn(rows, vocab, device=device).to(dtype)

@@ -19,7 +19,7 @@ SHAPES = [
 
 
 def reference(logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """In float64, with the lower id ahead among equals."""
+    """Compute in float64, with the lower id first among equals."""
     logprobs = logits.double().log_softmax(dim=-1)
     order = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :k]
     return logprobs.gather(1, token_ids[:, None])[:, 0], order, logprobs.gather(1, order)
@@ -41,14 +41,14 @@ def check(logits: Tensor, k: int, draws: Tensor | None = None) -> None:
 
 @pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize(("rows", "vocab", "k"), SHAPES)
-def test_the_likeliest_are_those_of_a_stable_sort(
+def test_the_likeliest_equal_those_of_a_stable_sort(
     rows: int, vocab: int, k: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     torch.manual_seed(0)
     check((torch.randn(rows, vocab, device=device) * 3).to(dtype), k)
 
 
-def test_only_draws_that_ask_have_any_tiny(device: torch.device) -> None:
+def test_other_draws_get_zeros_tiny(device: torch.device) -> None:
     for k in (0, 1, 3, 20):
         check(torch.randn(5, 700, device=device), k, torch.tensor([4, 1], device=device))
         check(torch.randn(5, 700, device=device), k, torch.empty(0, dtype=torch.int64, device=device))
@@ -56,7 +56,7 @@ def test_only_draws_that_ask_have_any_tiny(device: torch.device) -> None:
 
 @pytest.mark.parametrize("k", [1, 6, 20])
 def test_among_equals_the_lowest_ids_come_first_tiny(k: int, device: torch.device) -> None:
-    """Whatever their groups: few values, all the same, and equals that lie in more groups than are picked."""
+    """In any groups: few values, all equal, and equals in more groups than are picked."""
     torch.manual_seed(1)
     check(torch.randn(3, 2000, device=device).round(), k)
     check(torch.zeros(2, 2000, device=device), k)
@@ -65,8 +65,8 @@ def test_among_equals_the_lowest_ids_come_first_tiny(k: int, device: torch.devic
     check(spread, k)
 
 
-def test_masked_and_far_tokens_count_for_nothing_tiny(device: torch.device) -> None:
-    """A few tokens that are not -inf, whole pieces that are, and logits whose exponentials overflow."""
+def test_masked_tokens_and_large_logits_are_harmless_tiny(device: torch.device) -> None:
+    """Few tokens above -inf, whole pieces at -inf, and logits whose exponentials overflow."""
     logits = torch.randn(3, 9000, device=device) * 50 + 300
     logits[0, 40:] = -torch.inf
     logits[1, :8970] = -torch.inf
@@ -84,7 +84,7 @@ def test_a_row_is_the_same_in_every_batch_tiny(device: torch.device) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
-def test_broken_rows_harm_nobody_tiny(device: torch.device) -> None:
+def test_invalid_rows_do_not_affect_others_tiny(device: torch.device) -> None:
     logits = torch.randn(5, 700, device=device)
     logits[0] = torch.nan
     logits[1, 3] = torch.nan

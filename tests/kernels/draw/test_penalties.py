@@ -20,8 +20,8 @@ PARAMS = [
 
 
 @pytest.mark.parametrize("vocab", [pytest.param(300, id="tiny"), pytest.param(5000, id="tiny-blocks"), 151_936])
-def test_every_bit_is_that_of_the_samplers_formula(vocab: int, device: torch.device) -> None:
-    """Of the draws that have penalties; the others stay as they are."""
+def test_every_bit_equals_the_samplers_formula(vocab: int, device: torch.device) -> None:
+    """Only logits of draws with penalties change."""
     torch.manual_seed(0)
     rows = [
         new_row(
@@ -48,7 +48,7 @@ def test_every_bit_is_that_of_the_samplers_formula(vocab: int, device: torch.dev
     columns = (picked.repetition[:, 0], picked.presence[:, 0], picked.frequency[:, 0])
     penalties.penalize_seen(logits, draws, row_index, counts.cells, *columns)
     assert torch.equal(logits, expected)
-    assert int((counts.pick(chosen) > 3).sum()) >= 4  # several times in the output: 7 at least
+    assert int((counts.pick(chosen) > 3).sum()) >= 4  # at least 7 times in the output
 
 
 def test_without_draws_nothing_happens_tiny(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Experts of every format with the adapters of their tokens: the Triton kernels against float64."""
+"""Experts of every format with adapters: the Triton kernels against float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.kernels.experts.packed.test_packed_experts import packed_weight
 
 pytestmark = [
     pytest.mark.gpu,
-    # Of the interpreter: what lies behind the last row is undefined, and rows of pairs that go nowhere are computed.
+    # For the interpreter: rows after the last one are undefined, and rows of pairs without an expert are computed.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
@@ -62,7 +62,7 @@ TINY = Sizes(4, 2, 256, 128, 8)
 
 
 class Case:
-    """A layer of experts with adapters, and the numbers that it is made of."""
+    """A layer of experts with adapters, and its exact weights."""
 
     def __init__(
         self, form: str, sizes: Sizes, dtype: torch.dtype, device: torch.device, rule: ExpertRule = SILU
@@ -102,7 +102,7 @@ class Case:
         return made
 
     def inputs(self, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """h, ids, of which some are none, weights and places."""
+        """Return h, ids (some are no expert), weights and places."""
         count, top_k = self.sizes.experts, self.sizes.top_k
         h, weights = self.random(tokens, self.sizes.hidden), torch.rand(tokens, top_k, device=self.device)
         ids = torch.rand(tokens, count + 1).argsort(dim=1)[:, :top_k].int() - 1
@@ -117,7 +117,10 @@ class Case:
     def expected(
         self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, places: Tensor, rounds: bool = False
     ) -> Tensor:
-        """In float64, expert by expert. rounds: whether the rows of the base's products are rounded to FP8."""
+        """Compute in float64, expert by expert.
+
+        rounds: whether the inputs of the base's products are rounded to FP8.
+        """
         total = torch.zeros_like(h, dtype=torch.float64) if residual is None else residual.double()
         for expert in range(self.sizes.experts):
             token, j = (ids == expert).nonzero(as_tuple=True)
@@ -154,7 +157,7 @@ class Case:
 
 
 def rule_of(kind: str, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> ExpertRule:
-    """gpt-oss's, or a part of it; with limits that some gates and ups are beyond."""
+    """The rule of gpt-oss, or a part of it, with limits that some gates and ups exceed."""
     torch.manual_seed(3)
     shapes = (sizes.experts, 2 * sizes.inter), (sizes.experts, sizes.hidden)
     gate_up, down = (torch.randn(*shape, device=device).to(dtype) for shape in shapes)
@@ -166,8 +169,9 @@ def rule_of(kind: str, sizes: Sizes, dtype: torch.dtype, device: torch.device) -
 
 
 def allowed(case: Case, rounds: bool = False) -> float:
-    """One product behind another. Where rows are rounded to FP8 a tie may fall the other way, and the interpreter's
-    rounding loses a carry."""
+    """The tolerance of two products in a row. Rounding to FP8 may break ties differently, and the interpreter's loses a
+    carry.
+    """
     if rounds:
         return 0.3 if case.device.type == "cpu" else 2.5e-2
     return 2 * tolerance(case.dtype)
@@ -200,7 +204,7 @@ def test_in_every_format_tiny(form: str, rule: str, dtype: torch.dtype, device: 
 
 
 @pytest.mark.parametrize("rule", ["biases", "clamp", "gelu"])
-def test_whatever_lies_between_the_products_tiny(rule: str, device: torch.device) -> None:
+def test_every_activation_between_the_products_tiny(rule: str, device: torch.device) -> None:
     case = Case("floats", TINY, torch.float32, device, rule_of(rule, TINY, torch.float32, device))
     h, ids, weights, places = case.inputs(5)
     out = case.run(h, ids, weights, None, places)
@@ -208,7 +212,7 @@ def test_whatever_lies_between_the_products_tiny(rule: str, device: torch.device
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_every_cut_tiny(cut: str, device: torch.device) -> None:
+def test_every_config_tiny(cut: str, device: torch.device) -> None:
     form, config = CUTS[cut]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
     plain = form.startswith("fp8")
@@ -222,7 +226,7 @@ def test_every_cut_tiny(cut: str, device: torch.device) -> None:
     assert torch.equal(*outs)
 
 
-def test_without_adapters_the_experts_alone_are_called_tiny(device: torch.device) -> None:
+def test_without_adapters_only_the_experts_are_called_tiny(device: torch.device) -> None:
     case = Case("floats", Sizes(6, 2, 96, 48, 8), torch.float32, device)
     h, ids, weights, places = case.inputs(3)
     alone = case.experts._experts.add_to(h, ids, weights, None)
@@ -230,7 +234,7 @@ def test_without_adapters_the_experts_alone_are_called_tiny(device: torch.device
     assert relative_error(case.run(h, ids, weights, None, torch.zeros_like(places)), alone) < tolerance(torch.float32)
 
 
-MODELS = {  # rank of adapters, rule, format
+MODELS = {  # adapters' rank, rule, format
     "qwen3-30b": (Sizes(128, 8, 2048, 768, 16), "plain", ["floats", "fp8-blocks", "int4-128"]),
     "gpt-oss-20b": (Sizes(32, 4, 2880, 2880, 8), "all", ["floats", "mxfp4"]),
 }
@@ -240,8 +244,8 @@ MODELS = {  # rank of adapters, rule, format
 @pytest.mark.parametrize(
     ("model", "form"), [(model, form) for model, (_, _, forms) in MODELS.items() for form in forms]
 )
-def test_of_a_models_size(model: str, form: str, tokens: int, device: torch.device) -> None:
-    """With the cuts that the shape chooses, the same from call to call."""
+def test_shapes_of_real_models(model: str, form: str, tokens: int, device: torch.device) -> None:
+    """With the configs of the shapes, and the same result in every call."""
     sizes, rule, _ = MODELS[model]
     dtype = torch.bfloat16
     case = Case(form, sizes, dtype, device, SILU if rule == "plain" else rule_of(rule, sizes, dtype, device))
@@ -261,7 +265,7 @@ def test_of_a_models_size(model: str, form: str, tokens: int, device: torch.devi
 
 
 def test_many_rows_are_sorted_and_few_are_not(device: torch.device) -> None:
-    """So that both ways are among those above."""
+    """So the tests above cover both."""
     case = Case("floats", MODELS["qwen3-30b"][0], torch.bfloat16, device)
     few, many = (case.alone.begin(*case.inputs(tokens)[:2]) for tokens in (1, 3000))
     assert not few.sorted

@@ -1,4 +1,4 @@
-"""The reference of adapted linears against merged weights in float64, and against the bare linear where none adapts."""
+"""The reference of adapters against merged weights in float64, and against the linear alone without adapters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def adapters(outputs: tuple[int, ...]) -> AdapterWeights:
 
 
 def merged(weight: Tensor, adapters: AdapterWeights, place: int) -> Tensor:
-    """[outputs, inputs] float64: what a token with that adapter is multiplied with."""
+    """Return the merged weight of an adapter, [outputs, inputs] float64."""
     a, b = adapters.a[place].double().split(RANK), adapters.b[place].double().split(adapters.outputs)
     return weight.double() + torch.cat([second @ first for first, second in zip(a, b)])
 
@@ -59,7 +59,7 @@ def test_each_token_is_multiplied_with_its_own_merged_weight(places: list[int], 
 
 @pytest.mark.parametrize("outputs", PARTS)
 @pytest.mark.parametrize("places", MIXES)
-def test_what_asks_no_device_gives_the_same(places: list[int], outputs: tuple[int, ...]) -> None:
+def test_the_way_without_a_host_sync_gives_the_same(places: list[int], outputs: tuple[int, ...]) -> None:
     weights, of_tokens = adapters(outputs), torch.tensor(places, dtype=torch.int32)
     x, out = torch.randn(len(places), INPUTS), torch.randn(len(places), sum(outputs))
     torch.testing.assert_close(
@@ -68,7 +68,7 @@ def test_what_asks_no_device_gives_the_same(places: list[int], outputs: tuple[in
 
 
 class Recorded:
-    """A linear that notes what it is called with."""
+    """A linear that records its calls."""
 
     inputs, outputs = INPUTS, 3
 
@@ -83,7 +83,7 @@ class Recorded:
         raise AssertionError("no adapted linear of torch calls it")
 
 
-def test_without_adapters_the_bare_linear_is_called_and_nothing_else() -> None:
+def test_without_adapters_only_the_linear_is_called() -> None:
     bare = Recorded()
     broken = AdapterWeights(torch.empty(0), torch.empty(0), (3,))  # computing with it raises
     linear: Linear = KERNELS.adapted(bare, broken, TokenAdapters())

@@ -1,4 +1,4 @@
-"""Every way in which kernels add what adapters add, against a float64 reference: shapes, ranks, mixes, methods."""
+"""Linears with adapters against a float64 reference: shapes, ranks, mixes of adapters, methods."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PLACES = 5
 
 
 class Case:
-    """A linear, its adapters, and what it should give."""
+    """A linear, its adapters, and the expected results."""
 
     def __init__(
         self, inputs: int, outputs: tuple[int, ...], rank: int, dtype: torch.dtype, device: torch.device
@@ -75,7 +75,7 @@ class Case:
         return out
 
     def run(self, call: str, linear: Linear, places: list[int]) -> tuple[Tensor, Tensor]:
-        """What the call gives, and the reference."""
+        """Return the result of the call, and the expected one."""
         tokens, (n, k) = len(places), self.weight.shape
         x, gate_up, residual = self.random(tokens, k, scale=2), self.random(tokens, 2 * k), self.random(tokens, n)
         wide, after = x.double(), residual.double()
@@ -119,7 +119,7 @@ def test_every_method_adds_each_tokens_own_adapter(
     assert relative_error(out, expected) < tolerance(dtype)
 
 
-def test_one_row_behind_a_norm_of_float32_weights_tiny(dtype: torch.dtype, device: torch.device) -> None:
+def test_one_row_after_a_norm_with_float32_weights_tiny(dtype: torch.dtype, device: torch.device) -> None:
     case = Case(2048, (64, 64), 8, dtype, device)
     case.norm = TritonNorm(1 + case.random(2048, scale=0.1).float(), 1e-5)
     case.set([2], device)
@@ -179,7 +179,7 @@ def test_a_single_row_of_a_long_matrix_has_kernels_of_its_own_tiny(device: torch
 
 @pytest.mark.parametrize("tokens", [1, 20, 70])
 @pytest.mark.parametrize("call", CALLS)
-def test_tokens_without_an_adapter_get_bit_by_bit_what_they_get_alone_tiny(
+def test_tokens_without_an_adapter_get_the_same_bits_as_without_adapters_tiny(
     tokens: int, call: str, device: torch.device, dtype: torch.dtype
 ) -> None:
     case = Case(160, (128, 64), 16, dtype, device)
@@ -193,9 +193,7 @@ def test_tokens_without_an_adapter_get_bit_by_bit_what_they_get_alone_tiny(
     assert torch.equal(*outs)
 
 
-def test_without_places_the_linear_is_called_as_if_it_stood_alone_tiny(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_places_only_the_linear_is_called_tiny(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(96, (64,), 8, torch.float32, device)
     called: list[dict[str, object]] = []
 
@@ -218,7 +216,7 @@ def test_without_places_the_linear_is_called_as_if_it_stood_alone_tiny(
         ]
 
 
-def test_places_are_sorted_anew_whenever_they_are_set_tiny(device: torch.device) -> None:
+def test_places_are_sorted_again_whenever_they_are_set_tiny(device: torch.device) -> None:
     case = Case(96, (64,), 8, torch.float32, device)
     for places in ([1, 0, 4], [0, 3, 3], [2], [4, 3, 2, 1, 0]):
         case.set(places, device)
@@ -227,10 +225,10 @@ def test_places_are_sorted_anew_whenever_they_are_set_tiny(device: torch.device)
 
 
 @pytest.mark.parametrize("tokens", [1, 20])
-def test_what_adapters_leave_undefined_is_never_read_tiny(
+def test_undefined_results_of_adapters_are_never_read_tiny(
     tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scratch memory may hold anything: here it holds NaN."""
+    """Scratch memory may hold anything; here it is NaN."""
     case, places = Case(160, (128, 64), 16, torch.float32, device), MIXES["mixed"](tokens)
     empty = Tensor.new_empty
     monkeypatch.setattr(
@@ -248,7 +246,7 @@ def test_what_adapters_leave_undefined_is_never_read_tiny(
 
 
 @pytest.mark.parametrize("tokens", [1, 20, 64, 200])
-def test_a_graph_reads_what_lies_in_its_places(tokens: int, device: torch.device) -> None:
+def test_a_graph_reads_the_current_adapters_of_its_places(tokens: int, device: torch.device) -> None:
     if device.type != "cuda":
         pytest.skip("there are no graphs without a GPU")
     case = Case(1024, (1024, 512), 16, torch.bfloat16, device)
