@@ -1,13 +1,13 @@
-"""A device without a model: it runs step plans to the letter and checks every page that they read or write.
+"""A device without a model: it runs step plans exactly and checks every page that they read or write.
 
-What a real device keeps as K and V of a token, this one keeps as the identity of the whole prefix that ends in that
-token. A forward pass gathers the row's pages and compares them with the prefix that the row should have, so a page
-that is stale, misaligned, shared by mistake, or not written yet is found by the step that reads it.
+Instead of K and V of a token, this device keeps the identity of the whole prefix that ends in the token. A forward pass
+gathers the row's pages and compares them with the prefix that the row should have. So a page that is stale, misaligned,
+shared by mistake, or not written yet is found by the step that reads it.
 
-The "model" is a hash: a draw depends on the full prefix and on the row's seed, and on nothing else.
-What is pooled of a chunk is where it begins and ends, and the prefix that ends there.
-The upper half of a seed stands for the tenant (`cache_salt`): two tenants never have a prefix in common. Nor have two
-adapters, or loadings of one: what lies in a row's place when a step runs is part of every prefix that it computes.
+The "model" is a hash: a draw depends only on the full prefix and on the row's seed. The pooled vector of a chunk is its
+begin, its end, and the prefix that ends there. The upper half of a seed is the tenant (`cache_salt`): two tenants never
+share a prefix. Nor do two adapters, or two loadings of one: every prefix that a step computes includes the adapter that
+is in the row's place when the step runs.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from tests.scheduling.fake_states import FakeStates
 from tests.scheduling.fake_windows import FakeWindows
 
 _MASK = 2**64 - 1
-POISON = -1  # a slot that nobody wrote since its page was handed out
-BROKEN = -2  # a slot written by a row whose numbers are not finite, or by a step that failed
+POISON = -1  # a slot that was not written since its page was handed out
+BROKEN = -2  # a slot written by a row with values that are not finite, or by a step that failed
 
 
 def fold(state: int, token_id: int) -> int:
-    """The state of a prefix that grew by one token."""
+    """Return the state of a prefix that grew by one token."""
     return ((state ^ (token_id + 1)) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & _MASK
 
 
 def draw(state: int, seed: int, vocab: int) -> int:
-    """The token that follows a prefix."""
+    """Return the token that follows a prefix."""
     mixed = ((state ^ (seed * 0xBF58476D1CE4E5B9)) * 0x94D049BB133111EB) & _MASK
     return (mixed >> 40) % vocab
 
 
 def root(seed: int, adapter: int) -> int:
-    """What stands before every prompt of a tenant with an adapter (its generation; 0: none)."""
+    """Return the first item of every prefix of a tenant with an adapter. adapter: its generation; 0: none."""
     return (seed >> 32) + (adapter << 20)
 
 
 def naive_output(
     prompt: Iterable[int], seed: int, stop_ids: Collection[int], max_total: int, vocab: int, adapter: int = 0
 ) -> list[int]:
-    """What a request must get, whatever runs beside it: its tokens drawn one by one with nothing cached."""
+    """Return the output that a request must get: its tokens drawn one by one, with nothing cached."""
     state, total = fold(0, root(seed, adapter)), 0
     for token_id in prompt:
         state, total = fold(state, token_id), total + 1
@@ -63,11 +63,11 @@ def naive_output(
 
 
 class Prefixes:
-    """Every prefix seen so far, as a small integer: equal numbers mean equal tokens from the first one on."""
+    """Numbers every prefix: equal numbers mean equal tokens from the first one on."""
 
     def __init__(self) -> None:
         self._children: dict[tuple[int, int], int] = {}
-        self.states = [0]  # by prefix; number 0 is the empty one
+        self.states = [0]  # by prefix; number 0 is the empty prefix
 
     def grow(self, prefix: int, token_id: int) -> int:
         child = self._children.get((prefix, token_id))
@@ -77,7 +77,7 @@ class Prefixes:
         return child
 
     def path(self, first: int, token_ids: Iterable[int]) -> list[int]:
-        """The prefixes that end in each of the tokens; `first` stands before them (`root`)."""
+        """Return the prefixes that end in each of the tokens. first: the item before them (`root`)."""
         prefix, path = self.grow(0, first), []
         for token_id in token_ids:
             prefix = self.grow(prefix, token_id)
@@ -87,16 +87,16 @@ class Prefixes:
 
 @dataclass
 class Row:
-    """Device state of one running sequence."""
+    """The device's state of one row."""
 
     seed: int
     pages: list[int]
     length: int  # tokens whose K and V are in the pages
-    era: int  # how often the cache had been flushed when it entered
-    path: list[int]  # the prefix that ends in each known token; the last one drawn is known, though not yet fed
+    era: int  # number of cache flushes before it entered
+    path: list[int]  # the prefix that ends in each known token, including the last draw, which is not yet fed
     place: int  # of its adapter; 0: none
-    adapter: int  # what lay there when it entered
-    broken: bool = False  # its numbers are not finite; what it reads and draws means nothing
+    adapter: int  # the adapter in that place when it entered
+    broken: bool = False  # its values are not finite; its reads and draws are not checked
 
 
 @dataclass
@@ -105,14 +105,14 @@ class Launch:
 
     plan: StepPlan
     rows: set[int]
-    pages: dict[int, int]  # page -> how often it had been freed when the step was launched
+    pages: dict[int, int]  # page -> number of times it had been freed when the step was launched
     era: int
     places: set[int]  # of adapters
-    failed_behind: list[StepPlan] = field(default_factory=list)  # what runs no more, and has left garbage behind it
+    failed_after: list[StepPlan] = field(default_factory=list)  # failed successors, which leave garbage
 
 
 class WatchedAllocator(PageAllocator):
-    """Tells the device which pages become free."""
+    """Reports freed pages to the device."""
 
     def __init__(self, num_pages: int, device: FakeDevice) -> None:
         super().__init__(num_pages)
@@ -124,7 +124,10 @@ class WatchedAllocator(PageAllocator):
 
 
 class FakeDevice:
-    """Steps run, and read their plans, as late as possible: at `result`. What is given back early is gone by then."""
+    """Runs steps, and reads their plans, as late as possible: at `result`.
+
+    Memory that is freed too early is gone then.
+    """
 
     def __init__(self, scheduler: Scheduler, num_pages: int, page_size: int, vocab: int = 50) -> None:
         self.vocab = vocab
@@ -133,16 +136,16 @@ class FakeDevice:
         self.prefixes = Prefixes()
         self.rows: dict[int, Row] = {}  # as of the last step that ran
         self.slots = [POISON] * (num_pages * page_size)
-        self.eras = [0] * (num_pages * page_size)  # of the row that wrote each slot
+        self.eras = [0] * (num_pages * page_size)  # era of the row that wrote each slot
         self.era = 0
         self.times_freed = [0] * num_pages
         self.queue: deque[Launch] = deque()
-        self.tokens = 0  # that went through the model
-        self.tables: dict[int, list[int]] = {}  # page tables and
+        self.tokens = 0  # number of tokens computed
+        self.tables: dict[int, list[int]] = {}  # page tables of rows, as of the last step launched
         self.lengths: dict[int, int] = {}  # lengths of rows, as of the last step launched
-        self.places: dict[int, int] = {0: 0}  # generations that lie in the places of adapters
-        self.adapters: dict[int, int] = {}  # places that rows name, as of the last step launched
-        self.lost: set[int] = set()  # rows whose state nobody knows, because a step that named them failed
+        self.places: dict[int, int] = {0: 0}  # place -> generation of the adapter in it
+        self.adapters: dict[int, int] = {}  # row -> place of its adapter, as of the last step launched
+        self.lost: set[int] = set()  # rows with unknown state, because a step that named them failed
         self.allocator = WatchedAllocator(num_pages, self)
         scheduler.memory.allocator = self.allocator
         scheduler.memory.tree = RadixTree(self.allocator, page_size)
@@ -164,13 +167,13 @@ class FakeDevice:
         self.slots[page * self.page_size : (page + 1) * self.page_size] = [POISON] * self.page_size
 
     def overwrite(self, place: int, adapter: int) -> None:
-        """An adapter comes to a place, or begins to (POISON)."""
+        """Put an adapter into a place. POISON: it is being copied."""
         for launch in self.queue:
             check(place not in launch.places, f"place {place} is written while step {launch.plan.step} names it")
         self.places[place] = adapter
 
     def flush(self) -> None:
-        """From here on nobody who enters may read what was begun before."""
+        """Note a cache flush: rows that enter from now on must not read older pages."""
         self.era += 1
 
     # ---- the runtime's side -------------------------------------------------------------------------------
@@ -208,7 +211,7 @@ class FakeDevice:
         self.queue.append(Launch(plan, set(named), {page: self.times_freed[page] for page in pages}, self.era, places))
 
     def result(self, plan: StepPlan, broken: Collection[int] = ()) -> StepResult:
-        """Run the oldest step in flight, which must be `plan`; `broken` rows get numbers that are not finite."""
+        """Run the oldest step in flight, which must be `plan`; `broken` rows get values that are not finite."""
         launch = self.queue[0]
         check(launch.plan is plan, "steps end in the order of their launches")
         for page, freed in launch.pages.items():
@@ -253,34 +256,34 @@ class FakeDevice:
         self.tokens += plan.num_tokens
         self.queue.popleft()
         if self.states is not None:
-            for failed in launch.failed_behind:
+            for failed in launch.failed_after:
                 self.states.fail(failed)
         finite = [not self.rows[row].broken for row, _ in drawn]
         finite_chunks = [not self.rows[chunk.row].broken for chunk in plan.prefill]
         return StepResult([token_id for _, token_id in drawn], finite, None, finite_chunks=finite_chunks, pooled=pooled)
 
     def fail(self, plan: StepPlan) -> None:
-        """The step failed somewhere on its way; it and its successors leave garbage and run no more."""
+        """Let a step fail. It and its successors leave garbage and do not run."""
         failed: list[StepPlan] = []
         while self.queue and self.queue[-1].plan.step >= plan.step:
             launch = self.queue.pop()
             self.lost |= launch.rows
             failed.append(launch.plan)
         if self.queue:
-            self.queue[-1].failed_behind += failed  # those before are still to run
+            self.queue[-1].failed_after += failed  # earlier steps still run
         elif self.states is not None:
             for one in failed:
                 self.states.fail(one)
-        # What the steps wrote before they failed is anyone's guess: their slots stay poisoned.
+        # It is unknown what the steps wrote before they failed, so their slots stay poisoned.
 
     def _check_writable(self, row: int, count: int) -> None:
-        """There are pages for a row's next `count` tokens."""
+        """Check that a row has pages for its next `count` tokens."""
         self.lengths[row] += count
         end = self.lengths[row]
         check(end <= len(self.tables[row]) * self.page_size, f"row {row} has no page for token {end - 1}")
 
     def _pages(self, new: NewRow, tables: Mapping[int, list[int]]) -> list[int]:
-        """The pages that a new row begins with: its own, or the whole ones of the row that it forks from."""
+        """Return the pages that a new row begins with: its own, or the full pages of the row that it forks from."""
         if new.copy_of is None:
             return list(new.pages)
         check(not new.pages, "a row that forks brings no pages")
@@ -299,7 +302,7 @@ class FakeDevice:
         return Row(new.seed, pages, new.length, era, path, new.adapter, adapter)
 
     def _check_shared(self, plan: StepPlan) -> None:
-        """Rows that read a run's pages once for all of them begin with the same tokens, and have more of their own."""
+        """Check that the rows of a shared run begin with the same tokens, and have further tokens of their own."""
         places = [place for run in plan.shared for place in run.members]
         check(len(places) == len(set(places)), "a row is in two runs")
         for run in plan.shared:
@@ -330,7 +333,7 @@ class FakeDevice:
             check(sibling.length == end and sibling.path == state.path, "a sibling differs from its leader")
 
     def _forward(self, row: int, count: int, broken: bool) -> None:
-        """Write `count` tokens of a row, then attend to everything up to them."""
+        """Write `count` tokens of a row, then attend to all tokens up to them."""
         state, size = self.rows[row], self.page_size
         check(self.places[state.place] == state.adapter, f"place {state.place} has another adapter than row {row}")
         state.broken = state.broken or broken
@@ -360,7 +363,7 @@ class FakeDevice:
         return None if state.broken else array("d", [chunk.start, end, state.path[end - 1]])
 
     def _draw(self, row: int) -> int:
-        """Draw from the row's logits; the token stays on the device as the next one to feed."""
+        """Draw from the row's logits. The token stays on the device as the next one to feed."""
         state = self.rows[row]
         token_id = draw(self.prefixes.states[state.path[-1]], state.seed, self.vocab)
         state.path.append(self.prefixes.grow(state.path[-1], token_id))

@@ -1,7 +1,7 @@
-"""Host memory and a disk for the fake device: copies that take some turns, read and write as late as they can, or fail.
+"""Host memory and a disk for the fake device. Copies take some turns, read and write as late as possible, and may fail.
 
-What a page holds is copied as it is when the copy ends. So a copy down that ends after its page was given to somebody
-else copies what that one wrote, or nothing at all, and whoever reads it back is found out by the device.
+A page is copied as it is when the copy ends. So a copy down that ends after its page was reused copies wrong content,
+and the device notices when it is read back.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PAGE_BYTES = 100
 
 
 class AlwaysWorth(Speeds):
-    """Whatever lies below is brought."""
+    """Always prefers copying to computing."""
 
     def worth(self, tokens: int, nbytes: int, from_disk: int, ahead: int) -> bool:
         return True
 
 
 class FakeDisk(DiskPages):
-    """The index alone; what would be in the files lies in `contents`."""
+    """Only the index; `contents` replaces the files."""
 
     def __init__(self, most_pages: int) -> None:
         self.most_bytes = most_pages * PAGE_BYTES
@@ -38,14 +38,14 @@ class FakeDisk(DiskPages):
 
 
 class FakeTiers:
-    """Copies for a scheduler over a fake device, `turns` each; a copy that takes none is ended by hand."""
+    """Runs the copies of a scheduler over a fake device. Each takes `turns`; with 0, the test ends it."""
 
     def __init__(
         self, scheduler: Scheduler, device: FakeDevice, slots: int, disk_pages: int, copy_pages: int, turns: int
     ) -> None:
         self._device = device
         self._turns = turns
-        self.host: dict[int, Content] = {}  # by slot
+        self.host: dict[int, Content] = {}  # slot -> content
         self.disk = FakeDisk(disk_pages) if disk_pages else None
         self.tiers = Tiers(
             scheduler.memory.tree,
@@ -58,26 +58,24 @@ class FakeTiers:
             speeds=AlwaysWorth(),
         )
         self.loading: Loading = scheduler.attach(self.tiers)
-        self.copies: list[
-            tuple[Store | Load | Write, int]
-        ] = []  # on their way, and the turns that each will still take
+        self.copies: list[tuple[Store | Load | Write, int]] = []  # running copies, and the turns that each still takes
 
-    def carry(self) -> None:
-        """One turn of all copies."""
+    def step(self) -> None:
+        """Advance all copies by one turn."""
         self.copies = [(copy, turns - 1) for copy, turns in self.copies]
         for which in reversed([which for which, (_, turns) in enumerate(self.copies) if turns <= 0]):
             self.end(which)
         self.begin()
 
     def begin(self) -> None:
-        """Begin the copies that are due; the tidying of files takes no time."""
+        """Begin the copies that are due. Deleting files takes no turn."""
         self._tidy()
         for begun in (self.tiers.next_store(), self.tiers.next_load(), self.tiers.next_write()):
             if begun is not None:
                 self.copies.append((begun, self._turns))
 
     def end(self, which: int = 0, fails: bool = False) -> None:
-        """A copy has ended."""
+        """End a copy."""
         copy, _ = self.copies.pop(which)
         match copy:
             case Store():
@@ -89,7 +87,7 @@ class FakeTiers:
         self._tidy()
 
     def end_all(self) -> None:
-        """Until nothing is to be copied any more."""
+        """Run until nothing is left to copy."""
         while self.copies or self.tiers.store_due:
             if self.copies:
                 self.end()
@@ -109,7 +107,7 @@ class FakeTiers:
                 arrived, unusable = place, True
                 break
             self.host[slot] = content
-        if fails and not unusable:  # the device does not take them
+        if fails and not unusable:  # the copy to the device fails
             arrived //= 2
         for page, slot in zip(load.pages[:arrived], load.slots[:arrived], strict=True):
             self._write(page, self.host[slot])

@@ -1,4 +1,4 @@
-"""Pages of windows on the fake device: what a slot keeps is the identity of the prefix that ends in its token."""
+"""Window pages on the fake device. A slot keeps the identity of the prefix that ends in its token."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from aengine.cache.pages import PageAllocator
 from aengine.cache.windows import WindowPages
 from aengine.step_plan import StepPlan
 
-NOBODYS, BROKEN = -1, -2
+UNWRITTEN, BROKEN = -1, -2
 
 
 class _Allocator(PageAllocator):
-    """Forgets what was in a page as soon as it is free."""
+    """Erases a page as soon as it is free."""
 
     def __init__(self, num_pages: int, device: FakeWindows) -> None:
         super().__init__(num_pages)
@@ -22,15 +22,15 @@ class _Allocator(PageAllocator):
 
 
 class FakeWindows:
-    """A row that reads anything within its window but what it wrote there, or found in the tree, is found at once."""
+    """Checks that a row reads within its window only tokens of its own prefix."""
 
     def __init__(self, pages: WindowPages, page_size: int) -> None:
         pages.allocator = _Allocator(pages.room.num_pages, self)
         self._window = pages.room.window
         self._size = page_size
-        self._slots: dict[int, tuple[int, int]] = {}  # the prefix, and the era of the row that wrote it
-        self._tables: dict[int, dict[int, int]] = {}  # by row and place
-        self.most = 0  # pages that were held at once
+        self._slots: dict[int, tuple[int, int]] = {}  # slot -> prefix, and era of the row that wrote it
+        self._tables: dict[int, dict[int, int]] = {}  # row -> place -> page
+        self.most = 0  # the most pages that were held at once
         self._allocator = pages.allocator
 
     def forget(self, page: int) -> None:
@@ -38,7 +38,7 @@ class FakeWindows:
             self._slots.pop(slot, None)
 
     def enter(self, plan: StepPlan) -> None:
-        """Before the forward pass: new rows, and what changes in the tables of others."""
+        """Apply new rows and changes of page tables, before the forward pass."""
         self.most = max(self.most, sum(self._allocator.held(page) for page in range(1, self._allocator.num_pages)))
         for new in plan.new_rows:
             self._tables[new.row] = dict(enumerate(new.window_pages))
@@ -46,7 +46,7 @@ class FakeWindows:
             self._tables[row][place] = page
 
     def forward(self, row: int, path: list[int], start: int, end: int, era: int, broken: bool) -> None:
-        """The row reads the tokens from `start` to before `end`; path: the prefix that ends in each."""
+        """Let a row read the tokens from `start` up to, without, `end`. path: the prefix that ends in each token."""
         table, size = self._tables[row], self._size
         for place in range(start, end):
             page = table.get(place // size, 0)
@@ -58,14 +58,14 @@ class FakeWindows:
             return
         for place in range(max(0, start + 1 - self._window), end):
             slot = table.get(place // size, 0) * size + place % size
-            found, began = self._slots.get(slot, (NOBODYS, 0))
+            found, began = self._slots.get(slot, (UNWRITTEN, 0))
             if found != path[place]:
                 raise AssertionError(f"row {row} sees a wrong token at {place} in the window before {start}: {found}")
             if began < era:
                 raise AssertionError(f"row {row} sees at {place} what was there before the cache was flushed")
 
     def copy(self, plan: StepPlan) -> None:
-        """After the forward pass: pages of which forks go on with a part."""
+        """Copy partly filled pages for forks, after the forward pass."""
         for source, destination in plan.window_copies:
             for offset in range(self._size):
                 kept = self._slots.get(source * self._size + offset)

@@ -1,4 +1,4 @@
-"""A scheduler with a fake device behind it, stepped as the engine's loop steps them."""
+"""Steps a scheduler and a fake device as the engine's loop does."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.scheduling.fake_device import POISON, FakeDevice, check, naive_output
 from tests.scheduling.fake_tiers import FakeTiers
 
 Kind = Literal["last", "mean"]
-AGING = 30.0  # seconds of waiting that make up for one level of priority
-VOCAB = 2**24  # so many that no token is drawn twice in an example
+AGING = 30.0  # seconds of waiting that outweigh one level of priority
+VOCAB = 2**24  # so large that no token is drawn twice in an example
 
 
 @dataclass
 class Got:
-    """What the client of one sequence was given so far."""
+    """The tokens that the client of one sequence has received so far."""
 
     prompt: list[int]
     token_ids: list[int] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Got:
 
 
 class Seen:
-    """In place of a grammar: the tokens it was told of, and whether its next mask is late."""
+    """Replaces a grammar: keeps the accepted tokens, and says whether the next mask is late."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -55,15 +55,19 @@ class Seen:
 
 
 def prompt_of(length: int, first: int = 0) -> list[int]:
-    """A prompt; two that differ in `first` have no prefix in common, others share the shorter one's tokens."""
+    """Return a prompt.
+
+    Prompts that differ in `first` share no prefix; otherwise the shorter is a prefix of the longer.
+    """
     return list(range(first * 1000, first * 1000 + length))
 
 
 class Stepper:
-    """Requests in, tokens out. `lookahead` is the number of steps launched before the oldest one is read.
+    """Runs requests on a scheduler and a fake device.
 
-    With `places` for adapters, those that are awaited come to the device while steps go on; each takes `load_steps`.
-    With `host_slots` pages go to host memory, and of these `disk_pages` to a disk; a copy takes `copy_turns`.
+    `lookahead` is the number of steps that are launched before the oldest one is read. With `places`, awaited adapters
+    are loaded while steps run; each takes `load_steps`. With `host_slots`, pages are copied to host memory, and up to
+    `disk_pages` of them to a disk; a copy takes `copy_turns`.
     """
 
     def __init__(
@@ -114,11 +118,11 @@ class Stepper:
         self.lookahead = lookahead
         self.in_flight: deque[StepPlan] = deque()
         self.got: dict[Sequence, Got] = {}
-        self._families: dict[int, list[Sequence]] = {}  # by ticket
+        self._families: dict[int, list[Sequence]] = {}  # ticket -> the sequences of a request
         self._tickets = itertools.count()
         self._generations = itertools.count(1)
         self.load_steps = load_steps
-        self.loads: list[tuple[Load, int]] = []  # on their way, and the turns that each will still take
+        self.loads: list[tuple[Load, int]] = []  # running loads, and the turns that each still takes
 
     # ---- requests -----------------------------------------------------------------------------------------
 
@@ -136,7 +140,7 @@ class Stepper:
         grammar: bool = False,
         adapter: LoadedAdapter | None = None,
     ) -> list[Sequence]:
-        """Enqueue a request with n choices; returns its sequences, a list that grows as they are made."""
+        """Enqueue a request with n choices. Returns the list of its sequences, which grows as they are made."""
         rank = (arrival + priority * AGING, next(self._tickets))
         salt = f"tenant {tenant}" if tenant else None
         leader = Sequence(
@@ -157,7 +161,7 @@ class Stepper:
         return family
 
     def pool(self, prompts: Collection[list[int]], kind: Kind = "last", **options: Any) -> list[Sequence]:
-        """Enqueue prompts that are pooled, as one request; `options`: tenant, arrival and priority of `request`."""
+        """Enqueue pooled prompts as one request. options: tenant, arrival and priority, as in `request`."""
         tenant, priority = options.get("tenant", 0), options.get("priority", 0)
         sequences = [
             Sequence(
@@ -188,30 +192,30 @@ class Stepper:
         return sibling
 
     def add(self, prompt: list[int], max_tokens: int = 8, **options: Any) -> Sequence:
-        """Enqueue a request with one choice; `options` are those of `request`."""
+        """Enqueue a request with one choice. options: as in `request`."""
         return self.request(prompt, max_tokens, **options)[0]
 
     def finish(self, sequence: Sequence, n_tokens: int) -> None:
-        """A stop string ended there."""
+        """End a sequence by a stop string after `n_tokens` tokens."""
         self.scheduler.finish(sequence, n_tokens)
         got = self.got[sequence]
         del got.token_ids[n_tokens:]
         got.finish_reason, got.cut = "stop", True
 
     def flush(self) -> None:
-        """Forget the prefix cache."""
+        """Flush the prefix cache."""
         self.scheduler.flush_cache()
         self.device.flush()
 
     def abort(self, sequence: Sequence) -> None:
-        """End a sequence, with the choices that are still to fork from it."""
+        """End a sequence and the choices that have yet to fork from it."""
         self.scheduler.abort(sequence)
         self.got[sequence].finish_reason = self.got[sequence].finish_reason or "abort"
 
     # ---- adapters -----------------------------------------------------------------------------------------
 
     def adapter(self) -> LoadedAdapter:
-        """Another adapter, not on the device."""
+        """Return a new adapter, which is not on the device."""
         return LoadedAdapter(next(self._generations))
 
     def begin_loads(self) -> list[Load]:
@@ -224,19 +228,19 @@ class Stepper:
         return begun
 
     def end_load(self, which: int = 0) -> None:
-        """The weights of a load are there."""
+        """End a load: its weights have arrived."""
         load, _ = self.loads.pop(which)
         self.device.overwrite(load.place, load.adapter.generation)
         self._adapters().arrived(load)
 
     def fail_load(self, which: int = 0) -> None:
-        """A load fails, and with it those who wait for its adapter."""
+        """Let a load fail, and abort the sequences that wait for its adapter."""
         load, _ = self.loads.pop(which)
         for sequence in self._adapters().failed(load):
             self.abort(sequence)
 
-    def bring(self) -> None:
-        """One turn of all loads."""
+    def advance_loads(self) -> None:
+        """Advance all loads by one turn."""
         self.loads = [(load, turns - 1) for load, turns in self.loads]
         for which in reversed([which for which, (_, turns) in enumerate(self.loads) if turns <= 0]):
             self.end_load(which)
@@ -259,7 +263,7 @@ class Stepper:
         return plan
 
     def commit(self, broken: Collection[int] = ()) -> list[Update]:
-        """Read the oldest step in flight; `broken` rows get numbers that are not finite."""
+        """Read the oldest step in flight; `broken` rows get values that are not finite."""
         plan = self.in_flight.popleft()
         updates = self.scheduler.commit(plan, self.device.result(plan, broken))
         for update in updates:
@@ -267,7 +271,7 @@ class Stepper:
         return updates
 
     def fail(self, place: int = 0) -> list[Sequence]:
-        """A step in flight fails, and its successors are given up."""
+        """Let a step in flight fail, and give up its successors."""
         plan = self.in_flight[place]
         self.device.fail(plan)
         while len(self.in_flight) > place:
@@ -278,18 +282,18 @@ class Stepper:
         return failed
 
     def step(self) -> StepPlan | None:
-        """One turn of the loop: launch the next step, then read the oldest if `lookahead` steps are ahead of it."""
+        """Run one turn of the loop: launch the next step, then read the oldest if `lookahead` steps are ahead of it."""
         if self.adapters is not None:
-            self.bring()
+            self.advance_loads()
         if self.tiers is not None:
-            self.tiers.carry()
+            self.tiers.step()
         plan = self.schedule()
         if self.in_flight and (plan is None or len(self.in_flight) > self.lookahead):
             self.commit()
         return plan
 
     def run(self, limit: int = 10_000) -> list[StepPlan]:
-        """Step until nothing is left to do, which must take fewer than `limit` turns; then check the pool."""
+        """Step until nothing is left to do, in fewer than `limit` turns. Then check the pool."""
         plans = []
         while not self.scheduler.idle:
             plan = self.step()
@@ -303,13 +307,13 @@ class Stepper:
     # ---- what must be true --------------------------------------------------------------------------------
 
     def expected(self, sequence: Sequence) -> list[int]:
-        """What the sequence draws if nothing stops it early."""
+        """Return the output of the sequence if nothing stops it early."""
         prompt = self.got[sequence].prompt
         adapter = 0 if sequence.adapter is None else sequence.adapter.generation
         return naive_output(prompt, sequence.seed, sequence.stop_ids, sequence.max_total, self.device.vocab, adapter)
 
     def check_pooled(self, sequence: Sequence) -> None:
-        """All of a prompt was pooled that ended by itself: its last token, or for a mean each of its tokens, once."""
+        """Check that a finished prompt was pooled completely: its last token, or each token once for a mean."""
         prompt, pool = self.got[sequence].prompt, sequence.pool
         check(pool is not None and not sequence.output, "a prompt that is pooled has drawn")
         if self.got[sequence].finish_reason != "stop" or pool is None:
@@ -324,7 +328,7 @@ class Stepper:
             check(len(ends) == 1, f"{len(ends)} chunks were pooled")
 
     def check_output(self, sequence: Sequence) -> None:
-        """The client has exactly the naive output, or its beginning where something ended the sequence early."""
+        """Check that the client has the naive output, or its beginning if something ended the sequence early."""
         if sequence.pool is not None:
             self.check_pooled(sequence)
             return
@@ -336,10 +340,10 @@ class Stepper:
             check(got.finish_reason == reason, f"ended by {got.finish_reason}, not by {reason}")
 
     def check_outputs(self) -> None:
-        """Everyone got an end, and what they should; no choice was forgotten."""
+        """Check that every client got an end and the right tokens, and that no choice was forgotten."""
         for family in self._families.values():
             n, ends = family[0].params.n, {self.got[sequence].finish_reason for sequence in family}
             check(len(family) == n or bool(ends & {"abort", "error"}), f"{len(family)} of {n} choices were made")
         for sequence, got in self.got.items():
-            check(got.finish_reason is not None, f"a client waits for ever: {got}")
+            check(got.finish_reason is not None, f"a client waits forever: {got}")
             self.check_output(sequence)

@@ -17,11 +17,11 @@ from tests.scheduling.stepping import Stepper
 VOCAB = 6
 LONGEST_PROMPT = 16
 LONGEST_OUTPUT = 8
-PROMPT = [1, 2, 3, 4, 5, 0] * 3  # the same for everyone, so that a page of another adapter would be found
+PROMPT = [1, 2, 3, 4, 5, 0] * 3  # the same for all requests, so that a page of another adapter would be found
 
 
 class AdapterMachine(RuleBasedStateMachine):
-    """Every rule is followed by `check_integrity`; at the end everyone must have been served."""
+    """Every rule is followed by `check_integrity`. At the end, all requests must have been served."""
 
     @initialize(
         page_size=st.integers(1, 4),
@@ -112,7 +112,7 @@ class AdapterMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.loaded)
     @rule(which=st.integers(0, 8), again=st.booleans())
     def unload(self, which: int, again: bool) -> None:
-        """Nobody new comes for it; `again`: it is loaded anew at once."""
+        """No new request names it. again: whether it is loaded again at once."""
         self.leaving.append(self.loaded.pop(which % len(self.loaded)))
         if again:
             self.loaded.append(self.stepper.adapter())

@@ -73,7 +73,7 @@ def test_of_siblings_without_a_row_one_queues_up_and_the_others_fork_from_it(pre
     assert stepper.scheduler.waiting == 2
     stepper.run()
     stepper.check_outputs()
-    again = 2 if prefix_cache else 10  # what is not in whole pages, or all of it
+    again = 2 if prefix_cache else 10  # the tokens after the last full page, or all of them
     assert stepper.device.tokens == 10 + again + 4 * 7
 
 
@@ -88,7 +88,7 @@ def test_siblings_without_a_page_queue_up() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 8])
 def test_a_prompt_is_counted_once_for_all_choices(rows: int) -> None:
-    """Whether they fork or have to wait for a row."""
+    """Both if they fork and if they have to wait for a row."""
     stepper = Stepper(page_size=4, max_rows=rows)
     stepper.request(prompt_of(10), n=3)
     stepper.run()
@@ -112,7 +112,7 @@ def test_what_choices_share_is_held_until_the_last_of_them_leaves(
     stepper.scheduler.check_integrity()
     while stepper.in_flight:
         stepper.commit()
-    assert stepper.scheduler.memory.available <= free + 1  # its own page alone comes back
+    assert stepper.scheduler.memory.available <= free + 1  # only its own page becomes available
     for sequence in rest:
         stepper.step()
         stepper.abort(sequence)
@@ -170,7 +170,7 @@ def test_a_step_that_fails_ends_the_choices_that_it_carried_and_those_behind_the
     family = stepper.request(prompt_of(10), n=3)
     stepper.schedule()
     assert stepper.fail() == family[:rows]
-    for sequence in family[rows:]:  # the one that queued up is nobody's whose step failed
+    for sequence in family[rows:]:  # the queued choice was not in the failed step
         assert sequence.phase is Phase.WAITING
         stepper.abort(sequence)
     stepper.scheduler.check_integrity()
@@ -178,7 +178,7 @@ def test_a_step_that_fails_ends_the_choices_that_it_carried_and_those_behind_the
 
 
 def test_choices_of_a_prompt_whose_first_chunk_is_not_finite_all_end() -> None:
-    """They fork in the step that is launched before the chunk's numbers are known."""
+    """They fork in the step that is launched before the chunk's values are known."""
     stepper = Stepper(page_size=4, max_step_tokens=8)
     family = stepper.request(prompt_of(16), n=3)
     stepper.schedule()
@@ -193,7 +193,7 @@ def test_choices_of_a_prompt_whose_first_chunk_is_not_finite_all_end() -> None:
 
 
 def test_nothing_of_a_chunk_that_is_not_finite_is_cached_by_those_who_forked_behind_it() -> None:
-    """In a model whose attention looks back a little way only, their own numbers may be finite again."""
+    """In a model with a short attention window, their own values may be finite again."""
     stepper = Stepper(page_size=4, max_step_tokens=8)
     family = stepper.request(prompt_of(16), n=3)
     scheduler = stepper.scheduler

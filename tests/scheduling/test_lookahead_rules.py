@@ -1,4 +1,4 @@
-"""The rules that make it safe to launch a step before the tokens of the last one are known, one by one."""
+"""The rules that make it safe to launch a step before the tokens of the last one are known."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.scheduling.stepping import VOCAB, Stepper, prompt_of
 
 
 def stop_after(prompt: list[int], tokens: int) -> tuple[int, ...]:
-    """The stop ids that end a prompt's output after that many tokens."""
+    """Return the stop ids that end a prompt's output after `tokens` tokens."""
     return (naive_output(prompt, 0, (), len(prompt) + tokens, VOCAB)[-1],)
 
 
 def fill(plan: StepPlan | None) -> StepPlan:
-    """A plan that must exist."""
+    """Return a plan that must exist."""
     assert plan is not None
     return plan
 
@@ -54,7 +54,7 @@ def test_a_request_that_ends_by_length_never_overruns(max_tokens: int, lookahead
 
 
 def test_a_request_that_ends_by_a_stop_token_overruns_by_exactly_one_token_that_nobody_sees() -> None:
-    stepper = Stepper(page_size=1)  # so that the tree tells how many tokens are cached
+    stepper = Stepper(page_size=1)  # so that pages in the tree are tokens
     prompt = prompt_of(5)
     sequence = stepper.add(prompt, max_tokens=20, stop_ids=stop_after(prompt, 4))
     stepper.run()
@@ -147,7 +147,7 @@ def test_the_token_in_flight_of_a_preemption_victim_is_committed_before_it_re_en
     for _ in range(3):
         stepper.step()
     assert (len(older.output), len(victim.output)) == (2, 2)
-    assert stepper.schedule() is None  # a page is promised to the older one, it waits for this step alone
+    assert stepper.schedule() is None  # the older one waits for this step, which frees a page
     assert victim.phase is Phase.PREEMPTED
     assert victim.row >= 0
     assert stepper.scheduler.waiting == 0
@@ -181,7 +181,7 @@ def test_full_prompt_pages_enter_the_tree_at_the_commit_of_each_chunk() -> None:
     stepper.commit()
     assert stepper.scheduler.memory.tree.cached_pages == 4
     second = stepper.add(prompt_of(22))
-    plan = fill(stepper.schedule())  # the rest of the first prompt, and the second one beside it
+    plan = fill(stepper.schedule())  # the rest of the first prompt, and the second one in the same step
     assert plan.new_rows[0].length == 16
     assert plan.new_rows[0].pages[:4] == first.pages[:4]
     assert second.cached == 16
@@ -201,10 +201,10 @@ def test_pages_are_never_swapped_where_the_tree_already_holds_others() -> None:
     assert [first.pages, second.pages] == tables
     assert first.admitted is not None
     assert second.admitted is not None
-    assert set(second.pages) == second.admitted.private  # its copies stay its own
+    assert set(second.pages) == second.admitted.private  # its copies stay private
     assert not first.admitted.private
     stepper.run()
-    assert memory.allocator.free + memory.tree.cached_pages == memory.usable_pages  # and go with it
+    assert memory.allocator.free + memory.tree.cached_pages == memory.usable_pages  # and are freed with it
     stepper.check_outputs()
 
 
@@ -281,7 +281,7 @@ def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_in_the_tree() -
         (bad, False, "error"),
         (good, True, None),
     ]
-    stepper.commit()  # the last step that names it: now its pages go
+    stepper.commit()  # the last step that names it: now its pages are freed
     assert stepper.scheduler.memory.tree.cached_pages == 2  # the good one's
     retry = stepper.add(prompt_of(8))
     stepper.run()
@@ -292,7 +292,7 @@ def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_in_the_tree() -
 
 @pytest.mark.parametrize("chunk", range(3))
 def test_a_chunk_that_is_not_finite_ends_its_request_and_leaves_nothing_in_the_tree(chunk: int) -> None:
-    """Though it draws nothing; what was computed before it stays."""
+    """Although it draws nothing. Earlier computed pages stay."""
     stepper = Stepper(page_size=4, max_rows=2, max_step_tokens=8)
     bad = stepper.add(prompt_of(21))
     for _ in range(chunk):
@@ -345,7 +345,7 @@ def test_a_new_row_brings_every_token_known_so_that_penalties_can_be_rebuilt() -
     while victim.phase is not Phase.FINISHED:
         plan = stepper.step()
         rows += [(new.prompt_len, new.length, list(new.tokens)) for new in (plan.new_rows if plan else [])]
-    # The second time the first page is cached: its tokens never pass through the model, and count all the same.
+    # The second time, the first page is cached: its tokens are not computed, but they count.
     assert rows[1:] == [(8, 0, VICTIM), (8, 4, VICTIM + stepper.expected(victim)[:3])]
 
 

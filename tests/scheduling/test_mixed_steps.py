@@ -1,4 +1,4 @@
-"""Beside running streams a step carries only as many prompt tokens as these can wait for."""
+"""A step that also decodes carries only a bounded number of prompt tokens."""
 
 from __future__ import annotations
 

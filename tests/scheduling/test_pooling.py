@@ -1,4 +1,4 @@
-"""Prompts that are pooled go through the scheduler as all others do, and end where those would draw."""
+"""Pooled prompts go through the scheduler as all others do, and end instead of drawing."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_failed_step_fails_them() -> None:
 
 def test_the_prompts_of_a_request_enter_the_queue_together_or_not_at_all() -> None:
     stepper = Stepper(max_queue=3)
-    stepper.pool([prompt_of(4, first) for first in range(5)])  # into an empty queue goes any request
+    stepper.pool([prompt_of(4, first) for first in range(5)])  # an empty queue accepts a request of any size
     with pytest.raises(QueueFullError):
         stepper.pool([prompt_of(4)])
     while stepper.scheduler.waiting:

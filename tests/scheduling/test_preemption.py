@@ -1,4 +1,4 @@
-"""Out of pages: the cache goes first, then the youngest, and nobody more than needed."""
+"""Out of pages: cached pages are evicted first, then the youngest sequences are preempted, no more than needed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_resumed_sequence_reads_what_is_left_of_its_pages_from_the_cache() -> 
     assert victim.output == stepper.expected(victim)
     counters = stepper.scheduler.counters
     assert counters.preemptions == 1
-    assert counters.cached_tokens == 0  # a request's own pages are no hits
+    assert counters.cached_tokens == 0  # a request's own pages do not count as hits
     assert counters.computed_tokens < 16 + 4 + 8 + 19 + 8  # without the cache it would compute 8 and more once again
 
 
@@ -35,7 +35,7 @@ def test_pages_promised_by_a_victim_in_flight_are_not_asked_of_another() -> None
     stepper = Stepper(num_pages=9, page_size=4, lookahead=2)
     for first in range(2):
         stepper.add(prompt_of(8, first), max_tokens=8)  # both need a page in the second and in the sixth step
-    stepper.add(prompt_of(5, first=2), max_tokens=8)  # needs one in the fifth, finds none and gives way
+    stepper.add(prompt_of(5, first=2), max_tokens=8)  # needs one in the fifth, finds none and is preempted
     stepper.run()
     assert stepper.scheduler.counters.preemptions == 1
     stepper.check_outputs()
@@ -47,7 +47,7 @@ def test_what_a_sequence_gives_back_is_what_it_alone_holds() -> None:
     assert memory.admit(first, headroom=0)
     assert memory.returnable(first) == 3
     first.computed = 10
-    memory.publish(first)  # two of them are the tree's now
+    memory.publish(first)  # two of them belong to the tree now
     assert memory.returnable(first) == 3
     second = sequence_of(prompt_of(11), ticket=1)
     assert memory.admit(second, headroom=0)

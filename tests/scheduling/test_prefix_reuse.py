@@ -1,4 +1,4 @@
-"""What the prefix cache saves, counted in tokens that go through the model."""
+"""The tokens that the prefix cache saves from being computed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_shared_prefix_of_97_tokens_saves_96(lookahead: int) -> None:
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_a_chat_of_five_turns_finds_four_fifths_of_its_prompts_in_the_cache(lookahead: int) -> None:
-    """Each prompt is all that was said so far; what was generated is cached like what was asked."""
+    """Each prompt is the whole conversation so far. Generated tokens are cached like prompts."""
     stepper = Stepper(page_size=16, lookahead=lookahead)
     history = prompt_of(120)  # the system prompt
     cached = []
@@ -43,7 +43,7 @@ def test_a_chat_of_five_turns_finds_four_fifths_of_its_prompts_in_the_cache(look
         history = [*reply.prompt, *reply.output]
     stepper.check_outputs()
     counters = stepper.scheduler.counters
-    assert cached == [0, 176, 240, 304, 368]  # everything but the last partly filled page
+    assert cached == [0, 176, 240, 304, 368]  # all tokens except those of the last, partly filled page
     assert counters.prompt_tokens == 144 + 208 + 272 + 336 + 400
     assert counters.cached_tokens / counters.prompt_tokens == 0.8
     assert counters.computed_tokens == stepper.device.tokens == 1360 - 1088 + 5 * 39
@@ -80,7 +80,7 @@ def test_without_the_prefix_cache_nothing_is_kept() -> None:
 
 def test_the_cache_gives_way_to_those_who_run() -> None:
     stepper = Stepper(num_pages=11, page_size=4)
-    for first in range(6):  # five times what the pool holds
+    for first in range(6):  # five times the size of the pool
         stepper.add(prompt_of(20, first), max_tokens=13)
     stepper.run()
     assert stepper.scheduler.memory.tree.cached_pages >= 8
@@ -94,7 +94,7 @@ def test_a_request_that_has_to_wait_does_not_empty_the_cache_in_vain() -> None:
     memory = stepper.scheduler.memory
     assert memory.tree.cached_pages == 4
     stepper.add(prompt_of(16, first=1), max_tokens=8)  # four of the eight free pages
-    stepper.add(prompt_of(40, first=2), max_tokens=1)  # ten: more than can be had now
+    stepper.add(prompt_of(40, first=2), max_tokens=1)  # ten, which are not available now
     stepper.step()
     assert stepper.scheduler.waiting == 1
     assert memory.tree.cached_pages == 4
@@ -111,7 +111,7 @@ def test_nothing_that_was_begun_before_the_cache_was_flushed_is_found_after_it(t
         stepper.step()
     stepper.flush()
     stepper.run()
-    assert stepper.got[running].finish_reason == "length"  # it goes on with what it has
+    assert stepper.got[running].finish_reason == "length"  # it continues with its own pages
     memory = stepper.scheduler.memory
     assert memory.allocator.free == memory.usable_pages
     again = stepper.add(prompt_of(22), max_tokens=3)

@@ -1,4 +1,4 @@
-"""The waiting queue alone."""
+"""The waiting queue by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aengine.scheduling.sequence import Sequence
 
 
 class Counted(Sequence):
-    """Counts how often it is looked up, and tells when nobody holds it any more."""
+    """Counts lookups, and shows when it is no longer referenced."""
 
     lookups = 0
 
@@ -53,7 +53,7 @@ def test_who_is_removed_is_never_met_again() -> None:
     queue.push(first)
     queue.push(second)
     queue.remove(first)
-    queue.remove(first)  # once more changes nothing
+    queue.remove(first)  # a second time changes nothing
     assert len(queue) == 1
     assert queue.pop() is second
 
@@ -71,7 +71,7 @@ def test_removing_costs_a_few_look_ups_each_however_many_wait() -> None:
 
 def test_those_who_left_are_not_held_for_ever() -> None:
     queue = WaitingQueue()
-    queue.push(waiting(-1.0))  # at the head, so that nobody behind it surfaces
+    queue.push(waiting(-1.0))  # at the head, so that no other entry surfaces
     left = []
     for place in range(1000):
         sequence = waiting(float(place))

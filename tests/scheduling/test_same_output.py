@@ -28,7 +28,7 @@ VARIANTS: dict[str, dict[str, int | bool]] = {
 
 
 def outputs(seed: int, **knobs: int | bool) -> list[list[int]]:
-    """What 40 requests get that come in bunches, half of them with a prefix in common."""
+    """Return the outputs of 40 requests that come in groups; half of them share a prefix."""
     pick = random.Random(seed)
     stepper = Stepper(**{"num_pages": 200, "page_size": 4, "max_rows": 32, "vocab": 8, **knobs})  # type: ignore[arg-type]
     bases = [[pick.randrange(8) for _ in range(24)] for _ in range(3)]

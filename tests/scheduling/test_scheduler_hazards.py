@@ -37,7 +37,7 @@ def test_an_abort_does_not_free_pages_that_a_step_in_flight_still_writes() -> No
     stepper.abort(sequence)
     waiting = stepper.add(prompt_of(9, first=1), max_tokens=1)
     assert stepper.scheduler.memory.allocator.free == 0
-    assert stepper.schedule() is None  # there are free rows, but the pages are still being written
+    assert stepper.schedule() is None  # rows are free, but the pages are still being written
     stepper.commit()
     stepper.run()
     assert stepper.got[waiting].token_ids == stepper.expected(waiting)
@@ -111,7 +111,7 @@ def test_a_prefix_hit_is_aligned_with_what_follows_it(hit: int) -> None:
     sequence = stepper.add(prompt)
     (chunk,) = stepper.step().prefill  # type: ignore[union-attr]
     assert (chunk.start, list(chunk.token_ids)) == (hit, prompt[hit:])
-    stepper.run()  # the device compares every token that it attends to with the prefix that it should be
+    stepper.run()  # the device checks every token that it attends to
     assert sequence.cached == hit
     stepper.check_outputs()
 
@@ -161,7 +161,7 @@ def test_every_choice_counts_towards_the_bound_of_the_queue() -> None:
     with pytest.raises(QueueFullError, match="10 requests are waiting"):
         stepper.add(prompt_of(4, first=2))
     stepper.schedule()
-    assert stepper.scheduler.waiting == 6  # of the first request two, whom rows are missing for, and the second
+    assert stepper.scheduler.waiting == 6  # two choices of the first request, without rows, and the second request
     stepper.run()
     stepper.check_outputs()
 
@@ -188,7 +188,7 @@ def test_abort_in_every_phase_gives_everything_back(steps: int) -> None:
     for _ in range(steps):
         stepper.step()
     stepper.abort(aborted)
-    stepper.abort(aborted)  # once more changes nothing
+    stepper.abort(aborted)  # a second time changes nothing
     stepper.scheduler.check_integrity()
     stepper.run()
     assert older.output == stepper.expected(older)

@@ -13,7 +13,7 @@ from aengine.scheduling.planning import sharing
 from aengine.scheduling.sequence import Sequence
 from tests.scheduling.stepping import Kind, Stepper
 
-VOCAB = 6  # so few that outputs run into cached pages of other requests by chance
+VOCAB = 6  # so few tokens that outputs match cached pages of other requests by chance
 STOP_IDS = ((), (), (3,), (1, 4))
 LONGEST_PROMPT = 24
 LONGEST_OUTPUT = 12
@@ -55,8 +55,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_windows: int,
         bases: list[list[int]],
     ) -> None:
-        """snapshots: of a model that keeps states; grains: in pages, and in grains."""
-        pages = 3 + 12 // page_size + spare_pages  # a request or two
+        """snapshots: None: the model keeps no states. grain: in pages. prompt_grain: in grains."""
+        pages = 3 + 12 // page_size + spare_pages  # enough for one or two requests
         self.stepper = Stepper(
             num_pages=pages + 1,
             page_size=page_size,
@@ -174,7 +174,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.stepper.in_flight)
     @rule(which=st.integers(0, 2**16))
     def commit_with_a_broken_row(self, which: int) -> None:
-        """Whether it draws or not."""
+        """Also a row that draws nothing."""
         plan = self.stepper.in_flight[0]
         rows = [*plan.sampled_rows, *(chunk.row for chunk in plan.prefill)]
         self.stepper.commit(broken={rows[which % len(rows)]} if rows else ())

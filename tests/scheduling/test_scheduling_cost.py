@@ -1,4 +1,4 @@
-"""What a step costs the loop, in function calls rather than in time."""
+"""The cost of a step for the event loop, in function calls instead of time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.scheduling.stepping import Stepper, prompt_of
 
 
 def calls(function: Callable[[], object]) -> int:
-    """How many functions, Python's or built in, a call calls."""
+    """Return how many functions, Python's or built in, a call calls."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
-    gc.disable()  # a collection calls whoever listens to it, at a moment that is nobody's business here
+    gc.disable()  # a collection would call its callbacks at an arbitrary moment
     sys.setprofile(note)
     try:
         function()
@@ -36,7 +36,7 @@ def calls(function: Callable[[], object]) -> int:
 
 
 def step_cost(waiting: int, num_pages: int) -> int:
-    """Calls of a step with two sequences that decode while so many wait."""
+    """Return the calls of a step with two decoding sequences while `waiting` others wait."""
     stepper = Stepper(num_pages=num_pages, max_rows=2 if num_pages > 20 else 64, max_queue=10_000, lookahead=0)
     for first in range(2):
         stepper.add(prompt_of(90, first), max_tokens=40)
@@ -55,7 +55,7 @@ def test_the_cost_of_a_step_does_not_depend_on_the_number_of_those_who_wait(num_
 
 @pytest.mark.parametrize("waiting", [1, 50])
 def test_the_cost_of_a_step_does_not_depend_on_what_is_cached(waiting: int) -> None:
-    """Every step in which one leaves, one enters and the oldest of the cache makes room for it."""
+    """Return the calls of each step in which one leaves, one enters, and the oldest cached pages are evicted."""
 
     def costs(nodes: int) -> list[int]:
         stepper = Stepper(num_pages=nodes + 20, max_rows=2, lookahead=0)
@@ -86,7 +86,7 @@ def test_a_step_that_only_decodes_looks_nothing_up() -> None:
 def test_a_burst_is_admitted_over_several_steps() -> None:
     stepper = Stepper(num_pages=5000, max_rows=256, max_step_tokens=8192)
     for first in range(256):
-        stepper.add(prompt_of(3, first), max_tokens=10)  # 768 tokens in all: the tokens of a step are no bound
+        stepper.add(prompt_of(3, first), max_tokens=10)  # 768 tokens in all, which fit into one step
     admitted = [len(plan.new_rows) for plan in stepper.run() if plan.new_rows]
     assert admitted == [MAX_ADMISSIONS] * 4
     stepper.check_outputs()
@@ -110,7 +110,7 @@ def test_choices_that_fork_count_towards_the_burst() -> None:
     for first in range(6):
         stepper.request(prompt_of(3, first), max_tokens=10, n=40)
     admitted = [len(plan.new_rows) for plan in stepper.run() if plan.new_rows]
-    assert admitted == [80, 80, 80]  # the second request takes it beyond 64
+    assert admitted == [80, 80, 80]  # the second request exceeds 64
     stepper.check_outputs()
 
 
@@ -119,7 +119,7 @@ FAMILY, LONG = 128, 30_000  # choices of one request, tokens of its prompt
 
 @pytest.mark.slow
 def test_no_step_of_a_request_with_many_choices_of_a_long_prompt_costs_much_per_page() -> None:
-    """Each choice may cost a little more than one that decodes; nothing is done for each page that it shares."""
+    """A forking choice costs little more than one that decodes, and nothing for each page that it shares."""
     stepper = Stepper(num_pages=10_000, max_rows=256, max_step_tokens=16_384)
     family = stepper.request(prompt_of(LONG), max_tokens=4, n=FAMILY)
     most = {"schedule": 0, "commit": 0}
@@ -181,7 +181,7 @@ def test_all_choices_of_a_request_leave_for_little_each() -> None:
 
 @pytest.fixture
 def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[Seq[int]]:
-    """Whatever any tree is asked to find."""
+    """Return the arguments of all lookups in any tree."""
     asked: list[Seq[int]] = []
     match = RadixTree.match
 
@@ -194,9 +194,9 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[Seq[int]]:
 
 
 def test_a_request_that_has_to_wait_is_not_looked_up_in_every_step(looked_up: list[Seq[int]]) -> None:
-    """Not where next to nothing is free, nor where much is, but not enough: only when somebody has left."""
+    """Not with few or many free pages, if they are not enough: only after a sequence has left."""
     stepper = Stepper(num_pages=101, max_rows=64)
-    stepper.add(list(range(5000, 6264)), max_tokens=1)  # which stays in the cache, and gives way page by page
+    stepper.add(list(range(5000, 6264)), max_tokens=1)  # stays in the cache, and is evicted page by page
     stepper.run()
     running = stepper.add(prompt_of(160, 2), max_tokens=400)
     stepper.step()
@@ -206,7 +206,7 @@ def test_a_request_that_has_to_wait_is_not_looked_up_in_every_step(looked_up: li
     cached = stepper.scheduler.memory.tree.cached_pages
     for _ in range(350):
         stepper.step()
-    assert stepper.scheduler.memory.tree.cached_pages < cached  # evictions alone are no reason to look again
+    assert stepper.scheduler.memory.tree.cached_pages < cached  # evictions alone cause no new lookup
     assert stepper.scheduler.waiting == 1
     assert len(looked_up) == 1
     stepper.abort(running)
@@ -218,7 +218,7 @@ def test_a_request_that_has_to_wait_is_not_looked_up_in_every_step(looked_up: li
 
 
 def test_a_request_that_has_to_wait_enters_once_its_prefix_is_cached(looked_up: list[Seq[int]]) -> None:
-    """Nobody has left, and no page came free; but it needs fewer."""
+    """No sequence has left, and no page became free, but it needs fewer pages."""
     stepper = Stepper(num_pages=30, page_size=4, max_step_tokens=16)
     stepper.add(prompt_of(64), max_tokens=20)  # 16 pages
     stepper.step()

@@ -1,4 +1,4 @@
-"""Sequences with a grammar: their steps say so, and the grammar sees the committed output, no more and no less."""
+"""Sequences with a grammar: their steps are marked, and the grammar accepts exactly the committed output."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_forks_stand_in_the_order_of_their_draws() -> None:
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("seed", range(10))
 def test_a_grammar_sees_what_is_committed_whatever_happens(seed: int, lookahead: int) -> None:
-    """Small pools preempt, siblings fork or queue up; the flag is right at every step."""
+    """Sequences are preempted, fork and queue; the mark is right at every step."""
     rng = random.Random(seed)
     stepper = Stepper(num_pages=14, page_size=4, max_rows=4, max_step_tokens=8, lookahead=lookahead, vocab=60)
     for number in range(8):

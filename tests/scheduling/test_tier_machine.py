@@ -1,4 +1,4 @@
-"""Random use of the scheduler over a pool for a request or two, with host memory and a disk below it."""
+"""Random use of the scheduler over a pool for one or two requests, with host memory and a disk below it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from aengine.scheduling.sequence import Sequence
 from tests.scheduling.stepping import Stepper
 
 PAGE = 3
-LENGTHS = (9, 13, 20, 24)  # of prompts: so few that they come again and again
+LENGTHS = (9, 13, 20, 24)  # of prompts; few, so that prompts repeat
 VOCAB = 6
 
 
 class TierMachine(RuleBasedStateMachine):
-    """Every rule is followed by `check_integrity`; the fake device checks what is read out of every page."""
+    """Every rule is followed by `check_integrity`. The fake device checks every page that is read."""
 
     @initialize(
         pages=st.integers(9, 16),
@@ -61,7 +61,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(length=st.sampled_from(LENGTHS), turns=st.integers(4, 12))
     def ask_for_all(self, length: int, turns: int) -> None:
-        """More than the pool holds: what was asked for last time has left it."""
+        """The prompts exceed the pool, so that the last round's pages have been evicted."""
         for base in range(4):
             self.ask(base, length, 1, 1, 0, 0, turns)
 

@@ -1,4 +1,4 @@
-"""Who is admitted, whose prompt is read, and who has to give way: a lower priority value first, then first come."""
+"""The order of admission, prefill and preemption: lower priority values first, then first come, first served."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.scheduling.stepping import AGING, Stepper, prompt_of
 
 
 def admission_order(stepper: Stepper, sequences: list[Sequence]) -> list[int]:
-    """The places of the sequences in the order in which they got a row."""
+    """Return the indices of the sequences in the order in which they got a row."""
     order: list[int] = []
     while not stepper.scheduler.idle:
         stepper.step()
@@ -36,7 +36,7 @@ def test_nobody_starves_under_a_constant_stream_of_better_priority() -> None:
         stepper.add(prompt_of(4, first=second), max_tokens=1, arrival=float(second))
         stepper.step()
         stepper.step()
-    assert second == AGING  # overtaken only by what came in less than `AGING` seconds
+    assert second == AGING  # overtaken only by requests that came within `AGING` seconds
     stepper.run()
 
 
@@ -67,14 +67,14 @@ def test_those_who_decode_never_wait_for_a_long_prompt() -> None:
     stepper.add(prompt_of(100, first=1), max_tokens=1)
     for plan in stepper.run()[:14]:
         assert plan.decode == [0]
-        assert plan.num_tokens == 8  # the rest of every step is the long prompt's
+        assert plan.num_tokens == 8  # the long prompt gets the rest of every step
     assert stepper.got[decoding].finish_reason == "length"
 
 
 def test_the_youngest_of_the_lowest_priority_gives_way() -> None:
     stepper = Stepper(num_pages=8, page_size=4, max_rows=3)
     low = stepper.add(prompt_of(7, first=1), max_tokens=10, arrival=0.0, priority=1)
-    stepper.step()  # it has been running before the others came
+    stepper.step()  # it runs before the others come
     plain = stepper.add(prompt_of(7), max_tokens=10, arrival=1.0)
     young = stepper.add(prompt_of(4, first=2), max_tokens=10, arrival=2.0)
     gave_way: list[Sequence] = []

@@ -1,4 +1,4 @@
-"""Who may enter where adapters have places: nobody is held up by another's adapter, and nobody starves."""
+"""The queue with adapters: no sequence is delayed by another's adapter, and each adapter gets its turn."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def test_the_least_recently_used_one_that_nobody_needs_makes_room() -> None:
 
 
 def test_who_needs_an_adapter_keeps_it_until_no_step_names_it() -> None:
-    """Not the commit that ends the sequence, but that of the last step in flight frees the place."""
+    """A place is free after the commit of the last step in flight, not after the one that ends the sequence."""
     stepper = Stepper(places=1, load_steps=0)
     first, second = stepper.adapter(), stepper.adapter()
     ask(stepper, first, max_tokens=3)
     ask(stepper, second)
     while not second.ready:
-        stepper.step()  # the device checks that nothing in flight names what is overwritten
+        stepper.step()  # the device checks that no step in flight names the place
     assert not first.place
     run(stepper)
 
@@ -113,12 +113,12 @@ def test_a_rare_adapter_waits_for_two_rounds_of_the_popular_ones_at_most() -> No
         keep_busy()
         stepper.step()
         turns += 1
-    assert turns < 2 * 12 + 6  # twice an output, and what loading takes
+    assert turns < 2 * 12 + 6  # the duration of two outputs and of loading
     run(stepper)
 
 
 def test_popular_ones_have_their_turn_again() -> None:
-    """As many adapters as come in turn, each for ever: all are served alike."""
+    """Adapters whose requests never stop are served equally."""
     stepper = Stepper(places=2, max_rows=4, load_steps=1)
     adapters = [stepper.adapter() for _ in range(6)]
     served = dict.fromkeys(adapters, 0)
@@ -147,7 +147,7 @@ def test_adapters_do_not_hold_up_those_without() -> None:
 
 
 def test_who_waits_for_the_same_adapter_enters_together() -> None:
-    """Rather than that an adapter comes once for each of them."""
+    """Sequences of one adapter run together, so that it is not loaded for each of them."""
     stepper = Stepper(num_pages=4000, places=4, max_rows=64, load_steps=1)
     adapters = [stepper.adapter() for _ in range(20)]
     for number in range(100):
@@ -196,7 +196,7 @@ def test_those_that_nobody_waits_for_come_only_where_there_is_room() -> None:
     for adapter in adapters:
         queue_of(stepper).bring_ahead(adapter)
     for _ in range(4):
-        stepper.bring()
+        stepper.advance_loads()
     assert [adapter.ready for adapter in adapters] == [True, True, False]
 
 

@@ -1,4 +1,4 @@
-"""Pages that come back from the tiers below the pool: for whom, when, and what becomes of them."""
+"""Loading pages from lower tiers: for which sequences, when, and what happens to the pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.scheduling.stepping import Stepper, prompt_of
 
 PAGE = 4
 PROMPT = 20  # tokens: 5 pages of the pool's 12
-CACHED = PROMPT - PAGE  # of a prompt that comes again, whose last token is computed
+CACHED = PROMPT - PAGE  # tokens found by the same prompt again; its last token is computed
 
 
 def stepper(copy_turns: int = 1, host_slots: int = 64, copy_pages: int = 1000) -> tuple[Stepper, FakeTiers]:
@@ -21,7 +21,7 @@ def stepper(copy_turns: int = 1, host_slots: int = 64, copy_pages: int = 1000) -
 
 
 def run(steps: Stepper, first: int) -> Sequence:
-    """A prompt, to its end; and all that is to be copied then."""
+    """Run a prompt to its end, then all copies that are due."""
     sequence = steps.add(prompt_of(PROMPT, first), 2)
     steps.run()
     if steps.tiers is not None:
@@ -30,7 +30,7 @@ def run(steps: Stepper, first: int) -> Sequence:
 
 
 def evicted(copy_turns: int = 1) -> tuple[Stepper, FakeTiers]:
-    """Prompt 1 lies in host memory alone."""
+    """Return a stepper with prompt 1 only in host memory."""
     steps, tiers = stepper(copy_turns)
     for first in (1, 2, 3):
         run(steps, first)
@@ -38,7 +38,7 @@ def evicted(copy_turns: int = 1) -> tuple[Stepper, FakeTiers]:
 
 
 def begun(steps: Stepper, sequence: Sequence) -> Load:
-    """The load for which a sequence stands aside."""
+    """Return the load for which a sequence is parked."""
     steps.schedule()
     assert sequence.phase is Phase.WAITING
     loading = steps.scheduler.loading
@@ -133,7 +133,7 @@ def test_a_flush_while_pages_come_back_brings_none() -> None:
 
 
 def test_a_flush_while_pages_go_down_brings_none_either() -> None:
-    """Not even where somebody still holds them when the copy ends."""
+    """Not even if a sequence still holds them when the copy ends."""
     steps, tiers = stepper(copy_turns=99)
     run_alone = steps.add(prompt_of(PROMPT, 1), 2)
     steps.run()
@@ -143,7 +143,7 @@ def test_a_flush_while_pages_go_down_brings_none_either() -> None:
     tiers.begin()
     (store,) = [copy for copy, _ in tiers.copies]
     assert isinstance(store, Store)
-    held = steps.add(prompt_of(12, 1), 8)  # finds what is being copied
+    held = steps.add(prompt_of(12, 1), 8)  # finds the pages that are being copied
     steps.schedule()
     steps.commit()
     assert held.row >= 0

@@ -1,4 +1,4 @@
-"""Of sequences that keep states a prefix is found again as far as a snapshot of it goes."""
+"""A prefix of a sequence with states is found up to its deepest snapshot."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_output_leaves_its_newest_snapshot_alone() -> None:
     sequence = run(steps, prompt_of(10), 40)
     snapshots = steps.snapshots
     assert snapshots is not None
-    assert snapshots.slots.filed == 2  # behind 8 tokens of the prompt, and behind 48 in all: the 50th was never fed
+    assert snapshots.slots.filed == 2  # after 8 tokens of the prompt, and after 48 in all: the 50th was never fed
     assert run(steps, [*prompt_of(10), *sequence.output, 7, 7], 1).cached == 48
     assert run(steps, [*prompt_of(10), *sequence.output[:30], 7, 7], 1).cached == 8
 

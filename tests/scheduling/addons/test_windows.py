@@ -1,4 +1,4 @@
-"""Pages of windows as the scheduler hands them out: in pieces, back as they slide out, and without anybody starving."""
+"""Window pages in the scheduler: taken chunk by chunk, freed when outside every window, enough for each sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which decoding rows begin alike: a hint for the device, which may read such a run once for all of them."""
+"""Decoding rows with a common prefix: a hint for the device, which may read it once for all of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def every_run_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def runs(plan: StepPlan | None) -> list[tuple[list[int], int]]:
-    """The shared runs of a plan as (rows, tokens)."""
+    """Return the shared runs of a plan as (rows, tokens)."""
     assert plan is not None
     return [(sorted(plan.decode[place] for place in run.members), run.tokens) for run in plan.shared]
 
 
 def decoding(stepper: Stepper) -> StepPlan | None:
-    """The first plan with nothing to prefill, after all prefills are committed."""
+    """Return the first plan without prefill after all prefills are committed."""
     plan = stepper.step()
     while plan is None or plan.prefill:
         plan = stepper.step()
@@ -55,7 +55,7 @@ def test_where_groups_nest_what_saves_more_is_shared() -> None:
     for first in range(2):
         stepper.add([*long, *prompt_of(3, 1 + first)])
     stepper.add([*short, *prompt_of(9, first=5)])
-    # Two rows share 20 tokens, which spares one reading of 20; all three share 4, which spares two readings of 4.
+    # Two rows share 20 tokens, which saves one reading of 20. All three share 4, which saves two readings of 4.
     assert runs(decoding(stepper)) == [([0, 1], 20)]
     stepper.run()
 
@@ -69,7 +69,7 @@ def test_a_row_stands_in_one_run_only() -> None:
     for first in range(2):
         stepper.add([*long, *prompt_of(4, first=1), *prompt_of(3, 2 + first)])
     stepper.add([*long, *prompt_of(3, first=4)])
-    # All three share 20 tokens: two readings of 20 are spared, against one of the 24 that two of them share.
+    # All three share 20 tokens, which saves two readings of 20. Two share 24, which saves one reading of 24.
     assert runs(decoding(stepper)) == [([0, 1, 2], 20)]
     stepper.run()
 
