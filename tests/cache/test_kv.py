@@ -29,7 +29,7 @@ def test_what_is_written_into_one_is_in_no_other() -> None:
     for number, kept in enumerate(kept for i in range(3) for kept in kv.layer(i)):
         kept.fill_(number + 1)
     numbers = [kept.unique().tolist() for i in range(3) for kept in kv.layer(i)]
-    assert numbers == [[1], [2], [4], [4], [5], [6]]  # the layer in the middle has one for both
+    assert numbers == [[1], [2], [4], [4], [5], [6]]  # the layer in the middle has one vector for keys and values
     assert kv.data.all()
 
 

@@ -1,4 +1,4 @@
-"""The page allocator: which pages are free."""
+"""The page allocator."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_check_integrity_sees_a_lost_page() -> None:
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """Random owners over a pool far too small, against a plain set."""
+    """Random owners over a small pool, against a plain set."""
 
     NUM_PAGES = 12
 

@@ -14,14 +14,14 @@ PAGE = 4
 
 
 class Cache:
-    """A tree and its allocator, with the two moves that most examples consist of."""
+    """A tree and its allocator, with the two operations of most examples."""
 
     def __init__(self, num_pages: int = 100, page_size: int = PAGE) -> None:
         self.allocator = PageAllocator(num_pages)
         self.tree = RadixTree(self.allocator, page_size)
 
     def add(self, ids: list[int], salt: str | None = None) -> tuple[list[int], Node]:
-        """Cache a run whose pages were all computed privately; give back the copies that the tree did not want."""
+        """Cache a run of private pages. Release the pages that the tree does not take."""
         pages = self.allocator.take(len(ids) // self.tree.page_size)
         node, taken = self.tree.insert(ids, pages, salt)
         for page, tree_has_it in zip(pages, taken):
@@ -41,7 +41,7 @@ class Cache:
 
 
 def run(*pages: int) -> list[int]:
-    """Token ids of whole pages, each page named by a number."""
+    """Return the token ids of whole pages. Each page is named by a number."""
     return [1000 * page + i for page in pages for i in range(PAGE)]
 
 
@@ -142,7 +142,7 @@ def test_where_the_tree_has_another_page_the_caller_keeps_its_copy() -> None:
 
 
 def test_a_run_may_begin_where_a_locked_one_ends() -> None:
-    """A prompt in chunks: the part that the request has locked belongs to the tree already."""
+    """A prompt in chunks: the tree already owns the locked part."""
     cache = Cache()
     first, _ = cache.add(run(1, 2))
     matched = cache.tree.match(run(1, 2, 3, 4), None)
@@ -365,7 +365,7 @@ def test_nothing_follows_a_node_from_before_the_tree_was_cleared() -> None:
 
 
 def test_evictions_alone_do_not_count_as_changes() -> None:
-    """Whoever found too little before finds no more after them."""
+    """A lookup that found too little finds no more after them."""
     cache = Cache()
     _, node = cache.add(run(1, 2, 3))
     cache.add(run(4))
@@ -384,7 +384,7 @@ def test_evictions_alone_do_not_count_as_changes() -> None:
 
 
 class Counting(OrderedDict[Any, None]):
-    """An eviction order that counts how often it is looked at."""
+    """An eviction order that counts lookups."""
 
     looks = 0
 
@@ -402,7 +402,7 @@ def test_eviction_visits_what_it_evicts_and_never_walks_the_tree() -> None:
         taken = cache.tree.insert(run(i % 100, 100 + i), pages, None).taken
         if not taken[0]:
             cache.allocator.release(pages[0])
-    for i in range(0, leaves, 3):  # stale positions, were there any, would have to be skipped
+    for i in range(0, leaves, 3):  # stale entries would have to be skipped
         cache.tree.match(run(i % 100, 100 + i), None)
     cache.tree._unlocked = counting = Counting(cache.tree._unlocked)
     assert cache.tree.evict(1) == 1

@@ -1,4 +1,4 @@
-"""The radix tree against a model so plain that it is obviously right: one entry per cached page."""
+"""The radix tree against a simple model: one entry for each cached page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aengine.cache.pages import PageAllocator
 from aengine.cache.radix import Node, RadixTree
 
 PAGE = 2
-NUM_PAGES = 18  # far too few for what the rules ask
+NUM_PAGES = 18  # far fewer than the rules request
 Prefix = tuple[int, str | None, tuple[int, ...]]  # an epoch, a salt and whole pages of ids
 
 
@@ -61,7 +61,7 @@ class NaiveCache:
         self.drop_old()
 
     def drop_old(self) -> None:
-        """What is of an epoch that is over goes once nobody holds it."""
+        """Drop entries of old epochs that are no longer held."""
         for prefix in [p for p, entry in self.entries.items() if p[0] != self.epoch and not entry.locks]:
             del self.entries[prefix]
 
@@ -72,7 +72,7 @@ class NaiveCache:
 
 @dataclass
 class Sequence:
-    """What a running request holds: a locked node, and pages of its own after or beside it."""
+    """The pages of a running request: a locked node, and private pages that follow it or duplicate it."""
 
     ids: list[int]
     salt: str | None
@@ -83,7 +83,7 @@ class Sequence:
     locked: list[Prefix] = field(default_factory=list)
 
 
-token_ids = st.lists(st.integers(0, 1), min_size=0, max_size=12)  # two tokens: prefixes are shared all the time
+token_ids = st.lists(st.integers(0, 1), min_size=0, max_size=12)  # two tokens, so that prefixes are often shared
 salts = st.sampled_from([None, None, "a", "b"])
 
 
@@ -99,7 +99,7 @@ class RadixMachine(RuleBasedStateMachine):
         return self.running[data.draw(st.integers(0, len(self.running) - 1))]
 
     def evict_model(self, n: int) -> int:
-        """Drop the model's oldest entries until n pages would come back."""
+        """Drop the model's oldest entries until n pages would be free."""
         came_back = 0
         while came_back < n and (prefix := self.model.oldest()) is not None:
             del self.model.entries[prefix]
@@ -114,7 +114,7 @@ class RadixMachine(RuleBasedStateMachine):
         return self.allocator.take(n) if self.allocator.free >= n else None
 
     def relock(self, sequence: Sequence, node: Node, path: list[Prefix]) -> None:
-        """Lock the new path before the old one is let go."""
+        """Lock the new path before the old one is unlocked."""
         self.tree.lock(node)
         for prefix in path:
             self.model.entries[prefix].locks += 1
@@ -136,7 +136,7 @@ class RadixMachine(RuleBasedStateMachine):
 
     @rule(ids=token_ids, salt=salts)
     def admit(self, ids: list[int], salt: str | None) -> None:
-        """Match, lock, and find room for the rest, or let go again."""
+        """Match, lock, and find pages for the rest, or unlock again."""
         pages, node = self.tree.match(ids, salt)
         path = self.model.match(ids, salt)
         assert pages == [self.model.entries[prefix].page for prefix in path]
@@ -153,7 +153,7 @@ class RadixMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def commit_some(self, data: st.DataObject) -> None:
-        """A chunk was computed: its full pages enter the tree, from the locked node on."""
+        """A chunk was computed. Its full pages enter the tree after the locked node."""
         sequence = self.some_running(data)
         begin = sequence.node.depth
         count = data.draw(st.integers(begin, len(sequence.pages)))
@@ -181,7 +181,7 @@ class RadixMachine(RuleBasedStateMachine):
 
     @rule(ids=token_ids, salt=salts)
     def insert_from_the_root(self, ids: list[int], salt: str | None) -> None:
-        """A run whose every page is the caller's."""
+        """Insert a run of which the caller owns all pages."""
         pages = self.take(len(ids) // PAGE)
         if pages is None:
             return
@@ -211,7 +211,7 @@ class RadixMachine(RuleBasedStateMachine):
         assert self.contents() == {prefix: entry.page for prefix, entry in self.model.entries.items()}
 
     def contents(self) -> dict[Prefix, int]:
-        """Everything in the tree, read without touching it."""
+        """Return all entries of the tree without using them."""
         found: dict[Prefix, int] = {}
 
         def walk(node: Node, above: tuple[int, str | None], ids: tuple[int, ...]) -> None:
@@ -226,7 +226,7 @@ class RadixMachine(RuleBasedStateMachine):
         return found
 
     def teardown(self) -> None:
-        """At idle the pool is whole: what is not cached is free, and nothing is locked."""
+        """At idle, each page is free or cached, and none is locked."""
         for sequence in self.running:
             for page, taken in zip(sequence.pages, sequence.taken):
                 if not taken:

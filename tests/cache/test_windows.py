@@ -1,4 +1,4 @@
-"""Pages of layers with a sliding window: who has them, which the tree keeps, and what goes first."""
+"""Pages of layers with a sliding window: users, pages in the tree, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZE = 4
 
 
 class Cache:
-    """A tree, and a window of 8 tokens beside it: two pages, three where the window begins within one."""
+    """A tree with a window of 8 tokens: two pages, or three if the window begins inside a page."""
 
     def __init__(self, num_pages: int = 12) -> None:
         self.allocator = PageAllocator(100)
@@ -23,7 +23,7 @@ class Cache:
         self.tree.watchers.append(self.windows)
 
     def keep(self, ids: list[int], first: int = 0) -> list[int]:
-        """Cache a run, with pages of windows from place `first` on."""
+        """Cache a run, with window pages from place `first` on."""
         count = len(ids) // SIZE
         pages = self.allocator.take(count)
         inserted = self.tree.insert(ids, pages)
@@ -56,7 +56,7 @@ def test_a_hit_needs_the_last_window_and_nothing_before() -> None:
     cache = Cache()
     cache.keep(IDS, first=8)
     assert cache.found(IDS) == 10  # the query at position 40 sees 33 to 40: pages 8 and 9
-    assert cache.found(IDS[:36]) == 0  # that at 36 sees page 7
+    assert cache.found(IDS[:36]) == 0  # the query at position 36 sees page 7
     cache.check()
 
 
@@ -65,7 +65,7 @@ def test_the_deepest_place_with_a_whole_window_is_taken() -> None:
     cache.keep(IDS[:16])
     cache.keep(IDS, first=7)
     assert cache.found(IDS) == 10
-    assert cache.found(IDS[:32]) == 4  # behind page 8 the window would begin in page 6
+    assert cache.found(IDS[:32]) == 4  # after page 8, the window would begin in page 6
     cache.check()
 
 
@@ -74,7 +74,7 @@ def test_idle_pages_are_taken_the_least_recently_used_first_spare_ones_before() 
     first = cache.keep(IDS[:8])
     second = cache.keep([100 + i for i in range(8)])
     spare = cache.windows.take(1)
-    cache.windows.file(cache.tree.match(IDS[:8]).node, 0, spare)  # there is one already: it is free again
+    cache.windows.file(cache.tree.match(IDS[:8]).node, 0, spare)  # the tree has one already, so it becomes free
     cache.windows.release(spare[0], spare=True)
     assert cache.windows.allocator.free == 3
     cache.windows.share(first)
@@ -83,7 +83,7 @@ def test_idle_pages_are_taken_the_least_recently_used_first_spare_ones_before() 
     taken = cache.windows.take(4)
     assert first[1] in taken
     cache.windows.take(1)
-    assert cache.found([100 + i for i in range(8)]) == 0  # of the older one the first page is gone
+    assert cache.found([100 + i for i in range(8)]) == 0  # the first page of the older run is gone
     assert cache.found(IDS[:8]) == 1
     assert second[0] != first[0]
     with pytest.raises(OutOfPages):

@@ -1,4 +1,4 @@
-"""Adapters of the demo model as PEFT writes them, and engines that serve them."""
+"""Adapters of the demo model, written by PEFT, and engines that serve them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Written:
             save_file(drawn, other / "adapter_model.safetensors", {"format": "pt"})
 
     def refused(self) -> str:
-        """A folder whose adapter cannot be applied exactly."""
+        """Return a folder with an adapter that cannot be applied exactly."""
         folder = self.folder / "refused"
         if not folder.exists():
             shutil.copytree(self.folder / "a0", folder)
@@ -52,7 +52,7 @@ class Written:
 
     @staticmethod
     def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
-        """What the model draws, by transformers."""
+        """Return the ids that transformers draws."""
         tokens = list(prompt)
         with torch.no_grad():
             for _ in range(count):
@@ -62,7 +62,7 @@ class Written:
 
 @asynccontextmanager
 async def serving(**knobs: Any) -> AsyncIterator[aengine.Engine]:
-    """The demo model with these knobs; at the end nothing runs and every page, row and place is accounted for."""
+    """Serve the demo model with these knobs. At the end, check that every page, row and place is accounted for."""
     usual = {"device": "cpu", "max_num_seqs": 32, "kv_cache_gib": 0.1, "progress": False, "torch_threads": 1}
     async with aengine.Engine(**(usual | knobs)) as engine:
         yield engine

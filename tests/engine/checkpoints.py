@@ -1,4 +1,4 @@
-"""Checkpoints with other weights than those that they were made of."""
+"""Variants of checkpoints: fewer layers, changed weights, changed fields."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from aengine.model.loading import hub
 
 
 def first_layers(folder: Path, count: int) -> Path:
-    """The demo model without the layers above: what it says has no sense, and takes as much less time."""
+    """Write the demo model with only its first layers. Its text makes no sense, but it is faster."""
     shutil.copytree(hub.DEMO, folder)
     weights = folder / "model.safetensors"
-    if weights.exists():  # a GPU machine may have none
+    if weights.exists():  # a GPU machine may have no weights
         kept = {
             name: one
             for name, one in load_file(weights).items()
@@ -28,7 +28,7 @@ def first_layers(folder: Path, count: int) -> Path:
 
 
 def other_demo(folder: Path, seed: int = 1) -> Path:
-    """The demo model with noise on its matrices: the same sentences go on in other words."""
+    """Write the demo model with noise on its matrices, which changes its outputs."""
     shutil.copytree(hub.DEMO, folder)
     generator = torch.Generator().manual_seed(seed)
     changed = {
@@ -49,7 +49,7 @@ def with_config(folder: Path, **changes: object) -> Path:
 
 
 def other_numbers(folder: Path, to: Path, seed: int = 1) -> Path:
-    """A copy of any checkpoint with noise on all of its tensors, those of norms and gates as well."""
+    """Copy a checkpoint with noise on all of its tensors, including norms and gates."""
     shutil.copytree(folder, to)
     generator = torch.Generator().manual_seed(seed)
     changed = {

@@ -1,4 +1,4 @@
-"""Prompts that begin alike, and what transformers and engines make of them."""
+"""Prompts with common prefixes, and the outputs of transformers and of engines for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
 class ManyPrompts:
-    """Twenty prompts, each of which begins with a part of `shared`, and how many tokens are to be drawn for each."""
+    """Twenty prompts that begin with parts of `shared`, and the number of tokens to draw for each."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -29,7 +29,10 @@ class ManyPrompts:
         return [self.rng.randrange(300, 4000) for _ in range(count)]
 
     def write(self, case: str, folder: Path, **options: object) -> list[tuple[int, ...]]:
-        """Write a checkpoint with the demo model's tokenizer: what transformers draws for each prompt."""
+        """Write a checkpoint with the demo model's tokenizer.
+
+        Returns the ids that transformers draws for each prompt.
+        """
         model = write_checkpoint(case, folder, **options)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(DEMO / name, folder)
@@ -42,7 +45,7 @@ class ManyPrompts:
         return drawn
 
     async def complete(self, engine: aengine.Engine) -> list[tuple[int, ...]]:
-        """What an engine draws, which has all prompts at once."""
+        """Return the ids that an engine draws for all prompts at once."""
         completions = await asyncio.gather(
             *(engine.complete(prompt, max_tokens=count, **GREEDY) for prompt, count in zip(self.prompts, self.lengths))
         )

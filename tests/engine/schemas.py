@@ -9,10 +9,10 @@ WORDS = ("name", "age", "city", "total", "héllo wörld", 'quo"ted', "tab\t", "a
 
 
 def schema(seed: int) -> dict[str, Any]:
-    """The schema of that number, nested three levels at most."""
+    """Return the schema of that number, nested three levels at most."""
     rng = random.Random(seed)
     made = _object(rng, 3) if rng.random() < 0.6 else _any(rng, 3)
-    if rng.random() < 0.15:  # behind a reference
+    if rng.random() < 0.15:  # as a reference
         return {"$ref": "#/$defs/it", "$defs": {"it": made}}
     return made
 

@@ -1,4 +1,4 @@
-"""Adapters from the outside: chosen by name, loaded and unloaded beside running streams, more of them than places."""
+"""Adapters through the public API: chosen by name, loaded and unloaded while streams run, more of them than places."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 @pytest.fixture(scope="module")
 def alone(written: Written) -> dict[str | None, tuple[int, ...]]:
-    """What each adapter, and the model alone, draws after `PROMPT` with nothing beside it."""
+    """The ids that each adapter, and the model alone, draws after `PROMPT` without other requests."""
 
     async def draw() -> dict[str | None, tuple[int, ...]]:
         async with serving(lora=written.paths, prefix_cache=False, lookahead=False) as engine:
@@ -51,7 +51,7 @@ def alone(written: Written) -> dict[str | None, tuple[int, ...]]:
 
 @pytest.fixture
 async def engine(written: Written) -> AsyncIterator[aengine.Engine]:
-    """Two adapters are there, further ones may come; there is room for three."""
+    """An engine with two loaded adapters and room for three."""
     lora = {name: written.paths[name] for name in ("a0", "a1")}
     async with serving(lora=lora, lora_loading=True, max_loras=3) as engine:
         yield engine
@@ -201,7 +201,7 @@ async def test_replaced_in_place_old_streams_go_on_and_new_ones_get_the_new(
     await engine.load_adapter("a0", written.paths["a2"], replace=True)
     new = await engine.complete(PROMPT, adapter="a0", **GREEDY)
     assert new.token_ids == alone["a2"]
-    assert new.usage.cached_tokens == 0  # what the old one computed is nothing to the new one
+    assert new.usage.cached_tokens == 0  # prefixes of the old one are not found
     assert (await old).token_ids == whole.token_ids
 
 
@@ -249,7 +249,7 @@ async def test_an_adapter_that_is_named_at_the_start_and_cannot_be_read_is_an_er
 
 
 class Held:
-    """Puts that wait to be let through, or fail."""
+    """Lets a test delay copies to the device, or make them fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = asyncio.Event()
@@ -269,7 +269,7 @@ class Held:
 
 @pytest.fixture
 async def held(engine: aengine.Engine, monkeypatch: pytest.MonkeyPatch) -> Held:
-    for name in ("a0", "a1"):  # which are on their way
+    for name in ("a0", "a1"):  # which are being copied
         await engine.complete([400], adapter=name, max_tokens=1)
     return Held(monkeypatch)
 
@@ -376,17 +376,17 @@ def logprobs(completion: aengine.Completion) -> list[float]:
 
 @pytest.fixture(scope="module")
 def lone(written: Written) -> list[aengine.Completion]:
-    """What each of `ASKED` gets with nothing beside it."""
+    """The ids that each of `REQUESTS` gets without other requests."""
 
     async def one_by_one() -> list[aengine.Completion]:
         async with serving(lora=written.paths, prefix_cache=False, lookahead=False) as engine:
-            return [await engine.complete(prompt, **options) for prompt, options in ASKED]
+            return [await engine.complete(prompt, **options) for prompt, options in REQUESTS]
 
     return asyncio.run(one_by_one())
 
 
 PREEMPTING: dict[str, Any] = {"num_pages": 45, "page_size": 3, "max_model_len": 128}
-ASKED = requests([None, *(f"a{number}" for number in range(COUNT))], 24, seed=5)
+REQUESTS = requests([None, *(f"a{number}" for number in range(COUNT))], 24, seed=5)
 
 
 @pytest.mark.slow
@@ -406,11 +406,11 @@ ASKED = requests([None, *(f"a{number}" for number in range(COUNT))], 24, seed=5)
 async def test_however_busy_everyone_gets_what_they_get_alone(
     knobs: dict[str, Any], written: Written, lone: list[aengine.Completion]
 ) -> None:
-    """n, grammars, logprobs, penalties, preemption, several ranks; each with its own adapter, more than fit."""
+    """n, grammars, logprobs, penalties, preemption and several ranks, with more adapters than there is room for."""
     async with serving(lora=written.paths, **knobs) as engine:
-        got = await asyncio.gather(*(engine.complete(prompt, **options) for prompt, options in ASKED))
+        got = await asyncio.gather(*(engine.complete(prompt, **options) for prompt, options in REQUESTS))
         stats = engine.stats()
-    for one, other, (_, options) in zip(got, lone, ASKED, strict=True):
+    for one, other, (_, options) in zip(got, lone, REQUESTS, strict=True):
         assert answer(one) == answer(other), options
         assert logprobs(one) == pytest.approx(logprobs(other), abs=1e-3)
     assert (stats.preemptions > 0) == ("num_pages" in knobs)
@@ -419,7 +419,10 @@ async def test_however_busy_everyone_gets_what_they_get_alone(
 
 @pytest.mark.slow
 async def test_a_burst_over_a_hundred_adapters_with_sixteen_places(tmp_path: Path) -> None:
-    """Everyone is served, with the right one; who waits for the same adapter enters together, so none comes often."""
+    """All requests get the right adapter.
+
+    Those with the same adapter enter together, so each is loaded only a few times.
+    """
     hundred = Written(tmp_path, 100)
     names = [*hundred.paths]
     async with serving(lora=hundred.paths, max_loras=16, max_num_seqs=64, max_queue=4096) as engine:
@@ -438,8 +441,8 @@ async def test_a_burst_over_a_hundred_adapters_with_sixteen_places(tmp_path: Pat
         loads = engine.stats().adapter_loads - before
     assert all(tokens == expected[name] for name, tokens in zip(burst, got, strict=True) if name is not None)
     assert loads <= 200
-    assert None in ended[:100]  # who needs no adapter is not held up by those who do
-    first = [ended.index(name) for name in names]  # the last 16 are on the device to begin with
+    assert None in ended[:100]  # requests without an adapter do not wait for those with one
+    first = [ended.index(name) for name in names]  # the last 16 are on the device at the start
     assert sum(first[:20]) < sum(first[60:80])
 
 
@@ -465,7 +468,7 @@ async def test_a_stream_of_popular_ones_does_not_starve_a_rare_one(written: Writ
         overtook = popular_served - at
         rare_done.set()
         await asyncio.gather(*popular)
-    assert overtook <= 24  # two rounds of what ran beside it and what had come before it, not all that came
+    assert overtook <= 24  # two rounds of running and earlier requests, not all later ones
 
 
 async def _rest(stream: Any) -> list[aengine.Fragment]:

@@ -20,7 +20,7 @@ async def test_siblings_draw_only_what_is_allowed_and_others_what_they_like(engi
     )
     for choice in held.choices:
         assert set(choice.token_ids) <= set(ids)
-        assert (len(choice.token_ids), choice.finish_reason) == (24, "length")  # no end is allowed
+        assert (len(choice.token_ids), choice.finish_reason) == (24, "length")  # no end token is allowed
         assert choice.logprobs is not None
         assert choice.logprobs[0].top[0].token_id == free.token_ids[0]  # of the raw distribution
     assert len({choice.token_ids for choice in held.choices}) == 4

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module", autouse=True)
 def demo() -> None:
-    """All of it: what it says is looked at."""
+    """The whole demo model, because these tests check its text."""
 
 
 PROMPT = "The capital of France is"
@@ -24,7 +24,7 @@ async def test_a_word_is_not_written(lookahead: bool) -> None:
         device="cpu", max_num_seqs=8, kv_cache_gib=0.05, progress=False, lookahead=lookahead
     ) as engine:
         free = await engine.complete(PROMPT, max_tokens=24, temperature=0)
-        words = [" Paris", "France", "country"]  # with a space in front or without: both are meant
+        words = [" Paris", "France", "country"]  # each is banned with and without a space in front
         held = await engine.complete(PROMPT, max_tokens=24, temperature=0, bad_words=words)
         assert all(word.strip() in free.text for word in words)
         for word in words:
@@ -40,7 +40,7 @@ async def test_siblings_and_others_of_the_batch(engine: aengine.Engine) -> None:
     assert all("Paris" not in choice.text for choice in held.choices)
 
 
-PARIS = ["P", "Pa", "Par", "Paris"]  # every token that it may begin with
+PARIS = ["P", "Pa", "Par", "Paris"]  # every token with which it may begin
 
 
 async def test_a_grammar_and_bad_words_hold_together(engine: aengine.Engine) -> None:

@@ -1,4 +1,4 @@
-"""The same ids come out whatever the engine does to be fast (float32)."""
+"""All optimisations of the engine give the same ids (float32)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def run_all(**knobs: object) -> tuple[list[tuple[int, ...]], aengine.Stats
 
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[int, ...]]:
-    """Every request alone, one after the other."""
+    """The ids of each request by itself, one after the other."""
 
     async def alone() -> list[tuple[int, ...]]:
         async with aengine.Engine(device="cpu", prefix_cache=False, lookahead=False, kv_cache_gib=0.1) as engine:

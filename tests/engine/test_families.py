@@ -1,4 +1,4 @@
-"""The engine answers as transformers does, for each family, whatever it does to be fast (float32)."""
+"""For each family, the engine with all its optimisations gives the ids of transformers (float32)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.model.checkpoints import CASES, Reference, reference, write_checkpoin
 pytestmark = pytest.mark.anyio
 
 VOCAB = 4096  # of the demo model's tokenizer
-ALWAYS = ("gpt-oss",)  # the others among the slow tests
+ALWAYS = ("gpt-oss",)  # the others are slow tests
 PREEMPTING = "small pool, preempting"
 VARIANTS: dict[str, dict[str, object]] = {
     "lookahead": {},
-    PREEMPTING: {"num_pages": 60, "page_size": 3, "window_context": 20},  # for as many pages of windows
+    PREEMPTING: {"num_pages": 60, "page_size": 3, "window_context": 20},  # few window pages, too
     "chunks of 7, no lookahead": {"max_step_tokens": 16, "max_num_seqs": 9, "lookahead": False},
 }
 

@@ -1,4 +1,4 @@
-"""Keys and values in FP8 under an engine: everything that is fast gives the ids that are slow, and pages hold more."""
+"""Keys and values in FP8: optimisations give the same ids, and pages hold more tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def engine(**knobs: object) -> aengine.Engine:
 
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[int, ...]]:
-    """Every request alone, one after the other."""
+    """The ids of each request by itself, one after the other."""
 
     async def alone() -> list[tuple[int, ...]]:
         async with engine(prefix_cache=False, lookahead=False) as slow:

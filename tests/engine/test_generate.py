@@ -1,4 +1,4 @@
-"""The Python API as a user meets it."""
+"""The Python API from a user's point of view."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module", autouse=True)
 def demo() -> None:
-    """All of it: what it says is looked at."""
+    """The whole demo model, because these tests check its text."""
 
 
 PROMPT = "The capital of France is"
@@ -192,7 +192,7 @@ async def test_logprobs_name_the_sampled_token_and_the_likeliest(engine: aengine
     assert [entry.token_id for entry in completion.logprobs] == list(completion.token_ids)
     for entry in completion.logprobs:
         assert len(entry.top) == 3
-        assert entry.top[0].token_id == entry.token_id  # greedy takes the likeliest
+        assert entry.top[0].token_id == entry.token_id  # greedy draws the most likely token
         assert entry.top[0].logprob == pytest.approx(entry.logprob)
         assert [candidate.logprob for candidate in entry.top] == sorted(
             (candidate.logprob for candidate in entry.top), reverse=True
@@ -201,10 +201,10 @@ async def test_logprobs_name_the_sampled_token_and_the_likeliest(engine: aengine
 
 
 async def test_the_garbage_collector_does_not_walk_logprobs(engine: aengine.Engine) -> None:
-    """256 outputs with candidates are a million of them: one walk takes as long as several steps."""
+    """256 outputs with candidates are a million objects: scanning them once takes as long as several steps."""
     completion = await engine.complete(PROMPT, max_tokens=4, temperature=0, logprobs=3)
     assert completion.logprobs is not None
-    gc.collect()  # it lets go of tuples that hold nothing for it
+    gc.collect()  # it untracks tuples without references
     for entry in completion.logprobs:
         assert not any(map(gc.is_tracked, (entry, entry.top, *entry.top)))
 

@@ -1,4 +1,4 @@
-"""Models spread over two GPUs give in float32 what they give on one."""
+"""Models on two GPUs give the same ids as on one (float32)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KINDS = [
     SamplingParams(max_tokens=40, temperature=0.9, seed=7, top_p=0.9, logprobs=2),
     SamplingParams(max_tokens=40, temperature=0.7, seed=3, frequency_penalty=0.5, n=2),
 ]
-# Together more than are summed at once, and nothing but plain draws: from each rank's own tokens.
+# More rows than are summed at once, and only plain draws: each rank draws from its own tokens.
 LONG = [[RNG.randrange(VOCAB) for _ in range(RNG.randint(500, 900))] for _ in range(14)]
 PLAIN = [
     SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True),
@@ -65,7 +65,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 async def ids(folder: Path, ranks: int, adapters: tuple[str | None, ...] = (None,), **knobs: Any) -> Ids:
-    """What each request draws, with the adapters by turns."""
+    """Return the ids of each request. The adapters take turns."""
     knobs = {"dtype": "float32", "kv_cache_gib": 0.5, "max_num_seqs": 16, "progress": False, **knobs}
     found: Ids = []
     async with Engine(model=str(folder), device="cuda", tensor_parallel_size=ranks, **knobs) as engine:
@@ -113,8 +113,9 @@ asyncio.run(main())
 
 
 def test_nothing_need_have_run_before_a_start_on_two_gpus(folder: Path, tmp_path: Path) -> None:
-    """Other engines leave cuBLAS set up in the threads that they used: a process of its own has none. The second one
-    knows what the first has measured.
+    """In a new process, because other engines leave cuBLAS initialised in their threads.
+
+    The second process uses the measurements of the first.
     """
     command = [sys.executable, "-c", STARTED, str(folder)]
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "triton"), "XDG_CACHE_HOME": str(tmp_path)}

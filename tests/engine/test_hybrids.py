@@ -1,4 +1,4 @@
-"""Models of linear and full attention: the same ids come out however states are kept, copied and resumed."""
+"""Models with linear and full attention give the same ids, however states are kept, copied and resumed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.engine.many_prompts import GREEDY, ManyPrompts
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MANY = ManyPrompts(seed=7)
-# Of pages of 5 a state is kept behind every 320th token, the first that ends both a page and a block of 64.
+# With pages of 5 tokens, a state is kept after every 320th token, where a page and a block of 64 end together.
 MANY.prompts += [MANY.shared + MANY.ids(length) for length in (121, 130)]
 MANY.lengths += [20, 30]
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, ...]]]:
-    """A checkpoint, and what transformers makes of each prompt."""
+    """A checkpoint, and the ids of transformers for each prompt."""
     folder = tmp_path_factory.mktemp("hybrid")
     return folder, MANY.write("demo-hybrid", folder)
 
@@ -48,7 +48,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 async def test_ids_are_those_of_transformers(name: str, checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
-    """Twice: the second time, where there are snapshots, from the cache."""
+    """Run all prompts twice, the second time from the cache if there are snapshots."""
     folder, expected = checkpoint
     async with engine(folder, **VARIANTS[name]) as running:
         assert await MANY.complete(running) == expected
@@ -64,7 +64,7 @@ async def test_ids_are_those_of_transformers(name: str, checkpoint: tuple[Path, 
 
 
 async def test_a_prompt_goes_on_from_its_last_snapshot(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
-    """64 tokens a step: of 150 known ones 128 are found again, and all that a fork of them shares."""
+    """With 64 tokens a step, 128 of 150 known tokens are found again, and shared by forks."""
     folder, _ = checkpoint
     prompt = MANY.shared[:150]
     async with engine(folder) as running:
@@ -89,7 +89,7 @@ async def test_what_prompts_share_is_found(checkpoint: tuple[Path, list[tuple[in
         ]
         assert found == [0, 192, 192]
     async with engine(folder, state_snapshot_tokens=512) as sparse:
-        for i in range(2):  # what they share is shorter than the way to the first snapshot
+        for i in range(2):  # their common prefix ends before the first snapshot
             answer = await sparse.complete(MANY.shared + [400 + i] * 300, max_tokens=1, **GREEDY)
             assert answer.usage.cached_tokens == 0
 
@@ -129,7 +129,9 @@ async def test_states_in_bfloat16_are_close(checkpoint: tuple[Path, list[tuple[i
     async with engine(folder) as wide, engine(folder, state_dtype="bfloat16") as narrow:
         for prompt in MANY.prompts[:4]:
             a, b = [(await one.complete(prompt, max_tokens=2, logprobs=5, **GREEDY)) for one in (wide, narrow)]
-            expected, got = (answer.choices[0].logprobs[1].logprob for answer in (a, b))  # the first read none
+            expected, got = (
+                answer.choices[0].logprobs[1].logprob for answer in (a, b)
+            )  # the first request found nothing
             assert got == pytest.approx(expected, abs=0.05)
             assert got != expected
 

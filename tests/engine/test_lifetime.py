@@ -1,4 +1,4 @@
-"""Break, cancellation, timeout, close and failure: nothing hangs, and every page comes back."""
+"""Break, cancellation, timeout, close and failure: nothing hangs, and every page is freed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ENDLESS = {"max_tokens": 1000, "temperature": 0, "ignore_eos": True}
 
 
 async def rest(stream: Stream) -> tuple[int, ...]:
-    """The token ids of everything that is still to come."""
+    """Return the token ids of all further fragments."""
     ids: list[int] = []
     while taken := await stream.take():
         ids += [token for fragment in taken for token in fragment.token_ids]
@@ -48,7 +48,7 @@ async def rest(stream: Stream) -> tuple[int, ...]:
 
 
 async def aborted(engine: aengine.Engine) -> None:
-    """Nothing runs any more, long before an endless request would have ended by itself."""
+    """Check that nothing runs any more, long before an endless request would end by itself."""
     await idle(engine)
     assert engine.stats().generated_tokens < 500
 
@@ -144,7 +144,7 @@ async def test_a_closed_engine_keeps_no_model_and_no_cache(monkeypatch: pytest.M
 
     monkeypatch.setattr(KVPool, "__init__", pool_made)
     monkeypatch.setattr(Decoder, "__init__", decoder_made)
-    gc.disable()  # cycles may wait for it for a long time, and a device's memory is none of its business
+    gc.disable()  # device memory must be freed without the garbage collector
     try:
         async with aengine.Engine() as engine:
             await engine.complete([300, 301], max_tokens=3)
@@ -247,14 +247,14 @@ async def test_beyond_the_queue_bound_the_answer_is_no_at_once() -> None:
 
 
 class Sabotage:
-    """A runner around the real one that spoils chosen steps."""
+    """Wraps the real runner, and spoils chosen steps."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.inner = runtime.runner
         self.fail_launch: set[int] = set()
         self.fail_result: set[int] = set()
-        self.spoil: dict[int, int] = {}  # step -> which draw comes back as not finite
-        self.given_up: list[int] = []  # structured steps whose draws nobody will look at
+        self.spoil: dict[int, int] = {}  # step -> index of the draw that is not finite
+        self.given_up: list[int] = []  # structured steps that were given up
 
     def launch(self, plan: StepPlan) -> CpuStep:
         if plan.step in self.fail_launch:

@@ -1,4 +1,4 @@
-"""`LLM`: the engine for programs without asyncio. Nothing hangs, whatever ends a call or the object."""
+"""`LLM`, the engine for programs without asyncio: nothing hangs, however a call or the object ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shared(demo: None) -> Iterator[LLM]:
 
 @pytest.fixture
 def llm(shared: LLM) -> Iterator[LLM]:
-    """One for the module; after each test nothing runs in it any more, and it still answers."""
+    """One for the module. After each test, nothing runs in it and it still answers."""
     yield shared
     until(lambda: not shared._engine.stats().running and not shared._engine.stats().waiting)
     shared._engine.check_integrity()
@@ -54,14 +54,14 @@ def until(holds: Callable[[], object]) -> None:
 
 @pytest.fixture
 def ctrl_c_raises() -> Iterator[None]:
-    """A shell starts what runs in the background with Ctrl-C ignored."""
+    """A shell starts background processes with Ctrl-C ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def interrupt_when(holds: Callable[[], object]) -> None:
-    """Send Ctrl-C to the main thread once that is so."""
+    """Send Ctrl-C to the main thread once the condition holds."""
 
     def watch() -> None:
         until(holds)
@@ -72,7 +72,7 @@ def interrupt_when(holds: Callable[[], object]) -> None:
 
 @pytest.mark.anyio
 async def test_completions_are_the_engines_in_the_order_of_the_prompts(llm: LLM) -> None:
-    """Within a running loop, as in a notebook."""
+    """Call it inside a running loop, as in a notebook."""
     found = llm.generate(PROMPTS, **GREEDY)
     async with aengine.Engine(**KNOBS) as engine:
         expected = [await engine.complete(prompt, **GREEDY) for prompt in PROMPTS]
@@ -204,10 +204,10 @@ def test_a_bar_is_shown_after_a_while(
     llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm.generate(PROMPTS[:2], max_tokens=1, progress=True)
-    assert capsys.readouterr().err == ""  # sooner than two seconds
+    assert capsys.readouterr().err == ""  # it took less than two seconds
     monkeypatch.setattr(llm_module, "BAR_SECONDS", 0.01)
     llm.generate(PROMPTS, max_tokens=20, ignore_eos=True)
-    assert capsys.readouterr().err == ""  # no terminal
+    assert capsys.readouterr().err == ""  # stderr is not a terminal
     llm.generate(PROMPTS, max_tokens=100, ignore_eos=True, progress=True)  # tqdm needs more than 0.1 s
     shown = capsys.readouterr().err
     assert "0/20" in shown  # before the first one is done

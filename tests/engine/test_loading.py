@@ -1,4 +1,4 @@
-"""In which order a start-up looks at things: what is cheap to check comes before what takes a minute."""
+"""The order of a start-up: cheap checks come before steps that take a minute."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ except AengineError as error:
 
 
 class Started(Exception):
-    """Weights would be read now."""
+    """Fail: weights would be read now."""
 
 
 def start(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:

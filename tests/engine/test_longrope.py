@@ -1,4 +1,4 @@
-"""Requests that never leave the trained context are rotated as transformers does it, next to others that may."""
+"""Requests that never leave the trained context are rotated as in transformers, next to others that may leave it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference, Reference]:
-    """A model, and what transformers makes of it within the trained context, and beyond it from the first token on."""
+    """A model, and the ids of transformers inside the trained context, and beyond it from the first token on."""
     found = []
     for name, sizes in (("near", {"original_max_position_embeddings": CONTEXT}), ("far", {})):
         folder = tmp_path_factory.mktemp(name)
-        # One after the other: configurations of transformers write into what they are made from.
+        # One after the other, because configurations of transformers change the dicts that they are made from.
         model = write_checkpoint("phi3-beyond-the-trained-context", folder, vocab_size=VOCAB, **sizes)
         found.append((folder, reference(model, vocab=VOCAB, least=8)))
     [(folder, near), (_, far)] = found

@@ -1,4 +1,4 @@
-"""Where many rows run, the next step is launched before the last one's tokens are delivered; where few do, after."""
+"""With many rows, the next step is launched before the last one's tokens are delivered; with few rows, after."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 def told(path: Path, rows: int) -> list[tuple[str, str]]:
-    """What came behind each commit of so many rows."""
+    """Return the event after each commit of the given number of rows."""
     loop = sorted((span for span in spans(path) if span["tid"] == LOOP), key=lambda span: float(span["ts"]))
     return [
         (behind["name"], after["name"])
@@ -45,7 +45,7 @@ async def test_many_tokens_are_delivered_beside_two_steps(tmp_path: Path, rows: 
 
 
 class Cycling(NullRunner):
-    """Draws ten tokens by turns, the same for every row."""
+    """Draws ten tokens in turn, the same for every row."""
 
     def launch(self, plan: StepPlan) -> NullStep:
         draws = len(plan.sampled_rows)

@@ -1,4 +1,4 @@
-"""Logprobs of the prompt's own tokens: what they are, and that no cache, chunk or preemption changes them."""
+"""Logprobs of the prompt's own tokens: their values, and that no cache, chunk or preemption changes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT = "The capital of France is Paris. One two three four five six. " * 3
 
 
 def numbers(scores: Sequence[PromptLogprob] | None) -> list[tuple[int, float, int]]:
-    """Equal to those of another run up to rounding, which may swap neighbours."""
+    """Compare with another run up to rounding, which may swap neighbours."""
     assert scores is not None
     return [
         (score.token_id, pytest.approx(score.logprob, abs=1e-3), pytest.approx(score.rank, abs=2)) for score in scores

@@ -1,4 +1,4 @@
-"""A model over several ranks gives the ids that it gives alone (float32), whatever is asked and however busy it is."""
+"""A model over several ranks gives the same ids as on one (float32), for all options and under load."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def run(ranks: int, **knobs: object) -> tuple[list[Completion], aengine.St
 
 
 def alone(**knobs: object) -> list[Completion]:
-    """Every request by itself, by one rank."""
+    """The ids of each request by itself, on one rank."""
 
     async def answers() -> list[Completion]:
         async with engine(1, prefix_cache=False, lookahead=False, **knobs) as one:
@@ -82,7 +82,7 @@ def assert_equal(completions: list[Completion], expected: list[Completion]) -> N
 
 
 def numbers(choice: Choice) -> list[float]:
-    """All logprobs, of drawn tokens, of the prompt's and of those that were likelier."""
+    """Return all logprobs: of drawn tokens, of the prompt, and of the candidates."""
     drawn, prompt = choice.logprobs or (), choice.prompt_logprobs or ()
     best = [one.logprob for score in drawn for one in score.top] + [value for score in prompt for value in score.top]
     return [score.logprob for score in (*drawn, *prompt)] + best
@@ -170,11 +170,11 @@ async def test_closing_with_a_step_in_flight_ends_streams_and_threads() -> None:
 
 
 class Stumbled(Exception):
-    """What a rank raises of itself."""
+    """An error of one rank."""
 
 
 class Stumbling:
-    """One rank raises at some point of its next step, once it is told to."""
+    """Lets one rank raise at a chosen point of its next step."""
 
     def __init__(self, rank: int, where: str, meeting: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.armed = False
@@ -215,7 +215,7 @@ class Stumbling:
 async def test_a_step_that_fails_on_one_rank_fails_on_all_and_the_next_requests_are_right(
     rank: int, where: str, meeting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before its first meeting with the others, at some meeting, behind the last, and in its draws."""
+    """Before its first exchange with the others, at an exchange, after the last one, and in its draws."""
     stumbling = Stumbling(rank, where, meeting, monkeypatch)
     greedy = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
     prompts = [[*SHARED, 301, 302 + number] for number in range(3)]
@@ -244,7 +244,7 @@ async def test_only_numbers_of_ranks_that_hosts_have_are_taken() -> None:
 
 async def test_the_pools_of_all_ranks_have_to_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_cpu, "host_memory", lambda: 64 * 2**20)
-    async with engine(1, kv_cache_gib=None, num_pages=1200):  # of 32 KiB; each of the ranks has half of it
+    async with engine(1, kv_cache_gib=None, num_pages=1200):  # of 32 KiB; each rank has half of a page
         pass
     with pytest.raises(ConfigError, match="num_pages"):
         async with engine(8, kv_cache_gib=None, num_pages=1200):

@@ -1,4 +1,4 @@
-"""Every family over several ranks gives transformers' ids (float32), preempted, cached and beside requests given up."""
+"""Every family over several ranks gives transformers' ids (float32), with preemption, cache hits and aborts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.anyio
 
 VOCAB = 4096  # of the demo model's tokenizer
 ALWAYS = ("gpt-oss",)  # the others are slow tests
-EACH_RANKS = ("gpt-oss", "deepseek-v3", "qwen3-5")  # pages of windows, latents and states
-EIGHT = ("qwen3", "qwen3-moe")  # which 8 ranks take long: with EACH_RANKS five families; 2 and 4 take turns
+EACH_RANKS = ("gpt-oss", "deepseek-v3", "qwen3-5")  # window pages, latents and states
+EIGHT = ("qwen3", "qwen3-moe")  # run with 8 ranks, which is slow; the others run with 2 or 4, in turns
 PREEMPTING = {"num_pages": 60, "page_size": 3, "window_context": 20, "max_model_len": 128}
 
 
@@ -38,7 +38,7 @@ def cases() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
-    """A folder, and what transformers makes of it."""
+    """A folder, and the ids of transformers."""
     folder = tmp_path_factory.mktemp(request.param)
     model = write_checkpoint(request.param, folder, **{**sizes_of(request.param), "vocab_size": VOCAB})
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -1,5 +1,6 @@
-"""Weights reloaded in place: who was here ends with the old ones, who comes meanwhile gets the new ones, nothing stale
-is served, and a checkpoint that does not fit changes nothing.
+"""Weights reloaded in place: running requests end with the old ones, new requests get the new ones.
+
+No stale prefix is used, and a checkpoint that does not fit changes nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Ids = tuple[int, ...]
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Other weights for the demo model."""
+    """A checkpoint of the demo model with other weights."""
     return other_demo(tmp_path_factory.mktemp("reload") / "other")
 
 
@@ -56,7 +57,7 @@ async def ids(engine: aengine.Engine, **options: Any) -> Ids:
 
 
 async def fresh(model: Path, **knobs: Any) -> Ids:
-    """What an engine of that model draws."""
+    """The ids that an engine of that checkpoint draws."""
     async with aengine.Engine(str(model), **KNOBS | knobs) as engine:
         return await ids(engine)
 
@@ -77,13 +78,13 @@ async def test_the_ids_are_those_of_the_other_model(other: Path, knobs: dict[str
         after = await engine.complete(PROMPT, **GREEDY)
         assert after.token_ids == await fresh(other, **knobs) != before
         assert after.usage.cached_tokens == 0
-        await engine.reload()  # its own
+        await engine.reload()  # the model's own folder
         assert await ids(engine) == before
         await idle(engine)
 
 
 class Barred:
-    """Reloads that stop before the first tensor is read, until `go`."""
+    """Stops reloads before the first tensor is read, until `go` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered = threading.Event()
@@ -116,7 +117,7 @@ async def test_old_requests_end_with_the_old_weights_and_new_ones_wait(
         assert (await old).token_ids == alone.token_ids
         assert await asyncio.to_thread(barred.entered.wait, 30)
         assert not any(task.done() for task in new)
-        assert not engine.refusal  # they wait, nobody is sent away
+        assert not engine.refusal  # requests wait and are not refused
         barred.go.set()
         await reloading
         assert await asyncio.gather(*new) == [wanted] * 3
@@ -169,7 +170,7 @@ async def test_another_model_is_refused_by_name_and_changes_nothing(tmp_path: Pa
                 await engine.reload(folder)
             after = await engine.complete(PROMPT, **GREEDY)
             assert after.token_ids == before
-            assert after.usage.cached_tokens  # not even the cache
+            assert after.usage.cached_tokens  # the cache is kept, too
 
 
 async def test_a_checkpoint_that_a_knob_does_not_fit_is_refused_as_such(tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ async def test_no_mixture_is_served(other: Path, monkeypatch: pytest.MonkeyPatch
         for _ in range(2):
             with pytest.raises(EngineNotReadyError, match="mixture"):
                 await ids(engine)
-            await engine.sleep()  # makes no whole of them
+            await engine.sleep()  # does not repair the mixture
             await engine.wake_up()
         assert engine.refusal
         await engine.reload(other)
@@ -233,7 +234,7 @@ async def test_adapters_stay(other: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scaled_first", [pytest.param(True, marks=pytest.mark.slow), False])
 async def test_scales_of_keys_and_values_go_with_their_checkpoint(scaled_first: bool, tmp_path: Path) -> None:
-    """One checkpoint has some, so small ones that much is cut off, the other none."""
+    """One checkpoint has scales, so small that much is cut off; the other has none."""
     scaled = Path(shutil.copytree(hub.DEMO, tmp_path / "scaled"))
     tensors = load_file(scaled / "model.safetensors")
     tensors |= {f"model.layers.0.self_attn.{part}_scale": torch.tensor(1e-3) for part in "kv"}
@@ -248,7 +249,7 @@ async def test_scales_of_keys_and_values_go_with_their_checkpoint(scaled_first: 
 
 
 async def test_adapters_that_come_are_those_of_the_new_weights(other: Path, tmp_path: Path) -> None:
-    """PEFT stores a copy of the output matrix beside its factors, which has to be what the base has."""
+    """PEFT stores a copy of the output matrix with its factors. It must equal the base's."""
     model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32)
     adapter, without = str(tmp_path / "adapter"), str(tmp_path / "without")
     for folder, copies in ((adapter, "auto"), (without, False)):

@@ -1,5 +1,6 @@
-"""Weights of each family are reloaded in place, those too that loading transforms: norms that add 1, gates' rows by
-turns, experts that are turned round.
+"""Weights of each family are reloaded in place.
+
+This includes weights that loading transforms: norms that add 1, interleaved gate rows, transposed experts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.model.checkpoints import CASES, write_checkpoint
 
 pytestmark = pytest.mark.anyio
 
-ALWAYS = ("qwen3-5-wrapped", "gpt-oss", "gemma3")  # the others among the slow tests
+ALWAYS = ("qwen3-5-wrapped", "gpt-oss", "gemma3")  # the others are slow tests
 PROMPTS = [[300 + (place * 7 + length) % 3000 for place in range(length)] for length in (5, 70, 150)]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 
@@ -29,7 +30,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True
     params=[pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES],
 )
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two checkpoints of one configuration."""
+    """Two checkpoints with one configuration."""
     folder = tmp_path_factory.mktemp(request.param)
     first = folder / "first"
     write_checkpoint(request.param, first, vocab_size=4096)  # of the demo model's tokenizer
@@ -57,7 +58,7 @@ async def test_the_answers_are_those_of_the_other_checkpoint_and_then_its_own(pa
         own_ids, own_vectors = await answers(one)
         assert own_ids != ids
         await one.reload(other)
-        for _ in range(2):  # the second time out of the cache
+        for _ in range(2):  # the second time from the cache
             again, close = await answers(one)
             assert again == ids
             assert close == [pytest.approx(vector, abs=1e-4) for vector in vectors]

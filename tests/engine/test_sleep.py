@@ -1,4 +1,4 @@
-"""Sleep and wake: what runs ends first, who comes meanwhile is told, and afterwards all is as before but uncached."""
+"""Sleep and wake: running requests end first, new ones are refused, and afterwards only the cache is gone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPT = [300 + number * 7 % 2000 for number in range(50)]
 
 
 class Memory:
-    """Device memory that a test looks at, and whose ways it can bar."""
+    """Device memory that a test can watch and block."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -64,7 +64,7 @@ def memory() -> Memory:
 
 
 def made(memory: Memory) -> aengine.Engine:
-    """The demo model with that memory."""
+    """An engine of the demo model with that memory."""
 
     def start(config: EngineConfig, folder: Path, model: ModelConfig, wait: Callable[[], object]) -> Runtime:
         made = start_runtime(config, folder, model, wait)
@@ -83,13 +83,13 @@ async def engine(memory: Memory) -> AsyncIterator[aengine.Engine]:
 
 
 async def entered(memory: Memory) -> None:
-    """The change is under way in its thread."""
+    """Wait until the change is running in its thread."""
     assert await asyncio.to_thread(memory.entered.wait, 30)
     memory.entered.clear()
 
 
 async def asleep(engine: aengine.Engine) -> None:
-    """New requests are refused, whether or not those that run have ended."""
+    """Wait until new requests are refused, even if running ones have not ended."""
     with anyio.fail_after(30):
         while not engine.refusal:  # noqa: ASYNC110 - the engine has no such event
             await anyio.sleep(0.001)
@@ -278,7 +278,7 @@ async def test_adapters_stay_and_none_is_loaded_meanwhile(tmp_path: Path) -> Non
         await engine.load_adapter("a1", written.paths["a1"])
         before = [await engine.complete(PROMPT, adapter=name, **GREEDY) for name in ("a0", "a1")]
         await engine.sleep()
-        await engine.load_adapter("a2", written.paths["a2"])  # waits in host memory
+        await engine.load_adapter("a2", written.paths["a2"])  # stays in host memory
         await engine.wake_up()
         after = [await engine.complete(PROMPT, adapter=name, **GREEDY) for name in ("a0", "a1")]
         assert [one.token_ids for one in after] == [one.token_ids for one in before]

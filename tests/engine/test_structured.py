@@ -1,4 +1,4 @@
-"""Outputs follow their grammars, on any model and whatever the engine does with the rest of the batch."""
+"""Outputs follow their grammars, for any model and in any batch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check(completion: Completion, structured: Structured | None) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("load_format", "temperature"), [("auto", 0.0), ("dummy", 1.0)], ids=["demo", "random"])
 async def test_whatever_ends_with_stop_validates(load_format: str, temperature: float) -> None:
-    """200 schemas; at least 95 % of the outputs end by themselves."""
+    """200 schemas. At least 95 % of the outputs end by themselves."""
     schemas = [schema(seed) for seed in range(200)]
     sampling = {"max_tokens": 1000, "temperature": temperature}
     async with aengine.Engine(**SMALL, load_format=load_format, max_num_seqs=64) as engine:
@@ -76,7 +76,7 @@ async def test_whatever_ends_with_stop_validates(load_format: str, temperature: 
 
 
 async def complete_all(forms: list[Structured | None], **knobs: Any) -> tuple[list[Completion], aengine.Stats]:
-    """One request for each form, all at once, or one after the other with `alone=True`."""
+    """Run one request for each kind of grammar, all at once, or one after the other with `alone=True`."""
     alone = knobs.pop("alone", False)
     options = [
         {
@@ -121,7 +121,7 @@ def expected() -> list[tuple[int, ...]]:
     ids=["together", "no lookahead", "preempting", "preempting with a cache", "chunks of 8", "two rows"],
 )
 async def test_same_ids(knobs: dict[str, Any], expected: list[tuple[int, ...]]) -> None:
-    """Constrained or not, a request draws the same ids in any company; in small pools some are preempted."""
+    """A request draws the same ids in any batch, with or without a grammar. In small pools some are preempted."""
     completions, stats = await complete_all(FORMS, **knobs)
     assert [completion.token_ids for completion in completions] == expected
     if "num_pages" in knobs:
@@ -165,7 +165,7 @@ async def test_a_stop_string_ends_it_earlier_and_length_too(engine: aengine.Engi
 
 async def test_logprobs_are_of_the_raw_distribution(engine: aengine.Engine) -> None:
     free = await engine.complete(PROMPT, max_tokens=1, temperature=0, logprobs=2)
-    other = Structured(regex="[0-9]")  # not what is likeliest
+    other = Structured(regex="[0-9]")  # not the most likely output
     bound = await engine.complete(PROMPT, max_tokens=1, temperature=0, logprobs=2, structured=other)
     assert free.logprobs is not None
     assert bound.logprobs is not None
@@ -203,7 +203,7 @@ async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(how: str,
             getattr(made[0], how).add(step)
         with pytest.raises(aengine.EngineFailedError):
             await engine.complete(PROMPT, structured=JSON, max_tokens=150, seed=1, temperature=0.9)
-        assert made[0].given_up == ([step + 1] if how == "fail_result" else [])  # over before its pages are released
+        assert made[0].given_up == ([step + 1] if how == "fail_result" else [])  # it ended before its pages were freed
         await idle(engine)
         again = await engine.complete(PROMPT, structured=JSON, max_tokens=150, seed=1, temperature=0.9)
         assert again.token_ids == expected.token_ids
@@ -231,7 +231,7 @@ async def test_slow_masks_change_no_output(monkeypatch: pytest.MonkeyPatch, expe
 
 
 async def test_nobody_waits_for_anothers_slow_mask(engine: aengine.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is worked out beside the steps, which go on without the output that needs it."""
+    """A late mask is computed while steps run without its sequence."""
     monkeypatch.setattr(matcher, "SLOW_SECONDS", -1.0)
     fill, filling, go_on = Matcher.fill, threading.Event(), threading.Event()
 
@@ -259,7 +259,7 @@ async def test_nobody_waits_for_anothers_slow_mask(engine: aengine.Engine, monke
 
 
 async def test_a_grammar_that_becomes_too_large_ends_its_request_alone(engine: aengine.Engine) -> None:
-    """Its automaton outgrows its bound while the output is written."""
+    """Its automaton exceeds its bound during the output."""
     growing = Structured(regex=r"[\w\d\p{L}]{1,500}" * 50)
     async with anyio.create_task_group() as group:
 

@@ -1,4 +1,4 @@
-"""A run's trace: what the loop, the device and the HTTP side did, told once each."""
+"""A run's trace: the spans of the loop, the device and the HTTP side, each once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Track = list[dict[str, Any]]
 
 
 def tracks(path: Path) -> dict[int, Track]:
-    """The spans of each track, which follow each other."""
+    """Return the spans of each track. Spans of a track do not overlap."""
     found: dict[int, Track] = defaultdict(list)
     for span in sorted(spans(path), key=lambda span: float(span["ts"])):
         found[span["tid"]].append(span)
@@ -107,4 +107,6 @@ async def test_the_gpu_is_told_by_its_events(tmp_path: Path) -> None:
     assert len(steps) == stats.steps == len(awaited)
     for step, span in steps.items():
         assert span["dur"] > 0
-        assert span["ts"] + span["dur"] <= awaited[step]["ts"] + awaited[step]["dur"] + 200  # the clocks' distance
+        assert (
+            span["ts"] + span["dur"] <= awaited[step]["ts"] + awaited[step]["dur"] + 200
+        )  # the difference of the clocks

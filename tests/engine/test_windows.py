@@ -1,4 +1,4 @@
-"""Models with sliding windows: the same ids come out wherever pages slid out, were evicted, found again or copied."""
+"""Models with sliding windows give the same ids when window pages are freed, evicted, found again or copied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.engine.many_prompts import GREEDY, ManyPrompts
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MANY = ManyPrompts(seed=8)
-WINDOW = 20  # tokens, of those layers that have one
+WINDOW = 20  # tokens; of the layers with a window
 CASES = ("mistral-window", "gemma3", "qwen2-window-upper-layer", "gpt-oss", "olmo3", "phi3-window")
 ALL_SLIDE = ("mistral-window", "phi3-window")
 
@@ -22,7 +22,7 @@ Subject = tuple[Path, list[tuple[int, ...]]]
 
 @pytest.fixture(scope="module", params=CASES)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    """A checkpoint, and what transformers makes of each prompt."""
+    """A checkpoint, and the ids of transformers for each prompt."""
     folder = tmp_path_factory.mktemp(request.param)
     return folder, MANY.write(request.param, folder, vocab_size=4096, max_position_embeddings=1024)
 
@@ -49,7 +49,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 @pytest.mark.turns("name", count=3)
 @pytest.mark.parametrize("name", VARIANTS)
 async def test_ids_are_those_of_transformers(name: str, subject: Subject) -> None:
-    """Twice: the second time from the cache. The variants take turns: three for each model, two models for each."""
+    """Run all prompts twice, the second time from the cache. Each model has three variants, in turns."""
     folder, expected = subject
     async with engine(folder, **VARIANTS[name]) as running:
         assert running.stats().window_pages > 0
@@ -61,12 +61,12 @@ async def test_ids_are_those_of_transformers(name: str, subject: Subject) -> Non
     assert (after.cached_tokens > before.cached_tokens) == (name != "no prefix cache")
     if name == "as it comes":
         assert (after.cached_tokens - before.cached_tokens) / (after.prompt_tokens - before.prompt_tokens) > 0.8
-    if "preempting" in name:  # where all slide nobody grows
+    if "preempting" in name:  # if all layers have a window, no sequence runs out of pages
         assert (after.preemptions > 0) != folder.name.startswith(ALL_SLIDE)
 
 
 async def test_what_slid_out_goes_back_while_the_sequence_runs(subject: Subject) -> None:
-    """A prompt of 800 tokens and 100 behind it hold what a window needs, and what a step computes."""
+    """A prompt of 800 tokens and an output of 100 hold pages for a window and for a step."""
     folder, _ = subject
     prompt = MANY.ids(800)
     most = 0
@@ -86,11 +86,11 @@ async def test_a_hit_needs_the_last_window_alone(subject: Subject) -> None:
         expected = (await plain.complete(prompt, max_tokens=20, **GREEDY)).token_ids
         first = await running.complete(prompt, max_tokens=20, **GREEDY)
         stats = running.stats()
-        assert stats.window_pages < 800 // 16  # not even the prompt's would fit
+        assert stats.window_pages < 800 // 16  # fewer than the prompt has pages
         again = await running.complete(prompt, max_tokens=20, **GREEDY)
         assert first.token_ids == again.token_ids == expected
         assert again.usage.cached_tokens == 784
-        for other in others:  # until nothing of that window is left
+        for other in others:  # until that window is evicted
             await running.complete(other, max_tokens=1, **GREEDY)
         gone = await running.complete(prompt, max_tokens=20, **GREEDY)
         assert gone.usage.cached_tokens == 0

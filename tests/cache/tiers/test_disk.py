@@ -1,4 +1,4 @@
-"""Files of pages: whole or not there, bounded, and never mistaken for another."""
+"""Files of pages: complete or absent, bounded, and never confused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA = bytes(range(200))
 
 
 def parts() -> list[memoryview]:
-    """Room for a page of two ranks."""
+    """Return memory for a page of two ranks."""
     return [memoryview(bytearray(120)), memoryview(bytearray(80))]
 
 
@@ -160,7 +160,7 @@ def test_a_foreign_file_of_a_pages_name_is_neither_deleted_nor_replaced(tmp_path
         disk.write(KEYS[0], [memoryview(DATA)])
     disk.delete([KEYS[0]])
     assert [file.read_bytes(), *file.parent.iterdir()] == [b"a letter", file]
-    file.write_bytes(b"")  # of a page, after a loss of power
+    file.write_bytes(b"")  # as after a loss of power
     store(disk, KEYS[0])
     disk.read(KEYS[0], parts())
 

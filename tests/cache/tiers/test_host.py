@@ -1,4 +1,4 @@
-"""Slots of host memory: the least recently used page makes room, a page that is being read does not."""
+"""Slots of host memory: the least recently used page is evicted, but not while it is read."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_few_tokens_are_computed_and_many_are_brought() -> None:
     size = 147_456
     assert not speeds.worth(64, 64 * size, 0, 0)
     assert speeds.worth(16384, 16384 * size, 0, 0)
-    assert not speeds.worth(4096, 4096 * size, 0, 10**10)  # behind other loads
+    assert not speeds.worth(4096, 4096 * size, 0, 10**10)  # after other loads
     speeds.read(10**8, 0.1)
     assert not speeds.worth(16384, 16384 * size, 16384 * size, 0)
 

@@ -1,6 +1,4 @@
-"""Small random checkpoints that embed, classify or score, with the demo model's tokenizer, and what transformers makes
-of their tokens.
-"""
+"""Small random checkpoints that embed, classify or score, the demo model's tokenizer, and transformers' results."""
 
 from __future__ import annotations
 
@@ -74,7 +72,7 @@ def write(folder: Path, family: str = "qwen3", head: str = "none", **changes: ob
     model: PreTrainedModel = kind(config_type(**{**_SHAPE, **shape, **changes})).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:  # biases start as 0 and norm weights as 1: both would hide a mistake
+            if parameter.dim() == 1:  # biases of 0 and norm weights of 1 would hide a mistake
                 parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.25)
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -98,13 +96,13 @@ def write_modules(folder: Path, *modules: str, **pooling: object) -> None:
 
 @torch.inference_mode()
 def hidden_states(model: PreTrainedModel, ids: list[int]) -> Tensor:
-    """[tokens, hidden], behind the last norm."""
+    """Return [tokens, hidden] after the last norm."""
     found: Tensor = model.base_model(torch.tensor([ids])).last_hidden_state[0]
     return found
 
 
 @torch.inference_mode()
 def logits(model: PreTrainedModel, ids: list[int]) -> Tensor:
-    """[labels] of a classifier, [tokens, vocab] of a language model."""
+    """Return [labels] of a classifier, or [tokens, vocab] of a language model."""
     found: Tensor = model(torch.tensor([ids])).logits[0]
     return found

@@ -1,4 +1,4 @@
-"""Pooled prompts with adapters equal PEFT's merged weights (float32), beside others with none or with another."""
+"""Pooled prompts with adapters equal PEFT's merged weights (float32), in batches with other adapters and none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FEATURES = {"task_type": "FEATURE_EXTRACTION"}
 
 @asynccontextmanager
 async def adapted(folder: Path, *names: str, **knobs: Any) -> AsyncIterator[aengine.Engine]:
-    """An engine with the adapters that lie beside its model."""
+    """An engine with the adapters in its model's folder."""
     async with running(folder / "base", lora={name: str(folder / name) for name in names}, **knobs) as engine:
         yield engine
 
@@ -44,7 +44,7 @@ async def test_vectors_of_the_base_and_of_two_adapters_together(tmp_path: Path, 
         **{name: write_adapter(base, tmp_path / name, seed, **task) for seed, name in enumerate("ab")},
     }
     async with adapted(tmp_path, "a", "b") as engine:
-        for _ in range(2):  # the second time from the cache, in which each has prefixes of its own
+        for _ in range(2):  # the second time from the cache, with separate prefixes for each adapter
             found = await asyncio.gather(*(engine.embed(PROMPTS, adapter=name) for name in models))
             for embeddings, model in zip(found, models.values(), strict=True):
                 assert np.allclose(matrix(embeddings), unit(last(model)), **CLOSE)
@@ -63,7 +63,7 @@ async def test_means_over_prompts_that_are_cut(tmp_path: Path) -> None:
 
 
 def yes(model: PreTrainedModel, folder: Path, engine: aengine.Engine, document: str) -> float:
-    """P(yes), as the model card of Qwen3-Reranker computes it."""
+    """Return P(yes) as the model card of Qwen3-Reranker computes it."""
     no_yes = logits(model, card_prompt(folder, QUERY, document))[-1][
         [engine.tokenizer.encode_now(word)[0] for word in ("no", "yes")]
     ]

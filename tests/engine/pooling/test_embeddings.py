@@ -1,4 +1,4 @@
-"""Embeddings equal transformers' (float32), whatever else the engine does meanwhile."""
+"""Embeddings equal transformers' (float32), whatever else runs."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ async def test_what_is_not_known_is_refused_and_the_rest_goes_on(
 
 
 async def test_a_checkpoint_without_the_matrix_that_its_config_asks_for(tmp_path: Path) -> None:
-    """Saved from the bare model, with the architecture of the language model: as the large Qwen3-Embedding ones are."""
+    """Saved from the bare model, with the architecture of the language model, like the large Qwen3-Embedding models."""
     model = write(tmp_path, "qwen3", "none", architectures=["Qwen3ForCausalLM"])
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace('"Qwen3Model"', '"Qwen3ForCausalLM"'))

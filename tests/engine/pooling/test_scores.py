@@ -1,4 +1,4 @@
-"""Classes, scores and rankings equal transformers' (float32), by each way in which a model can give them."""
+"""Classes, scores and rankings equal transformers' (float32), for each kind of model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def close(values: Any) -> Any:
 
 
 def card_prompt(folder: Path, query: str, document: str, instruction: str = INSTRUCT) -> list[int]:
-    """The ids that the model card of Qwen3-Reranker makes of a pair, by transformers' tokenizer."""
+    """Return the ids of a pair as in the model card of Qwen3-Reranker, by transformers' tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     system = (
         "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
@@ -58,7 +58,7 @@ def card_prompt(folder: Path, query: str, document: str, instruction: str = INST
 
 
 def yes(model: PreTrainedModel, folder: Path, *pair: str) -> float:
-    """P(yes), as the model card computes it."""
+    """Return P(yes) as the model card computes it."""
     ids = card_prompt(folder, *pair)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     no_yes = logits(model, ids)[-1][tokenizer.convert_tokens_to_ids(["no", "yes"])]
@@ -188,7 +188,7 @@ async def test_embeddings_are_compared(tmp_path: Path) -> None:
     async with running(tmp_path, prefix_cache=False) as engine:
         found = await engine.score(QUERY, documents)
         assert list(found.values) == close(expected)
-        texts = {QUERY, *documents}  # each of which is read once
+        texts = {QUERY, *documents}  # each text is computed once
         assert found.usage.prompt_tokens == sum(len(tokenizer(text)["input_ids"]) for text in texts)
         assert (await engine.rerank(QUERY, documents, top_n=1)).results[0].score == close(max(expected))
         with pytest.raises(InvalidRequestError, match="instruction"):
@@ -289,7 +289,7 @@ async def test_bad_rankings_are_refused_by_name(engine: aengine.Engine, tmp_path
 
 
 async def test_the_tokens_of_a_request_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query stands in front of each of its documents, so that a small body may ask for a lot."""
+    """A query counts with each of its documents, so a small body may need much computing."""
     monkeypatch.setattr(pooled_answers, "MAX_TOKENS", 300)
     folder = tmp_path / "Qwen3-Reranker-tiny"
     write(folder, "qwen3", "vocabulary", tie_word_embeddings=True)

@@ -1,4 +1,4 @@
-"""Loose and wrong arguments: what is plainly meant works, the rest is refused by name, and nobody else suffers."""
+"""Loose arguments work, wrong ones are refused by name, and other requests are not affected."""
 
 from __future__ import annotations
 

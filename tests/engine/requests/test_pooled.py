@@ -1,4 +1,4 @@
-"""The prompts of one call: each end costs the same, however many there are."""
+"""The prompts of one call: the cost of each end does not grow with their number."""
 
 from __future__ import annotations
 

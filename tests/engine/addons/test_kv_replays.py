@@ -1,4 +1,4 @@
-"""Replays of KV events: the loop goes on for others, and no peer keeps another one from its answer."""
+"""Replays of KV events: the event loop stays responsive, and no peer blocks another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCHES = [(number, bytes([number % 256]) * 100) for number in range(5, 905)]
 
 
 class Loop:
-    """What others have of the loop: how often they run, and for how long at most they do not."""
+    """Measures the event loop for other tasks: how often they run, and their longest wait."""
 
     def __init__(self) -> None:
         self.turns, self.longest, self.cpu = 0, 0.0, time.thread_time()
@@ -37,7 +37,7 @@ class Loop:
 
 @asynccontextmanager
 async def served(batches: list[tuple[int, bytes]] = BATCHES) -> AsyncIterator[tuple[Any, Any, Loop]]:
-    """Sockets of peers, and the loop, which serves them."""
+    """Sockets of peers, and the measured loop that serves them."""
     context = zmq_asyncio.Context()
     context.linger = 0
     router = context.socket(zmq.ROUTER)
@@ -62,7 +62,7 @@ async def served(batches: list[tuple[int, bytes]] = BATCHES) -> AsyncIterator[tu
 
 
 async def answer(peer: Any) -> list[tuple[int, bytes]]:
-    """Everything up to the end."""
+    """Return all messages up to the end mark."""
     found = []
     async with asyncio.timeout(20):
         while True:
@@ -102,7 +102,7 @@ async def test_many_requests_with_many_frames_leave_the_loop_to_others() -> None
         modest, other = connect(), connect()
         greedy = zmq.Socket.shadow(other.underlying)
 
-        def ask() -> None:  # in another thread: making so many frames takes its time
+        def ask() -> None:  # in another thread, because making this many frames takes long
             for _ in range(100):
                 greedy.send_multipart((b"", bytes(8)))
                 greedy.send_multipart([b""] * 1500)

@@ -1,4 +1,4 @@
-"""KV events, as a subscriber of vLLM's reads them: they tell at any time what the prefix cache holds."""
+"""KV events, read as vLLM's subscribers do: at any time they describe the content of the prefix cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Event(msgspec.Struct, array_like=True, tag=True):
-    """vLLM's base, from its documentation of a subscriber."""
+    """The base class of vLLM's events, from its documentation of a subscriber."""
 
 
 class BlockStored(Event):
@@ -51,7 +51,7 @@ class Batch(msgspec.Struct, array_like=True):
 
 
 class Listener:
-    """What a subscriber knows after each batch: block hash -> its parent's and its ids."""
+    """A subscriber's knowledge after each batch: block hash -> the parent's hash and the block's ids."""
 
     def __init__(self, out: object, replay: object) -> None:
         self.out, self.replay = out, replay
@@ -76,7 +76,7 @@ class Listener:
                     self.blocks.clear()
 
     def prefixes(self) -> set[tuple[int, ...]]:
-        """The token ids from the first one to the end of each block."""
+        """Return the token ids from the first one to the end of each block."""
 
         def whole(block: int) -> tuple[int, ...]:
             parent, ids = self.blocks[block]
@@ -102,7 +102,7 @@ async def listened(**knobs: object) -> AsyncIterator[tuple[Engine, Listener]]:
 
 
 async def caught_up(listener: Listener) -> None:
-    """Ask for everything from the start, as one who has missed it."""
+    """Request all batches again from the start, like a subscriber that missed them."""
 
     def ask() -> None:
         listener.blocks.clear()
@@ -120,7 +120,7 @@ async def caught_up(listener: Listener) -> None:
 
 
 def held(engine: Engine) -> set[tuple[int, ...]]:
-    """The prefixes in the tree, page by page."""
+    """Return the prefixes in the tree, page by page."""
     size, found = engine.prefix_tree.page_size, set()
     stack = [(child, ()) for child in engine.prefix_tree.root.children.values()]
     while stack:
@@ -135,7 +135,7 @@ def held(engine: Engine) -> set[tuple[int, ...]]:
 async def test_events_tell_what_is_cached_through_splits_evictions_and_a_flush() -> None:
     greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     async with listened(num_pages=34) as (engine, listener):
-        for first in range(12):  # more than the pool holds; every second one begins like the one before it
+        for first in range(12):  # more than the pool holds; every second one shares a prefix with its predecessor
             ids = [(first // 2 + place) % 900 + 300 for place in range(64)] + [first + 300] * 32
             await engine.complete(ids, greedy)
             await caught_up(listener)
@@ -158,7 +158,7 @@ async def test_a_subscriber_hears_of_a_stored_block_with_its_topic() -> None:
 
         async with anyio.create_task_group() as tasks:
 
-            async def ask() -> None:  # again and again: a subscription takes a moment to arrive
+            async def ask() -> None:  # repeatedly, because a subscription takes a moment to arrive
                 for number in range(1000):
                     await engine.complete([number % 900 + 300] * 40, greedy)
 

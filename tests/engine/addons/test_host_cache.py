@@ -1,4 +1,4 @@
-"""Chats whose KV has left the pool: their next turns find it in host memory, and after a restart on the disk."""
+"""Chats whose KV was evicted: their next turns find it in host memory, and after a restart on the disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 6}
 PAGE = 16
 CHATS = 9
-TOKENS = 192  # of each: together three times what the pool holds
+TOKENS = 192  # of each chat; together three times the size of the pool
 KNOBS: dict[str, Any] = {
     "num_pages": CHATS * (TOKENS // PAGE + 2) // 3,
     "max_num_seqs": 4,
@@ -40,13 +40,13 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def chat(number: int, tokens: int = TOKENS) -> list[int]:
-    """The first words of a conversation; no two begin alike."""
+    """Return the beginning of a chat. No two begin alike."""
     return [300 + (number * 131 + place * 7) % 3000 for place in range(tokens)]
 
 
 @asynccontextmanager
 async def engine_with(**knobs: Any) -> AsyncIterator[aengine.Engine]:
-    """The demo model in float32; at the end every page is accounted for."""
+    """Serve the demo model in float32. At the end, check that every page is accounted for."""
     async with aengine.Engine(**{"device": "cpu", "dtype": "float32", **KNOBS, **knobs}) as engine:
         bring_whatever_there_is(engine)
         yield engine
@@ -54,7 +54,7 @@ async def engine_with(**knobs: Any) -> AsyncIterator[aengine.Engine]:
 
 
 def bring_whatever_there_is(engine: aengine.Engine) -> None:
-    """However fast this machine computes, and however few tokens there are."""
+    """Always prefer copying to computing, however fast this machine is."""
     loading = engine._ready().scheduler.loading
     if loading is not None:
         loading.tiers.speeds.worth = lambda *_: True  # type: ignore[method-assign]
@@ -67,7 +67,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def all_copied(engine: aengine.Engine) -> None:
-    """Wait until nothing is left to copy, nor to write."""
+    """Wait until nothing is left to copy or to write."""
     await idle(engine)
     loading = engine._ready().scheduler.loading
     assert loading is not None
@@ -80,7 +80,7 @@ async def ask(engine: aengine.Engine, prompt: list[int], **more: Any) -> Complet
 
 
 async def talk(engine: aengine.Engine, chats: list[list[int]]) -> list[Completion]:
-    """One turn of each, one after the other."""
+    """Run one turn of each chat, one after the other."""
     turns = []
     for history in chats:
         turn = await ask(engine, history)
@@ -90,7 +90,7 @@ async def talk(engine: aengine.Engine, chats: list[list[int]]) -> list[Completio
 
 
 def on(device: str, gpus: int = 1) -> dict[str, Any]:
-    """Knobs; a GPU machine may have no weights of the demo model."""
+    """Return knobs. A GPU machine may have no weights of the demo model."""
     if device == "cpu":
         return {"device": device}
     if torch.cuda.device_count() < gpus:
@@ -121,7 +121,7 @@ async def test_returning_chats_find_their_tokens_in_host_memory(device: str) -> 
 
 @pytest.mark.slow
 async def test_many_at_once() -> None:
-    """Loads for some stand beside steps of others; the outputs are those of an engine that keeps nothing."""
+    """Loads run while other requests step. The outputs are those of an engine without a cache."""
     prompts = [chat(number) for number in range(CHATS)]
     async with engine_with(host_cache_gib=0, prefix_cache=False) as engine:
         wanted = [turn.token_ids for turn in await asyncio.gather(*(ask(engine, one, n=2) for one in prompts))]
@@ -173,7 +173,7 @@ async def test_salts_are_kept_apart() -> None:
 
 
 class Gate:
-    """Holds copies to the device until it is opened, or breaks them."""
+    """Holds copies to the device until a test opens it, or makes them fail."""
 
     def __init__(self, engine: aengine.Engine) -> None:
         self.began = asyncio.Event()
@@ -220,7 +220,7 @@ async def test_an_abort_while_pages_are_on_their_way() -> None:
         assert engine.stats().waiting == 0
         engine.check_integrity()
         gate.open.set()
-        again = await ask(engine, chats[0])  # its pages have come all the same
+        again = await ask(engine, chats[0])  # its pages were loaded nevertheless
         assert again.usage.cached_tokens > 0
 
 
@@ -300,7 +300,7 @@ async def test_another_model_finds_nothing(tmp_path: Path) -> None:
 
 
 async def test_the_weights_tell_whose_pages_they_are_not_the_times_of_their_files(tmp_path: Path) -> None:
-    """A tensor differs far behind the beginning of a file of the same size and time, as tar and rsync leave it."""
+    """A tensor differs far inside a file of the same size and time, as after tar or rsync."""
     folder = tmp_path / "model"
     shutil.copytree(DEMO, folder)
     knobs = {"model": str(folder), "disk_cache_dir": str(tmp_path / "pages")}

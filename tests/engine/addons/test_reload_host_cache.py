@@ -1,4 +1,4 @@
-"""Copies of pages beside weights that change: none of them ever meets other weights than its own."""
+"""Copies of pages while weights change: pages are never used with other weights than their own."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pytest
 
 import aengine
 from aengine.runtime.weights import Weights
+from tests.engine.addons.test_host_cache import CHATS, all_copied, chat, engine_with, talk
 from tests.engine.checkpoints import other_demo
-from tests.engine.test_host_cache import CHATS, all_copied, chat, engine_with, talk
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Other weights for the demo model."""
+    """A checkpoint of the demo model with other weights."""
     return other_demo(tmp_path_factory.mktemp("reload") / "other")
 
 
 async def turns(engine: aengine.Engine) -> tuple[list[tuple[int, ...]], int]:
-    """What is drawn in the first turn of each chat, and how many tokens were found."""
+    """Return the ids of the first turn of each chat, and the number of cached tokens."""
     completions = await talk(engine, [chat(number) for number in range(CHATS)])
     return [one.token_ids for one in completions], sum(one.usage.cached_tokens for one in completions)
 
@@ -34,7 +34,7 @@ async def turns(engine: aengine.Engine) -> tuple[list[tuple[int, ...]], int]:
 async def test_files_of_reloaded_weights_are_found_for_these_alone(
     given_up: bool, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """given_up: the call is cancelled while the weights are read, which goes on to its end."""
+    """given_up: the call is cancelled while the weights are read; reading goes on to its end."""
     reading, go = threading.Event(), threading.Event()
     reload = Weights.reload
 
