@@ -1,4 +1,4 @@
-"""The table of all knobs in `aengine/cli/README.md`; `python -m tests.cli.knob_table` writes it anew."""
+"""The table of all knobs in `aengine/cli/README.md`; `python -m tests.cli.knob_table` rewrites it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TITLES = {ListenConfig: "Where to listen (`aengine serve`)", ServerConfig: "The
 
 
 def knob_table() -> str:
-    """A table of the knobs of each config."""
+    """Return a table of knobs for each config."""
     lines = []
     for kind, title in _TITLES.items():
         lines += [f"\n### {title}\n", "| flag | value | default | what |", "|---|---|---|---|"]

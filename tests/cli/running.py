@@ -1,4 +1,4 @@
-"""The command line as its users run it: a process of its own."""
+"""Runs the command line in a process of its own, like a user."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ AENGINE = [sys.executable, "-m", "aengine"]
 
 
 def environment(**given: str) -> dict[str, str]:
-    """Without knobs of the surroundings."""
+    """Return the environment without its own knobs, and with small defaults."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AENGINE_")}
     return {**kept, "AENGINE_DEVICE": "cpu", "AENGINE_KV_CACHE_GIB": "0.1", **given}
 
 
 def run(*args: str, given: str | bytes = "", **env: str) -> subprocess.CompletedProcess[str]:
-    """One command from beginning to end, with `given` on its standard input."""
+    """Run one command to its end, with `given` on standard input."""
     text = given if isinstance(given, bytes) else given.encode()
     done = subprocess.run(
         [*AENGINE, *args], input=text, capture_output=True, env=environment(**env), timeout=60, check=False
@@ -50,23 +50,23 @@ class Served:
         self.process.send_signal(number)
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end: the exit status, and what was said since the start."""
+        """Wait for the end. Return the exit status, and the output since the start."""
         rest, _ = self.process.communicate(timeout=30)
         return self.process.returncode, rest
 
     def wait_for(self, text: str) -> None:
-        """Until the server has said so."""
+        """Wait until the server prints this text."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.told.append(line)
             if text in line:
                 return
-        raise AssertionError(f"{text!r} was never said:\n{''.join(self.told)}")
+        raise AssertionError(f"{text!r} was never printed:\n{''.join(self.told)}")
 
 
 @contextmanager
 def served(*args: str) -> Iterator[Served]:
-    """`aengine serve` with the demo model, ready."""
+    """A ready `aengine serve` with the demo model."""
     process = subprocess.Popen(
         [*AENGINE, "serve", "--port", "0", *args],
         stdout=subprocess.PIPE,

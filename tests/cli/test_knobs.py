@@ -1,4 +1,4 @@
-"""Flags come from the one definition of the knobs."""
+"""Flags are derived from the definition of the knobs."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert (config.port, config.backlog) == (3, 2)
 
 
-def test_the_model_stands_alone_or_behind_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_is_positional_or_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AENGINE_MODEL", "from/environment")
     for given, model in ((["a/b"], "a/b"), (["--model", "a/b"], "a/b"), ([], "from/environment")):
         assert read_knobs(parser().parse_args(given), EngineConfig).model == model
 
 
-def test_nothing_given_is_what_the_environment_says() -> None:
+def test_without_flags_the_environment_decides() -> None:
     args = parser().parse_args([])
     for kind in KINDS:
         assert read_knobs(args, kind) == configure(kind)
 
 
-def test_a_bad_value_is_told_with_its_flag() -> None:
+def test_a_bad_value_names_its_flag() -> None:
     with pytest.raises(UsageError, match=r"^page_size: Expected `int`, got 'many' \(--page-size\)$"):
         read_knobs(parser().parse_args(["--page-size", "many"]), EngineConfig)
 
@@ -91,4 +91,4 @@ def test_a_bad_value_is_told_with_its_flag() -> None:
 def test_the_readme_has_a_table_of_all_knobs() -> None:
     written = PLACE.search(README.read_text())
     assert written is not None
-    assert written[0] == knob_table(), "python -m tests.cli.knob_table writes it anew"
+    assert written[0] == knob_table(), "python -m tests.cli.knob_table rewrites it"

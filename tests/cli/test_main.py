@@ -1,4 +1,4 @@
-"""What all commands have in common."""
+"""Behaviour that all commands share: help, wrong arguments, exit statuses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_all_of_the_help_has_every_flag(command: str, capsys: pytest.CaptureFixt
     told = " ".join(told.split())
     assert "(default: 256; AENGINE_MAX_NUM_SEQS)" in told
     assert "(default: 32 MiB; AENGINE_MAX_BODY_BYTES)" in told or command != "serve"
-    assert "--enable-lora" not in told  # other engines' flags are taken in silence
+    assert "--enable-lora" not in told  # flags of other engines are accepted but not shown
 
 
 @pytest.mark.parametrize("args", one_in(4, [["--help"], *([command, "--help"] for command in COMMANDS)]))
@@ -111,7 +111,7 @@ def test_a_wrong_flag_suggests_the_right_one(args: list[str], told: str, capsys:
         (["caht"], "unknown command 'caht'; did you mean chat?"),
         (["sing"], "unknown command 'sing'; there are serve, chat, generate"),
         (["help"], "unknown command 'help'; did you mean aengine --help?"),
-        (["tests"], "unknown command 'tests'; there are serve, chat, generate"),  # a folder, but no model's
+        (["tests"], "unknown command 'tests'; there are serve, chat, generate"),  # a folder without a model
         (["Qwen/Qwen3-8B"], "unknown command 'Qwen/Qwen3-8B'; did you mean aengine serve Qwen/Qwen3-8B?"),
     ],
 )
@@ -155,9 +155,7 @@ def test_a_wrong_command_suggests_the_right_one(args: list[str], told: str, caps
         ),
     ],
 )
-def test_what_stands_in_the_wrong_place_is_told_what_to_type(
-    args: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_misplaced_argument_gets_a_suggestion(args: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(args) == 2
     assert capsys.readouterr().err == f"aengine: {told}\n"
 
@@ -179,7 +177,7 @@ def test_wrong_arguments(args: list[str], capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_reader_that_leaves_early_is_no_error_to_tell() -> None:
-    """Nobody reads: the pipe's other end is closed before anything is written."""
+    """The pipe's other end is closed before anything is written."""
     with subprocess.Popen(
         [*AENGINE, "serve", "--help"],
         stdout=subprocess.PIPE,
@@ -191,4 +189,4 @@ def test_a_reader_that_leaves_early_is_no_error_to_tell() -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(30) in (0, 1)  # argparse overlooks it
+        assert process.wait(30) in (0, 1)  # argparse ignores the error

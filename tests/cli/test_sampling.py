@@ -1,4 +1,4 @@
-"""Sampling parameters as people type them."""
+"""Sampling parameters as text."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_a_value(name: str, text: str, value: Any) -> None:
         ("heat", "1"),
     ],
 )
-def test_what_means_nothing_is_refused_by_name(name: str, text: str) -> None:
+def test_a_bad_value_is_refused_by_name(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=name):
         parse_parameter(name, text)
 
 
-def test_what_was_typed_is_told_once() -> None:
+def test_the_error_repeats_the_text_once() -> None:
     with pytest.raises(UsageError, match=r"^stop_token_ids: Expected `array`, got 'abc'$"):
         parse_parameter("stop_token_ids", "abc")

@@ -1,4 +1,4 @@
-"""What a server refuses is raised as the engine would raise it; what no engine would say is a `ServerError`."""
+"""Errors of a server are raised as the engine would raise them; other failures are a `ServerError`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_refusals_of_http_itself_keep_status_and_code() -> None:
         assert (caught.value.status, caught.value.code) == (413, "body_too_large")
 
 
-async def test_nobody_listens() -> None:
+async def test_a_server_that_does_not_listen() -> None:
     port = free_port()
     async with Client(f"http://127.0.0.1:{port}") as client:
         with pytest.raises(ServerError, match=f"127.0.0.1:{port} cannot be reached"):
@@ -167,7 +167,7 @@ async def test_an_id_that_runs_already_or_cannot_be_a_header() -> None:
 
 
 @pytest.mark.parametrize("value", ["\ud800", {"a": object()}])
-async def test_what_json_cannot_say(value: object) -> None:
+async def test_values_that_json_cannot_represent(value: object) -> None:
     async with serving() as server, Client(server.url) as client:
         with pytest.raises(InvalidRequestError):
             await client.chat([{"role": "user", "content": value}])
@@ -178,5 +178,5 @@ async def test_before_it_is_entered() -> None:
         await Client("http://localhost").complete("x")
 
 
-def test_the_name_is_loaded_when_it_is_asked_for() -> None:
+def test_the_name_is_loaded_on_first_use() -> None:
     assert aengine.Client is Client

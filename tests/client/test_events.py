@@ -1,4 +1,4 @@
-"""Events come out whole, however the bytes are cut, and one without an end is not waited for."""
+"""Events are complete for any split of the bytes, and an endless event is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STREAM = (
 
 @asynccontextmanager
 async def speaking(*pieces: bytes) -> AsyncIterator[Client]:
-    """A server that answers with these bytes, one piece after the other."""
+    """A server that answers with these bytes, one piece after another."""
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"}")
@@ -51,7 +51,7 @@ async def test_an_event_without_end_is_refused(endless: bytes, monkeypatch: pyte
             await client.complete("x")
 
 
-async def test_comments_may_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_comments_may_go_on_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MAX_EVENT_BYTES", 100)
     async with speaking(b": ping\n\n" * 100, STREAM) as client:
         assert (await client.complete("x")).text == "é👋bc"

@@ -1,6 +1,6 @@
-"""Whatever an engine can be asked, and whatever it can answer, passes through a server unchanged: field by field.
+"""Every field of requests and answers passes through a server unchanged.
 
-A field without a case here fails: whoever adds one adds its case, and learns whether it reaches the other side.
+A new field fails here until it has a case, which checks that it reaches the other side.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PARAMETERS: dict[str, Any] = {
     "n": 2,
     "structured": Structured(regex="yes|no"),
 }
-LOOSELY: dict[str, list[Any]] = {  # what else a caller may write
+LOOSELY: dict[str, list[Any]] = {  # other ways to write it
     "stop": ["x", ["x", "y"], None, []],
     "stop_token_ids": [[3], None],
     "bad_words": ["bad", ["bad"], None],
@@ -82,7 +82,7 @@ CANDIDATES = (TopLogprob(3, "c", -0.5), TopLogprob(4, "d", -1.5))
 SCORES = [
     PromptLogprob(1, -0.25, 1, [1, 2], [-0.25, -2.0]),  # the likeliest,
     PromptLogprob(2, -2.0, 2, [1, 2], [-0.25, -2.0]),  # another candidate,
-    PromptLogprob(9, -7.5, 8, [1, 2], [-0.25, -2.0]),  # none of them,
+    PromptLogprob(9, -7.5, 8, [1, 2], [-0.25, -2.0]),  # not among the likeliest,
     PromptLogprob(2, -1.0, 1, [1, 2], [-1.0, -1.0]),  # as likely as the first one,
     PromptLogprob(9, -math.inf, 1000, [1, 2], [-0.25, -math.inf]),  # and impossible
 ]
@@ -126,7 +126,7 @@ def test_the_same_arguments(method: str) -> None:
 
 
 async def arriving(*prompt: Any, **fields: Any) -> tuple[FakeEngine, FragmentStream]:
-    """What an engine behind a server is asked."""
+    """Return the request that arrives at a server's engine."""
     engine = FakeEngine()
     engine.adapters = [adapter_info("sql", "/a/sql")]
     async with serving(engine) as server, Client(server.url) as client:
@@ -135,12 +135,12 @@ async def arriving(*prompt: Any, **fields: Any) -> tuple[FakeEngine, FragmentStr
 
 
 def in_this_process(params: SamplingParams | None, **sampling: Any) -> SamplingParams:
-    """What `Engine` would make of it, by where its caller gave the form."""
+    """Return the parameters that `Engine` would make, by the way the caller gave the form."""
     return unnamed(resolved_params(FakeEngine().default_params, params, sampling, VOCAB_SIZE))
 
 
 def unnamed(params: SamplingParams) -> SamplingParams:
-    """Without the name by which errors call the form: `test_errors_call_a_form_as_its_caller_did`."""
+    """Without the form's name in errors; `test_errors_name_a_form_like_its_caller` checks that."""
     form = params.structured
     return (
         params
@@ -156,7 +156,7 @@ async def test_a_parameter_arrives(name: str) -> None:
         assert unnamed(submitted.params) == in_this_process(None, **{name: value})
 
 
-@pytest.mark.parametrize("without", ["structured", "allowed_token_ids"])  # they exclude each other
+@pytest.mark.parametrize("without", ["structured", "allowed_token_ids"])  # these two exclude each other
 async def test_all_parameters_at_once_arrive(without: str) -> None:
     params = SamplingParams(**{name: PARAMETERS[name] for name in fields_of(SamplingParams) if name != without})
     assert unnamed((await arriving("x", params))[1].params) == in_this_process(params)
@@ -178,7 +178,7 @@ async def test_a_form_arrives(name: str) -> None:
         (Structured(grammar="(", thought="open"), "structured.grammar"),
     ],
 )
-async def test_errors_call_a_form_as_its_caller_did(form: Structured, name: str) -> None:
+async def test_errors_name_a_form_like_its_caller(form: Structured, name: str) -> None:
     class Refusing(FakeEngine):
         def _admit(self, *given: Any) -> FakeStream:
             param = given[2].structured.param
@@ -202,8 +202,8 @@ async def test_an_option_of_chats_arrives(name: str) -> None:
         assert getattr(server.engine.chats[0], name) == CHAT[name]
 
 
-async def test_chunks_of_a_chat_are_asked_for_in_openais_fields() -> None:
-    """Their endpoint refuses those that are `/generate`'s own."""
+async def test_chunks_of_a_chat_use_openais_fields() -> None:
+    """OpenAI's endpoint refuses the fields of `/generate`."""
     async with serving() as server, Client(server.url) as client:
         async with aclosing(client.chat_chunks(MESSAGES, temperature=0.25, template_kwargs={"a": 1})) as chunks:
             deltas = [choice["delta"] async for chunk in chunks for choice in chunk["choices"]]
@@ -214,7 +214,7 @@ async def test_chunks_of_a_chat_are_asked_for_in_openais_fields() -> None:
 
 @pytest.mark.parametrize("name", fields_of(Fragment))
 async def test_a_field_of_a_fragment_comes_back(name: str) -> None:
-    last = {"finish_reason": "stop"} if name in ("usage", "stop_string") else {}  # with the one comes the other
+    last = {"finish_reason": "stop"} if name in ("usage", "stop_string") else {}  # the two come together
     sent = Fragment(**({"text": ""} | last | {name: FRAGMENT[name]}))
     engine = FakeEngine(held=True)
     async with serving(engine) as server, Client(server.url) as client:
@@ -226,7 +226,7 @@ async def test_a_field_of_a_fragment_comes_back(name: str) -> None:
 
 
 async def test_a_completion_is_put_together_alike() -> None:
-    """Its fields and those of its choices are made of fragments, each with all that a fragment may have."""
+    """Fragments with all their fields give the same completion here and there."""
     usage = Usage(3, 4, 2)
     fragments = [Fragment(**(FRAGMENT | {"index": index, "usage": usage if index else None})) for index in (0, 1)]
     engine, here = FakeEngine(held=True), FakeStream("mine", 1, one_by_one=False)

@@ -1,4 +1,4 @@
-"""However a consumer leaves, its request ends on the server at once, and nothing of it stays behind here."""
+"""If a consumer leaves in any way, its request ends on the server at once, and the client keeps nothing of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAST = Fragment("!", (9,), None, "stop", Usage(1, 1, 0))
 
 @asynccontextmanager
 async def held_server() -> AsyncIterator[tuple[Server, Client]]:
-    """A server whose streams say what the test says."""
+    """A server whose streams the test controls."""
     async with serving(FakeEngine(held=True)) as server, Client(server.url) as client:
         yield server, client
         with anyio.fail_after(30):
@@ -62,7 +62,7 @@ async def test_closing_the_generator() -> None:
 
 @pytest.mark.parametrize("said", [0, 1])
 async def test_a_cancelled_task(said: int) -> None:
-    """Before the first token, when the server has not begun to answer, and after it."""
+    """Both before the first token and after it."""
     async with held_server() as (server, client):
         task = asyncio.create_task(client.complete("x"))
         stream = await server.engine.next_stream()
@@ -84,7 +84,7 @@ async def test_a_timeout() -> None:
         await aborted(stream)
 
 
-async def test_leaving_the_client_ends_what_runs() -> None:
+async def test_leaving_the_client_ends_running_requests() -> None:
     async with serving(FakeEngine(held=True)) as server:
         async with Client(server.url) as client:
             task = asyncio.create_task(client.complete("x"))
@@ -96,7 +96,7 @@ async def test_leaving_the_client_ends_what_runs() -> None:
             await client.complete("x")
 
 
-async def test_an_exception_leaves_the_client_as_it_is() -> None:
+async def test_an_exception_leaves_the_client_ungrouped() -> None:
     async with serving(FakeEngine(held=True)) as server:
         tasks = []
 
@@ -118,7 +118,7 @@ async def test_a_generator_that_is_never_iterated_asks_nothing() -> None:
         assert server.engine.submitted == []
 
 
-async def test_a_consumer_that_is_far_behind_leaves_the_connection_unread() -> None:
+async def test_the_connection_is_not_read_while_the_consumer_is_slow() -> None:
     async with held_server() as (server, client):
         submitting = asyncio.create_task(client.submit("x"))
         held = await server.engine.next_stream()

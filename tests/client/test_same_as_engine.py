@@ -1,4 +1,4 @@
-"""One function, two doors: what the engine answers in this process, the client answers from a server."""
+"""An engine in this process and a client of a server give the same answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def token_ids(model: Model) -> Any:
 
 async def as_long_as_the_model_likes(model: Model) -> Any:
     done = await model.complete([200] * 1850, temperature=0, ignore_eos=True, stop=["zzz"])
-    assert len(done.token_ids) > 128  # what /generate gives to those who do not say
+    assert len(done.token_ids) > 128  # the default of /generate
     return done
 
 
@@ -174,7 +174,7 @@ async def both() -> AsyncIterator[tuple[Engine, Client]]:
 
 
 def comparable(result: Any) -> Any:
-    """Without ids, which are made up anew each time."""
+    """Without ids, which are random."""
     if not isinstance(result, aengine.Completion):
         return result
     choices = [
@@ -191,7 +191,7 @@ async def test_the_same_results(both: tuple[Engine, Client]) -> None:
 
 
 async def test_the_same_fragments_put_together(both: tuple[Engine, Client]) -> None:
-    """A server that is behind says several tokens at once; nothing else may differ."""
+    """A slow server sends several tokens at once; nothing else may differ."""
     told, streamed = [await fragments(model) for model in both]
     for field in ("text", "token_ids"):
         empty: Any = getattr(told[0], field)[:0]
@@ -244,7 +244,7 @@ REFUSED: dict[str, Callable[[Model], Awaitable[Any]]] = {
 }
 
 
-REFUSED_BY_SHAPE: dict[str, Callable[[Model], Awaitable[Any]]] = {  # in words of JSON's reader on the other side
+REFUSED_BY_SHAPE: dict[str, Callable[[Model], Awaitable[Any]]] = {  # the server's JSON parser words the error
     "ids that are no integers": lambda model: model.complete([1.5]),  # type: ignore[list-item]
     "ids that are text": lambda model: model.complete(["a"]),  # type: ignore[list-item]
 }

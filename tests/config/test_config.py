@@ -1,4 +1,4 @@
-"""The knobs themselves."""
+"""The knobs and their derived values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aengine.config.configure import configure
     ("knobs", "places"),
     [
         ({}, 0),
-        ({"max_loras": 4}, 0),  # there is nothing to put there
+        ({"max_loras": 4}, 0),  # there are no adapters
         ({"lora": "a=x,b=y"}, 2),
         ({"lora": {f"a{i}": "x" for i in range(20)}}, 8),
         ({"lora": "a=x", "max_loras": 4}, 4),

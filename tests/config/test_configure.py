@@ -1,4 +1,4 @@
-"""Knobs: one definition for arguments and environment, and errors that name the knob and both ways to set it."""
+"""Configs from arguments and the environment; errors name the knob and where it was set."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_variables_of_other_configs_and_of_services_called_aengine_are_left_alon
         configure(EngineConfig, {"AENGINE_QWEN_PORT": "9000"})
 
 
-def test_a_server_told_only_of_the_clients_key_asks_for_it() -> None:
+def test_the_clients_key_is_a_servers_key_too() -> None:
     assert configure(ServerConfig, {"AENGINE_API_KEY": "a,b"}).api_keys == ("a,b",)
     assert configure(ServerConfig, {"AENGINE_API_KEY": "one", "AENGINE_API_KEYS": "two"}).api_keys == ("two",)
 
@@ -127,7 +127,7 @@ def test_whole_numbers_may_have_units(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["64 apples", "1.5", "0.3k5", "1.0001k"])
-def test_what_is_no_whole_number_with_a_unit_is_refused(text: str) -> None:
+def test_a_bad_number_with_a_unit_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=rf"^max_model_len: Expected .*got {text!r}"):
         configure(EngineConfig, {}, max_model_len=text)
 
@@ -176,7 +176,7 @@ def test_a_number_that_no_machine_has_is_refused(kind: type[Kind], name: str, va
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
-def test_what_is_no_number_is_refused_by_every_knob(text: str) -> None:
+def test_nan_and_infinity_are_refused_by_every_knob(text: str) -> None:
     for kind in (EngineConfig, ServerConfig, ListenConfig):
         for knob in msgspec.structs.fields(kind):
             if "float" in str(knob.type):
@@ -199,6 +199,6 @@ def test_an_unknown_knob_is_refused_with_the_list_of_known_ones() -> None:
     ("knob", "value", "choices"),
     [("tensor_parallel_size", 3, "auto, 1, 2, 4, 8"), ("kv_cache_dtype", "int8", "auto, fp8")],
 )
-def test_a_choice_that_there_is_not_is_answered_with_those_there_are(knob: str, value: object, choices: str) -> None:
+def test_an_unknown_choice_is_answered_with_the_known_ones(knob: str, value: object, choices: str) -> None:
     with pytest.raises(ConfigError, match=f"{knob}: must be one of {choices}, got {value!r}"):
         configure(EngineConfig, **{knob: value})

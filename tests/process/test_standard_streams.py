@@ -1,4 +1,4 @@
-"""Standard output and error whose reader has died."""
+"""Standard output and error whose reader has left or does not read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Dead(io.StringIO):
 
 
 @pytest.mark.parametrize("stream", [Dead(), None])
-def test_what_nobody_reads_is_dropped(stream: Dead | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_text_is_dropped(stream: Dead | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(LossyStream, "discard", LossyStream.flush)
     with lossy_streams():
@@ -36,7 +36,7 @@ def test_what_nobody_reads_is_dropped(stream: Dead | None, monkeypatch: pytest.M
     assert sys.stderr is stream
 
 
-def test_what_is_read_arrives(capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_text_arrives(capsys: pytest.CaptureFixture[str]) -> None:
     with lossy_streams(), lossy_streams():
         print("out", flush=True)
         print("err", file=sys.stderr)
@@ -73,7 +73,7 @@ def test_a_process_ends_as_if_it_had_been_heard(output: str) -> None:
 
 @contextmanager
 def pipe_as(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[BinaryIO]:
-    """The end at which `sys.stdout` or `sys.stderr` is read."""
+    """The reading end of `sys.stdout` or `sys.stderr`."""
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as out, os.fdopen(writer, "w") as stream:
         monkeypatch.setattr(sys, name, stream)
@@ -90,7 +90,7 @@ def write_lines(count: int) -> threading.Thread:
     return thread
 
 
-def test_a_reader_that_pauses_stops_nobody_and_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pausing_reader_blocks_no_writer_and_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pipe_as("stderr", monkeypatch) as out, lossy_streams():
         writing = write_lines(3000)  # 300 kB; the pipe holds 64
         writing.join(10)
@@ -100,7 +100,7 @@ def test_a_reader_that_pauses_stops_nobody_and_misses_nothing(monkeypatch: pytes
         assert out.readline() == b"at once\n"
 
 
-def test_what_waits_for_a_reader_is_bounded_and_what_was_dropped_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_data_is_bounded_and_dropped_lines_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     with pipe_as("stderr", monkeypatch) as out, lossy_streams():
         writing = write_lines(30_000)
         writing.join(20)

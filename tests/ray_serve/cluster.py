@@ -1,4 +1,4 @@
-"""A Ray with replicas of the demo model, in processes of its own, and what a test does to it."""
+"""A Ray cluster with replicas of the demo model, in its own processes, for tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Cluster:
         self.url = url
 
     def deploy(self, *knobs: str) -> None:
-        """Deploy anew with other knobs, and wait until that is done."""
+        """Deploy again with other knobs, and wait for it."""
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join([*KNOBS, *knobs]) + "\n")
         self._process.stdin.flush()
@@ -40,7 +40,7 @@ class Cluster:
         raise RuntimeError(f"the driver ended with status {self._process.wait()}")
 
     def engines(self) -> list[int]:
-        """The processes of engines."""
+        """Return the process ids of the engines."""
         title = f"ray::ServeReplica:{self.name}:engine"
         return [pid for pid, command in _processes() if command.startswith(title)]
 
@@ -48,14 +48,14 @@ class Cluster:
         os.kill(self.engines()[0], signal.SIGKILL)
 
     def metric(self, name: str) -> dict[str, float]:
-        """A metric's value on each replica."""
+        """Return a metric's value for each replica."""
         text = httpx2.get(f"{self.url}/metrics", timeout=20).text
         found = re.findall(rf'^{name}\{{[^}}]*replica="(\w+)"\}} (\S+)$', text, re.MULTILINE)
         return {replica: float(value) for replica, value in found}
 
 
 def until(condition: Callable[[], bool], seconds: float) -> float:
-    """Wait until the condition holds; the seconds that it took. What cannot be asked yet does not hold."""
+    """Wait until the condition is true, and return the seconds. An HTTP error counts as false."""
     began = time.monotonic()
     while True:
         try:
@@ -70,7 +70,7 @@ def until(condition: Callable[[], bool], seconds: float) -> float:
 
 @contextmanager
 def cluster(*knobs: str) -> Iterator[Cluster]:
-    """A cluster that is gone, with all its processes, in the end."""
+    """A cluster. All its processes end with the context."""
     port = free_port()
     name = f"test{port}"
     process = subprocess.Popen(
@@ -122,7 +122,7 @@ def _processes() -> list[tuple[int, str]]:
 
 
 def _descendants(root: int) -> set[int]:
-    """The process and all that it started, however deep."""
+    """Return the process and all its descendants."""
     parents = {}
     for pid, _ in _processes():
         try:

@@ -1,4 +1,4 @@
-"""Deploys two replicas on a Ray that takes itself to have two GPUs, and prints which of them each replica sees."""
+"""Deploys two replicas on a Ray with two pretended GPUs, and prints the GPUs that each replica sees."""
 
 from __future__ import annotations
 

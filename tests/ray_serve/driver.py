@@ -1,4 +1,4 @@
-"""Runs replicas on a Ray of its own, for as long as its standard input is open; a line there deploys them anew.
+"""Runs replicas on its own Ray while its standard input is open. A line there deploys them again.
 
 python -m tests.ray_serve.driver PORT NAME knob=value ...
 """

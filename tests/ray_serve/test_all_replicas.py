@@ -1,4 +1,4 @@
-"""One answer made of several replicas'."""
+"""Answers of several replicas are merged into one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ aengine_first_seconds_sum 0.5
 """
 
 
-def test_each_sample_has_its_replicas_name_and_families_stand_together() -> None:
+def test_each_sample_has_its_replicas_name_and_families_are_together() -> None:
     text = merge_metrics({"a": TEXT % 1, "b": TEXT % 2})
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert len(families) == text.count("# TYPE") == 3

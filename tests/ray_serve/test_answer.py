@@ -1,4 +1,4 @@
-"""A stream whose replica is lost ends with an error in the words of its path, as on one server."""
+"""A stream whose replica is lost ends with an error event in its API's format, as on one server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine is added where the queue demands it."""
+"""An engine is added when the queue is long."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.ray, pytest.mark.slow, pytest.mark.
 
 
 async def crowded(running: Cluster, users: int, seconds: float) -> None:
-    """Keep so many streams going until a second engine is there, or the time is over."""
+    """Keep this many streams running until a second engine exists, or the time is over."""
     end = time.monotonic() + seconds
     limits = httpx2.Limits(max_connections=100)
 

@@ -1,4 +1,4 @@
-"""A call's answer comes in pieces, and it is told when its first token is there."""
+"""A call's answer is yielded in pieces, and its first token is reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHOLE = Head(200, [(b"content-type", b"application/json")], b"{}")
 
 
 @pytest.mark.parametrize("ping", [PING, MessageEventEncoder.ping])
-def test_the_first_token_of_a_stream_stands_behind_its_head_and_pings(ping: bytes) -> None:
+def test_the_first_token_of_a_stream_follows_its_head_and_pings(ping: bytes) -> None:
     token = FirstToken()
     assert [token.is_in(piece) for piece in (STREAM, ping, TOKEN, TOKEN)] == [False, False, True, False]
 

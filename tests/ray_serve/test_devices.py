@@ -17,4 +17,4 @@ def test_replicas_see_different_gpus() -> None:
     told = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert told.returncode == 0, told.stderr[-2000:]
     (seen,) = [line.removeprefix("seen ") for line in told.stdout.splitlines() if line.startswith("seen ")]
-    assert sorted(json.loads(seen)) == ["0", "1"]  # Ray's own words are on its output as well
+    assert sorted(json.loads(seen)) == ["0", "1"]  # the output also has lines of Ray

@@ -1,4 +1,4 @@
-"""What the ingress answers by itself, it answers as one server would."""
+"""Answers that the ingress makes itself equal those of one server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Answer:
 
 
 class Handle:
-    """A handle of engines that answer with the method they are asked by."""
+    """A handle of engines that answer with the request's method."""
 
     def options(self, **_: Any) -> Handle:
         return self
@@ -55,7 +55,7 @@ def client(**knobs: Any) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost")
 
 
-async def test_what_a_browser_asks_beforehand_needs_no_key() -> None:
+async def test_a_preflight_request_needs_no_key() -> None:
     async with client(api_keys=("secret",)) as asked:
         preflight = {"origin": "http://page", "access-control-request-method": "POST"}
         assert (await asked.options("/generate", headers=preflight)).text == "OPTIONS"
@@ -74,4 +74,4 @@ async def test_a_refusal_has_a_request_id_for_anthropics_clients(headers: dict[s
             assert refused.headers.get_list("request-id") == [told["request_id"]]
             assert told["request_id"] == "mine" if headers == {"x-request-id": "mine"} else told["request_id"]
         answer = await asked.post("/v1/messages", content=b"{}", headers={**headers, "x-api-key": "secret"})
-        assert "request-id" not in answer.headers  # an engine says its own
+        assert "request-id" not in answer.headers  # an engine has its own

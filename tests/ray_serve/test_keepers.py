@@ -1,4 +1,4 @@
-"""What refers to a kept response goes to the replica that keeps it."""
+"""A request that refers to a kept response goes to the replica that keeps it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_turns_and_readings_go_where_the_response_was_made() -> None:
     ("path", "body"),
     [("/v1/responses", b"{"), ("/v1/responses", b""), ("/v1/responses", b'{"previous_response_id":5}'), ("/load", b"")],
 )
-def test_what_refers_to_none_goes_anywhere(path: str, body: bytes) -> None:
+def test_a_request_without_a_response_goes_anywhere(path: str, body: bytes) -> None:
     known = Keepers()
     known.note(scope("/v1/responses"), Head(200, [], b'{"id":"resp_a"'), "one")
     assert known.find(scope(path), body) is None

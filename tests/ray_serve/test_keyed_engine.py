@@ -1,4 +1,4 @@
-"""Replicas of a kind are measured to be equally fast, although no two measurements agree."""
+"""Equal replicas get equal speeds, although measurements differ."""
 
 from __future__ import annotations
 

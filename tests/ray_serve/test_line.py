@@ -1,4 +1,4 @@
-"""The line from a replica to an ingress: many answers in one stream, in order, nothing lost, nothing kept for long."""
+"""A line from a replica to an ingress: many answers in one stream, in order, complete, with bounded memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def read(line: LineOut, inboxes: dict[int, Inbox]) -> int:
-    """Carry batches until the line ends; how many there were."""
+    """Deliver batches until the line ends, and return their number."""
     batches = 0
     async for batch in line.batches():
         deliver(batch, inboxes)
@@ -74,7 +74,7 @@ async def test_a_writer_waits_for_room_and_is_let_go_when_the_line_ends(monkeypa
         await asyncio.sleep(0)
         assert not blocked.done()
     await asyncio.wait_for(blocked, 5)
-    await line.put(1, b"x" * 100)  # nobody would read it
+    await line.put(1, b"x" * 100)  # it would not be read
 
 
 async def test_pieces_of_a_call_that_is_no_more_are_dropped() -> None:
@@ -89,7 +89,7 @@ async def test_pieces_of_a_call_that_is_no_more_are_dropped() -> None:
     assert await text(inbox) == b"here"
 
 
-async def test_a_broken_line_gives_what_came_and_then_fails() -> None:
+async def test_a_broken_line_gives_its_pieces_and_then_fails() -> None:
     inbox = Inbox()
     inbox.put(b"a")
     inbox.put(b"b")
@@ -108,7 +108,7 @@ async def test_an_answer_that_is_whole_does_not_fail_with_the_line() -> None:
     assert await text(inbox) == b"a"
 
 
-async def test_a_client_that_is_far_behind_loses_its_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_stream_of_a_slow_client_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_module, "_BEHIND", 10)
     slow, other = Inbox(), Inbox()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Two engines on a real Ray: the API of one server, and what becomes of requests when one of them goes."""
+"""Two engines on a real Ray: the API of one server, and requests when one engine is lost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_all_of_them_sleep_and_wake(two: Cluster) -> None:
     with httpx2.Client(base_url=two.url, timeout=60) as client:
         before = client.post("/generate", json=body).json()["text"]
         assert client.post("/sleep").json() == {"is_sleeping": True}
-        for _ in range(6):  # whichever it goes to
+        for _ in range(6):  # on either replica
             assert client.post("/generate", json=body).status_code == 503
         assert client.get("/is_sleeping").json() == {"is_sleeping": True}
         assert client.post("/wake_up").json() == {"is_sleeping": False}
@@ -82,7 +82,7 @@ async def test_responses_are_gone_on_with_where_they_are_kept(two: Cluster) -> N
             (name,) = set(re.findall(r'"id":"(resp_\w+)"', (await client.post("/responses", json=body)).text))
             return name
 
-        for name in await asyncio.gather(*map(make, range(8))):  # at once, so that both have some
+        for name in await asyncio.gather(*map(make, range(8))):  # at once, so that both replicas get some
             more = {"input": "And then?", "previous_response_id": name, "max_output_tokens": 4}
             assert (await client.post("/responses", json=more)).status_code == 200
             assert (await client.get(f"/responses/{name}")).json()["id"] == name
@@ -108,7 +108,7 @@ def test_turns_of_a_chat_are_found_where_the_last_one_was(two: Cluster) -> None:
                 if turn:
                     found.append(body["usage"]["prompt_tokens_details"]["cached_tokens"])
                 turns += [body["choices"][0]["message"]["content"], f"And then, for the {turn}th time?"]
-    assert min(found) > 0, found  # at random, half of them would find nothing
+    assert min(found) > 0, found  # with random routing, half of them would find nothing
 
 
 def test_a_client_that_leaves_aborts_its_request_within_a_second(two: Cluster) -> None:
@@ -135,7 +135,7 @@ def test_a_request_is_aborted_by_its_id_wherever_it_runs(two: Cluster) -> None:
 
 
 async def stream(client: httpx2.AsyncClient, number: int, tokens: int) -> tuple[str, float]:
-    """How a stream ended (`done`, or its error's code), and when (monotonic seconds)."""
+    """Return how a stream ended (`done`, or its error's code), and when (monotonic seconds)."""
     body = {"prompt": f"{number} times {number} is", "max_tokens": tokens, "ignore_eos": True}
     *_, last = await events(client, "/generate", body)
     end = "done" if last == "[DONE]" else json.loads(last)["error"]["code"]
@@ -143,7 +143,7 @@ async def stream(client: httpx2.AsyncClient, number: int, tokens: int) -> tuple[
 
 
 async def response(client: httpx2.AsyncClient, number: int, tokens: int) -> tuple[str, float]:
-    """The same of a response, whose events are held to OpenAI's own types and are numbered through."""
+    """Like `stream`, for a response. Its events must fit OpenAI's types and be numbered without gaps."""
     body = {"input": f"{number} times {number} is", "max_output_tokens": tokens, "ignore_eos": True, "stream": True}
     told = [json.loads(event) for event in await events(client, "/v1/responses", body)]
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
@@ -155,7 +155,7 @@ async def response(client: httpx2.AsyncClient, number: int, tokens: int) -> tupl
 
 
 async def message(client: anthropic.AsyncAnthropic, number: int, tokens: int) -> tuple[str, float]:
-    """The same as Anthropic's own client sees it; a schema makes the answer as long as it may be."""
+    """Like `stream`, with Anthropic's client. A schema makes the answer as long as possible."""
     numbers = {"type": "array", "items": {"type": "integer"}, "minItems": tokens}
     schema = {"type": "object", "properties": {"a": numbers}, "required": ["a"], "additionalProperties": False}
     try:
@@ -174,7 +174,7 @@ async def message(client: anthropic.AsyncAnthropic, number: int, tokens: int) ->
 
 
 async def events(client: httpx2.AsyncClient, path: str, body: dict[str, object]) -> list[str]:
-    """What the events of a stream carry; as far as it came, if it was cut."""
+    """Return the data of a stream's events, up to a cut."""
     async with client.stream("POST", path, json=body) as answer:
         return [line[6:] async for line in answer.aiter_lines() if line.startswith("data: ")]
 
@@ -214,7 +214,7 @@ async def test_a_replica_that_dies_loses_its_own_streams_alone(two: Cluster) -> 
     assert len(lost) in running.values()
     assert max(lost) < 5
     assert new[0] == "done"
-    until(lambda: len(set(two.metric("aengine_ready")) - before) == 1, 60)  # another in its place
+    until(lambda: len(set(two.metric("aengine_ready")) - before) == 1, 60)  # its replacement
 
 
 async def test_a_replica_that_is_removed_finishes_its_streams(two: Cluster) -> None:
@@ -228,11 +228,11 @@ async def test_a_replica_that_is_removed_finishes_its_streams(two: Cluster) -> N
     until(lambda: len(two.engines()) == 1, 30)
 
 
-def test_without_any_replica_it_is_not_ready_and_says_so(two: Cluster) -> None:
+def test_without_a_replica_it_answers_not_ready(two: Cluster) -> None:
     until(lambda: len(two.engines()) == 1, 30)
     two.kill_one()
     with httpx2.Client(base_url=two.url, timeout=60) as client:
         answer = client.get("/ready")
-        if answer.status_code != 200:  # another replica may be there sooner than a request gives up waiting
+        if answer.status_code != 200:  # a request may also wait until the other replica is ready
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
         until(lambda: client.get("/ready").status_code == 200, 60)

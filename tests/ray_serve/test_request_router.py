@@ -1,4 +1,4 @@
-"""The router on Ray's seam counts a request as long as Ray does: until it ended, or was given up before it went."""
+"""The router counts a request as long as Ray does: until its end, or until it is given up before it is sent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def router() -> PrefixRequestRouter:
-    """One that knows a single replica, without Ray behind it."""
+    """A router with one replica, without a running Ray."""
     made = PrefixRequestRouter.__new__(PrefixRequestRouter)
     made.initialize_state()
     made._by_name = {"one": SimpleNamespace(replica_id=SimpleNamespace(unique_id="one"))}
@@ -64,8 +64,7 @@ def load(router: PrefixRequestRouter) -> Any:
 async def test_a_request_that_was_given_up_before_it_was_sent_is_forgotten_later(
     router: PrefixRequestRouter, clock: Clock
 ) -> None:
-    """Its client left while Ray asked the replica for its queue: Ray says of such a one neither that it went nor that
-    it ended."""
+    """Its client left while Ray asked the replica for its queue. Ray then reports neither its sending nor its end."""
     for number in range(5):
         await chosen(router, pending(number))
     sent = pending(5)
@@ -75,7 +74,7 @@ async def test_a_request_that_was_given_up_before_it_was_sent_is_forgotten_later
     clock.now += 300
     last = pending(6)
     await chosen(router, last)
-    assert load(router).running == 2  # the one that went, and the new one
+    assert load(router).running == 2  # the request that was sent, and the new one
     router.on_request_routed(last, replica.replica_id, None)
     router.on_request_completed(replica.replica_id, "request 6")
     router.on_request_completed(replica.replica_id, "request 5")

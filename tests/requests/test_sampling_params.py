@@ -45,7 +45,7 @@ def test_the_bounds_themselves_are_allowed() -> None:
     SamplingParams(temperature=Number(2)).validate(10)
 
 
-def test_an_unknown_parameter_is_told_what_was_meant_without_internal_names() -> None:
+def test_an_unknown_parameter_gets_a_suggestion_without_internal_names() -> None:
     with pytest.raises(InvalidRequestError, match=r"'temprature' \(did you mean temperature\?\); known are") as caught:
         resolved_params(SamplingParams(), None, {"temprature": 1}, 10)
     assert caught.value.param == "temprature"

@@ -1,4 +1,4 @@
-"""What a request may ask of its output's form."""
+"""The forms that a request may require of its output."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def shown(model: Model, sampling: dict[str, Any], *before: str) -> str:
-    """What the shell prints for one question, without its figures."""
+    """Return the shell's output for one question, without the figures."""
     lines: Iterator[str] = iter([*before, "What is 17 + 25?"])
 
     def read(prompt: str) -> str:

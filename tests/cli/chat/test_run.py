@@ -1,4 +1,4 @@
-"""`aengine chat` on a terminal of its own, and behind a pipe."""
+"""`aengine chat` on a pseudo-terminal, and with a pipe as input."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from tests.cli.running import AENGINE, Served, environment, run, served
 
 
 class Terminal:
-    """A program on a pseudo-terminal: what it shows, and a keyboard for it."""
+    """A program on a pseudo-terminal. Reads its output and types its input."""
 
     def __init__(self, ours: int, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self._ours = ours
-        self._shown = ""  # behind what was looked for last
+        self._shown = ""  # after the last text that was found
 
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 
     def says(self, *lines: str) -> None:
-        """Type each line at its prompt, not ahead: Ctrl-C would throw away what nobody has read."""
+        """Type each line when its prompt is shown. Ctrl-C would discard input that was typed earlier."""
         for line in lines:
             self.shows("> ")
             self.type(f"{line}\n")
             self.shows(f"{line}\r\n")
 
     def rests(self) -> None:
-        """Wait until its main thread sleeps: readline only hears a signal while it waits for a key."""
+        """Wait until its main thread sleeps. readline receives signals only while it waits for a key."""
         stat = Path(f"/proc/{self.process.pid}/stat")
         while stat.read_text().rpartition(")")[2].split()[0] != "S":
             pass
 
     def shows(self, text: str) -> str:
-        """What is shown up to and including `text`."""
+        """Wait for `text`, and return the output up to its end."""
         deadline = time.monotonic() + 40
         while text not in (shown := self._shown):
             ready, _, _ = select.select([self._ours], [], [], deadline - time.monotonic())
@@ -83,7 +83,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path: Path) -> None:
     with terminal(tmp_path) as shell:
         shell.shows("/help shows the commands")
         shell.says("/set ignore_eos true", "/set max_tokens 1500", "Tell me a story.")
-        shell.shows(" ")  # in the middle of the answer, whatever it says
+        shell.shows(" ")  # in the middle of the answer
         shell.type("\x03")
         shell.shows("[stopped]")
         shell.shows("> ")
@@ -149,7 +149,7 @@ def test_through_a_server(tmp_path: Path) -> None:
         (["--top-p", "much"], 2, "top_p"),
     ],
 )
-def test_one_sentence_for_what_cannot_work(args: list[str], status: int, told: str) -> None:
+def test_errors_are_one_sentence(args: list[str], status: int, told: str) -> None:
     done = run("chat", *args)
     assert done.returncode == status
     assert told in done.stderr

@@ -1,4 +1,4 @@
-"""The shell: what is typed goes in, what is said comes out."""
+"""The chat shell: typed lines, printed answers, commands and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ HELLO = (Fragment("Hel"), Fragment("lo."), ENDING)
 
 
 class FakeModel:
-    """Says the same each time; notes what it is asked. An exception is raised, and None waits for ever."""
+    """Gives the same answer each time, and records the questions. An exception is raised, and None waits forever."""
 
-    def __init__(self, *told: Fragment | Exception | None) -> None:
-        self.told: Sequence[Fragment | Exception | None] = told or HELLO
+    def __init__(self, *answer: Fragment | Exception | None) -> None:
+        self.answer: Sequence[Fragment | Exception | None] = answer or HELLO
         self.asked: list[tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]] = []
         self.closed = 0
 
@@ -41,20 +41,20 @@ class FakeModel:
     ) -> AsyncGenerator[Fragment, None]:
         self.asked.append(([*messages], sampling, template_kwargs))
         try:
-            for told in self.told:
-                if isinstance(told, Exception):
-                    raise told
-                if told is None:
+            for part in self.answer:
+                if isinstance(part, Exception):
+                    raise part
+                if part is None:
                     os.kill(os.getpid(), signal.SIGINT)
                     await anyio.sleep_forever()
                 else:
-                    yield told
+                    yield part
         finally:
             self.closed += 1
 
 
 def typing(*lines: str | type[BaseException]) -> Callable[[str], str]:
-    """A `read` that gives these lines, and then the end; an exception's type is raised."""
+    """Return a `read` that returns these lines, and then ends the input. It raises an exception's type."""
     left = list(lines)
 
     def read(prompt: str) -> str:
@@ -69,7 +69,7 @@ def typing(*lines: str | type[BaseException]) -> Callable[[str], str]:
 
 
 async def session(model: FakeModel, *lines: str | type[BaseException], **given: Any) -> tuple[str, Shell]:
-    """What is said in a session of these lines, and the shell after it."""
+    """Run a session with these lines. Return its output and the shell."""
     out = io.StringIO()
     shell = Shell(model, out, given.pop("sampling", {}), given.pop("system", None), dim=given.pop("dim", False))
     await shell.run(typing(*lines))
@@ -119,7 +119,7 @@ async def test_parameters_are_set_shown_and_taken_back() -> None:
         ("/get temperature", "temperature has not been set"),
     ],
 )
-async def test_what_cannot_be_done_is_told_and_the_shell_goes_on(line: str, told: str) -> None:
+async def test_a_failed_command_is_reported_and_the_shell_continues(line: str, told: str) -> None:
     model = FakeModel()
     said, _ = await session(model, line, "hi")
     assert told in said.splitlines()[0]
@@ -138,7 +138,7 @@ async def test_quit_leaves_at_once() -> None:
     assert model.asked == []
 
 
-async def test_what_is_saved_can_be_loaded(tmp_path: Path) -> None:
+async def test_a_saved_chat_can_be_loaded(tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     await session(FakeModel(), "/set temperature 0.5", "/set stop END", "/set thinking false", "hi", f"/save {file}")
     model = FakeModel()
@@ -170,13 +170,13 @@ async def test_a_model_cannot_speak_to_the_terminal() -> None:
     assert said.startswith("a\ufffd]0;evil\ufffd\ufffdb\tc\n\ufffd\n[")
 
 
-async def test_an_error_is_told_and_the_question_forgotten() -> None:
+async def test_an_error_is_printed_and_the_question_removed() -> None:
     said, shell = await session(FakeModel(InvalidRequestError("no such thing", "x")), "hi")
     assert said.startswith("[no such thing]\n")
     assert shell.messages == []
 
 
-async def test_an_answer_that_ran_out_of_tokens_says_so() -> None:
+async def test_an_answer_cut_off_by_max_tokens_is_marked() -> None:
     said, _ = await session(FakeModel(Fragment("a"), Fragment("", finish_reason="length", usage=Usage(1, 1, 0))), "hi")
     assert "cut off" in said
     assert "tokens/s" not in said  # one token has no rate

@@ -56,7 +56,7 @@ async def test_from_file_to_file_through_a_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_plain_text_is_told_of_the_flag_that_takes_it() -> None:
+def test_plain_text_gets_a_hint_to_its_flag() -> None:
     done = run("generate", given="The capital of France is\n")
     assert done.returncode == 1
     assert "--text" in json.loads(done.stdout)["error"]["message"]
@@ -84,7 +84,7 @@ def test_a_progress_bar_on_a_terminal(tmp_path: Path) -> None:
         try:
             while data := os.read(ours, 4096):
                 shown += data
-        except OSError:  # how Linux tells that the terminal's other side is closed
+        except OSError:  # Linux raises it when the terminal's other side is closed
             pass
         assert process.wait(30) == 0
     os.close(ours)
@@ -142,7 +142,7 @@ def test_a_batch_file_of_openais() -> None:
         ),
     ],
 )
-def test_one_sentence_for_what_cannot_work(args: list[str], status: int, told: str) -> None:
+def test_errors_are_one_sentence(args: list[str], status: int, told: str) -> None:
     done = run("generate", *args)
     assert done.returncode == status
     assert told in done.stderr

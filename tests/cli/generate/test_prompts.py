@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Model:
-    """Notes what it is asked, and fails as often as it is told to."""
+    """Records its calls, and raises the given failures first."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
@@ -105,7 +105,7 @@ async def test_several_choices_and_an_id_that_is_passed_through() -> None:
         ("[" * 100_000, "JSON"),
     ],
 )
-async def test_a_bad_line_is_told_with_its_number(line: str, told: str) -> None:
+async def test_a_bad_line_is_reported_with_its_number(line: str, told: str) -> None:
     result = await answer_line(Model(), {}, 7, line.encode(errors="surrogateescape"), plain=False, ids=False)
     assert result.failed
     assert result.body["line"] == 7
@@ -118,11 +118,11 @@ async def test_a_full_queue_is_waited_for() -> None:
     assert len(model.asked) == 3
 
 
-async def test_what_befalls_one_line_is_its_own() -> None:
+async def test_an_error_of_one_line_is_its_result() -> None:
     assert (await one(Model(ServerError("too large", 413)), '"hi"')).failed
 
 
 @pytest.mark.parametrize("error", [EngineClosedError("closed"), ServerError("cannot be reached")])
-async def test_what_befalls_all_lines_ends_the_run(error: Exception) -> None:
+async def test_an_error_of_all_lines_ends_the_run(error: Exception) -> None:
     with pytest.raises(type(error)):
         await one(Model(error), '"hi"')

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's batch files: answered as the HTTP server answers them."""
+"""Requests of OpenAI's batch files get the answers of the HTTP server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Engine(FakeEngine):
         return Embeddings(vectors, Usage(len(prompts), 0, 0))
 
 
-FRESH = ("id", "created")  # other ones in every answer
+FRESH = ("id", "created")  # differ in every answer
 
 
 def line(**fields: Any) -> bytes:
@@ -48,7 +48,7 @@ def answered(status: int, content: bytes, **headers: str) -> httpx2.Response:
 
 
 def output(result: Any) -> dict[str, Any]:
-    """The line of output as its reader sees it."""
+    """Return the line of output, decoded."""
 
     encoded = msgspec.json.encode(result.body)
     assert b"\n" not in encoded
@@ -63,7 +63,7 @@ def output(result: Any) -> dict[str, Any]:
 async def test_answers_are_the_servers(
     url: str, body: dict[str, Any], status: int, remote: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AENGINE_API_KEYS", "secret")  # of a server: nobody asks for it within a process
+    monkeypatch.setenv("AENGINE_API_KEYS", "secret")  # needed by a server only, not in this process
     async with serving(Engine()) as server, Client(server.url) as client:
         expected = await server.client.post(url, json=body)
         result = await answer_request(post_to(client if remote else Engine()), line(url=url, body=body))  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ async def test_answers_are_the_servers(
         ({"custom_id": 7}, "custom_id"),
     ],
 )
-async def test_what_is_no_request_is_told_in_its_line(fields: dict[str, Any], reason: str) -> None:
+async def test_a_bad_request_is_reported_in_its_line(fields: dict[str, Any], reason: str) -> None:
     async def post(path: str, body: bytes) -> httpx2.Response:
         raise AssertionError("nothing is sent")
 
@@ -99,7 +99,7 @@ async def test_what_is_no_request_is_told_in_its_line(fields: dict[str, Any], re
     assert result.failed
 
 
-async def test_a_full_queue_is_waited_for_and_a_body_is_sent_as_it_stands() -> None:
+async def test_a_full_queue_is_waited_for_and_a_body_is_sent_unchanged() -> None:
     refusal = b'{"error": {"message": "full", "type": "server_error", "code": "queue_full"}}'
     answers = [
         answered(503, refusal, **{"retry-after": "0"}),

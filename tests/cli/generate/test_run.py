@@ -1,4 +1,4 @@
-"""Many lines: in order, so many at once, and never more in memory than a few."""
+"""Many lines: results in order, a bounded number at once, bounded memory."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_blank_lines_count_and_give_nothing() -> None:
 
 
 @pytest.mark.parametrize("where", ["answer", "write", "lines"])
-async def test_what_is_raised_comes_alone_and_ends_it_all(where: str) -> None:
+async def test_an_exception_ends_the_run_and_is_not_grouped(where: str) -> None:
     answered = 0
 
     async def lines() -> AsyncIterator[bytes]:
@@ -115,7 +115,7 @@ async def test_what_is_raised_comes_alone_and_ends_it_all(where: str) -> None:
 
 
 async def lines_of(path: Path, content: bytes) -> list[bytes]:
-    path.write_bytes(content)  # noqa: ASYNC240 - small, and nobody else waits
+    path.write_bytes(content)  # noqa: ASYNC240 - a small file
     with path.open("rb") as file:
         return [line async for line in read_lines(file.fileno())]
 
@@ -141,7 +141,7 @@ async def test_a_pipe_gives_each_line_when_it_comes() -> None:
     assert await anext(found) == b"one"
     with anyio.move_on_after(0.05) as waited:
         await anext(found)
-    assert waited.cancelled_caught  # nobody holds up the loop, and the wait can be given up
+    assert waited.cancelled_caught  # the loop is not blocked, and the wait can be cancelled
     os.close(writing)
     os.close(reading)
 

@@ -1,4 +1,4 @@
-"""What `aengine serve` makes of its arguments, with nothing served: flags of other engines, a file of flags."""
+"""The arguments of `aengine serve`, without serving: flags of other engines, a file of flags."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Started(NamedTuple):
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
-    """What `serve` was called with."""
+    """The arguments of each call of `serve`."""
     calls: list[Started] = []
 
     def serve(*configs: object) -> int:
@@ -32,7 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     return calls
 
 
-def test_what_vllms_users_paste_is_taken(started: list[Started], capfd: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_vllm_are_accepted(started: list[Started], capfd: pytest.CaptureFixture[str]) -> None:
     pasted = (
         "Qwen/Qwen3-8B-AWQ --api-key sk,1 -tp 2 --dtype half --kv-cache-dtype fp8_e4m3 --quantization awq "
         "--enable-auto-tool-choice --enable-prefix-caching --trust-remote-code --enable-lora --max-model-len 32K "

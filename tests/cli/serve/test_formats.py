@@ -1,4 +1,4 @@
-"""A server answers from mixtures of experts in each quantised format as from their twins in floats."""
+"""Mixtures of experts in each quantised format answer like their copies in floats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_text(folder: Path) -> None:
 
 @contextmanager
 def served_here(folder: Path) -> Iterator[httpx2.Client]:
-    """A server within this process."""
+    """A server in this process."""
     knobs = {"model": str(folder), "max_num_seqs": 4, "kv_cache_gib": 0.05}
     with demo_server(knobs) as url, httpx2.Client(base_url=url, timeout=30, trust_env=False) as client:
         yield client
@@ -46,7 +46,7 @@ def served_apart(folder: Path) -> Iterator[httpx2.Client]:
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", [*SCHEMES, "mxfp4"])
 def test_a_server_answers_from_it(scheme: str, tmp_path: Path) -> None:
-    """From a Qwen3-MoE; in MXFP4 from gpt-oss, whose own it is. Two of the formats in whole processes."""
+    """Uses a Qwen3-MoE, and gpt-oss for its own format MXFP4. Two formats run in processes of their own."""
     folders = tmp_path / "quantised", tmp_path / "twin"
     if scheme == "mxfp4":
         write_gpt_oss(*folders, vocab_size=4096)
@@ -66,7 +66,7 @@ def test_a_server_answers_from_it(scheme: str, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_gpt_oss_answers_from_a_gpu(tmp_path: Path) -> None:
-    """In MXFP4, as it is published: a first token as likely as its twin has it, then a streamed answer and a chat."""
+    """In MXFP4, its published format: the first token has its copy's probability; a stream and a chat work."""
     folders = tmp_path / "quantised", tmp_path / "twin"
     write_gpt_oss(*folders, vocab_size=4096)
     likely = []

@@ -1,4 +1,4 @@
-"""`aengine serve`: it says where it is, it leaves politely, and it fails with one sentence."""
+"""`aengine serve`: it prints its address, ends after signals, and fails with one sentence."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from aengine.config import EngineConfig, ListenConfig, ServerConfig
 from tests.cli.running import run, served
 from tests.http.serving import parse_events
 
-STARTING = "aengine: starting; the model is aengine-demo\n"  # told before imports, which take seconds
+STARTING = "aengine: starting; the model is aengine-demo\n"  # printed before imports, which take seconds
 LONG = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
 
 
-def test_it_serves_what_it_says_and_leaves_with_0() -> None:
+def test_its_printed_command_works_and_it_ends_with_0() -> None:
     with served() as server:
         command = shlex.split(next(line for line in server.told if "curl" in line))
         answer = server.client.post(command[2].removeprefix(server.url), content=command[4])
@@ -40,7 +40,7 @@ def test_it_serves_what_it_says_and_leaves_with_0() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_over_two_ranks_says_the_same() -> None:
+def test_a_model_over_two_ranks_gives_the_same_answer() -> None:
     said = []
     for ranks in ("2", "1"):
         with served("--tensor-parallel-size", ranks) as server:
@@ -66,7 +66,7 @@ def test_a_running_answer_may_finish_while_new_work_is_refused(number: signal.Si
         next(lines)
         server.send(number)
         server.wait_for("no new requests")
-        server.send(signal.SIGHUP)  # a terminal that closes may say so twice: nobody is in a hurry
+        server.send(signal.SIGHUP)  # a closing terminal may send it twice; the second one changes nothing
         refused = server.client.post("/generate", json=LONG)
         ready = server.client.get("/ready")
         health = server.client.get("/health")
@@ -82,8 +82,8 @@ def test_a_running_answer_may_finish_while_new_work_is_refused(number: signal.Si
 @pytest.mark.parametrize(
     "patience", [pytest.param("0.2", marks=pytest.mark.slow), pytest.param("60", marks=pytest.mark.slow)]
 )
-def test_what_takes_too_long_is_ended_with_an_error(patience: str) -> None:
-    """After the timeout, or at the second signal."""
+def test_an_answer_that_takes_too_long_ends_with_an_error(patience: str) -> None:
+    """Answers end after the timeout, or at the second signal."""
     with (
         served("--shutdown-timeout", patience) as server,
         server.client.stream("POST", "/generate", json=LONG | {"max_tokens": 2000}) as stream,
@@ -103,7 +103,7 @@ def test_what_takes_too_long_is_ended_with_an_error(patience: str) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """authority.pem; chain.pem and key.pem of 127.0.0.1, and both in both.pem."""
+    """A folder with authority.pem, chain.pem and key.pem of 127.0.0.1, and the last two in both.pem."""
     folder = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "authority.pem"))
@@ -131,7 +131,7 @@ def test_it_speaks_https(certificates: Path, files: list[str], http2: bool) -> N
             answer = client.post("/generate", json={"prompt": "The capital of France is", "temperature": 0})
             assert answer.http_version == "HTTP/1.1"
             assert parse_events(answer.text)[0]["text"].startswith(" Paris")
-            # The page asks its own server, by its own scheme.
+            # The page calls its own server with the same scheme.
             ours = client.post("/generate", json={"prompt": "x", "max_tokens": 1}, headers={"origin": server.url})
             assert ours.status_code == 200
         server.send(signal.SIGTERM)
@@ -167,7 +167,7 @@ def test_a_certificate_that_is_none(certificates: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_signal_while_the_model_loads_is_told_so_and_nothing_is_announced(
+async def test_a_signal_during_loading_is_reported_and_no_address_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     app, stop = Application(EngineConfig(), ServerConfig(), None), asyncio.Event()
@@ -214,7 +214,7 @@ def test_a_model_that_does_not_load(tmp_path: Path) -> None:
         (["--max-num-seq", "3"], {}, "--max-num-seq"),
     ],
 )
-def test_wrong_arguments_are_told_before_anything_is_loaded(args: list[str], env: dict[str, str], told: str) -> None:
+def test_wrong_arguments_are_refused_before_loading(args: list[str], env: dict[str, str], told: str) -> None:
     done = run("serve", *args, **env)
     assert done.returncode == 2
     assert told in done.stderr
@@ -240,7 +240,7 @@ def test_knobs_arrive() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_localhost_is_listened_to_over_ipv6_too(host: str) -> None:
-    """At the same port; where another server has that one, over IPv4 alone."""
+    """Both sockets have the same port. If it is taken on IPv6, only IPv4 is used."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
             port = taken.getsockname()[1]

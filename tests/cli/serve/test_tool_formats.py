@@ -1,4 +1,4 @@
-"""A server makes random checkpoints call tools in the format of their own templates, whole and streamed."""
+"""Checkpoints with random weights call tools in the format of their templates, whole and streamed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.text.text_families import byte_level_backend, write_tokenizer
 pytestmark = pytest.mark.slow
 
 END = "<|im_end|>"
-# What a template writes of earlier calls, which tells its format; and the tokens of its own.
+# A template's text for earlier calls, from which its format is detected; and its special tokens.
 FORMATS: dict[str, tuple[str, list[str]]] = {
     "mistral": ("'[TOOL_CALLS]' ~ call.name ~ '[ARGS]' ~ call.arguments | tojson", ["[TOOL_CALLS]", "[ARGS]"]),
     "mistral_list": ("'[TOOL_CALLS] [' ~ call | tojson ~ ']'", ["[TOOL_CALLS]"]),
@@ -100,7 +100,7 @@ def test_a_call_comes_and_fits_its_schema(server: httpx2.Client, choice: object,
     events = parse_events(server.post("/v1/chat/completions", json=asked | {"stream": True}).text)
     pieces = [
         piece["function"]["arguments"]
-        for event in events[:-1]  # behind them: [DONE]
+        for event in events[:-1]  # [DONE] follows
         for one in event["choices"]
         for piece in one["delta"].get("tool_calls") or []
     ]

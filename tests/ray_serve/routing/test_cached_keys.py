@@ -1,4 +1,4 @@
-"""What a replica tells of its cache is what its radix tree holds, to routers that ask at any time."""
+"""The keys that a replica reports are those in its radix tree, whenever a router asks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def follow(known: set[int], changes: Changes) -> set[int]:
     return (set() if changes.restart else known) - set(changes.evicted) | set(changes.stored)
 
 
-def test_routers_know_what_the_tree_holds_whenever_they_ask() -> None:
+def test_routers_know_the_keys_in_the_tree_at_any_time() -> None:
     rng, allocator = Random(0), PageAllocator(101)
     tree, keys = RadixTree(allocator, PAGE), CachedKeys(PAGE)
     tree.watchers.append(keys)
@@ -42,18 +42,18 @@ def test_routers_know_what_the_tree_holds_whenever_they_ask() -> None:
         for sent in prompts:
             prompt, pages = prompt_from_ids(sent), len(tree.match(sent).pages)
             cached |= {key for key, end in zip(prompt.keys, prompt.ends) if end <= pages * PAGE}
-        assert knows["often"] == cached & knows["often"]  # nothing that is not there
+        assert knows["often"] == cached & knows["often"]  # no key that is not cached
         assert len(knows["often"]) == len(keys)
     knows["seldom"] = follow(knows["seldom"], keys.changes("seldom"))
     assert knows["seldom"] == knows["often"]
     tree.check_integrity()
 
 
-def test_a_router_that_was_away_for_long_begins_anew() -> None:
+def test_a_router_that_missed_changes_restarts() -> None:
     keys = CachedKeys(PAGE)
     assert keys.changes("one") == Changes()
     many = len(prompt_from_ids([0] * 1600).keys)
-    for number in range(cached_keys._LOG // many):  # twice as many changes as are kept
+    for number in range(cached_keys._LOG // many):  # twice as many changes as the log keeps
         keys.note(prompt_from_ids([number] * 1600), 1600, range(100))
         keys.removed(range(100))
     changes = keys.changes("one")
@@ -64,13 +64,13 @@ def test_a_router_that_was_away_for_long_begins_anew() -> None:
 
 def test_estimated_lengths_are_scaled_to_the_true_one() -> None:
     keys = CachedKeys(PAGE)
-    prompt = prompt_from_ids(range(320))  # as if estimated: the prompt has 160 tokens in truth
+    prompt = prompt_from_ids(range(320))  # an estimate: the prompt really has 160 tokens
     keys.note(prompt, 160, range(5))  # of which 80 are cached
     assert set(keys.changes("one").stored) == {key for key, end in zip(prompt.keys, prompt.ends) if end <= 160}
 
 
 def test_texts_that_are_the_same_tokens_take_no_more_memory_the_more_of_them_there_are() -> None:
-    """A page that everybody uses stays for ever; each request may still write what it stands for in other bytes."""
+    """A page that all requests use is never evicted, but each request may write the same tokens in other bytes."""
     keys, knows = CachedKeys(PAGE), set[int]()
     prompts = [prompt_from_ids([number] * 400) for number in range(500)]
     for number, prompt in enumerate(prompts):

@@ -1,4 +1,4 @@
-"""A prompt's keys: equal for equal beginnings, whatever comes behind them."""
+"""Equal prefixes have equal keys, whatever follows them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_chats_next_turn_begins_with_the_keys_of_the_last_one() -> None:
     assert len(second.keys) > len(first.keys)
 
 
-def test_what_does_not_belong_to_the_prompt_changes_no_key_and_tools_and_salt_do() -> None:
+def test_tools_and_salt_change_keys_and_other_fields_do_not() -> None:
     assert chat("a" * 500, max_tokens=5, stream=True).keys == chat("a" * 500).keys
     assert not set(chat("a" * 500, cache_salt="mine").keys) & set(chat("a" * 500).keys)
     assert not set(chat("a" * 500, tools=[{"type": "function"}]).keys) & set(chat("a" * 500).keys)
@@ -91,7 +91,7 @@ def test_ids_count_as_they_are() -> None:
     assert prompt == read_prompt(json.dumps({"prompt": [ids, [1, 2]]}).encode())
 
 
-def test_what_is_no_request_has_no_keys() -> None:
+def test_a_bad_body_has_no_keys() -> None:
     bad = [b"", b"{", b"[]", b'{"messages": 3}', b'{"prompt": [-1]}', b'{"input_ids": ["a"]}', b'{"prompt": "\\ud800"}']
     assert [read_prompt(body).keys for body in bad] == [()] * len(bad)
     assert read_prompt(b"[" * 100_000).keys == ()

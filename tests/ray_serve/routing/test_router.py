@@ -1,4 +1,4 @@
-"""The prefix router: it prefers what is cached until work ahead outweighs it, forgets as told, and stays small."""
+"""The prefix router prefers cached prefixes unless the wait there is longer, forgets evicted ones, and stays small."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_hot_prefix_spreads_and_no_further_than_the_load_demands() -> None:
     homes: Counter[int] = Counter()
     made.sent(3, prompt_from_text(hot), 0.0)
     made.ended(3)
-    for number in range(400):  # at once, when that is done
+    for number in range(400):  # all at once, after that work is done
         prompt = prompt_from_text(hot + rng.randbytes(100))
         home = made.choose(prompt, 1.0)
         made.sent(home, prompt, 1.0)
@@ -57,9 +57,9 @@ def test_a_hot_prefix_spreads_and_no_further_than_the_load_demands() -> None:
     assert max(homes.values()) < 3 * 400 / len(homes)
 
 
-def test_a_busier_replica_is_left_exactly_when_computing_anew_is_sooner() -> None:
+def test_a_busy_replica_is_left_exactly_when_computing_elsewhere_is_sooner() -> None:
     made = router(2)
-    prompt = prompt_from_text(b"x" * 4000)  # 1,000 tokens: 0.1 s, of which the other replica would have to compute all
+    prompt = prompt_from_text(b"x" * 4000)  # 1,000 tokens: 0.1 s, which the other replica would have to compute
     made.sent(0, prompt, 0.0)
     made.ended(0)
     work = prompt_from_text(Random(1).randbytes(3200))  # 0.08 s
@@ -75,7 +75,7 @@ def test_prompts_without_a_first_token_are_still_ahead_however_long_they_take() 
     prompts = [prompt_from_text(rng.randbytes(4000)) for _ in range(4)]  # 0.1 s each, when the replicas were measured
     for prompt in prompts:
         made.sent(0, prompt, 0.0, reports_start=True)
-    made.started(0, prompts[0].tokens, 1.0)  # ten times as long
+    made.started(0, prompts[0].tokens, 1.0)  # ten times slower
     made.sent(1, prompt_from_text(rng.randbytes(8000)), 1.0)
     new = prompt_from_text(rng.randbytes(400))
     assert made.choose(new, 1.0) == 1  # 0.2 s ahead, and 0.3 s on the other
@@ -85,7 +85,7 @@ def test_prompts_without_a_first_token_are_still_ahead_however_long_they_take() 
     assert made.choose(new, 1.01) == 0
 
 
-def test_prompts_of_which_nothing_is_told_are_no_less_ahead_when_others_begin() -> None:
+def test_unreported_prompts_stay_ahead_when_others_start() -> None:
     made, rng = router(2), Random(4)
     first, second = prompt_from_text(rng.randbytes(400)), prompt_from_text(rng.randbytes(8000))
     made.sent(0, first, 0.0, reports_start=True)
@@ -95,7 +95,7 @@ def test_prompts_of_which_nothing_is_told_are_no_less_ahead_when_others_begin() 
     assert made.choose(prompt_from_text(rng.randbytes(400)), 0.05) == 1
 
 
-def test_where_nothing_runs_nothing_is_ahead_whatever_was_not_told() -> None:
+def test_without_running_requests_no_work_is_ahead() -> None:
     made, rng = router(2), Random(5)
     for _ in range(3):
         made.sent(0, prompt_from_text(rng.randbytes(40_000)), 0.0, reports_start=True)  # 1 s each
@@ -115,7 +115,7 @@ def test_ties_go_to_the_less_busy() -> None:
     assert made.choose(prompt_from_text(b"new" * 100), 0.0) == 2
 
 
-def test_what_a_replica_evicts_it_forgets() -> None:
+def test_evicted_keys_are_forgotten() -> None:
     made, prompt = router(2), prompt_from_text(b"y" * 4000)
     made.sent(0, prompt, 0.0)
     made.ended(0)
@@ -135,7 +135,7 @@ def test_reported_requests_of_other_routers_count() -> None:
     assert {made.choose(prompt_from_text(b""), 0.0) for _ in range(20)} == {1}
 
 
-def test_what_a_router_sent_itself_is_no_load_of_others_although_it_has_ended_since() -> None:
+def test_ended_requests_of_this_router_are_not_counted_as_load_of_others() -> None:
     made, prompt = router(2), prompt_from_text(b"v" * 800)
     made.sent(0, prompt, 0.0)
     made.ended(0)
@@ -143,7 +143,7 @@ def test_what_a_router_sent_itself_is_no_load_of_others_although_it_has_ended_si
     assert {made.choose(prompt, 10.0) for _ in range(20)} == {0}
 
 
-def test_nobody_is_sent_to_a_replica_that_left_and_its_name_may_come_back() -> None:
+def test_a_replica_that_left_gets_no_requests_and_may_join_again() -> None:
     made, prompt = router(3), prompt_from_text(b"z" * 4000)
     made.sent(1, prompt, 0.0)
     made.leave(1)
@@ -191,16 +191,16 @@ SPEEDS = (SPEED, Speed(prefill=1e-3, step=1e-3, rows=64), Speed(prefill=1e-5, st
     st.integers(0, 8),
     st.integers(0, 3),
 )
-@example([SPEED, SPEED], [(0, 0, 3), (1, 0, 1)], 0, 0)  # the second one's beginning is shorter, its queue as well
+@example([SPEED, SPEED], [(0, 0, 3), (1, 0, 1)], 0, 0)  # the second holds less and has a shorter queue
 def test_no_replica_that_is_compared_would_be_sooner(
     speeds: list[Speed], sends: list[tuple[int, int, int]], reports: int, asked: int
 ) -> None:
-    """Those are all where they are few, and all that hold anything of the prompt where these are few."""
+    """All replicas are compared if they are few; else all holders of any prefix, if these are few."""
     made: PrefixRouter[int] = PrefixRouter(seed=0)
     texts = [bytes([number]) * 200 + Random(number).randbytes(4000) for number in range(4)]
     for replica, speed in enumerate(speeds):
         made.join(replica, speed)
-    for replica in range(min(reports, len(speeds))):  # it is faster, or slower, than was thought
+    for replica in range(min(reports, len(speeds))):  # its speed differs from the first estimate
         speeds[replica] = SPEEDS[(reports + replica) % 3]
         made.reported(replica, Report(speed=speeds[replica]))
     for replica, text, length in sends:
