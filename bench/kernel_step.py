@@ -16,8 +16,9 @@ from aengine.kernels.attention.config import DecodeConfig
 from aengine.kernels.attention.decode_attention import PagedDecode
 from aengine.kernels.attention.heads import Heads as QueryHeads
 from aengine.kernels.attention.inputs import qk_norm_rope_store
+from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.one_row import OneRowConfig
-from aengine.kernels.linear.small_linear import LinearConfig, SmallLinear
+from aengine.kernels.linear.small_linear import LinearConfig, SmallLinear, linear_config
 from bench.kernel_timing import (
     DEVICE,
     Heads,
@@ -96,7 +97,7 @@ class Step:
         x0 = random_half(rows, model.hidden)
 
         def linear(x: Tensor, weight: Tensor, name: str) -> Tensor:
-            if own and small.supports(x, weight):
+            if own and _has_few_rows(x, weight):
                 return small(x, weight, config=cuts.get(name))
             return F.linear(x, weight)
 
@@ -108,7 +109,7 @@ class Step:
             return linear(elementwise.rms_norm(x, norm, 1e-6), weight, name)
 
         def linear_add(x: Tensor, weight: Tensor, name: str, residual: Tensor) -> Tensor:
-            if own and small.supports(x, weight):
+            if own and _has_few_rows(x, weight):
                 return small(x, weight, config=cuts.get(name), residual=residual)
             return residual.addmm_(x, weight.t())
 
@@ -129,6 +130,11 @@ class Step:
 
         with overlapping(overlap):
             return graph_time([step])
+
+
+def _has_few_rows(x: Tensor, weight: Tensor) -> bool:
+    """Return whether our own kernel computes the product."""
+    return linear_config(len(x), *weight.shape, x.element_size(), launch_for(x.device)) is not None
 
 
 def bench_step(report: Report, sweep: bool) -> None:

@@ -246,13 +246,6 @@ class SmallLinear:
     def __init__(self) -> None:
         self._parts = Parts()
 
-    def supports(self, x: Tensor, weight: Tensor) -> bool:
-        """Return whether this kernel is the best for x [m, k] and weight [n, k]."""
-        (m, k), n = x.shape, weight.shape[0]
-        if m > MAX_ROWS or not weight.is_contiguous():
-            return False
-        return linear_config(m, n, k, x.element_size(), launch_for(x.device)) is not None
-
     def single(self, x: Tensor, weight: Tensor) -> bool:
         """Return whether x is a single row, for the kernel of one row. Its `low_rank` has another form."""
         if len(x) != 1 or not weight.is_contiguous():

@@ -4,13 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from aengine.kernels.launch import launch_for
 from tests.kernels.conftest import relative_error, tolerance
 
 small_linear = pytest.importorskip("aengine.kernels.linear.small_linear")
+triton_linear = pytest.importorskip("aengine.kernels.linear.triton_linear")
 elementwise = pytest.importorskip("aengine.kernels.elementwise")
 pytestmark = pytest.mark.gpu
 
-LinearConfig = small_linear.LinearConfig
+LinearConfig, linear_config = small_linear.LinearConfig, small_linear.linear_config
 CUTS = {
     "plain": LinearConfig(block_n=16, block_k=32, splits=1, stages=2, warps=1, early=32),
     "split": LinearConfig(block_n=64, block_k=32, splits=4, stages=3, warps=4, early=16),
@@ -75,11 +77,10 @@ def meets_each_shape_and_each_number_of_rows(m: int, n: int, k: int, **_: object
 def test_the_chosen_cut_gives_the_product(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
     x, weight = (torch.randn(*shape, device=device).to(dtype) for shape in ((m, k), (n, k)))
     linear = small_linear.SmallLinear()
-    if not linear.supports(x, weight):
+    if linear_config(m, n, k, x.element_size(), launch_for(x.device)) is None:
         with pytest.raises(ValueError, match="not for this kernel"):
             linear(x, weight)
-        return
-    out = linear(x, weight)
+    out = triton_linear.TritonLinear(weight, None, linear).apply(x)
     reference = F.linear(x.float(), weight.float())
     assert relative_error(out, reference) < tolerance(dtype)
 
@@ -117,10 +118,12 @@ def test_several_rows_are_not_normed_tiny(device: torch.device) -> None:
         linear(x, weight, norm=elementwise.TritonNorm(x[0], 1e-5))
 
 
-def test_too_many_rows_and_foreign_layouts_are_not_its_job_tiny(device: torch.device) -> None:
-    linear = small_linear.SmallLinear()
-    weight = torch.zeros(32, 64, device=device)
-    assert linear.supports(torch.zeros(16, 64, device=device), weight)
-    assert not linear.supports(torch.zeros(17, 64, device=device), weight)
-    assert not linear.supports(torch.zeros(0, 64, device=device), weight)
-    assert not linear.supports(torch.zeros(1, 64, device=device), weight.t())
+@pytest.mark.parametrize("rows", [0, 1, 16, 17])
+@pytest.mark.parametrize("turned", [False, True])
+def test_too_many_rows_and_other_layouts_go_to_the_library_tiny(rows: int, turned: bool, device: torch.device) -> None:
+    config = linear_config(rows, 32, 64, 4, launch_for(device))
+    assert (config is None) == (rows not in (1, 16))
+    weight = torch.randn(64, 32, device=device).t() if turned else torch.randn(32, 64, device=device)
+    x = torch.randn(rows, 64, device=device)
+    out = triton_linear.TritonLinear(weight, None, small_linear.SmallLinear()).apply(x)
+    torch.testing.assert_close(out, F.linear(x, weight), rtol=1e-3, atol=1e-3)
