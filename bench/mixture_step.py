@@ -13,7 +13,7 @@ from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.fp8.quantize import GROUP
-from aengine.kernels.linear.weights import Fp8Weight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.triton_kernels import TritonKernels
 from bench.kernel_timing import DEVICE, Heads, Pool, Report, floor, graph_time, random_half
 

@@ -1,4 +1,4 @@
-"""What the blocks of a decoder ask of their device, attention aside."""
+"""The operations of a decoder's blocks on a device, except attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.linear.base import Linear, Norm, RegisteredLinear
-from aengine.kernels.linear.weights import QuantizedWeight
+from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 
 
@@ -31,82 +31,88 @@ class Route(Protocol):
 
 
 class Kernels(Protocol):
-    """Makes norms and linears of tensors, and has the operations between them, over the tokens of one step.
+    """Makes norms, linears and experts of tensors, and has the operations between them.
 
-    Everything enqueues only: no host sync, no shape that depends on a tensor's values, so that a step
-    can be captured into a CUDA graph. Norms and rotary embeddings compute in float32 whatever the dtype
-    of their input is. Inputs are never modified, except for the caches and where it says so.
+    Every operation only enqueues work: no host sync, and no shape that depends on a tensor's values. So a step can be
+    captured into a CUDA graph. Norms and rotary embeddings compute in float32, whatever the dtype of their input.
+    Inputs are not modified, except caches and where a docstring says so.
     """
 
     def norm(self, weight: Tensor, eps: float) -> Norm:
-        """An RMS norm with weight [width], which may be filled later."""
+        """Make an RMS norm of a weight [width], which may be filled later."""
         ...
 
     def dense(self, weight: Tensor, bias: Tensor | None) -> RegisteredLinear:
-        """A linear of weight [outputs, inputs] and bias [outputs], whose contents are final."""
+        """Make a linear of weight [outputs, inputs] and bias [outputs], which have their final contents."""
         ...
 
     def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> RegisteredLinear:
-        """A linear of a quantised matrix and a bias [outputs], for inputs of `dtype`."""
+        """Make a linear of a quantised matrix and a bias [outputs], for inputs of `dtype`."""
         ...
 
     def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> Linear:
-        """A linear of these kernels, and to each token's result what its adapter adds. `tokens` says which one that is,
-        whenever the linear is called; where none has one, the linear is called as if it stood alone.
+        """Make a linear that adds to each token's result what its adapter adds.
 
-        x has as many rows as `tokens.places`, in that order.
+        linear: of these kernels. If no token has an adapter, it is called alone.
+        tokens: says which adapter each token of a step has. The linear's x has a row for each of `tokens.places`.
         """
         ...
 
     def adapted_experts(self, experts: Experts, weights: ExpertAdapters, tokens: TokenAdapters) -> Experts:
-        """The same of experts of these kernels."""
+        """Like adapted(), for experts of these kernels."""
         ...
 
     def quantized_experts(
         self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
     ) -> RegisteredExperts:
-        """Experts of quantised matrices, of the shapes of `experts`, for inputs of `dtype`."""
+        """Make experts of quantised matrices, with the shapes of `experts`, for inputs of `dtype`."""
         ...
 
     def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> RegisteredExperts:
-        """Experts of gate_up [experts, 2 * inter, hidden], gate's rows first, and down [experts, hidden, inter]."""
+        """Make experts of gate_up [experts, 2 * inter, hidden], gate first, and down [experts, hidden, inter]."""
         ...
 
     def with_shared(
         self, experts: Experts, gate_up: Linear, down: Linear, gate: Tensor | None, h: Tensor, top_k: int
     ) -> Experts | None:
-        """Experts of these kernels and the one that all tokens pass, to be called with h [tokens, hidden] and top_k
-        experts a token, where both together take fewer launches than one after the other; None: they do not.
+        """Make experts that also compute the shared expert. None: this takes no fewer launches than both in turn.
 
-        gate_up [2 * inter, hidden], down [hidden, inter]: of that expert; gate [1, hidden]: what it gives is times the
-        sigmoid of h gate^T; None: it is added as it is.
+        experts: of these kernels.
+        gate_up, down: of the shared expert, [2 * inter, hidden] and [hidden, inter].
+        gate: [1, hidden]. The shared expert's result is multiplied with the sigmoid of h gate^T. None: it is not.
+        h, top_k: what the experts will be called with, [tokens, hidden] and so many experts for each token.
         """
         ...
 
     def route(self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None) -> Route:
-        """The choice of experts by a router's weight [experts, hidden], the correction [experts] of its scores and the
-        bias [experts] of its product, all of which may be filled later."""
+        """Make the choice of experts. All tensors may be filled later.
+
+        weight: the router's, [experts, hidden]. correction: of its scores, [experts]. bias: of its product, [experts].
+        """
         ...
 
     def delta_net(self, weights: DeltaWeights) -> DeltaNet:
-        """What lies between the projections of a layer of linear attention."""
+        """Make what a layer of linear attention computes between its projections."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up: [tokens, 2 * intermediate], gate first -> [tokens, intermediate]."""
+        """Return SiLU(gate) * up: [tokens, 2 * intermediate], gate first -> [tokens, intermediate]."""
         ...
 
     def gated_silu_mul(self, gate_up: Tensor, h: Tensor, row: Tensor) -> Tensor:
-        """The same times sigmoid(h row^T), a factor of each token: h [tokens, hidden], row [1, hidden]."""
+        """Like silu_mul(), times sigmoid(h row^T), a factor of each token: h [tokens, hidden], row [1, hidden]."""
         ...
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        """The same of GELU, by its approximation with a hyperbolic tangent."""
+        """Like silu_mul(), with GELU in its tanh approximation."""
         ...
 
     def gate_output(self, x: Tensor, gates: Tensor) -> Tensor:
-        """x [tokens, heads * dim], which may be used up, times the sigmoids of gates [tokens, heads, dim], each rounded
-        to the dtype of x; the last axis of gates is contiguous."""
+        """Return x times the sigmoids of gates, which are rounded to the dtype of x.
+
+        x: [tokens, heads * dim]. Its memory may be used for the result.
+        gates: [tokens, heads, dim], with a contiguous last axis.
+        """
         ...
 
     def qk_norm_rope_store(
@@ -122,16 +128,17 @@ class Kernels(Protocol):
     ) -> Tensor:
         """Split a projection into heads, normalise and rotate q and k, and write k and v into the cache.
 
-        qkv [tokens, (heads + 2 * kv_heads) * dim]: q, then k, then v, unless `heads` says otherwise; with gates, each
-        head of q before its gate.
-        cos_sin [max_positions, rotated] float32: cosines of the rotated / 2 frequencies, then sines. Of each head the
-        first `rotated` elements are turned, the others are not; there may be no columns.
-        positions [tokens] int64: rows of `cos_sin`; the rotation pairs element i with i + rotated / 2.
-        cache: of keys and of values, [pages, page_size, kv_heads, dim], written at slots [tokens] int64, each
-        page * page_size + offset. Several tokens may name one slot only in page 0, which is scratch. scales: of an FP8
-        cache, as `encode` takes them.
+        qkv: [tokens, (heads + 2 * kv_heads) * dim]: q, then k, then v, unless `heads` says otherwise. If there are
+            gates, each head of q is followed by its gate.
+        cos_sin: [max_positions, rotated] float32: cosines of the rotated / 2 frequencies, then sines. The first
+            `rotated` elements of each head are rotated; there may be none.
+        positions: [tokens] int64, rows of `cos_sin`. The rotation pairs element i with i + rotated / 2.
+        cache: of keys and of values, [pages, page_size, kv_heads, dim].
+        slots: [tokens] int64, where the cache is written: page * page_size + offset. Several tokens may have one slot
+            only in page 0, which is scratch.
+        scales: of an FP8 cache, as `encode` takes them.
 
-        Returns q [tokens, heads, dim], which is `out` where that is given, contiguous; else its strides may not be.
+        Returns q [tokens, heads, dim]. It is `out` if that is given, which is contiguous. Otherwise it may be strided.
         """
         ...
 
@@ -149,10 +156,12 @@ class Kernels(Protocol):
     ) -> None:
         """Normalise and rotate latents, write them into the cache, and rotate the ends of queries.
 
-        latents [tokens, rank + rotated]: the first `rank` are normalised, those behind them are turned. q [tokens,
-        heads, plain + rotated]: the last `rotated` of each head are turned, and become the last ones of out [tokens,
-        heads, rank + rotated], whose others are left alone. What is turned comes out as the first of all pairs, then
-        the second. cos_sin, positions: as above, with as many columns. cache [pages, page_size, 1, rank + rotated],
-        written at slots as above; scale: of an FP8 cache.
+        latents: [tokens, rank + rotated]. The first `rank` columns are normalised, the others rotated.
+        q: [tokens, heads, plain + rotated]. The last `rotated` elements of each head are rotated.
+        out: [tokens, heads, rank + rotated]. Its last `rotated` elements become those of q; the others are not written.
+        cache: [pages, page_size, 1, rank + rotated]. scale: of an FP8 cache.
+        cos_sin, positions, slots: as in qk_norm_rope_store().
+
+        Rotated elements are stored as the first of all pairs, then the second of all pairs.
         """
         ...

@@ -18,7 +18,7 @@ from aengine.kernels.experts.torch_experts import TorchExperts
 from aengine.kernels.kv_scales import FP8, NO_SCALES, KVScales, as_bytes, encode
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.torch_linear import TorchLinear
-from aengine.kernels.linear.weights import QuantizedWeight
+from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.lora.torch_adapted import TorchAdapted, TorchAdaptedExperts
 
@@ -41,7 +41,7 @@ class TorchNorm:
 
 
 class TorchKernels:
-    """`Kernels` in as few torch operations as possible: on a CPU and a small model their number is the time."""
+    """`Kernels` in as few torch operations as possible: their number decides a small model's speed on a CPU."""
 
     def norm(self, weight: Tensor, eps: float) -> TorchNorm:
         return TorchNorm(weight, eps)
@@ -140,7 +140,7 @@ class TorchKernels:
 
 
 def _turned(qk: Tensor, cos_sin: Tensor) -> Tensor:
-    """qk [tokens, heads, dim], cos_sin [tokens, 1, rotated] -> qk, of each head the first `rotated` elements turned."""
+    """Rotate the first `rotated` elements of each head: qk [tokens, heads, dim], cos_sin [tokens, 1, rotated]."""
     rotated = cos_sin.shape[-1]
     if not rotated:
         return qk
@@ -167,7 +167,7 @@ def _latent_inputs(
 
 
 def _turned_ends(x: Tensor, cos_sin: Tensor, interleaved: bool) -> Tensor:
-    """x [tokens, heads, rotated], cos_sin [tokens, 1, rotated]: the first of all pairs, then the second."""
+    """x [tokens, heads, rotated], cos_sin [tokens, 1, rotated] -> the first of all pairs, then the second of all."""
     cos, sin = cos_sin.chunk(2, dim=-1)
     wide = x.float()
     first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, dim=-1)

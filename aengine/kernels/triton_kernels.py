@@ -1,6 +1,8 @@
-"""`Kernels` for CUDA devices: our Triton kernels where they win, cuBLAS for the large products."""
+"""`Kernels` for CUDA devices: our Triton kernels if they are faster, cuBLAS for large products."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -22,27 +24,38 @@ from aengine.kernels.experts.shared_gate import gated_silu_mul
 from aengine.kernels.experts.single_rows import SharedMatrices
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
-from aengine.kernels.launch import launch_for
+from aengine.kernels.launch import Launch, launch_for
 from aengine.kernels.linear.base import Linear, RegisteredLinear
+from aengine.kernels.linear.fp8.config import fp8_borders
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
 from aengine.kernels.linear.fp8.linear import Fp8Linear
+from aengine.kernels.linear.int4.config import int4_borders
 from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.linear import Int4Linear
 from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
-from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight
+from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.lora.order import TokenOrder
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted, TritonAdaptedExperts
 from aengine.kernels.parts import Parts
 
+# For warm-up: functions that return after which numbers of rows the linears of a weight class use other kernels.
+LINEAR_BORDERS: Mapping[type[QuantizedWeight], Callable[[int, int, Launch, int], list[int]]] = {
+    Fp8Weight: fp8_borders,
+    Int4Weight: int4_borders,
+}
+
 
 class TritonKernels:
-    """Everything is enqueued on the current stream, or beside it where that waits for it; one stream at a time."""
+    """Everything is enqueued on the current stream, or on another that it waits for. Use one stream at a time."""
 
     def __init__(self, unpacked_copies: bool = False) -> None:
-        """unpacked_copies: whether 4-bit linears keep their weight in floats as well."""
+        """unpacked_copies: whether 4-bit linears also have their weight in floats."""
         self._unpacked_copies = unpacked_copies
         self._small_linear = SmallLinear()
         self._fp8_few_rows = Fp8FewRows()

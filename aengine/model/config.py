@@ -12,6 +12,9 @@ import torch
 from aengine.cache.kv import KVShape
 from aengine.cache.states import StateShape
 from aengine.errors import ConfigError, UnsupportedModelError
+from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.checkpoint.foreign import refuse_mlx
 from aengine.model.checkpoint.weights import float_linears, has_head
 from aengine.model.families import FAMILIES, WRAPPERS, Family, ignored_prefixes
@@ -21,10 +24,6 @@ from aengine.model.fields import Fields, read_json_object, shown
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import QuantConfig
 from aengine.model.quant.config import METHODS, QUANTIZATION_KEYS, read_quantization
-from aengine.model.quant.formats.awq import Awq
-from aengine.model.quant.formats.fp8 import Fp8
-from aengine.model.quant.formats.gptq import Gptq
-from aengine.model.quant.formats.pack_quantized import PackQuantized
 from aengine.model.rope import MAX_POSITIONS
 from aengine.model.spec import AttentionSpec, DeltaSpec, EndsSpec, ExpertsSpec, LatentSpec, LayerSpec
 
@@ -66,18 +65,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return quantized and quantized.without(self.float_linears)
 
     @property
-    def fp8(self) -> bool:
-        """Whether matrices are FP8 after loading."""
-        return self.to_fp8 or self._has(Fp8)
+    def weight_classes(self) -> frozenset[type[QuantizedWeight]]:
+        """The classes of the model's quantised weights."""
+        formats = () if self.quantized is None else self.quantized.formats
+        made = {Fp8Weight} if self.to_fp8 else set()
+        return frozenset({form.weight_class for _, form in formats} | made)
 
     @property
     def int4(self) -> bool:
         """Whether there are matrices of 4-bit integers."""
-        return self._has(Awq, Gptq, PackQuantized)
-
-    def _has(self, *formats: type) -> bool:
-        quantized = self.quantized
-        return quantized is not None and any(isinstance(form, formats) for _, form in quantized.formats)
+        return Int4Weight in self.weight_classes
 
     def quantized_as(self, method: str) -> ModelConfig:
         """Return the same model in a format. FP8 is made from floats while they are loaded.

@@ -1,4 +1,4 @@
-"""Matrices of floats as checkpoints hold them, each part on its own, and as blocks use them, fused."""
+"""Matrices of floats: checkpoints hold each part on its own, blocks use them fused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from aengine.kernels.base import Kernels
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.linear.fp8.quantize import GROUP, quantize_fp8
-from aengine.kernels.linear.weights import Fp8Weight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.model.groups import Cut, Entry
 from aengine.model.ranks.shard import ExpertsShare, Range, Split
 from aengine.model.slots import ExpertsSlot, LinearSlot
@@ -20,7 +20,7 @@ from aengine.model.spec import ExpertsSpec
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where weights go, as what, and who computes with them."""
+    """The device and the dtype of weights, and the kernels that use them."""
 
     kernels: Kernels
     dtype: torch.dtype
@@ -32,16 +32,16 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A matrix [outputs, inputs] of a checkpoint, and what a rank keeps of it. None: everything."""
+    """A matrix [outputs, inputs] of a checkpoint, and the rows or columns that a rank keeps. None: all."""
 
     outputs: int
     inputs: int
     rows: tuple[Range, ...] | None = None
-    columns: Range | None = None  # never beside `rows`
+    columns: Range | None = None  # never together with `rows`
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The rows and columns that are kept."""
+        """The number of rows and of columns that are kept."""
         rows, columns = self.rows or ((0, self.outputs),), self.columns or (0, self.inputs)
         return sum(stop - start for start, stop in rows), columns[1] - columns[0]
 
@@ -51,7 +51,7 @@ class StoredMatrix:
 
     @property
     def ranges(self) -> tuple[Range, ...]:
-        """Of the outputs, or the inputs, that are kept."""
+        """The ranges of outputs, or of inputs, that are kept."""
         return self.rows or (() if self.columns is None else (self.columns,))
 
     @property
@@ -65,7 +65,7 @@ class StoredMatrix:
 
 
 class FloatLinear:
-    """The parts of a fused matrix, one below the other, and of its bias."""
+    """A linear whose fused matrix is read part by part, one below the other, and so is its bias."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class FloatLinear:
         storage: Storage,
         to_fp8: bool = False,
     ) -> None:
-        """parts: by the checkpoint's names without ".weight" and ".bias", in order; to_fp8: whether the matrix is
-        quantised once it is there. Rows of the linear beyond those of the parts are zero.
+        """parts: in order, by the checkpoint's names without ".weight" and ".bias". Rows beyond theirs are zero.
+        to_fp8: whether the matrix is quantised after it is read.
         """
         self._to_fp8 = to_fp8
         self.entries = {f"{name}.weight": part.weight for name, part in parts.items()}
@@ -87,7 +87,7 @@ class FloatLinear:
         self._bias = bias
         self._storage = storage
         self._whole: tuple[Tensor, Tensor | None] | None = None
-        self._read = False  # into `_whole`, which the linear computes with
+        self._read = False  # whether the linear computes with `_whole` itself
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
         if self._whole is None:
@@ -101,7 +101,7 @@ class FloatLinear:
     def close(self) -> None:
         if self._whole is None:
             raise RuntimeError("closed without having been opened")
-        if self._read:  # once more: the numbers are where they belong
+        if self._read:  # a reload wrote the new numbers in place
             return
         weight, bias = self._whole
         if not weight.is_cuda or self._to_fp8:
@@ -119,7 +119,7 @@ class FloatLinear:
 
 
 class FloatExperts:
-    """The matrices of a layer's experts, which checkpoints hold one by one or all in one."""
+    """A layer's experts, whose matrices checkpoints hold one by one or in one tensor."""
 
     def __init__(
         self,
@@ -131,8 +131,8 @@ class FloatExperts:
         to_fp8: bool = False,
         rule: ExpertRule = SILU,
     ) -> None:
-        """name: of them all in the checkpoint; share: what a rank has of them; to_fp8: whether the matrices are
-        quantised once they are there.
+        """name: the checkpoint's name for all of them. share: the rank's.
+        to_fp8: whether the matrices are quantised after they are read.
         """
         self._to_fp8 = to_fp8
         self._rule = rule
@@ -164,7 +164,7 @@ class FloatExperts:
         self._experts = experts
         self._storage = storage
         self._whole: tuple[Tensor, Tensor] | None = None
-        self._read = False  # into `_whole`, which the experts compute with
+        self._read = False  # whether the experts compute with `_whole` itself
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
         if self._whole is None:
@@ -194,9 +194,9 @@ class FloatExperts:
 
 
 class TransposedExperts:
-    """Experts of floats as gpt-oss stores them: inputs before outputs, columns of gate and up by turns.
+    """Experts as gpt-oss stores them: inputs before outputs, and columns of gate and up alternate.
 
-    gate_up [experts, hidden, 2 * inner] and down [experts, inner, hidden] are brought into the usual form.
+    gate_up [experts, hidden, 2 * inner] and down [experts, inner, hidden] are transposed and sorted after reading.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class TransposedExperts:
         share: ExpertsShare,
         rule: ExpertRule,
     ) -> None:
-        """name: of them all in the checkpoint; share: what a rank has of them."""
+        """name: the checkpoint's name for all of them. share: the rank's."""
         hidden, inner = experts.hidden, spec.inner
         gate_up, down = None, None
         if share.columns is not None:
@@ -237,12 +237,12 @@ class TransposedExperts:
 
 
 def gate_first(rows: Tensor) -> Tensor:
-    """Rows of gate and up by turns, [experts, 2 * inner, ...] -> all rows of gate, then those of up."""
+    """[experts, 2 * inner, ...] with alternating rows of gate and up -> the rows of gate, then those of up."""
     return torch.cat((rows[:, 0::2], rows[:, 1::2]), dim=1)
 
 
 def in_fp8(weight: Tensor) -> Fp8Weight:
-    """A matrix [n, k], or [experts, n, k], in blocks of 128 x 128, for inputs in groups of 128 columns."""
+    """Quantise a matrix [n, k] or [experts, n, k] in blocks of 128 x 128, for inputs in groups of 128 columns."""
     matrices = weight.unsqueeze(0) if weight.dim() == 2 else weight
     made = [quantize_fp8(matrix) for matrix in matrices]
     values, scale = (torch.stack(parts) for parts in zip(*made))

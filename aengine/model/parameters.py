@@ -1,4 +1,4 @@
-"""What blocks are made of: norms, linears and experts, by the names of their weights in checkpoints."""
+"""Builds the norms, linears and experts of blocks, and registers the tensors that they need."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from aengine.model.ranks.sharded import (
 from aengine.model.slots import ExpertsSlot, LinearSlot
 from aengine.model.spec import ExpertsSpec, NormSpec
 
-HEAD = "lm_head"  # what checkpoints call the output matrix, and adapters as well where it is the embedding
+HEAD = "lm_head"  # the output matrix in checkpoints; in adapters also if it is the embedding
 
 Embed = Callable[[Tensor], Tensor]  # token ids [tokens] -> their rows [tokens, hidden]
 
 
 class Parameters:
-    """Makes the parameters of one model on one device ("meta" for shapes alone), and keeps their groups in order.
+    """Makes the parameters of one model on one device ("meta" for shapes alone), and lists their groups in order.
 
-    No group holds on to it: the weights of a model are gone with the last who uses them, not with the next collection.
+    No group refers to this object. So weights are freed with their last user, not with the next garbage collection.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class Parameters:
         lora: LoraRoom | None = None,
         ignored_prefixes: tuple[str, ...] = (),
     ) -> None:
-        """
+        """Start with no parameters.
+
         quantization: the formats of linears and experts in the checkpoint. None: all are floats.
         kv_dtype: of the cache. None: `dtype`.
         to_fp8: whether matrices of floats are quantised while they are loaded.
@@ -67,8 +68,8 @@ class Parameters:
         """
         self.ranks = ranks
         self.adapters = None if lora is None else AdapterMemory(lora, kernels, dtype, device, ignored_prefixes)
-        self._last_sum: Sum | None = None  # behind which no norm has come yet
-        # Inputs in FP8 are normed in the pass that rounds them.
+        self._last_sum: Sum | None = None  # the next norm that is made belongs to it
+        # The norm is then part of the pass that rounds inputs.
         self._rounds_inputs = to_fp8 or (quantization is not None and quantization.rounds_inputs)
         self.shard = Shard() if ranks is None else Shard(ranks.index, ranks.count)
         self._to_fp8 = to_fp8
@@ -80,17 +81,20 @@ class Parameters:
 
     @property
     def quantizes(self) -> bool:
-        """Whether matrices are quantised, all or some."""
+        """Whether some or all matrices are quantised."""
         return self._to_fp8 or self._quantization is not None
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """A tensor that is used as it is."""
+        """Register a tensor that is used as it is."""
         tensor = self._storage.empty(*shape)
         self.groups.append(PlainTensor(name, tensor))
         return tensor
 
     def rows(self, name: str, parts: Part | tuple[Part, ...], *inner: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor of rows [outputs, ...] that belong to heads, or those of a rank. dtype: None: the model's."""
+        """Register a tensor of rows [outputs, ...] that belong to heads. A rank has its own rows alone.
+
+        dtype: None means the model's.
+        """
         ranges = self.shard.ranges(parts)
         kept = sum(last - first for first, last in ranges)
         dtype = dtype or self._storage.dtype
@@ -100,8 +104,9 @@ class Parameters:
         return tensor
 
     def matrix(self, name: str, parts: Part | tuple[Part, ...], inputs: int) -> Tensor:
-        """The numbers of a matrix that is not used as a linear, in the model's dtype: [outputs, inputs], or a rank's
-        rows of it. Where the checkpoint has it quantised, it is dequantised while it is loaded.
+        """Register a matrix [outputs, inputs] in the model's dtype that is not used as a linear. A rank has its rows.
+
+        If it is quantised in the checkpoint, it is dequantised while it is loaded.
         """
         form = None if self._quantization is None else self._quantization.format_of(name)
         if form is None:
@@ -131,7 +136,7 @@ class Parameters:
         return weight
 
     def sinks(self, name: str, heads: Part) -> Tensor:
-        """A score of each head of a rank, float32; name: of the attention in the checkpoint."""
+        """Register one score for each head of a rank, float32. name: of the attention in the checkpoint."""
         first, last = self.shard.range(heads)
         sinks = torch.empty(last - first, dtype=torch.float32, device=self._storage.device)
         entry = Entry((heads.width,), cut=None if self.ranks is None else Cut(0, ((first, last),)))
@@ -139,7 +144,7 @@ class Parameters:
         return sinks
 
     def scaled_norm(self, name: str, width: int, factor: float, eps: float) -> Norm:
-        """A norm of whole tokens by the weight of that very name, times `factor`."""
+        """Make a norm of whole tokens. Its weight is the tensor `name` itself, times `factor`."""
         weight = torch.empty(width, dtype=torch.float32, device=self._storage.device)
 
         def ready() -> None:
@@ -149,7 +154,7 @@ class Parameters:
         return self.kernels.norm(weight, eps)
 
     def kv_scales(self, name: str) -> LoadedKVScales:
-        """What a layer's cache is scaled with; name: of the attention in the checkpoint."""
+        """Register the scales of a layer's KV cache. name: of the attention in the checkpoint."""
         scales = LoadedKVScales(name, self._storage.device, self._kv_dtype)
         self.groups.append(scales)
         return scales
@@ -169,7 +174,10 @@ class Parameters:
         return None if spec is None else self.norm(f"{layer}.{spec.name}", width, spec.eps, spec.offset)
 
     def sum(self, prepares: bool = True) -> Sum | None:
-        """The sum over ranks that ends a block; None: the model is here alone. prepares: the norm that is made next."""
+        """Make the sum over ranks that ends a block. None: one device holds the model.
+
+        prepares: whether it also computes the norm that is made next.
+        """
         if self.ranks is None:
             return None
         return self._sum(self.ranks) if prepares else Sum(self.ranks)
@@ -195,13 +203,12 @@ class Parameters:
         split: Split | None = None,
         rows: Mapping[str, tuple[Range, ...]] | None = None,
     ) -> LinearSlot:
-        """A linear of several fused ones: their names in the checkpoint, with their outputs, in order; of a
-        tensor that has several in it, those of each.
+        """Make a linear of one matrix, or of several that are fused.
 
-        floats: it is never quantised, whether or not the checkpoint's configuration says so. split: what is dealt out
-        to the ranks, its outputs, of which each gives its own, or its inputs, of which each takes its own: what they
-        make of these is to be added up. rows: which of the checkpoint's the outputs of this rank are, one range behind
-        the other, by the names of the parts; empty: those that `split` gives it.
+        parts: the outputs of each matrix, in order, by its name in the checkpoint. A tuple: one tensor has several.
+        floats: it is never quantised, whatever the checkpoint's configuration says.
+        split: whether ranks share its outputs, or its inputs. Results of split inputs must be summed over ranks.
+        rows: the rows of the checkpoint's matrices that this rank has, by their names. Empty: as `split` says.
         """
         if rows:
             return self._linear(
@@ -217,7 +224,7 @@ class Parameters:
             return self._linear(stored, bias, floats)
         columns = self.shard.range(Part(inputs))
         stored = {name: StoredMatrix(width(part), inputs, columns=columns) for name, part in parts.items()}
-        # Of the products that are added up one has the bias.
+        # Ranks sum their products, so only one adds the bias.
         return self._linear(stored, bias and self.shard.index == 0, floats)
 
     def _linear(
@@ -227,10 +234,10 @@ class Parameters:
         floats: bool,
         outputs: int | None = None,
     ) -> LinearSlot:
-        """outputs: more than the parts have, where the last ones are nobody's."""
+        """outputs: if given, more than the parts have; the last ones are zero."""
         kept = [part.kept for part in parts.values()]
         outputs = outputs or sum(rows for rows, _ in kept)
-        linear = self._loaded(parts, kept[0][1], outputs)
+        linear = self._slot(parts, kept[0][1], outputs)
         form = None if self._quantization is None or floats else self._quantization.format_of(*parts)
         to_fp8 = self._to_fp8 and linear.outputs >= GROUP and "lm_head" not in parts
         self.groups.append(
@@ -240,8 +247,8 @@ class Parameters:
         )
         return linear
 
-    def _loaded(self, parts: Mapping[str, StoredMatrix], inputs: int, outputs: int) -> LinearSlot:
-        """With room for its adapters, where it has any."""
+    def _slot(self, parts: Mapping[str, StoredMatrix], inputs: int, outputs: int) -> LinearSlot:
+        """Make the slot of a linear, with memory for its adapters if there are any."""
         memory = self.adapters
         weights = None if memory is None else memory.site(parts, inputs, outputs)
         if memory is None or weights is None:
@@ -249,15 +256,16 @@ class Parameters:
         return LinearSlot(inputs, outputs, partial(memory.adapted, weights=weights))
 
     def shared_gate(self, name: str, hidden: int) -> tuple[Tensor, Linear]:
-        """The gate of a shared expert, [1, hidden], and the linear that it is where adapters change it."""
+        """Make the gate of a shared expert, [1, hidden], and the same as a linear, for tokens with adapters."""
         row, kernels = self._storage.empty(1, hidden), self.kernels
-        linear = self._loaded({name: StoredMatrix(1, hidden)}, hidden, 1)
+        linear = self._slot({name: StoredMatrix(1, hidden)}, hidden, 1)
         self.groups.append(PlainTensor(f"{name}.weight", row, lambda: linear.load(kernels.dense(row, None))))
         return row, linear
 
     def experts(self, name: str, hidden: int, spec: ExpertsSpec) -> ExpertsSlot:
-        """A layer's experts, or a rank's share of them, whose results are to be added up; name: of them all in the
-        checkpoint.
+        """Make a layer's experts, or a rank's share of them. Their results must be summed over ranks.
+
+        name: the checkpoint's name for all of them.
         """
         forms = self._forms(name, spec)
         share = self._share(name, hidden, spec, forms)
@@ -278,7 +286,7 @@ class Parameters:
         return experts
 
     def _expert_biases(self, name: str, hidden: int, spec: ExpertsSpec, share: ExpertsShare) -> tuple[Tensor, Tensor]:
-        """As `ExpertRule` has them; the checkpoint has those of gate and up by turns."""
+        """Register the biases of `ExpertRule`. In the checkpoint those of gate and up alternate."""
         first, second = None, None
         if share.columns is not None:
             first = Cut(1, ((2 * share.columns[0], 2 * share.columns[1]),))
@@ -291,7 +299,7 @@ class Parameters:
         def sort() -> None:
             gate_up.copy_(gate_first(gate_up))
 
-        def once() -> None:  # of products that are added up one has the bias
+        def once() -> None:  # ranks sum their products, so only one adds the bias
             if another:
                 down.zero_()
 
@@ -302,14 +310,14 @@ class Parameters:
     def _share(
         self, name: str, hidden: int, spec: ExpertsSpec, forms: tuple[LinearFormat, LinearFormat] | None
     ) -> ExpertsShare:
-        """Columns of all experts, which is as much work for every rank; where these do not divide, experts."""
+        """Return this rank's columns of every expert, which balances the work. If they do not divide: whole experts."""
         if self.ranks is None:
             return ExpertsShare((0, spec.count))
         count, width = self.shard.count, spec.inner // self.shard.count
         divide = spec.inner % count == 0 and (
             forms is None or columns_divide(forms[1], name, hidden, spec.inner, width)
         )
-        # Kernels for quantised experts want whole groups of columns, where there were some.
+        # Kernels for quantised experts need whole groups of columns if the experts have such groups.
         whole = (forms is None and not self._to_fp8) or width % GROUP == 0 or spec.inner % GROUP != 0
         if divide and (whole or spec.count < count):
             return ExpertsShare((0, spec.count), self.shard.range(Part(spec.inner)))
@@ -321,7 +329,7 @@ class Parameters:
         return ExpertsShare(self.shard.experts(spec.count))
 
     def _forms(self, name: str, spec: ExpertsSpec) -> tuple[LinearFormat, LinearFormat] | None:
-        """The formats of the experts' gate and up, and of their down. Raises `UnsupportedModelError`: one alone."""
+        """Return the formats of gate and up, and of down. Raises `UnsupportedModelError` if only some are quantised."""
         if self._quantization is None:
             return None
         names = [f"{name}.{expert}.{{}}" for expert in range(spec.count)]
@@ -334,31 +342,29 @@ class Parameters:
         return gate_up, down
 
     def route(self, name: str, hidden: int, spec: ExpertsSpec) -> Route:
-        """The choice of a layer's experts; name: of the router in the checkpoint."""
+        """Make a layer's router. name: in the checkpoint."""
         weight = self.tensor(f"{name}.weight", spec.count, hidden)
         correction = None
-        if spec.correction:  # small differences of it decide: as exact as it is stored
+        if spec.correction:  # float32, since small differences decide
             correction = torch.empty(spec.count, dtype=torch.float32, device=self._storage.device)
             self.groups.append(PlainTensor(f"{name}.e_score_correction_bias", correction))
         bias = self.tensor(f"{name}.bias", spec.count) if spec.biases else None
         return self.kernels.route(weight, correction, spec.router, bias)
 
     def embedding(self, name: str, count: int, width: int, head: str | None) -> tuple[Embed, Head]:
-        """A table [count, width] and the linear that its rows are scored with: of its own name, or the table again.
+        """Make the embedding [count, width] and the output matrix. head: name of the latter. None: it is the embedding.
 
-        Ranks have so many rows each, the last ones maybe fewer: the table goes on with zeros.
+        All ranks have tables of one size. The last ranks may have fewer tokens; their tables end with zeros.
         """
         first, last = self.shard.rows(count)
-        rows = self.shard.each(count)
+        rows = self.shard.rows_per_rank(count)
         table, kernels = self._storage.empty(rows, width), self.kernels
         table[last - first :].zero_()
 
         entry = None if self.ranks is None else Entry((count, width), cut=Cut(0, ((first, last),)))
         kept = table[: last - first]
         if head is None:
-            tied = self._loaded(
-                {HEAD: StoredMatrix(count, width, rows=((first, last),) if entry else None)}, width, rows
-            )
+            tied = self._slot({HEAD: StoredMatrix(count, width, rows=((first, last),) if entry else None)}, width, rows)
             self.groups.append(
                 PlainTensor(f"{name}.weight", kept, lambda: tied.load(kernels.dense(table, None)), entry)
             )
@@ -371,11 +377,11 @@ class Parameters:
         return embed, Head(scores, self.ranks, count)
 
     def _scores(self, head: str, count: int, width: int) -> Linear:
-        """A rank's rows of the output matrix."""
+        """Make the linear of a rank's rows of the output matrix."""
         if self.ranks is None:
             return self._linear({head: StoredMatrix(count, width)}, bias=False, floats=False)
         form = None if self._quantization is None else self._quantization.format_of(head)
         multiple = 1 if form is None else row_multiple(form.stored(head, count, width))
         rows = self.shard.rows(count, multiple)
-        outputs = self.shard.each(count, multiple)
+        outputs = self.shard.rows_per_rank(count, multiple)
         return self._linear({head: StoredMatrix(count, width, rows=(rows,))}, bias=False, floats=False, outputs=outputs)

@@ -1,4 +1,4 @@
-"""The places of linears and experts in their blocks, which loading fills."""
+"""Linears and experts of blocks, which exist before their weights: loading puts in what computes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ExpertsSlot(_Slot[RegisteredExperts]):
 
 
 def captured(made: Registered) -> bool:
-    """Return whether graphs may hold addresses of the object: one of its tensors lies on a GPU."""
+    """Return whether graphs may hold addresses of the object: one of its tensors is on a GPU."""
     return any(old.is_cuda for old, _ in _pairs(made, made, ""))
 
 

@@ -56,7 +56,8 @@ from aengine.kernels.linear.fp8.quantize import E4M3
 from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.config import StreamedRowConfig, int4_config, one_row_config
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
-from aengine.kernels.linear.weights import Activations, Fp8Weight, Int4Weight
+from aengine.kernels.linear.weights.fp8 import Activations, Fp8Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.offline import OfflineDriver
 from aengine.kernels.parts import Parts

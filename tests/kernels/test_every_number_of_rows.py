@@ -17,7 +17,10 @@ pytest.importorskip("triton")
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.fp8.quantize import quantize_fp8
-from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight
+from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.conftest import relative_error

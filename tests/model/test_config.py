@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.errors import CheckpointError, ConfigError, UnsupportedModelError
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.config import ModelConfig
 from aengine.model.families import FAMILIES
 
@@ -68,12 +70,11 @@ def test_a_layers_products_are_its_parameters_but_for_its_norms(tmp_path: Path) 
 def test_fp8_is_a_format_of_the_checkpoint_or_of_its_loading(tmp_path: Path) -> None:
     blocks = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     codes = {"quant_method": "gptq", "bits": 4, "group_size": 32}
-    assert read(tmp_path, {"quantization_config": blocks}).fp8
-    assert not read(tmp_path, {"quantization_config": codes}).fp8
-    assert read(tmp_path, {"quantization_config": codes}).int4
-    assert not read(tmp_path, {"quantization_config": blocks}).int4
-    assert not read(tmp_path, {}).fp8
-    assert read(tmp_path, {}).quantized_as("fp8").fp8
+    fp8, int4 = (read(tmp_path, {"quantization_config": one}) for one in (blocks, codes))
+    assert (fp8.weight_classes, fp8.int4) == ({Fp8Weight}, False)
+    assert (int4.weight_classes, int4.int4) == ({Int4Weight}, True)
+    assert (read(tmp_path, {}).weight_classes, read(tmp_path, {}).int4) == (set(), False)
+    assert read(tmp_path, {}).quantized_as("fp8").weight_classes == {Fp8Weight}
     with pytest.raises(ConfigError, match="gptq was asked for, the checkpoint has floats; use auto or fp8"):
         read(tmp_path, {}).quantized_as("gptq")
 

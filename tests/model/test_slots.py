@@ -28,7 +28,8 @@ from aengine.kernels.linear.int4.packed_codes import pack_codes
 from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.torch_linear import TorchLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
-from aengine.kernels.linear.weights import Fp8Weight, Int4Weight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.dense import in_fp8
 from aengine.model.slots import captured, overwrite
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from aengine.kernels.linear.fp8.quantize import GROUP
-from aengine.kernels.linear.weights import Activations, Fp8Weight
+from aengine.kernels.linear.weights.fp8 import Activations, Fp8Weight
 
 
 @dataclass(frozen=True, slots=True)

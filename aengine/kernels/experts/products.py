@@ -28,7 +28,9 @@ from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig, single_rows
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -65,7 +65,7 @@ def add_low_rank(
 class LowRank:
     """The adapters of a product of m rows with a weight of n rows. Each part of the weight has its own factors."""
 
-    inner: Tensor  # [m, parts, capacity, rank]: A x of each tile; of one row [splits, parts * rank], to be added up
+    inner: Tensor  # [m, parts, capacity, rank]: A x of each tile. For one row: [splits, parts * rank], to be summed.
     b: Tensor  # [places, n, rank], the rank a power of two
     parts: Tensor  # [n] int8: the part of each row of the weight
     places: Tensor  # [m] int32: the place of each row's adapter

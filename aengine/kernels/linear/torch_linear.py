@@ -14,10 +14,9 @@ AVAILABLE = torch.backends.mkldnn.is_available() and all(
     hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
 )
 
-# The reordering is chosen for this many rows; it is also the best one, or nearly, for fewer and for more.
+# oneDNN chooses its layout for this many rows. It is the best, or nearly, for other numbers of rows too.
 _TYPICAL_ROWS = 64
-# Elements. Of smaller ones the call alone takes 22 us more, half of a single row's product; beyond 32 rows both are as
-# fast.
+# Elements. With a smaller weight oneDNN's call takes 22 us more, which is half of a product of one row.
 _SMALLEST = 2**20
 
 
@@ -52,7 +51,7 @@ class TorchLinear:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """A large float32 matrix [out, in] of a CPU in oneDNN's own layout, any other as it is."""
+    """Return a large float32 matrix [out, in] on a CPU in oneDNN's own layout, and any other unchanged."""
     if not AVAILABLE or weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.numel() < _SMALLEST:
         return weight
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
@@ -60,7 +59,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [rows, in], a packed weight [out, in], bias [out] -> [rows, out]."""
+    """x: [rows, in]. weight: packed, [out, in]. bias: [out]. Returns [rows, out]."""
     rows = x.shape[0]
     padded = padded_rows(rows)
     if padded != rows:
@@ -70,7 +69,7 @@ def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def padded_rows(rows: int) -> int:
-    """The next of 1..8, 10, 12, 14, 16, 20, 24, 28, 32, 40, ...: four sizes for each doubling.
+    """Round up to 1..8, 10, 12, 14, 16, 20, 24, 28, 32, 40, ...: four sizes for each doubling.
 
     oneDNN compiles a kernel for each number of rows, some milliseconds the first time.
     """

@@ -1,1 +1,1 @@
-"""The files of a checkpoint: headers checked first, then tensors read from front to back, straight to their places."""
+"""The files of a checkpoint. Headers are checked first; then tensors are read in order, straight into their memory."""

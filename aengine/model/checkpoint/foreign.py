@@ -1,4 +1,4 @@
-"""Checkpoints in other layouts than Hugging Face's, which are named and not read."""
+"""Checkpoints in other layouts than Hugging Face's, which are refused by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aengine.model.checkpoint.safetensors import INDEX, SINGLE, read_format
 _INSTEAD = (
     "use the repository in Hugging Face format (config.json, tokenizer.json, model*.safetensors) that it was made from"
 )
-_FORMS = {  # patterns of names, and whose they are
+_FORMS = {  # by patterns of file names
     "*.gguf": "llama.cpp's GGUF",
     "consolidated*.safetensors": "Mistral's own layout",
     "consolidated*.pth": "Meta's own layout",
@@ -22,16 +22,16 @@ _FORMS = {  # patterns of names, and whose they are
 
 
 def refuse_file(path: Path) -> None:
-    """Raise `UnsupportedModelError` for a file of a format that is known, and is not read."""
+    """Raise `UnsupportedModelError` if the file is in a known format that is not supported."""
     form = next((form for pattern, form in _FORMS.items() if path.match(pattern)), None)
     if form is not None:
         raise UnsupportedModelError(f"model: {path} is in {form}, which is not read; {_INSTEAD}")
 
 
 def refuse_layout(folder: Path) -> None:
-    """Raise `UnsupportedModelError` for a folder that holds a model in a layout that is known, and none that is read.
+    """Raise `UnsupportedModelError` if a folder holds a model in a known layout, and none in a supported one.
 
-    A folder with a config.json and no weights passes, since random weights may be asked for.
+    A folder with a config.json and no weights is accepted, since random weights may be wanted.
     """
     if any((folder / name).exists() for name in (SINGLE, INDEX)):
         return
@@ -41,7 +41,7 @@ def refuse_layout(folder: Path) -> None:
 
 
 def refuse_mlx(values: Mapping[str, object], source: str) -> None:
-    """Raise `UnsupportedModelError` for a config.json that mlx-lm wrote of quantised weights."""
+    """Raise `UnsupportedModelError` if mlx-lm wrote the config.json of quantised weights."""
     section = values.get("quantization")
     if isinstance(section, dict) and "bits" in section:
         raise UnsupportedModelError(
@@ -51,7 +51,7 @@ def refuse_mlx(values: Mapping[str, object], source: str) -> None:
 
 
 def explained(folder: Path, error: WeightsError) -> WeightsError:
-    """The error, with what explains it if MLX wrote the files: some of its layouts are others."""
+    """Return the error. If MLX wrote the files, the error says so, since some of its layouts differ."""
     files = folder.glob("*.safetensors")
     if any(read_format(path) == "mlx" for path in files):
         return WeightsError(f"{error}; MLX wrote these files: {_INSTEAD}")

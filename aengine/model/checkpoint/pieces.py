@@ -1,4 +1,4 @@
-"""Tensors of a safetensors file, cut into pieces that fit into a staging buffer and go to one rank or to several."""
+"""Cuts tensors of a safetensors file into pieces that fit into a staging buffer and go to one or several ranks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from aengine.model.groups import DTYPES, Cut
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Where some elements of a piece go: those from `start` to `stop` of each of its `rows`."""
+    """The memory for some elements of a piece: those from `start` to `stop` of each of its `rows`."""
 
     rows: int
     start: int
     stop: int
-    into: Tensor  # [rows, stop - start]; a float may become another float on its way
+    into: Tensor  # [rows, stop - start]; floats are converted to its dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Neighbouring elements of one tensor: their bytes in a file, and their places on devices."""
+    """Neighbouring elements of one tensor: their bytes in a file, and their memory on devices."""
 
     path: Path
-    name: str  # of the tensor, as the file spells it
+    name: str  # of the tensor in the file
     start: int  # of its first byte, in the file
     nbytes: int
     dtype: torch.dtype  # in the file
@@ -38,16 +38,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank keeps what it reads of a tensor."""
+    """A rank's memory for what it reads of a tensor."""
 
-    into: Tensor  # contiguous, of the shape that is kept; its dtype is its own
-    cut: Cut | None = None  # what is kept; None: all
+    into: Tensor  # contiguous, of the kept shape; it may have another dtype
+    cut: Cut | None = None  # the part that is kept. None: all.
 
 
 def cut(path: Path, name: str, entry: TensorEntry, places: Sequence[Place], most_bytes: int) -> Iterator[Piece]:
-    """The tensor that `entry` describes as pieces of at most `most_bytes` each, in the order of the file.
+    """Yield a tensor as pieces of at most `most_bytes` each, in the order of the file.
 
-    places: of all ranks that read it, cut along one and the same axis if at all.
+    places: of all ranks that read it. If they are cut, all are cut along the same axis.
     """
     dtype = DTYPES[entry.dtype]
     most = most_bytes // dtype.itemsize
@@ -57,7 +57,7 @@ def cut(path: Path, name: str, entry: TensorEntry, places: Sequence[Place], most
     if outer > 1 and row <= most:
         spans = [(first, min(first + most // row, outer)) for first in range(0, outer, most // row)]
         runs = [(first * row, last * row, _columns(places, first, last, outer, inner)) for first, last in spans]
-    else:  # each row by itself, and of each so much at a time
+    else:  # each row by itself, in pieces
         runs = [
             (at * row + first, at * row + last, _run(places, at, first, last, outer, inner))
             for at in range(outer)
@@ -69,7 +69,7 @@ def cut(path: Path, name: str, entry: TensorEntry, places: Sequence[Place], most
 
 
 def _columns(places: Sequence[Place], first: int, last: int, outer: int, inner: int) -> list[Landing]:
-    """What whole rows from `first` to `last` give to each place."""
+    """Return the landings of whole rows from `first` to `last`."""
     landings = []
     for place in places:
         kept = place.into.view(outer, place.into.numel() // outer)[first:last]
@@ -85,7 +85,7 @@ def _columns(places: Sequence[Place], first: int, last: int, outer: int, inner: 
 
 
 def _run(places: Sequence[Place], row: int, first: int, last: int, outer: int, inner: int) -> list[Landing]:
-    """What the elements from `first` to `last` of one row give to each place."""
+    """Return the landings of the elements from `first` to `last` of one row."""
     landings = []
     for place in places:
         kept = place.into.view(outer, place.into.numel() // outer)[row]

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, checked before anything else touches the file.
+"""The header of a safetensors file, which is checked before anything else is read.
 
 A file is: the header's length as 8 little-endian bytes, a JSON object that gives each tensor's dtype,
 shape and byte range, and the tensors' bytes, which those ranges must tile without gap or overlap.
@@ -16,9 +16,9 @@ from aengine.errors import WeightsError
 from aengine.model.fields import shown
 from aengine.sizes import format_bytes
 
-SINGLE = "model.safetensors"  # what all weights are in, or what says which file each is in
+SINGLE = "model.safetensors"  # one file with all weights, or the index of several files
 INDEX = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it
+MAX_HEADER_BYTES = 100_000_000  # the safetensors library's limit
 _MAX_DIMS = 8
 
 _ITEM_BYTES = {
@@ -42,7 +42,7 @@ _ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What a header says of one tensor."""
+    """A header's entry for one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -55,9 +55,9 @@ class TensorEntry:
 
 
 def read_header(path: Path, most_bytes: int = MAX_HEADER_BYTES) -> dict[str, TensorEntry]:
-    """The tensors of a file, by name. Raises `WeightsError` unless every word of its header can be true.
+    """Return the tensors of a file, by name. Raises `WeightsError` if the header is damaged or inconsistent.
 
-    most_bytes: of a header that is read at all.
+    most_bytes: larger headers are refused.
     """
     header, data_bytes = _read_json(path, most_bytes)
     header.pop("__metadata__", None)
@@ -68,13 +68,13 @@ def read_header(path: Path, most_bytes: int = MAX_HEADER_BYTES) -> dict[str, Ten
 
 
 def read_format(path: Path) -> str:
-    """The library that wrote a file, if its header says it: "pt", "mlx". Raises `WeightsError` for a damaged header."""
+    """Return the library that wrote a file, such as "mlx", or "". Raises `WeightsError` if the header is damaged."""
     metadata = _read_json(path, MAX_HEADER_BYTES)[0].get("__metadata__")
     return str(metadata.get("format", "")) if isinstance(metadata, dict) else ""
 
 
 def _read_json(path: Path, most_bytes: int) -> tuple[dict[str, object], int]:
-    """A file's header, and how many bytes of tensors come after it."""
+    """Return a file's header, and the number of bytes after it."""
     try:
         if not path.is_file():
             raise WeightsError(f"{path}: no such file; the checkpoint is incomplete")
@@ -97,7 +97,7 @@ def _read_json(path: Path, most_bytes: int) -> tuple[dict[str, object], int]:
         raise WeightsError(f"{path}: the header is not valid JSON: {error}") from None
     if not isinstance(header, dict):
         raise WeightsError(f"{path}: the header is not a JSON object")
-    # Names go into errors and logs: none of them moves a terminal's cursor or begins a line.
+    # Names are printed in errors and logs, so they must not hold control characters.
     if strange := next((name for name in header if not name.isprintable()), None):
         raise WeightsError(f"{path}: a tensor is called {shown(strange)}, as none is")
     return header, size - 8 - length

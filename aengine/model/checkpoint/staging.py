@@ -1,4 +1,4 @@
-"""From files to a device through a ring of buffers: readers fill some while the device empties others.
+"""Copies files to a device through a ring of buffers: readers fill some while the device empties others.
 
 A buffer of a GPU is pinned, so that copies out of it run by themselves at the full speed of the bus, and is filled
 again only after the event behind its copy.
@@ -20,19 +20,19 @@ from torch import Tensor
 from aengine.errors import WeightsError
 from aengine.model.checkpoint.pieces import Piece
 
-BUFFER_BYTES = 32 * 2**20  # few and large: every piece waits for the interpreter, which others use meanwhile
-READERS = 14  # at most: one core copies some GB/s out of the page cache, the bus takes 50
-SENDING = 2  # buffers that the device empties meanwhile
+BUFFER_BYTES = 32 * 2**20  # few and large, since every piece waits for the interpreter
+READERS = 14  # at most; a core copies a few GB/s out of the page cache, the bus 50
+SENDING = 2  # buffers that the device is emptying
 
 
 class WeightsDigest:
-    """The SHA-256 of all pieces, whichever order they are read in. `add` may be called in any thread."""
+    """A SHA-256 of all weights, independent of the order of reading. `add` may be called in any thread."""
 
     def __init__(self) -> None:
         self._pieces: dict[tuple[str, str, int], bytes] = {}
 
     def add(self, piece: Piece, data: memoryview) -> None:
-        """Add the contents of a piece. Other threads run meanwhile."""
+        """Add the contents of a piece. Hashing releases the GIL."""
         self._pieces[piece.path.name, piece.name, piece.start] = sha256(data).digest()
 
     def result(self) -> bytes:
@@ -41,23 +41,23 @@ class WeightsDigest:
 
 
 class Buffer(Protocol):
-    """Room for one piece on its way."""
+    """Memory for one piece between file and device."""
 
     def fill(self, piece: Piece) -> memoryview:
         """Read the piece from its file, in any thread, and return its bytes. Raises `WeightsError`."""
         ...
 
     def send(self, piece: Piece) -> None:
-        """Enqueue the copies to the piece's places, converted to the dtype there, on their devices' current streams."""
+        """Enqueue the copies to the piece's memory, converted to its dtype, on the devices' current streams."""
         ...
 
     def wait(self) -> None:
-        """Block until what was sent has left."""
+        """Block until all enqueued copies have ended."""
         ...
 
 
 class StagingBuffer:
-    """Host memory, pinned where it feeds a GPU."""
+    """Host memory, pinned if it feeds a GPU."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -81,10 +81,10 @@ class StagingBuffer:
 
     def send(self, piece: Piece) -> None:
         source = self._bytes[: piece.nbytes].view(piece.dtype)
-        there: dict[torch.device, Tensor] = {}  # the whole piece, where some of its columns are picked
+        there: dict[torch.device, Tensor] = {}  # the whole piece, if columns of it are picked
         for landing in piece.landings:
             device = landing.into.device
-            # Converted and picked over there: torch itself would do it here, in pageable memory.
+            # Converted and picked on the device: torch itself would do it on the host, in pageable memory.
             if landing.rows > 1:
                 if device not in there:
                     there[device] = source.to(device, non_blocking=True)
@@ -106,7 +106,7 @@ class StagingBuffer:
 
 
 def staging_ring(device: torch.device) -> list[StagingBuffer]:
-    """The host memory that loading onto `device` takes: at most 512 MiB."""
+    """Return the host memory for loading onto `device`: at most 512 MiB."""
     return [StagingBuffer(BUFFER_BYTES, device) for _ in range(min(READERS, os.cpu_count() or 1) + SENDING)]
 
 
@@ -116,10 +116,11 @@ def copy_pieces(
     done: Callable[[int], object],
     digest: WeightsDigest | None = None,
 ) -> None:
-    """Read every piece and send it to its place, in order; `done` hears the bytes of each one that is on its way.
+    """Read every piece and copy it to its memory, in order. Returns when all copies have ended.
 
-    digest: every piece is added to it, in the thread that has read the piece. Returns when all have arrived.
-    Raises `WeightsError`.
+    done: called with the bytes of each piece whose copy is enqueued.
+    digest: every piece is added to it, in the thread that reads the piece.
+    Raises `WeightsError` if reading fails.
     """
     reading: deque[tuple[Buffer, Piece, Future[None]]] = deque()
 

@@ -1,8 +1,7 @@
-"""FactorCopy a decoder from the safetensors files of a checkpoint.
+"""Fills a decoder from the safetensors files of a checkpoint.
 
-All headers are read first and every parameter is accounted for, so that a checkpoint that does not fit
-is refused before any memory is taken. Then the files are read from front to back, in pieces that go
-straight to their places.
+All headers are read first and matched with the parameters, so that a checkpoint that does not fit is refused before
+memory is allocated. Then the files are read in order, in pieces that go straight into their memory.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from aengine.model.groups import Entry, Group, PlainTensor, entries_of
 
 log = logging.getLogger("aengine")
 
-# Buffers that old files carry and that follow from config.json.
+# Buffers in old files. They follow from config.json.
 _DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
@@ -36,10 +35,10 @@ _EMBEDDING = "model.embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a parameter is found."""
+    """The tensor of a parameter in its file."""
 
     path: Path
-    name: str  # as the file spells it
+    name: str  # in the file
     entry: TensorEntry
 
 
@@ -94,13 +93,14 @@ class Checkpoint:
             raise WeightsError(f"{folder}: the weights hold {_listed(unexpected)}, which this model does not have")
 
     def copy_into(self, ranks: Sequence[Sequence[Group]], progress: bool, digest: WeightsDigest | None = None) -> None:
-        """Fill and close every group of every rank; what several of them keep is read once.
+        """Fill and close every group of every rank. A tensor of several ranks is read once. Blocks until all is loaded.
 
-        Blocks until all is there. digest: gets all that is read. `progress` shows a bar on a terminal once it has taken
-        two seconds. Raises `WeightsError` when reading fails.
+        progress: whether a terminal shows a bar, once reading has taken two seconds.
+        digest: all pieces that are read are added to it.
+        Raises `WeightsError` if reading fails.
         """
-        heads: list[tuple[Tensor, Tensor]] = []  # of a file whose config.json ties them: to be held against each other
-        fillings: dict[str, list[_Filling]] = {}  # of all ranks that read the tensor
+        heads: list[tuple[Tensor, Tensor]] = []  # to be compared: config.json ties them, and the file has both
+        fillings: dict[str, list[_Filling]] = {}  # of all ranks, by the tensor's name
         for groups in ranks:
             group = next(group for group in groups if _EMBEDDING in group.entries)
             embedding, entry = group.open([_EMBEDDING])[_EMBEDDING], group.entries[_EMBEDDING]
@@ -109,7 +109,7 @@ class Checkpoint:
                 groups = [*groups, PlainTensor(_HEAD, heads[-1][0], entry=entry)]
             for group in groups:
                 there = [name for name in group.entries if name in self._sources]
-                if not there:  # all of it is optional, and what an earlier checkpoint had of it goes
+                if not there:  # all of it is optional; closing drops what an earlier checkpoint had
                     group.open(())
                     group.close()
                     continue
@@ -119,7 +119,7 @@ class Checkpoint:
         # Files are read from front to back.
         sources = sorted(self._sources.items(), key=lambda item: (item[1].path, item[1].entry.start))
         hidden = None if progress else True  # None: unless stderr is a terminal
-        on_the_way: deque[list[_Filling]] = deque()  # the owners of each piece, in order
+        sending: deque[list[_Filling]] = deque()  # the groups of each piece, in order
         with tqdm(
             desc="loading weights",
             total=sum(source.entry.nbytes for _, source in sources),
@@ -135,12 +135,12 @@ class Checkpoint:
                     owners = fillings.get(name, [])
                     places = [owner.place(name) for owner in owners]
                     for piece in cut(source.path, source.name, source.entry, places, BUFFER_BYTES):
-                        on_the_way.append(owners)
+                        sending.append(owners)
                         yield piece
 
             def sent(nbytes: int) -> None:
                 bar.update(nbytes)
-                for filling in on_the_way.popleft():
+                for filling in sending.popleft():
                     filling.arrived(nbytes)
 
             copy_pieces(pieces(), staging_ring(embedding.device), sent, digest)
@@ -152,10 +152,10 @@ class Checkpoint:
 
 
 class _Filling:
-    """A group on its way: opened for its first piece, closed behind its last."""
+    """A group that is being read: opened for its first piece, closed after its last."""
 
     def __init__(self, group: Group, names: Collection[str], nbytes: int) -> None:
-        """names: of its tensors that are there; nbytes: of all of them in their files."""
+        """names: its tensors that the files have. nbytes: of all of them in the files."""
         self._group = group
         self._names = names
         self._missing = nbytes
@@ -169,25 +169,25 @@ class _Filling:
     def arrived(self, nbytes: int) -> None:
         self._missing -= nbytes
         if not self._missing:
-            self._places = None  # so that nothing outlives what the group makes of it
+            self._places = None  # so that the tensors are freed when the group has used them
             self._group.close()
 
 
 def stored_names(folder: Path) -> frozenset[str]:
-    """The tensors of a folder, as its files spell them; reads headers only. Raises `WeightsError`."""
+    """Return the names of all tensors in a folder's files. Reads headers only. Raises `WeightsError`."""
     return frozenset(name for path in _files(folder) for name in read_header(path))
 
 
 def has_head(folder: Path) -> bool:
-    """Whether a folder has weights, and an output matrix among them; reads headers only. Raises `WeightsError`."""
+    """Return whether a folder has weights with an output matrix. Reads headers only. Raises `WeightsError`."""
     any_files = (folder / SINGLE).exists() or (folder / INDEX).exists()
     return any_files and any(name == _HEAD or name.endswith(f".{_HEAD}") for name in stored_names(folder))
 
 
 def float_linears(folder: Path) -> Iterator[str]:
-    """Modules of a folder that have a weight, and nothing that a quantised one would have as well. Reads names only.
+    """Yield the modules of a folder that have a weight and no tensor of a quantised one. Reads names only.
 
-    Nothing where the folder has no weights. Raises `WeightsError`.
+    Yields nothing if the folder has no weights. Raises `WeightsError`.
     """
     if not (folder / SINGLE).exists() and not (folder / INDEX).exists():
         return
@@ -202,7 +202,7 @@ def float_linears(folder: Path) -> Iterator[str]:
 
 
 def find_stored(folder: Path, name: str) -> tuple[Path, TensorEntry] | None:
-    """The file that holds a tensor of a folder, and where in it; reads headers only. Raises `WeightsError`."""
+    """Return the file that holds a tensor of a folder, and its entry. Reads headers only. Raises `WeightsError`."""
     headers = ((path, read_header(path)) for path in _files(folder))
     return next(((path, header[name]) for path, header in headers if name in header), None)
 
@@ -226,7 +226,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files that hold the weights: one, or those of an index."""
+    """Return the files with the weights: one, or those of an index."""
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
     if not (folder / INDEX).exists():
@@ -242,7 +242,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """The file of each tensor, as the index has it, unchecked."""
+    """Return the file of each tensor by the index, unchecked."""
     shards = read_json_object(folder / INDEX).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise WeightsError(f"{folder / INDEX}: weight_map must be an object that names a file for each tensor")

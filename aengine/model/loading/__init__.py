@@ -1,1 +1,1 @@
-"""A checkpoint on its way in: where it lies, its weights or random ones in their place, what its other files say."""
+"""Loading a checkpoint: finding its folder, filling a decoder, and reading its other files."""

@@ -1,4 +1,4 @@
-"""What a checkpoint says about how to sample from it and where to stop."""
+"""A checkpoint's defaults for sampling, and the tokens that end an answer."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_folder(cls, folder: Path, config: ModelConfig, eos_token_id: int | None = None) -> GenerationDefaults:
-        """Read generation_config.json, if there is one; EOS ids that it does not give come from config.json.
+        """Read generation_config.json, if there is one. If it has no EOS ids, those of config.json count.
 
-        eos_token_id: the tokenizer's, which ends an answer as well: files disagree, above all of models that were
-        trained further. Raises `CheckpointError`, naming the key, for values out of range.
+        eos_token_id: the tokenizer's. It ends an answer as well, since the files of fine-tuned models often disagree.
+        Raises `CheckpointError`, naming the key, for values out of range.
         """
         path = folder / FILE
         named = () if eos_token_id is None or eos_token_id >= config.vocab_size else (eos_token_id,)
@@ -40,7 +40,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
         fields = Fields(read_json_object(path), str(path))
         eos = _joined(fields.ids("eos_token_id", config.vocab_size) or config.eos_token_ids, named)
         if not fields.flag("do_sample", default=True):
-            # Greedy; files often keep sampling values beside it that then mean nothing, but the penalty applies.
+            # Greedy. Other sampling values in the file then mean nothing, but the penalty applies.
             sampling: dict[str, float | int] = {"temperature": 0.0}
             names = ["repetition_penalty"]
         else:

@@ -1,4 +1,4 @@
-"""From what the user calls a model or an adapter to the folder that holds it."""
+"""Finds the folder of a model or an adapter: a path, or a Hugging Face id."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from aengine.model.checkpoint.foreign import refuse_file, refuse_layout
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", re.ASCII)
-# What loading reads: of folders within only JSON, where sentence-transformers says how embeddings are pooled, and chat
-# templates. Some repositories keep a second copy of all weights as consolidated*.safetensors.
+# The files that loading reads. Of subfolders only JSON and chat templates: sentence-transformers keeps its settings of
+# pooling there. Some repositories have a second copy of all weights as consolidated*.safetensors.
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
 _UNWANTED = ["consolidated*", "*/*.safetensors", "*/tokenizer*"]
 _OF_ADAPTERS = ["adapter_config.json", "adapter_model.safetensors"]
 
 
 def resolve_model(model: str | None, revision: str | None = None) -> Path:
-    """A folder as it is, a Hugging Face id through the local cache or a download, None as the demo model.
+    """Return the folder of a model: a path itself, or a Hugging Face id's copy in the cache. None: the demo model.
 
-    Blocks while downloading. `HF_HUB_OFFLINE`, `HF_HOME` and the hub client's other variables apply.
-    Raises `HubError`, and `UnsupportedModelError` for a file or a folder of another format that is known.
+    Does blocking I/O, and downloads what the cache lacks. `HF_HUB_OFFLINE`, `HF_HOME` and the hub client's other
+    variables apply.
+    Raises `HubError`. Raises `UnsupportedModelError` if it is in a known format that is not supported.
     """
     if model is None:
         return DEMO
@@ -37,12 +38,12 @@ def resolve_model(model: str | None, revision: str | None = None) -> Path:
 
 
 def resolve_adapter(path: str) -> Path:
-    """A PEFT folder as it is, a Hugging Face id as `resolve_model` does it. Raises `HubError`."""
+    """Return the folder of a PEFT adapter, as `resolve_model` does. Raises `HubError`."""
     return _resolved("adapter", path, None, _OF_ADAPTERS)
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether it looks like owner/name."""
+    """Return whether it looks like owner/name."""
     return "/" in text and _HUB_ID.fullmatch(text) is not None
 
 
@@ -58,7 +59,7 @@ def _resolved(kind: str, name: str, revision: str | None, wanted: list[str]) -> 
 
 
 def _from_hub(kind: str, repo: str, revision: str | None, wanted: list[str]) -> Path:
-    # Imported here: who serves a folder does not wait for the hub's client.
+    # Imported here, since a local folder does not need the hub's client.
     from huggingface_hub import constants, snapshot_download
 
     try:

@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a decoder with its weights."""
+"""Builds decoders, and fills them with a checkpoint's weights or with random ones."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from aengine.model.groups import needed
 from aengine.model.lora.linears import Linears
 from aengine.model.lora.room import LoraRoom
 
-_OF_THE_DEVICE = ("ranks", "lora", "unpacked_copies")  # rather than of the checkpoint
-_CONVERTED = ("dtype",)  # while weights are read
+_OF_THE_DEVICE = ("ranks", "lora", "unpacked_copies")  # fields that do not come from the checkpoint
+_CONVERTED = ("dtype",)  # a difference in it is converted while weights are read
 
 
 def adaptable_linears(config: ModelConfig) -> Linears:
-    """What adapters can change in the model that `config` describes. No memory is kept for any."""
+    """Return the linears that adapters can change in the model. No memory is allocated for them."""
     room = LoraRoom(places=0, rank=1, kinds=())
     memory = Decoder(config.with_lora(room), TorchKernels(), TorchAttention()).adapters
     if memory is None:
@@ -40,18 +40,18 @@ def adaptable_linears(config: ModelConfig) -> Linears:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a model, or a rank's shard of it, is put, and what it computes with there."""
+    """The device of a model, or of a rank's part of it, and what computes there."""
 
     device: torch.device
     kernels: Kernels
     attention: AttentionBackend
-    ranks: Collective | None = None  # None: the model is here alone
+    ranks: Collective | None = None  # None: one device holds the model
 
 
 def checkpoint_of(folder: Path, whole: Decoder) -> Checkpoint:
-    """The weights in `folder`, matched to a decoder that is not spread over ranks. Reads headers only.
+    """Return the weights in `folder`, matched to a decoder that one device holds. Reads headers only.
 
-    Raises `WeightsError`, and `UnsupportedModelError` for weights in another layout that is known.
+    Raises `WeightsError`. Raises `UnsupportedModelError` for weights in another known layout.
     """
     config = whole.config
     try:
@@ -75,7 +75,7 @@ def load_model(
     max_positions: int | None = None,
     kv_dtype: torch.dtype | None = None,
 ) -> Decoder:
-    """`load_shards` of a model that is whole in one place."""
+    """Like load_shards(), for a model on one device."""
     [decoder] = load_shards(
         folder,
         config,
@@ -103,13 +103,15 @@ def load_shards(
     kv_dtype: torch.dtype | None = None,
     digest: WeightsDigest | None = None,
 ) -> list[Decoder]:
-    """Build the decoder that `config` describes, or a shard of it, in every place and fill it, as `load_format` says.
+    """Build a decoder, or a rank's part of it, for each placement, and fill it. Does blocking I/O.
 
-    From `folder`, of which every tensor is read once, or with random weights. Blocks for as long as reading takes.
-    `max_positions` bounds the rotary table (None: all the model's positions). kv_dtype: of the KV pool (None:
-    `dtype`). digest: gets all weights that are read. Raises `WeightsError`.
+    load_format: "auto" reads `folder`, each tensor once. "dummy" means random weights.
+    max_positions: rows of the rotary table. None: all the model's positions.
+    kv_dtype: of the KV pool. None: `dtype`.
+    digest: all weights that are read are added to it.
+    Raises `WeightsError`.
     """
-    if load_format == "auto":  # a checkpoint that does not fit is refused before any memory is taken
+    if load_format == "auto":  # a checkpoint that does not fit is refused before memory is allocated
         checkpoint = checkpoint_of(folder, Decoder(config, placements[0].kernels, placements[0].attention))
     decoders = [
         Decoder(config, one.kernels, one.attention, dtype, one.device, max_positions, kv_dtype, one.ranks)
@@ -131,7 +133,7 @@ def fill_random(decoder: Decoder, seed: int) -> None:
     generator = torch.Generator(decoder.device).manual_seed(seed)
     for group in decoder.groups:
         entries = group.entries
-        # Experts are quicker filled all in one.
+        # It is quicker to fill experts in one tensor.
         whole = {name for name, entry in entries.items() if entry.replaces}
         covered = {name for entry in entries.values() for name in entry.replaces}
         names = [name for name in (whole | set(needed(entries))) if name not in covered]
@@ -141,12 +143,12 @@ def fill_random(decoder: Decoder, seed: int) -> None:
             if (value := entries[name].random_value) is not None:
                 place.fill_(value)
             elif place.dtype == torch.float8_e4m3fn:
-                for part in place.view(-1).split(2**24):  # there is no generator of such numbers
+                for part in place.view(-1).split(2**24):  # torch cannot draw such numbers
                     part.copy_(torch.empty_like(part, dtype=torch.float32).normal_(0.0, 4.0, generator=generator))
             elif not place.is_floating_point():
                 place.random_(generator=generator)
             elif "scale" in name:
-                place.fill_(2.0**-8)  # together with numbers of about 4
+                place.fill_(2.0**-8)  # the numbers that it scales are about 4
             elif place.dim() > 1:
                 place.normal_(0.0, place.shape[-1] ** -0.5, generator=generator)
             else:
@@ -155,9 +157,10 @@ def fill_random(decoder: Decoder, seed: int) -> None:
 
 
 def matching_checkpoint(folder: Path, model: ModelConfig, loaded: ModelConfig) -> Checkpoint:
-    """The weights in `folder`, whose config.json describes `model`, where they fit what is loaded. Reads headers only.
+    """Return the weights in `folder`, if they can replace those of the loaded model. Reads headers only.
 
-    Raises `WeightsError`, naming the first thing that differs, and as `Checkpoint` does.
+    model: what the folder's config.json describes.
+    Raises `WeightsError`, naming the first difference, and as `Checkpoint` does.
     """
     for name in model.__struct_fields__:
         old, new = getattr(loaded, name), getattr(model, name)

@@ -1,1 +1,1 @@
-"""Adapters as files hold them, checked against the model, and the memory that a model keeps for them."""
+"""LoRA adapters: their files, checked against the model, and the memory that a model has for them."""

@@ -1,5 +1,6 @@
-"""The base's output matrix, of which PEFT stores a copy beside factors for it: PEFT would load it in the base's place,
-so it has to be what the base has.
+"""PEFT stores a copy of the base's output matrix next to factors for it, and loads it over the base's own.
+
+So the copy must be equal to what the base has.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from aengine.model.checkpoint.weights import find_stored
 from aengine.model.families.wrappers import LANGUAGE_MODEL
 from aengine.model.groups import DTYPES, FLOATS
 
-_OUTER = ("", *LANGUAGE_MODEL)  # what stands before the names where the base is the language model of one that sees
-# The first that the base has.
+_OUTER = ("", *LANGUAGE_MODEL)  # prefixes of names if the base is the language model of a larger model
+# The first of these that the base has is its output matrix.
 _NAMES = tuple(
     f"{outer}{name}"
     for name in ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")
@@ -28,10 +29,10 @@ _PIECE_BYTES = 32 * 2**20
 
 
 def check_copy(path: Path, name: str, entry: TensorEntry, base: Path | None) -> None:
-    """Compare a copy of the output matrix in an adapter's file with the base's own; base: its folder.
+    """Compare a copy of the output matrix in an adapter's file with the base's own.
 
-    Raises `AdapterError` unless they are the same numbers, rounded to the coarser of both dtypes, and where the base
-    cannot be read: None.
+    base: the base's folder. None: the base has random weights.
+    Raises `AdapterError` if the numbers differ after rounding to the coarser dtype, or if the base cannot be read.
     """
     leave_out = "save the adapter with save_embedding_layers=False, which leaves it out"
     if base is None:
@@ -64,7 +65,7 @@ def check_copy(path: Path, name: str, entry: TensorEntry, base: Path | None) -> 
 
 
 def _pieces(path: Path, entry: TensorEntry) -> Iterator[Tensor]:
-    """The numbers in order, as many at once for every dtype."""
+    """Yield the numbers in order, in pieces of equal counts for every dtype."""
     dtype = DTYPES[entry.dtype]
     each = _PIECE_BYTES // 8 * dtype.itemsize
     with path.open("rb", buffering=0) as file:

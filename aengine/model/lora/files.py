@@ -1,4 +1,4 @@
-"""The tensors of an adapter's file, each with the module that it changes; headers are checked before any is read."""
+"""The tensors of an adapter's file, and the module that each changes. Headers are checked before tensors are read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from aengine.model.groups import DTYPES, FLOATS
 from aengine.model.lora.settings import MERGE
 
 WEIGHTS = "adapter_model.safetensors"
-MAX_HEADER_BYTES = 16 * 2**20  # parsed while others are served; of factors of 12,000 experts, each by itself
+MAX_HEADER_BYTES = 16 * 2**20  # parsed while requests are served; enough for 12,000 experts stored one by one
 _PICKLED = "adapter_model.bin"
 _COPY = re.compile(
     r"(base_model\.model\.)?(language_model\.)?lm_head\.base_layer\.weight"
-)  # PEFT's default where it is adapted
+)  # PEFT's default if it is adapted
 _PREFIX = re.compile(r"(base_model\.model\.)?")
 _FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
 _KINDS = (
@@ -47,7 +47,10 @@ class Factor:
         return self.entry.shape
 
     def read(self) -> Tensor:
-        """In float32, or float64 if it is stored so. Raises `AdapterError`: the file changed, or holds no numbers."""
+        """Read it as float32, or as float64 if it is stored so.
+
+        Raises `AdapterError` if the file changed, or if values are not finite.
+        """
         values = torch.empty(self.entry.shape, dtype=DTYPES[self.entry.dtype])
         missing = values.view(torch.uint8).numpy().reshape(-1).data if values.numel() else memoryview(b"")
         try:
@@ -61,7 +64,7 @@ class Factor:
         except OSError as error:
             raise AdapterError(f"{self.path}: {error}") from error
         wide = values.to(torch.promote_types(values.dtype, torch.float32))
-        # What is no number stays so in a sum, which is quicker than to look at each; but large numbers overflow there.
+        # A sum shows NaN and infinity, and is quicker than looking at each value. But large values overflow in it.
         if not bool(wide.sum().isfinite()) and not bool(wide.isfinite().all()):
             raise AdapterError(f"{self.path}: {self.name} holds NaN or infinity; the adapter is damaged")
         return wide
@@ -69,25 +72,25 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Both factors of a module: what is added to its weight is b a, times a scale."""
+    """Both factors of a module. Its weight changes by b a, times a scale."""
 
-    module: str  # as the file spells it, without the prefix of PEFT's own classes
+    module: str  # as in the file, without the prefix of PEFT's own classes
     a: Factor  # [rank, inputs]
     b: Factor  # [outputs, rank]
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file holds."""
+    """The contents of an adapter's file."""
 
-    pairs: dict[str, Pair]  # by the modules that they change
-    copy: tuple[Path, str, TensorEntry] | None  # the base's output matrix once more; its file, name and place
+    pairs: dict[str, Pair]  # by module
+    copy: tuple[Path, str, TensorEntry] | None  # of the base's output matrix: file, name, entry
 
 
 def read_contents(folder: Path) -> Contents:
-    """What a folder's file holds. Reads the header alone.
+    """Return the contents of a folder's file. Reads the header alone.
 
-    Raises `AdapterError` for a tensor that is no factor, by its name, and for a damaged file.
+    Raises `AdapterError` if the file is damaged, or, naming the tensor, if one is not a factor.
     """
     path = folder / WEIGHTS
     if not path.exists() and (folder / _PICKLED).exists():

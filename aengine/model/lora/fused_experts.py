@@ -1,9 +1,9 @@
 """Factors of matrices that hold all experts of a layer, as PEFT's `target_parameters` writes them.
 
-The factors of all experts stand in one: of `experts * rank` rows, those of an expert one below the other, and of
-`rank * experts` columns, those of an expert `experts` apart. Up to 0.18 PEFT took [experts, outputs, inputs] for
-[experts, inputs, outputs], so that the first factor there is of the outputs and the second of the inputs. Of matrices
-that are stored so, the first is of the inputs in all versions.
+One pair of factors serves all experts. The first has `experts * rank` rows; those of one expert are neighbours. The
+second has `rank * experts` columns; those of one expert are `experts` apart. PEFT up to 0.18 mistook [experts, outputs,
+inputs] for [experts, inputs, outputs]: there the first factor belongs to the outputs, the second to the inputs. For
+matrices that are really stored as [experts, inputs, outputs], the first belongs to the inputs in all versions.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from aengine.errors import AdapterError
 from aengine.model.lora.files import Pair
 from aengine.model.spec import ExpertsSpec
 
-_TURNED = 0, 19  # the first version that knows what are inputs
+_TURNED = 0, 19  # the first version that tells inputs from outputs
 
 Unpack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Of each expert, and how its factors are to be read."""
+    """A matrix of each expert, and how its factors are stored."""
 
     parameter: str
     outputs: int
     inputs: int
-    turned: bool  # False: as old versions wrote them, with inputs and outputs exchanged
+    turned: bool  # False: inputs and outputs are exchanged, as in old versions
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Of the first factor, and of the second."""
+        """The widths of the first factor and of the second."""
         return (self.inputs, self.outputs) if self.turned else (self.outputs, self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class FusedExperts:
-    """The experts of a layer."""
+    """A layer's experts, as files may fuse them."""
 
     name: str  # of them all in the checkpoint
     hidden: int
     spec: ExpertsSpec
 
     def matrix(self, pair: Pair, peft: tuple[int, ...] | None) -> tuple[Matrix, int]:
-        """Which matrix the factors change, and their rank. Raises `AdapterError`: none has such a shape, or several."""
+        """Return the matrix that the factors change, and their rank. Raises `AdapterError` if not exactly one fits."""
         count, inner = self.spec.count, self.spec.inner
         rank, rest = divmod(pair.a.shape[0], count)
         matrices = [
@@ -65,7 +65,7 @@ class FusedExperts:
                 f"which fit neither matrix of {count} experts of {inner} columns; the adapter belongs to another base "
                 f"model"
             )
-        # Where inputs and outputs are as many, the version tells; where both matrices fit, which is inside: the first.
+        # The version decides if inputs and outputs are equally many. If both matrices fit, the inner one is gate_up.
         if len(fitting) > 1 and peft is not None:
             fitting = [one for one in fitting if one.turned == (peft >= _TURNED)]
         if len({one.parameter for one in fitting}) > 1 and pair.module.endswith(".base_layer"):
@@ -79,7 +79,7 @@ class FusedExperts:
 
 
 def unfuse(experts: FusedExperts, matrix: Matrix, rank: int) -> Iterator[tuple[str, Unpack]]:
-    """The linears of all experts that the matrix consists of, and how the factors of each come out of those of all."""
+    """Yield the linears in the matrix, each with a function that takes its factors out of the fused ones."""
     spec = experts.spec
     rows = {spec.down: slice(None)}
     if matrix.parameter == "gate_up_proj":

@@ -1,4 +1,4 @@
-"""The linears of a model that adapters can change, and which of them a pair of factors in a file changes."""
+"""The linears that adapters can change, and which of them a pair of factors in a file changes."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from aengine.model.lora.fused_experts import FusedExperts, unfuse
 from aengine.model.lora.memory import AdapterMemory, Site
 from aengine.model.lora.room import kind_of
 
-# How checkpoints and PEFT name what chooses among a layer's experts.
+# Names of routers in checkpoints and in PEFT's files.
 _ROUTERS = (".mlp.gate", ".mlp.router", ".block_sparse_moe.gate", ".router.proj")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A linear, and how its factors come out of those in the file."""
+    """A linear that an adapter changes, and the way from the file's factors to its own."""
 
-    name: str  # of the linear, as the model has it
-    module: str  # as the file spells it, which is what the patterns of its settings are about
+    name: str  # the model's
+    module: str  # the file's, which the patterns of its settings match
     rank: int
     unpack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # -> [rank, inputs], [outputs, rank]
 
 
-def _as_they_are(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _unchanged(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a, b
 
 
 class Linears:
-    """By the names that files have for them."""
+    """The linears of a model, by their names in checkpoints."""
 
     def __init__(self, memory: AdapterMemory) -> None:
         self.sites = memory.sites
@@ -45,11 +45,11 @@ class Linears:
         }
 
     def names(self) -> Iterator[str]:
-        """Of all linears, those that are computed as one each by itself."""
+        """Yield the names of all linears. Fused ones have one name each."""
         yield from self._site_of
 
     def site(self, name: str) -> tuple[str, Site, int]:
-        """The site that a linear is a part of, its name, and which part."""
+        """Return the name of the site that a linear is a part of, the site, and the number of the part."""
         site = self._site_of[name]
         return site, self.sites[site], list(self.sites[site].parts).index(name)
 
@@ -57,10 +57,10 @@ class Linears:
         return self.sites[self._site_of[name]].parts[name]
 
     def changes(self, pair: Pair, peft: tuple[int, ...] | None) -> list[Change]:
-        """What the factors change: one linear, or a matrix of all experts. peft: the version that wrote them.
+        """Return what the factors change: one linear, or those of all experts. peft: the version that wrote them.
 
-        Nothing where they belong to a part of the model that is not used, as what a model sees with. Raises
-        `AdapterError` where there is no such linear, or one of another shape.
+        Empty if they belong to an unused part of the model, such as a vision tower. Raises `AdapterError` if there is
+        no such linear, or if its shape differs.
         """
         module = alone(pair.module)
         if self._ignored_prefixes and module.startswith(self._ignored_prefixes):
@@ -93,10 +93,10 @@ class Linears:
                     f"{factor.path}: {factor.name} has shape {list(factor.shape)}, for this model it is {list(shape)}; "
                     f"the adapter belongs to another base model"
                 )
-        return Change(name, pair.module, rank, _as_they_are)
+        return Change(name, pair.module, rank, _unchanged)
 
     def _experts(self, module: str) -> FusedExperts | None:
-        """The experts that the module holds all in one; transformers calls their block mlp, whatever files call it."""
+        """Return the experts that the module has in one tensor. transformers always calls their block mlp."""
         module = module.removesuffix(".base_layer")
         found = self._fused.get(module)
         if found is None and module.endswith(".mlp.experts"):

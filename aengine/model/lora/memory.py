@@ -1,4 +1,4 @@
-"""What a rank keeps of the adapters in its places: the factors of every linear that they may change."""
+"""A rank's memory for adapters: the factors of every linear that they may change."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from aengine.model.spec import ExpertsSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
-    """What an adapter adds to one linear, which may be several fused ones. In the model's dtype."""
+    """An adapter's factors for one linear or several fused ones, in the model's dtype."""
 
-    a: Tensor  # [parts, rank, inputs]; zero where a part has a smaller rank, or none
+    a: Tensor  # [parts, rank, inputs]; zero beyond a part's own rank
     b: Tensor  # [outputs, rank], times the adapter's scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """All that one adapter adds, of the whole model."""
+    """All factors of one adapter, in host memory, for the whole model."""
 
     rank: int  # the largest of its modules
-    linears: Mapping[str, Factors]  # by the names of the linears; what it leaves out has none
+    linears: Mapping[str, Factors]  # by the names of the linears that it changes
 
     @property
     def bytes(self) -> int:
@@ -40,15 +40,15 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """A linear of the model, which may be several fused ones."""
+    """A linear of the model, or several fused ones, that adapters may change."""
 
-    parts: Mapping[str, StoredMatrix]  # by their names in checkpoints, in order; what the rank keeps of each
-    weights: AdapterWeights | None  # None: there is no room for adapters, or not on this rank
+    parts: Mapping[str, StoredMatrix]  # in order, by their names in checkpoints
+    weights: AdapterWeights | None  # None: it has no memory for adapters, or not on this rank
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsLayer:
-    """Experts that files may hold all in one."""
+    """A layer's experts, which files may hold in one tensor."""
 
     hidden: int
     spec: ExpertsSpec
@@ -56,14 +56,14 @@ class ExpertsLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FactorCopy:
-    """Memory of a place, and what goes there: all that lies below or beside the values is zero."""
+    """A copy of factors into a place's memory. The rest of the memory becomes zero."""
 
     into: Tensor  # [rows, columns], contiguous
     values: Tensor  # in host memory, with fewer rows or columns or as many
 
 
 class AdapterMemory:
-    """Memory of all places, which holds zeros until adapters are put there."""
+    """Memory for as many adapters as there are places. It holds zeros until adapters are put there."""
 
     def __init__(
         self,
@@ -77,16 +77,16 @@ class AdapterMemory:
         self.room = room
         self.ignored_prefixes = ignored_prefixes
         self.tokens = TokenAdapters()
-        self.sites: dict[str, Site] = {}  # by the name of the first part; of experts, those of the other ranks as well
-        self.layers_of_experts: dict[str, ExpertsLayer] = {}  # by the name of them all
+        self.sites: dict[str, Site] = {}  # by the name of the first part; includes experts of other ranks
+        self.layers_of_experts: dict[str, ExpertsLayer] = {}  # by the checkpoint's name for all of them
         self._kernels = kernels
         self._dtype = dtype
         self._device = device
 
     def site(self, parts: Mapping[str, StoredMatrix], inputs: int, outputs: int) -> AdapterWeights | None:
-        """Make room for the adapters of a linear. inputs, outputs: of the rank, which may be more than its parts have.
+        """Allocate memory for the adapters of a linear. None: adapters may not change it.
 
-        None where there is to be none.
+        inputs, outputs: of the rank. They may be more than the parts have.
         """
         name, *_ = parts
         weights = None
@@ -101,9 +101,9 @@ class AdapterMemory:
         return weights
 
     def experts(self, name: str, hidden: int, spec: ExpertsSpec, share: ExpertsShare) -> ExpertAdapters | None:
-        """Make room for the adapters of a layer's experts; name: of them all in the checkpoint.
+        """Allocate memory for the adapters of a layer's experts. None: adapters may not change them.
 
-        None where there is to be none.
+        name: the checkpoint's name for all of them.
         """
         self.layers_of_experts[name] = ExpertsLayer(hidden, spec)
         made = ExpertAdapters([], [])
@@ -124,7 +124,7 @@ class AdapterMemory:
         return made if made.down else None
 
     def has(self, name: str) -> bool:
-        """Whether adapters may change the linear whose first part has that name."""
+        """Return whether adapters may change the linear whose first part has this name."""
         site = self.sites.get(name)
         return site is not None and site.weights is not None
 
@@ -138,7 +138,7 @@ class AdapterMemory:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
     def copies(self, adapter: Adapter, place: int) -> Iterator[FactorCopy]:
-        """What fills a place with an adapter, whatever was there before."""
+        """Yield the copies that put an adapter into a place, whatever it held before."""
         for name, site in self.sites.items():
             if site.weights is not None:
                 yield from _copies(site, site.weights, adapter.linears.get(name), place)
@@ -150,7 +150,7 @@ def _copies(site: Site, weights: AdapterWeights, factors: Factors | None, place:
         nothing = first.new_empty((0, 0), device="cpu")
         yield from (FactorCopy(first, nothing), FactorCopy(second, nothing))
         return
-    row = at = 0  # of the whole matrix, and of what is kept of it
+    row = at = 0  # in the whole matrix, and in the rank's part of it
     for index, part in enumerate(site.parts.values()):
         columns, rows = part.columns or (0, part.inputs), part.rows or ((0, part.outputs),)
         own = first[index * weights.rank : (index + 1) * weights.rank]

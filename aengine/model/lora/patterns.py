@@ -1,7 +1,8 @@
-"""Which modules the settings of an adapter mean, by names and by patterns that are names.
+"""The modules that an adapter's settings name.
 
-PEFT takes regular expressions as well. They come from files of strangers, and one that backtracks would stop the whole
-process, so none is run: which modules a file is for is seen from its tensors; an alpha that depends on one is refused.
+PEFT also takes regular expressions. No such expression is run, since it comes from a stranger's file and could block
+the process by backtracking. The file's tensors show which modules it changes. An alpha that depends on an expression is
+refused.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ T = TypeVar("T", int, float)
 MAX_NAMES = 65536  # in a list: more than a model has modules
 _ALL_LINEAR = "all-linear"
 _LAYER = re.compile(r"(?:^|\.)(\w+)\.(\d+)\.")
-# A name, its dots maybe escaped, its ends maybe marked; PEFT writes "anything before a dot" in front of fused experts.
+# A name. Its dots may be escaped and its ends marked. PEFT writes "anything before a dot" in front of fused experts.
 _NAME = re.compile(r"(?:\.\*\\\.(?!\^))?(\^?(?:[\w\-]|\\?\.)+)\$?", re.ASCII)
 _LONGEST = 1000
 
 
 def is_named(module: str, names: Collection[str]) -> bool:
-    """Whether one of the names is the module's, or its end behind a dot."""
+    """Return whether one of the names is the module's name, or its end after a dot."""
     return any(end in names for end in _ends(module))
 
 
 def _ends(module: str) -> Iterator[str]:
-    """The name, and what is behind each of its dots."""
+    """Yield the name, and the part after each of its dots."""
     parts = module.split(".")
     return (".".join(parts[at:]) for at in range(len(parts)))
 
 
 @dataclass(frozen=True, slots=True)
 class Patterns(Generic[T]):
-    """Numbers of some modules, by their names or ends of these."""
+    """Numbers of some modules, by their names or the ends of these."""
 
-    values: Mapping[str, T]  # as PEFT: the first one that fits counts; a name that begins with ^ must be whole
-    readable: bool = True  # False: there is a pattern that is more than a name
+    values: Mapping[str, T]  # as in PEFT, the first match counts; after ^ the whole name must match
+    readable: bool = True  # False: there is a regular expression
 
     @classmethod
     def read(cls, fields: Fields, key: str, number: Callable[[Fields, str], T]) -> Patterns[T]:
@@ -56,19 +57,19 @@ class Patterns(Generic[T]):
         return cls(values)
 
     def value_for(self, module: str, default: T) -> T:
-        """The module's number."""
+        """Return the module's number."""
         ends = {"^" + module, *_ends(module)}
         return next((value for name, value in self.values.items() if name in ends), default)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFilter:
-    """Layers outside of which nothing is changed."""
+    """The only layers in which modules are changed."""
 
     layers: frozenset[int]
-    patterns: tuple[str, ...]  # names of lists of layers; (): any
+    patterns: tuple[str, ...]  # names of lists of layers. (): any.
 
-    def takes(self, module: str) -> bool:
+    def matches(self, module: str) -> bool:
         for name, index in _LAYER.findall(module):
             if not self.patterns or name in self.patterns:
                 return int(index) in self.layers
@@ -79,7 +80,7 @@ class LayerFilter:
 class ModuleNames:
     """The modules that an adapter changes."""
 
-    names: frozenset[str] | None  # None: not names say it, but a regular expression or "all-linear"
+    names: frozenset[str] | None  # None: a regular expression or "all-linear" says it
     excluded: frozenset[str]
     layers: LayerFilter | None
 
@@ -90,19 +91,19 @@ class ModuleNames:
         named = names is not None and excluded is not None and _ALL_LINEAR not in names
         return cls(names if named else None, excluded or frozenset(), _layers(fields))
 
-    def takes(self, module: str) -> bool | None:
-        """Whether the module is one of them; None: names do not tell."""
+    def matches(self, module: str) -> bool | None:
+        """Return whether the module is one of them. None: it cannot be told from names."""
         if self.names is None:
             return None
         if is_named(module, self.excluded):
             return False
         if module in self.names:
             return True
-        return is_named(module, self.names) and (self.layers is None or self.layers.takes(module))
+        return is_named(module, self.names) and (self.layers is None or self.layers.matches(module))
 
 
 def _names(fields: Fields, key: str) -> frozenset[str] | None:
-    """None: it is a regular expression."""
+    """Read a list of names. None: it is a regular expression."""
     if not fields.present(key):
         return frozenset()
     if fields.is_text(key):

@@ -1,4 +1,4 @@
-"""From an adapter's folder to its factors in host memory, checked against the linears of the model."""
+"""Reads an adapter's folder into factors in host memory, checked against the linears of the model."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger("aengine")
 def read_adapter(
     folder: Path, linears: Linears, room: LoraRoom, dtype: torch.dtype, base: Path | None = None
 ) -> Adapter:
-    """The adapter in a PEFT folder, its scales multiplied into the second factors, in `dtype`.
+    """Read the adapter in a PEFT folder, in `dtype`. Its scales are multiplied into the second factors.
 
-    base: the folder of the base model's weights, with which a copy of its output matrix is compared.
+    base: the folder of the base model's weights. A copy of its output matrix is compared with them.
 
-    Raises `AdapterError`, which names the field or the tensor, where it is damaged, is not for this model, asks for
-    what cannot be applied exactly, or does not fit the room that the model keeps. Blocks for as long as reading takes.
+    Raises `AdapterError`, naming the field or the tensor, if the adapter is damaged, belongs to another model, cannot
+    be applied exactly, or needs more room than the model has. Does blocking I/O; call it in a worker thread.
     """
     settings = Settings.from_folder(folder)
     contents = read_contents(folder)
@@ -62,7 +62,10 @@ def read_adapter(
 
 
 def kinds_of(folder: Path, linears: Linears) -> tuple[int, set[str]]:
-    """An adapter's rank, and the kinds of linears that it changes. Reads headers alone. Raises as `read_adapter`."""
+    """Return an adapter's rank, and the kinds of linears that it changes. Reads headers alone.
+
+    Raises `AdapterError` as `read_adapter` does.
+    """
     settings, contents = Settings.from_folder(folder), read_contents(folder)
     found = [change for _, changes in _changes(folder, contents, settings, linears) for change in changes]
     return max(change.rank for change in found), {kind_of(linears.site(change.name)[0]) for change in found}
@@ -71,12 +74,13 @@ def kinds_of(folder: Path, linears: Linears) -> tuple[int, set[str]]:
 def _changes(
     folder: Path, contents: Contents, settings: Settings, linears: Linears, warn: bool = False
 ) -> Iterator[tuple[Pair, list[Change]]]:
-    """The pairs of factors in a file, and what each changes. Raises `AdapterError`: one twice, too many, none.
+    """Yield the pairs of factors in a file, and what each changes.
 
-    warn: whether to log that linears which the settings name have none.
+    warn: whether to log linears that the settings name and the file does not have.
+    Raises `AdapterError` if a linear is changed twice, if none is changed, or if the settings exclude one.
     """
     changed: dict[str, Pair] = {}
-    ours = theirs = ""  # what stands before the names of layers
+    ours = theirs = ""  # prefixes of the names of layers
     for pair in contents.pairs.values():
         changes = linears.changes(pair, settings.peft_version)
         for change in changes:
@@ -91,13 +95,13 @@ def _changes(
         raise AdapterError(f"{folder}: it changes nothing but parts of the model that are not used here")
     lacking: list[str] = []
     for name in linears.names():
-        if EXPERTS in name:  # other versions of transformers hold them otherwise, and settings name what they hold
+        if EXPERTS in name:  # their names differ between versions of transformers
             continue
         if name in changed:
             spelled = changed[name].module
         else:
             spelled = theirs + name.removeprefix(ours) if name.startswith(f"{ours}layers.") else name
-        named = settings.targets.takes(spelled)
+        named = settings.targets.matches(spelled)
         if named and name not in changed:
             lacking.append(name)
         if named is False and name in changed:

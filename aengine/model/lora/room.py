@@ -1,4 +1,4 @@
-"""How much room a model keeps for adapters, and in which of its linears."""
+"""How much memory a model has for adapters, and for which of its linears."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-RANKS = (8, 16, 32, 64, 128, 256)  # that memory is kept for: what kernels multiply with
+RANKS = (8, 16, 32, 64, 128, 256)  # that kernels multiply with, and that memory is allocated for
 
 EXPERTS = ".experts."  # in the names of experts' matrices
 
@@ -15,19 +15,19 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 class LoraRoom(msgspec.Struct, frozen=True, kw_only=True):
-    """The places of adapters, numbered from 1."""
+    """Places for adapters. They are numbered from 1."""
 
     places: int
     rank: int  # the largest that an adapter may have
-    kinds: tuple[str, ...]  # of linears that adapters may change, as `kind_of` says
-    numbers: int = 0  # of the factors of one place
+    kinds: tuple[str, ...]  # of linears that adapters may change, as in `kind_of`
+    numbers: int = 0  # in the factors of one place
 
     @property
     def kept_rank(self) -> int:
-        """What each place has memory for."""
+        """The rank that each place has memory for."""
         return next(rank for rank in RANKS if rank >= self.rank)
 
 
 def kind_of(module: str) -> str:
-    """What the module is called in every layer, and of every expert."""
+    """Return the module's name without its layer and its expert."""
     return _EXPERT.sub(EXPERTS, _LAYER.sub("", module))

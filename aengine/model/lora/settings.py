@@ -1,4 +1,4 @@
-"""What adapter_config.json says, as far as it can be applied exactly; everything else is refused by name."""
+"""Reads adapter_config.json. A setting that cannot be applied exactly is refused by name."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _REFUSED = {
     "kasa_config": "it changes the base weights",
     "monteclora_config": "it draws from a distribution",
 }
-# Ways of beginning the training that leave the base weights as they are.
-_HARMLESS_BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal", "mica")
+# Initialisations that leave the base weights as they are.
+_HARMLESS_INITS = (True, False, "gaussian", "eva", "orthogonal", "mica")
 _TASKS = (None, "CAUSAL_LM", "FEATURE_EXTRACTION")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the factors in a file are to be applied."""
+    """How the factors in a file are applied."""
 
     source: str
     rank: int
@@ -85,10 +85,10 @@ class Settings:
                 raise _refused(fields, name, f"is not supported: {_REFUSED[name]}; {MERGE}")
             if name not in _READ | _WITHOUT_EFFECT | _REFUSED.keys() and _is_set(value):
                 raise _refused(fields, name[:60], f"is {shown(value)}, and is not known here; {MERGE}")
-        _check_beginning(fields, values.get("init_lora_weights", True))
+        _check_initialisation(fields, values.get("init_lora_weights", True))
         _check_task(fields, values.get("task_type"))
         bias = fields.text("bias", "none")
-        if bias not in ("none", "all", "lora_only"):  # where biases were trained, the file holds them
+        if bias not in ("none", "all", "lora_only"):  # if biases were trained, the file holds them
             raise _refused(fields, "bias", f"is {shown(bias)}, which PEFT does not write")
         return cls(
             source=fields.source,
@@ -104,10 +104,9 @@ class Settings:
         )
 
     def scale(self, module: str, rank: int) -> float:
-        """What the product of a module's factors is multiplied with; rank: of the factors in the file.
+        """Return the factor of the product of a module's factors. rank: of the factors in the file.
 
-        Raises `AdapterError` where that is another one than the settings say, or where they say no alpha in words
-        that can be read.
+        Raises `AdapterError` if the settings name another rank, or if alpha depends on a regular expression.
         """
         if self.ranks.readable and rank != (configured := self.ranks.value_for(module, self.rank)):
             raise AdapterError(
@@ -130,9 +129,9 @@ def _is_set(value: object) -> bool:
     return value is not None and value is not False and value not in ("", [], {})
 
 
-def _check_beginning(fields: Fields, value: object) -> None:
-    """Some ways of beginning the training take a part out of the base weights."""
-    if not any(value is one or (isinstance(one, str) and value == one) for one in _HARMLESS_BEGINNINGS):
+def _check_initialisation(fields: Fields, value: object) -> None:
+    """Refuse initialisations that change the base weights."""
+    if not any(value is one or (isinstance(one, str) and value == one) for one in _HARMLESS_INITS):
         raise _refused(
             fields,
             "init_lora_weights",

@@ -1,4 +1,4 @@
-"""How much room a start-up makes for adapters: enough for those that are named, and for others where any may come."""
+"""The memory for adapters at start-up: for those that are named, and for others if they may be loaded later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aengine.model.lora.read import kinds_of
 from aengine.model.lora.room import EXPERTS, LoraRoom, kind_of
 
 LEAST_RANK = 16
-# What few adapters change, and where room is made only for those that are named.
+# Few adapters change these. Memory is allocated only if a named adapter does.
 RARE = {"mlp.shared_expert_gate"}
 
 
@@ -24,10 +24,12 @@ def survey(
     max_rank: int | None,
     loading: bool,
 ) -> LoraRoom:
-    """The room for so many places. folders: of the adapters that are named.
+    """Return the room for so many places.
 
-    max_rank: None: the highest of theirs. loading: whether others may come, which change any linear of the layers.
-    Raises `AdapterError`, which names the adapter.
+    folders: of the named adapters.
+    max_rank: None means the highest rank of these.
+    loading: whether others may be loaded later, which may change any linear of the layers.
+    Raises `AdapterError`, naming the adapter.
     """
     rank, kinds = LEAST_RANK, set[str]()
     of_experts = {kind_of(site) for site in linears.sites if EXPERTS in site}

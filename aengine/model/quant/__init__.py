@@ -1,1 +1,1 @@
-"""Quantised checkpoints: which formats there are, which tensors each reads, and what it makes of them."""
+"""Quantised checkpoints: the formats, the tensors that each reads, and the weights that it makes of them."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
-from aengine.kernels.linear.weights import QuantizedWeight
+from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.model.quant.names import Names
 
 SCALES = ("BF16", "F16", "F32")  # dtypes of scales, as safetensors spells them
@@ -51,6 +51,7 @@ class LinearFormat(ABC):
 
     __slots__ = ()
 
+    weight_class: ClassVar[type[QuantizedWeight]]  # what `unpack` returns
     bits: ClassVar[int]  # about how many a weight takes, with its share of the scales
     rounds_inputs: ClassVar[bool] = False  # whether products round their inputs; a norm is then part of the rounding
     gate_up_by_turns: ClassVar[bool] = False  # whether rows of gate and of up alternate in fused experts

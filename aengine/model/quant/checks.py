@@ -12,11 +12,11 @@ from aengine.model.fields import Fields
 
 
 def check_range(tensor: Tensor, names: Sequence[str], low: float, high: float) -> None:
-    """Raise `WeightsError` unless all values are within [low, high], which NaN is not.
+    """Raise `WeightsError` unless all values are within [low, high]. NaN is not.
 
-    `names` has the tensor's name, or one for each index of its first axis. Waits for the device, once.
+    names: the tensor's name, or one for each index of its first axis. Waits for the device once.
     """
-    if tensor.is_meta:  # a rehearsal: there are no values
+    if tensor.is_meta:  # it has no values
         return
     lowest, highest = torch.stack(torch.aminmax(tensor.float() if tensor.is_floating_point() else tensor)).tolist()
     if low <= lowest and highest <= high:
@@ -29,16 +29,16 @@ def check_range(tensor: Tensor, names: Sequence[str], low: float, high: float) -
 
 
 def check_finite(scale: Tensor, names: Sequence[str], *, negative: bool = False, zero: bool = True) -> None:
-    """Raise `WeightsError` for a scale that is NaN, infinite or, unless allowed, below or at zero."""
+    """Raise `WeightsError` if a scale is NaN or infinite, or if it is negative or zero and this is not allowed."""
     limits = torch.finfo(torch.float32)
     check_range(scale, names, limits.min if negative else 0.0 if zero else limits.tiny, limits.max)
 
 
 def unsupported(fields: Fields, what: str, known: str) -> UnsupportedModelError:
-    """For what a configuration asks, and the `known` things that it could have asked."""
+    """Return the error for a setting that is not supported. known: those that are."""
     return UnsupportedModelError(f"{fields.source}: {what} is not supported, only {known}")
 
 
 def not_fused(name: str, prefix: str) -> UnsupportedModelError:
-    """For formats that know experts one by one only."""
+    """Return the error for experts in one tensor, of a format that only has them one by one."""
     return UnsupportedModelError(f"{prefix}: experts fused in one tensor are not known of {name} checkpoints")

@@ -1,4 +1,4 @@
-"""Reading `quantization_config` of config.json."""
+"""The table of quantised formats, and the reading of `quantization_config` in config.json."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ METHODS = {
 
 
 def read_quantization(fields: Fields) -> QuantConfig | None:
-    """What config.json says of quantisation, in its present or its older spelling; None: nothing.
+    """Return how the model is quantised, by the present or the older key of config.json. None: it is not.
 
-    Raises `UnsupportedModelError` for formats that are not known, with those that are, and for parameters that are not
-    supported, by name; `CheckpointError`, naming the key, for values that no checkpoint has.
+    Raises `UnsupportedModelError`, naming it, for a format or a setting that is not supported. Raises
+    `CheckpointError`, naming the key, for values that no checkpoint has.
     """
     section = fields.section("quantization_config")
     if section is None:
@@ -34,7 +34,7 @@ def read_quantization(fields: Fields) -> QuantConfig | None:
             return None
         section = section.section("quantization_config") or section
     default = "compressed-tensors" if section.present("config_groups") else ""
-    if section.present("quant_algo"):  # ModelOpt's word, beside groups of its own form
+    if section.present("quant_algo"):  # ModelOpt's key; its groups have another form
         default = "modelopt"
     method = section.text("quant_method", default).lower().replace("_", "-")
     if method not in METHODS:

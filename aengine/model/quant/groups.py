@@ -1,4 +1,4 @@
-"""Quantised matrices as checkpoints hold them, and as blocks use them: unpacked once all their tensors are there."""
+"""Groups of tensors that become quantised linears and experts: unpacked and fused when all tensors are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aengine.errors import UnsupportedModelError, WeightsError
 from aengine.kernels.experts.rule import SILU, ExpertRule
-from aengine.kernels.linear.weights import QuantizedWeight
+from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.model.dense import Storage, StoredMatrix
 from aengine.model.groups import Entry
 from aengine.model.quant.base import LinearFormat, StoredTensor
@@ -22,13 +22,14 @@ from aengine.model.spec import ExpertsSpec
 
 
 class QuantizedLinear:
-    """The parts of a fused matrix in one format, and its bias in floats."""
+    """A linear whose fused matrix is read part by part in one format. Its bias is of floats."""
 
     def __init__(
         self, linear: LinearSlot, parts: Mapping[str, StoredMatrix], bias: bool, form: LinearFormat, storage: Storage
     ) -> None:
-        """parts: by the checkpoint's names of the linears, in order. Rows of the linear beyond theirs are zero. Raises
-        `ConfigError` where a rank's columns cannot be read alone.
+        """parts: in order, by the checkpoint's names of the linears. Rows beyond theirs are zero.
+
+        Raises `ConfigError` if a rank's columns cannot be read alone.
         """
         self._stored = {name: form.stored(name, part.outputs, part.inputs) for name, part in parts.items()}
         self._plans = {
@@ -36,7 +37,8 @@ class QuantizedLinear:
             for name, part in parts.items()
         }
         self.entries = {one.name: self._plans[name].entry(one) for name, one in self._tensors()}
-        # Where the model has none, AutoGPTQ's files have one of zeros. Of ranks that share inputs the first reads it.
+        # AutoGPTQ's files have a bias of zeros if the model has none. Ranks with parts of the inputs sum their results,
+        # so only the first reads a bias.
         self._biases = {f"{name}.bias": part for name, part in parts.items() if not (part.columns and part.columns[0])}
         self.entries |= {name: replace(part.bias, optional=not bias) for name, part in self._biases.items()}
         self._linear = linear
@@ -46,7 +48,7 @@ class QuantizedLinear:
         self._form = form
         self._storage = storage
         self._places: dict[str, Tensor] = {}
-        self._zeros: dict[str, Tensor] = {}  # what is to be zero
+        self._zeros: dict[str, Tensor] = {}  # biases that must be zero
         self._whole_bias: Tensor | None = None
 
     def _tensors(self) -> Iterator[tuple[str, StoredTensor]]:
@@ -71,7 +73,7 @@ class QuantizedLinear:
             if bool(one.any()):
                 raise WeightsError(f"{name} is not zero, and this model has no such bias")
         bias, self._whole_bias = self._whole_bias, None
-        if not self._height:  # the vocabulary has fewer rows than there are ranks
+        if not self._height:  # this rank has no row of the vocabulary
             zeros = self._storage.empty(self._linear.outputs, self._linear.inputs).zero_()
             self._places = {}
             self._linear.load(self._storage.kernels.dense(zeros, bias))
@@ -88,13 +90,13 @@ class QuantizedLinear:
 
 
 class DequantizedMatrix(QuantizedLinear):
-    """A matrix in one format that no linear is made of: its numbers go, dequantised, to memory that there is already.
+    """A matrix that is not used as a linear: it is dequantised into memory that exists already.
 
-    Beside what the file has of it only the one matrix is there in float32, and no longer than it is closed.
+    While it is closed, it also takes memory in float32.
     """
 
     def __init__(self, matrix: Tensor, name: str, part: StoredMatrix, form: LinearFormat, storage: Storage) -> None:
-        """matrix: of what is kept of `part`."""
+        """matrix: the memory, of the shape that is kept of `part`."""
         rows, columns = part.kept
         super().__init__(LinearSlot(columns, rows), {name: part}, False, form, storage)
         self._matrix = matrix
@@ -104,13 +106,13 @@ class DequantizedMatrix(QuantizedLinear):
 
 
 class QuantizedExperts:
-    """The matrices of a layer's experts in one format, which checkpoints hold one by one or all in one."""
+    """A layer's experts in one format, which checkpoints hold one by one or in one tensor."""
 
     def __init__(
         self, experts: ExpertsSlot, name: str, spec: ExpertsSpec, forms: tuple[LinearFormat, LinearFormat],
         storage: Storage, share: ExpertsShare, rule: ExpertRule = SILU,
     ) -> None:  # fmt: skip
-        """name: of them all in the checkpoint; forms: of gate and up, and of down; share: what a rank has of them."""
+        """name: the checkpoint's name for all of them. forms: of gate and up, and of down. share: the rank's."""
         gate_up, down = forms
         self._rule = rule
         hidden, inner = experts.hidden, spec.inner
@@ -121,7 +123,7 @@ class QuantizedExperts:
         of_down: Split | None = split and "inputs"
         names = [f"{name}.{expert}.{{}}" for expert in range(*share.experts)]
         self._gate, self._up, self._down = (
-            _Stack(form, [one.format(part) for one in names], sizes, along, gates)
+            _ExpertMatrices(form, [one.format(part) for one in names], sizes, along, gates)
             for form, part, sizes, along in (
                 (gate_up, spec.gate, (inner, hidden), split),
                 (gate_up, spec.up, (inner, hidden), split),
@@ -134,17 +136,17 @@ class QuantizedExperts:
             both = [*gates, *((inner + start, inner + stop) for start, stop in gates)]
         own = None if share.count == spec.count else share.experts
         self._fused = (
-            _Stack(gate_up, [f"{name}.gate_up_proj"], (2 * inner, hidden), split, both, spec.count, own),
-            _Stack(down, [f"{name}.down_proj"], (hidden, inner), of_down, gates, spec.count, own),
+            _ExpertMatrices(gate_up, [f"{name}.gate_up_proj"], (2 * inner, hidden), split, both, spec.count, own),
+            _ExpertMatrices(down, [f"{name}.down_proj"], (hidden, inner), of_down, gates, spec.count, own),
         )
         for fused, single in zip(self._fused, (self._gate, self._down)):
-            if not fused.known and not single.known:
-                single.refuse()
+            if not fused.is_supported and not single.is_supported:
+                single.raise_unsupported()
         self.entries: dict[str, Entry] = {}
         for fused, singles in zip(self._fused, ((self._gate, self._up), (self._down,))):
             for one in fused.stored:
-                covered = tuple(single.name for stack in singles for single in stack.of_key(one.key))
-                self.entries[one.name] = fused.plan.entry(one, covered, optional=self._gate.known)
+                covered = tuple(single.name for stack in singles for single in stack.with_key(one.key))
+                self.entries[one.name] = fused.plan.entry(one, covered, optional=self._gate.is_supported)
             self.entries |= {one.name: stack.plan.entry(one) for stack in singles for one in stack.stored}
         self._experts = experts
         self._storage = storage
@@ -156,32 +158,33 @@ class QuantizedExperts:
     def close(self) -> None:
         gate_up = read = self._fused[0].unpack()
         if gate_up is None:
-            gate_up = self._gate.take().cat([self._up.take()], [self._gate.name, self._up.name])
+            gate_up = self._gate.unpack_required().cat([self._up.unpack_required()], [self._gate.name, self._up.name])
         elif self._by_turns:
             gate_up = gate_up.even_rows_first()
-        down = self._fused[1].unpack() or self._down.take()
+        down = self._fused[1].unpack() or self._down.unpack_required()
         self._experts.load(self._storage.kernels.quantized_experts(gate_up, down, self._storage.dtype, self._rule))
-        # Only now: out of memory that is free torch would cut what stays, and the next layer's would not fit there.
+        # Not earlier: torch would place the new weights in this memory, and the next layer would not fit in the rest.
         del read
 
 
 def columns_divide(form: LinearFormat, name: str, outputs: int, inputs: int, width: int) -> bool:
-    """Whether ranks with so many of an expert's inputs each can read theirs alone."""
-    for experts in (None, 1):  # formats that know experts one by one alone, or fused alone
+    """Return whether ranks with `width` of an expert's inputs each can read their own inputs alone."""
+    for experts in (None, 1):  # the format may have experts only one by one, or only fused
         with suppress(UnsupportedModelError):
             return not why_indivisible(form.stored(name, outputs, inputs, experts), inputs, [(0, width)])
-    return True  # whoever is to read them says why the format does not have them
+    return True  # the format has no such experts; reading them raises
 
 
-class _Stack:
-    """Matrices of one shape, one for each expert, in tensors with a leading axis of experts."""
+class _ExpertMatrices:
+    """One matrix for each expert, all of one shape, in tensors with a leading axis of experts."""
 
     def __init__(
         self, form: LinearFormat, names: list[str], sizes: tuple[int, int], split: Split | None,
         ranges: Sequence[Range], fused: int | None = None, own: Range | None = None,
     ) -> None:  # fmt: skip
-        """names: of each expert's matrix, or the one name of all `fused` experts together, of which `own` are wanted,
-        None: all; sizes: outputs and inputs; split, ranges: as `ReadPlan` takes them.
+        """names: of each expert's matrix, or the one name of a tensor that has all.
+        sizes: outputs and inputs. split, ranges: as in `ReadPlan`.
+        fused: the number of experts in one tensor. own: those of the rank. None: all.
         """
         self.name = names[0]
         self._form = form
@@ -189,25 +192,25 @@ class _Stack:
         self._sizes = sizes
         self._fused = fused
         self._each: list[tuple[StoredTensor, ...]] = []
-        with suppress(UnsupportedModelError):  # formats that know experts one by one alone, or fused alone
+        with suppress(UnsupportedModelError):  # the format may have experts only one by one, or only fused
             self._each = [form.stored(name, *sizes, fused) for name in names]
         self.plan = ReadPlan(self._each[0] if self._each else (), sizes, split, ranges, own)
         self._tensors: dict[str, Tensor] = {}
 
     @property
-    def known(self) -> bool:
-        """Whether the format has such matrices."""
+    def is_supported(self) -> bool:
+        """Whether the format can store such matrices."""
         return bool(self._each)
 
-    def refuse(self) -> None:
-        """Raise `UnsupportedModelError`, saying why the format does not have such matrices."""
+    def raise_unsupported(self) -> None:
+        """Raise the `UnsupportedModelError` that says why the format cannot store such matrices."""
         self._form.stored(self.name, *self._sizes)
 
     @property
     def stored(self) -> Iterator[StoredTensor]:
         return (one for stored in self._each for one in stored)
 
-    def of_key(self, key: str) -> Iterator[StoredTensor]:
+    def with_key(self, key: str) -> Iterator[StoredTensor]:
         return (one for one in self.stored if one.key == key)
 
     def open(self, present: Collection[str], device: torch.device) -> Iterator[tuple[str, Tensor]]:
@@ -224,14 +227,14 @@ class _Stack:
                 yield one.name, place
 
     def unpack(self) -> QuantizedWeight | None:
-        """The weight, with a leading axis of experts; None where the checkpoint has no such tensors."""
+        """Return the weight, with a leading axis of experts. None: the checkpoint has no such tensors."""
         if not self._tensors:
             return None
         tensors, self._tensors = self._tensors, {}
         return self.plan.pick(self._form.unpack(self._names, *self._sizes, tensors))
 
-    def take(self) -> QuantizedWeight:
+    def unpack_required(self) -> QuantizedWeight:
         weight = self.unpack()
         if weight is None:
-            raise RuntimeError(f"{self.name} is taken without having been read")
+            raise RuntimeError(f"{self.name} is used without having been read")
         return weight

@@ -1,4 +1,4 @@
-"""Which modules of a model a list in its configuration names."""
+"""Sets of modules, as lists in a configuration name them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from aengine.model.fields import Fields, shown
 
-# A pattern of a checkpoint must not take exponential time, nor a high power of a name's length.
+# A checkpoint's pattern must not take exponential time, nor a high power of a name's length.
 _MAX_PATTERN = 512
-_MAX_REPEATS = 4  # of anything but digits
+_MAX_REPEATS = 4  # of anything except digits
 _REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]|\\[1-9]|\(\?P=|\(\?\(")
 _REPEAT = re.compile(r"(?<!\\)(?<!\\d)(?<!0-9\])[*+{]")
-_LINEAR = "Linear"  # the class of every module that is asked about here
+_LINEAR = "Linear"  # the class of every module that is looked up here
 _PLAIN = re.compile(r"[\w.\-]+")
 
 
@@ -23,7 +23,7 @@ class Names:
 
     all: bool = False
     exact: frozenset[str] = frozenset()
-    runs: frozenset[str] = frozenset()  # whole words of the name, in a row: "mlp.gate" is not in "mlp.gate_proj"
+    runs: frozenset[str] = frozenset()  # consecutive whole words of the name: "mlp.gate" is not in "mlp.gate_proj"
     endings: tuple[str, ...] = ()
     patterns: tuple[re.Pattern[str], ...] = ()  # matched from the start of the name
 
@@ -39,7 +39,7 @@ class Names:
 
 
 def hugging_face_names(fields: Fields, key: str, *more: str) -> Names:
-    """What `modules_to_not_convert` means: parts of names, endings, or regular expressions up to the end of a word."""
+    """Read `modules_to_not_convert`: parts of names, endings, or regular expressions up to the end of a word."""
     texts = [text.removesuffix(".weight").strip(".") for text in fields.strings(key)] if fields.present(key) else []
     plain = [text for text in texts if _PLAIN.fullmatch(text)]
     others = [text for text in texts if text and not _PLAIN.fullmatch(text)]
@@ -51,7 +51,7 @@ def hugging_face_names(fields: Fields, key: str, *more: str) -> Names:
 
 
 def compressed_tensors_names(fields: Fields, key: str, texts: Iterable[str]) -> Names:
-    """What `ignore` and `targets` mean: whole names, "re:" and a pattern that a name begins with, or a class."""
+    """Read `ignore` or `targets`: whole names, classes, or "re:" and a pattern for the beginning of a name."""
     exact, patterns = [], []
     for text in texts:
         if text.startswith("re:"):
@@ -62,7 +62,7 @@ def compressed_tensors_names(fields: Fields, key: str, texts: Iterable[str]) -> 
 
 
 def pattern(fields: Fields, key: str, text: str, ending: str = "") -> re.Pattern[str]:
-    """A regular expression of a checkpoint, compiled. Raises `CheckpointError` for one that could run for ever."""
+    """Compile a regular expression of a checkpoint. Raises `CheckpointError` if it could run for ever."""
     if len(text) > _MAX_PATTERN:
         raise fields.fail(key, f"has a pattern of {len(text)} characters, more than {_MAX_PATTERN}: {shown(text)}")
     if _REPEATED_GROUP.search(text) or len(_REPEAT.findall(text)) > _MAX_REPEATS:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.errors import ConfigError
-from aengine.kernels.linear.weights import QuantizedWeight
+from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.model.groups import DTYPES, Cut, Entry
 from aengine.model.quant.base import SCALES, StoredTensor, TensorAxis
 from aengine.model.ranks.shard import Range, Split

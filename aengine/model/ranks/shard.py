@@ -54,10 +54,10 @@ class Shard:
 
     def rows(self, total: int, multiple: int = 1) -> Range:
         """Return this rank's rows. They need not divide evenly: the last ranks may have fewer, or none."""
-        each = self.each(total, multiple)
+        each = self.rows_per_rank(total, multiple)
         return min(self.index * each, total), min((self.index + 1) * each, total)
 
-    def each(self, total: int, multiple: int = 1) -> int:
+    def rows_per_rank(self, total: int, multiple: int = 1) -> int:
         """Return the largest number of rows that a rank has, rounded up to a multiple."""
         each = -(-total // self.count)
         return -(-each // multiple) * multiple

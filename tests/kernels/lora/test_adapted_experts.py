@@ -21,7 +21,7 @@ from aengine.kernels.experts.packed.rows import PackedConfig, PackedCut
 from aengine.kernels.experts.products import float_experts, fp8_experts, packed_experts
 from aengine.kernels.experts.rule import SILU, ExpertRule, GateClamp
 from aengine.kernels.experts.triton_experts import TritonExperts
-from aengine.kernels.linear.weights import Fp8Weight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.lora.triton_adapted import TritonAdaptedExperts
 from aengine.kernels.triton_kernels import TritonKernels

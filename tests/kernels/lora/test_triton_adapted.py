@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from aengine.kernels.elementwise import TritonNorm
 from aengine.kernels.linear.base import Linear
-from aengine.kernels.linear.weights import Fp8Weight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted
 from aengine.kernels.parts import Parts

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from aengine.kernels.linear.weights import QuantizedWeight
+from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.model.checkpoint.safetensors import read_header
 from aengine.model.fields import Fields, read_json_object
 from aengine.model.quant.base import LinearFormat

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError, WeightsError
-from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, QuantizedWeight
+from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.fields import Fields
 from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.config import read_quantization

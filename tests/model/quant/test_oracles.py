@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-from aengine.kernels.linear.weights import Fp8Weight, Int4Weight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.formats.awq import Awq
 from aengine.model.quant.formats.fp8 import Fp8

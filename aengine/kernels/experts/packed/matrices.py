@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.linear.int4.packed_codes import BLOCK, TILE_ROWS, pack_codes, supported_group
-from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 
 
 @dataclass(frozen=True, slots=True)

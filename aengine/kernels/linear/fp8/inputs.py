@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.fp8.quantize import E4M3, GROUP
-from aengine.kernels.linear.weights import Activations
+from aengine.kernels.linear.weights.fp8 import Activations
 from aengine.kernels.variants import keep_variants
 
 FEW_ROWS = 256  # up to here the pass with SiLU is bound by the latency of its loads, and wants more warps

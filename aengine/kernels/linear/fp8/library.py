@@ -21,7 +21,7 @@ from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.config import pieces_of_k
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.fp8.quantize import GROUP
-from aengine.kernels.linear.weights import Fp8Weight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.variants import keep_variants
 
 _BLOCK = 2048  # elements that a program adds up

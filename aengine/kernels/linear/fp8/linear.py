@@ -18,7 +18,7 @@ from aengine.kernels.linear.fp8.library import LibraryFp8
 from aengine.kernels.linear.fp8.many_rows import many_rows
 from aengine.kernels.linear.fp8.one_row import OneRowConfig
 from aengine.kernels.linear.fp8.quantize import GROUP, kernel_scales
-from aengine.kernels.linear.weights import Fp8Weight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
 
 
 class Fp8Linear:

@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.quantize import GROUP, KernelScales
-from aengine.kernels.linear.weights import Activations
+from aengine.kernels.linear.weights.fp8 import Activations
 from aengine.kernels.variants import keep_variants
 
 

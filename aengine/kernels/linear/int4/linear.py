@@ -18,7 +18,8 @@ from aengine.kernels.linear.gated_rows import gated_config, gated_rows
 from aengine.kernels.linear.int4.config import COPY_ROWS, DENSE_ROWS
 from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.packed_codes import pack_codes, supported_group
-from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 
 
 class Int4Linear:

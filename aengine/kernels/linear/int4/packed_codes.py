@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 
 BLOCK = 128  # columns
 QUARTER = 32  # columns: the words of a block, and the smallest group

@@ -1,1 +1,1 @@
-"""The formats that quantised checkpoints come in, one file each: their tensors, and what config.json says of them."""
+"""One file for each quantised format: its settings in config.json, its tensors, and how they are unpacked."""

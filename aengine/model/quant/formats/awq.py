@@ -10,20 +10,22 @@ import torch
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
-from aengine.kernels.linear.weights import Int4Weight
+from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import SCALES, LinearFormat, QuantConfig, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_finite, not_fused, unsupported
-from aengine.model.quant.formats.int4 import even_groups, grouped, read_bits, read_group_size, without_middle
+from aengine.model.quant.formats.int4 import even_groups, grouped, read_bits, read_group_size, zeros_unless_symmetric
 from aengine.model.quant.names import Names, hugging_face_names
 
-_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where a word holds each of its eight outputs
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the position of each of a word's eight outputs
 
 
 @dataclass(frozen=True, slots=True)
 class Awq(LinearFormat):
     """`qweight` [k, n/8], `qzeros` [k/group, n/8], `scales` [k/group, n]."""
 
+    weight_class: ClassVar[type[QuantizedWeight]] = Int4Weight
     bits: ClassVar[int] = 5
 
     group_size: int  # -1: the whole row
@@ -54,12 +56,12 @@ class Awq(LinearFormat):
             even_groups(one, codes.shape[-1], group)
             for one in (_outputs_first(tensors["qzeros"]), tensors["scales"].mT.contiguous())
         )
-        return Int4Weight(codes, scale, without_middle(zero))
+        return Int4Weight(codes, scale, zeros_unless_symmetric(zero))
 
 
 def _outputs_first(words: Tensor) -> Tensor:
     """[..., rows, n/8] int32 -> [..., n, rows] uint8."""
-    columns = words.mT.contiguous()  # words are fewer to move than their numbers
+    columns = words.mT.contiguous()  # there are fewer words to move than numbers in them
     out = torch.empty((*columns.shape[:-1], 8, columns.shape[-1]), dtype=torch.uint8, device=words.device)
     for output, place in enumerate(_PLACES):
         out[..., output, :] = (columns >> 4 * place) & 15
@@ -67,7 +69,7 @@ def _outputs_first(words: Tensor) -> Tensor:
 
 
 def read_awq(fields: Fields) -> QuantConfig:
-    """`quant_method: "awq"`, by AutoAWQ or llm-compressor's converters."""
+    """Read `quant_method: "awq"`, which AutoAWQ and llm-compressor's converters write."""
     read_bits(fields, "AWQ")
     key = "version" if fields.present("version") else "format"
     layout = fields.text(key, "gemm").lower()

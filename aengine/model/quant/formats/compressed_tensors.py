@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aengine.kernels.linear.weights import Activations
+from aengine.kernels.linear.weights.fp8 import Activations
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import LinearFormat, QuantConfig
 from aengine.model.quant.checks import unsupported
@@ -29,7 +29,7 @@ def read_compressed_tensors(fields: Fields) -> QuantConfig:
         (compressed_tensors_names(group, "targets", group.strings("targets")), _format(group, fields))
         for group in sections
     ]
-    # A module named by itself, then by a pattern, then by its class.
+    # A module's own name counts first, then a pattern, then its class.
     formats = (
         *((Names(exact=names.exact), linear) for names, linear in read),
         *((Names(patterns=names.patterns), linear) for names, linear in read),
@@ -41,7 +41,7 @@ def read_compressed_tensors(fields: Fields) -> QuantConfig:
 
 
 def _format(group: Fields, whole: Fields) -> LinearFormat:
-    """The format of one group. Raises `UnsupportedModelError`, naming what is not supported."""
+    """Return the format of one group. Raises `UnsupportedModelError`, naming the setting."""
     if group.present("output_activations"):
         raise unsupported(group, "output_activations", "weights and input_activations")
     weights, inputs = group.section("weights"), group.section("input_activations")
@@ -61,7 +61,7 @@ def _format(group: Fields, whole: Fields) -> LinearFormat:
 
 
 def _strategy(args: Fields) -> str:
-    """How far a scale reaches; older files leave it to the size of groups."""
+    """Return what shares a scale. Older files say it only by the size of groups."""
     if args.present("strategy"):
         return args.text("strategy").lower()
     size = args.integer("group_size", -1, 2**20, 0)
@@ -79,7 +79,7 @@ def _int4(weights: Fields, inputs: Fields | None) -> PackQuantized:
 
 
 def _ordered(weights: Fields) -> bool:
-    """Whether columns of a group are told by an index; "weight" and "static" order them on the way, and back."""
+    """Return whether an index says which columns are a group. "weight" and "static" restore the columns' order."""
     key = "actorder"
     if not weights.present(key):
         return False
@@ -103,7 +103,7 @@ def _fp8(weights: Fields, inputs: Fields | None) -> Fp8:
 
 
 def _block(weights: Fields) -> tuple[int, int]:
-    """[128, 128], or "128x128" in older files."""
+    """Read [128, 128], or "128x128" in older files."""
     key = "block_structure"
     if weights.present(key) and weights.is_text(key):
         parts = weights.text(key).split("x")
@@ -120,7 +120,7 @@ def _activations(weights: Fields, inputs: Fields | None, block: tuple[int, int])
         raise unsupported(inputs, f"type {shown(kind)} with num_bits {bits}", "symmetric float with 8")
     strategy, dynamic = _strategy(inputs), inputs.flag("dynamic", default=False)
     if dynamic and strategy in ("token", "tensor"):
-        # One scale for all tokens of a step would make answers depend on the neighbours; one for each is no worse.
+        # One scale for all tokens of a step would make answers depend on other requests. One for each is as exact.
         return "token"
     if dynamic and strategy == "group" and block[1] == GROUP and inputs.integer("group_size", -1, 2**20) == GROUP:
         return "group"
@@ -134,7 +134,7 @@ def _activations(weights: Fields, inputs: Fields | None, block: tuple[int, int])
 
 
 def _kv_scales(fields: Fields) -> bool:
-    """Whether there are static FP8 scales for keys and values."""
+    """Return whether there are static FP8 scales for keys and values."""
     scheme = fields.section("kv_cache_scheme")
     if scheme is None or scheme.flag("dynamic", default=False):
         return False

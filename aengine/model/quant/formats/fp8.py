@@ -8,19 +8,21 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from aengine.kernels.linear.weights import Activations, Fp8Weight
+from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.fp8 import Activations, Fp8Weight
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import SCALES, LinearFormat, QuantConfig, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_finite, not_fused, unsupported
 from aengine.model.quant.names import Names, hugging_face_names
 
-GROUP = 128  # columns of a token that share a scale where activations are "group"
+GROUP = 128  # columns of a token that share a scale if activations are "group"
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8(LinearFormat):
-    """`weight` [n, k] e4m3 times a scale for each block; 0 in `block` means the whole length of that axis."""
+    """`weight` [n, k] e4m3 times a scale for each block. 0 in `block` means the whole length of that axis."""
 
+    weight_class: ClassVar[type[QuantizedWeight]] = Fp8Weight
     bits: ClassVar[int] = 8
     rounds_inputs: ClassVar[bool] = True
 
@@ -39,7 +41,7 @@ class Fp8(LinearFormat):
             raise not_fused(self.name, prefix)
         lead = () if experts is None else (experts,)
         grid = self._grid(outputs, inputs)
-        # Scales of a whole matrix are spelled as scalars, those of outputs as vectors as well.
+        # Files also store the scale of a whole matrix as a scalar, and scales of outputs as a vector.
         flat = ((outputs,),) if self.block == (1, 0) else ((), (1,)) if self.block == (0, 0) else ()
         weight, scale = self._name(prefix, "weight", experts), self._name(prefix, self.scale, experts)
         rows, columns = len(lead), len(lead) + 1  # axes
@@ -74,7 +76,7 @@ class Fp8(LinearFormat):
         return Fp8Weight(weight, scale, block, self.activations, input_scale)
 
     def _grid(self, outputs: int, inputs: int) -> tuple[int, int]:
-        """How many blocks there are along both axes."""
+        """Return the number of blocks along both axes."""
         rows, columns = self.block
         return -(-outputs // (rows or outputs)), -(-inputs // (columns or inputs))
 
@@ -85,9 +87,9 @@ class Fp8(LinearFormat):
 
 
 def read_fp8(fields: Fields) -> QuantConfig:
-    """`quant_method: "fp8"`: 128 x 128 blocks, or one scale a matrix in the spelling of transformers or of AutoFP8."""
+    """Read `quant_method: "fp8"`: 128 x 128 blocks, or one scale for a matrix, as transformers or AutoFP8 write it."""
     for key, known in (
-        ("fmt", ("e4m3", "float8_e4m3fn", "e4m3fn")),  # names that writers have for it
+        ("fmt", ("e4m3", "float8_e4m3fn", "e4m3fn")),  # other names of it
         ("scale_fmt", ("float", "ue8m0")),
         ("expert_dtype", ("fp8",)),
     ):
@@ -104,7 +106,7 @@ def read_fp8(fields: Fields) -> QuantConfig:
             raise unsupported(fields, "activation_scheme static with weight_block_size", "dynamic")
         linear = Fp8(read_block(fields, "weight_block_size"), "group", "weight_scale_inv")
     else:
-        # A null says that there are no blocks; older files, by AutoFP8, do not know the key, and use other names.
+        # Without blocks the key is null. AutoFP8's older files lack the key, and their tensors have other names.
         names = ("weight_scale_inv", "activation_scale") if fields.has_key("weight_block_size") else ()
         linear = Fp8((0, 0), "static" if scheme == "static" else "token", *names)
     skipped = "modules_to_not_convert" if fields.present("modules_to_not_convert") else "ignored_layers"
@@ -113,7 +115,7 @@ def read_fp8(fields: Fields) -> QuantConfig:
 
 
 def read_block(fields: Fields, key: str) -> tuple[int, int]:
-    """Rows and columns of a block that shares a scale. Raises `UnsupportedModelError` for what no kernel is for."""
+    """Read the rows and columns that share a scale. Raises `UnsupportedModelError` for blocks without a kernel."""
     rows, columns = fields.integers(key, 2, 1, 2**20)
     if columns != GROUP or GROUP % rows:
         raise unsupported(fields, f"{key} {[rows, columns]}", f"[{GROUP}, {GROUP}] and divisors of its rows")

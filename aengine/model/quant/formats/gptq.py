@@ -1,4 +1,4 @@
-"""GPTQ's int4: eight inputs in a word, zeros less one in all but `gptq_v2`, columns grouped by `g_idx`."""
+"""GPTQ's int4: eight inputs in a word, columns grouped by `g_idx`. Stored zeros are one too low except in `gptq_v2`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
-from aengine.kernels.linear.weights import Int4Weight
+from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import INTEGERS, SCALES, LinearFormat, QuantConfig, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_finite, not_fused, unsupported
@@ -21,7 +22,7 @@ from aengine.model.quant.formats.int4 import (
     read_bits,
     read_group_size,
     sort_columns,
-    without_middle,
+    zeros_unless_symmetric,
 )
 from aengine.model.quant.names import Names, hugging_face_names, pattern
 
@@ -32,11 +33,12 @@ _ONES = 0x11111111  # one in each of a word's eight numbers
 class Gptq(LinearFormat):
     """`qweight` [k/8, n], `qzeros` [k/group, n/8], `scales` [k/group, n], `g_idx` [k]."""
 
+    weight_class: ClassVar[type[QuantizedWeight]] = Int4Weight
     bits: ClassVar[int] = 5
 
     group_size: int  # -1: the whole row
     version: int = 1  # 1: the stored zero is one less than the zero
-    ordered: bool = False  # whether `g_idx` has to be there
+    ordered: bool = False  # whether `g_idx` is required
 
     @property
     def name(self) -> str:
@@ -67,17 +69,17 @@ class Gptq(LinearFormat):
         order, (_, group) = None, grouped(prefixes[0], inputs, self.group_size)
         if (g_idx := tensors.get("g_idx")) is not None:
             codes, order = sort_columns(codes, g_idx, group, [f"{prefix}.g_idx" for prefix in prefixes])
-        # Whole words, as the writers do it: what one number borrows of the next on its way out, it gives back here.
+        # Writers subtract 1 from whole words, with borrows between numbers. Adding to whole words reverses that.
         words = tensors["qzeros"] + _ONES if self.version == 1 else tensors["qzeros"]
         zero, scale = (
             even_groups(one.mT.contiguous(), codes.shape[-1], group)  # [..., n, groups]
             for one in (nibbles(words), tensors["scales"])
         )
-        return Int4Weight(codes, scale, without_middle(zero), order)
+        return Int4Weight(codes, scale, zeros_unless_symmetric(zero), order)
 
 
 def read_gptq(fields: Fields) -> QuantConfig:
-    """`quant_method: "gptq"`, by AutoGPTQ, GPTQModel or optimum."""
+    """Read `quant_method: "gptq"`, which AutoGPTQ, GPTQModel and optimum write."""
     read_bits(fields, "GPTQ")
     key = "checkpoint_format" if fields.present("checkpoint_format") else "format"
     layout = fields.text(key, "gptq").lower()
@@ -97,7 +99,7 @@ def read_gptq(fields: Fields) -> QuantConfig:
 
 
 def _included(fields: Fields) -> Names:
-    """The modules that are quantised: all, or those of `modules_in_block_to_quantize`, a list of lists."""
+    """Return the modules that are quantised: all, or those of `modules_in_block_to_quantize`, a list of lists."""
     key = "modules_in_block_to_quantize"
     if not fields.present(key):
         return Names(all=True)
@@ -105,7 +107,7 @@ def _included(fields: Fields) -> Names:
 
 
 def _excluded(fields: Fields) -> list[re.Pattern[str]]:
-    """The modules that `dynamic` leaves as they are: an object of patterns, those with "-:" exclude."""
+    """Return the modules that `dynamic` excludes: an object of patterns, which must begin with "-:"."""
     rules = fields.section("dynamic")
     if rules is None:
         return []

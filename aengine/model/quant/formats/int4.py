@@ -1,4 +1,4 @@
-"""What the 4-bit formats share: groups of columns, packed words, and their settings."""
+"""Groups of columns, packed words and settings, which several 4-bit formats have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError, WeightsError
-from aengine.kernels.linear.weights import INT4_MIDDLE
+from aengine.kernels.linear.weights.int4 import INT4_MIDDLE
 from aengine.model.fields import Fields
 from aengine.model.quant.checks import unsupported
 
@@ -21,7 +21,7 @@ def read_bits(fields: Fields, method: str) -> None:
 
 
 def read_group_size(fields: Fields, default: int | None = 128) -> int:
-    """A number of columns, or -1 for all of them."""
+    """Read the number of columns that share a scale. -1: all."""
     size = fields.integer("group_size", -1, 2**20, default)
     if size != -1 and (size < 8 or size % 8):
         raise unsupported(fields, f"group_size {size}", "multiples of 8, and -1")
@@ -29,9 +29,9 @@ def read_group_size(fields: Fields, default: int | None = 128) -> int:
 
 
 def grouped(prefix: str, inputs: int, group_size: int) -> tuple[int, int]:
-    """How many groups a row has, the last one maybe shorter, and the columns of each; a size of -1 makes it one.
+    """Return how many groups a row has, and the columns of each. The last may have fewer. A size of -1 means one group.
 
-    Raises `UnsupportedModelError` where the last group is so short that kernels could read no parts of that size.
+    Raises `UnsupportedModelError` if the last group is too short for the kernels.
     """
     size = inputs if group_size == -1 else group_size
     if inputs != size and math.gcd(inputs, size) % 8:
@@ -40,7 +40,7 @@ def grouped(prefix: str, inputs: int, group_size: int) -> tuple[int, int]:
 
 
 def even_groups(of_groups: Tensor, columns: int, size: int) -> Tensor:
-    """Scales or zeros [..., groups] of groups that tile the columns: shorter ones if the last one of `size` is."""
+    """Repeat scales or zeros [..., groups] for shorter groups that tile the columns, if those of `size` do not."""
     if not columns % size:
         return of_groups
     shorter = math.gcd(columns, size)
@@ -48,8 +48,8 @@ def even_groups(of_groups: Tensor, columns: int, size: int) -> Tensor:
 
 
 def nibbles(words: Tensor) -> Tensor:
-    """The eight 4-bit numbers of each int32, lowest first: [..., words] -> [..., 8 * words] uint8."""
-    # Flat first: a last axis of one may have any stride.
+    """Unpack the eight 4-bit numbers of each int32, lowest first: [..., words] -> [..., 8 * words] uint8."""
+    # Flattened first, since a last axis of one element may have any stride.
     pairs = words.contiguous().view(-1).view(torch.uint8).view(*words.shape[:-1], -1)  # little-endian
     out = torch.empty((*pairs.shape, 2), dtype=torch.uint8, device=words.device)
     torch.bitwise_and(pairs, 15, out=out[..., 0])
@@ -57,20 +57,23 @@ def nibbles(words: Tensor) -> Tensor:
     return out.flatten(-2)
 
 
-def without_middle(zero: Tensor) -> Tensor | None:
-    """None where all zeros are 8, as in every symmetric checkpoint. Waits for the device."""
+def zeros_unless_symmetric(zero: Tensor) -> Tensor | None:
+    """Return None if all zeros are 8, as in every symmetric checkpoint, else the zeros. Waits for the device."""
     return None if not zero.is_meta and bool((zero == INT4_MIDDLE).all()) else zero
 
 
 def sort_columns(codes: Tensor, g_idx: Tensor, group: int, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-    """The codes with the columns of each group side by side, and the order that this took; None: they were.
+    """Sort the columns by their groups. Returns the codes and the order, which is None if they were sorted.
 
-    codes [..., n, k], or some of the columns; g_idx [..., k] is the group of each column, or -1 throughout where there
-    is no such order. Raises `WeightsError` unless every group has `group` columns, the last one maybe fewer, and
-    `UnsupportedModelError` where there is an order and columns are missing. Waits for the device.
+    codes: [..., n, k], or some of the columns.
+    g_idx: [..., k], the group of each column. All are -1 if columns are in order.
+    names: of g_idx, for errors.
+
+    Raises `WeightsError` unless every group has `group` columns; the last may have fewer. Raises
+    `UnsupportedModelError` if columns are missing and not in order. Waits for the device.
     """
     whole = codes.shape[-1] == g_idx.shape[-1]
-    if g_idx.is_meta:  # a rehearsal: there is an order, and nothing to be checked
+    if g_idx.is_meta:  # it has no values to be checked
         return codes, g_idx.long() if whole else None
     groups = g_idx.long()
     expected = torch.arange(groups.shape[-1], device=groups.device) // group

@@ -1,4 +1,4 @@
-"""MXFP4 experts as gpt-oss stores them: all of a layer in one tensor, rows of gate and up by turns."""
+"""MXFP4 experts as gpt-oss stores them: one tensor for all of a layer, in which rows of gate and up alternate."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
-from aengine.kernels.linear.weights import MXFP4_GROUP, Mxfp4Weight
+from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.mxfp4 import MXFP4_GROUP, Mxfp4Weight
 from aengine.model.fields import Fields
 from aengine.model.quant.base import LinearFormat, QuantConfig, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_range
 from aengine.model.quant.names import Names, hugging_face_names
 
-_RANDOM_SCALE = 120  # 2 ** -7; random codes are of about 3
+_RANDOM_SCALE = 120  # 2 ** -7; random codes are about 3
 _LARGEST_SCALE = 252  # 6 * 2 ** (253 - 127) is more than a float32 holds; 255 is NaN
 
 
@@ -23,6 +24,7 @@ _LARGEST_SCALE = 252  # 6 * 2 ** (253 - 127) is more than a float32 holds; 255 i
 class Mxfp4(LinearFormat):
     """`*_blocks` [experts, n, k/32, 16] uint8, the lower half of a byte first, and `*_scales` [experts, n, k/32]."""
 
+    weight_class: ClassVar[type[QuantizedWeight]] = Mxfp4Weight
     bits: ClassVar[int] = 5
     gate_up_by_turns: ClassVar[bool] = True
 
@@ -53,6 +55,6 @@ class Mxfp4(LinearFormat):
 
 
 def read_mxfp4(fields: Fields) -> QuantConfig:
-    """`quant_method: "mxfp4"`: experts only; every other matrix stays as it is."""
+    """Read `quant_method: "mxfp4"`. Only experts are quantised."""
     unchanged = hugging_face_names(fields, "modules_to_not_convert", "router", "lm_head")
     return QuantConfig(fields.source, "mxfp4", ((Names(runs=frozenset(["experts"])), Mxfp4()),), unchanged)

@@ -9,21 +9,23 @@ from typing import ClassVar
 from torch import Tensor
 
 from aengine.errors import WeightsError
-from aengine.kernels.linear.weights import Int4Weight
+from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.quant.base import INTEGERS, SCALES, LinearFormat, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_finite, not_fused
-from aengine.model.quant.formats.int4 import even_groups, grouped, nibbles, sort_columns, without_middle
+from aengine.model.quant.formats.int4 import even_groups, grouped, nibbles, sort_columns, zeros_unless_symmetric
 
 
 @dataclass(frozen=True, slots=True)
 class PackQuantized(LinearFormat):
     """`weight_packed` [n, ceil(k/8)], `weight_scale` [n, k/group], `weight_zero_point` [ceil(n/8), k/group]."""
 
+    weight_class: ClassVar[type[QuantizedWeight]] = Int4Weight
     bits: ClassVar[int] = 5
 
     group_size: int  # -1: the whole row
     symmetric: bool
-    ordered: bool = False  # whether `weight_g_idx` tells columns of a group apart
+    ordered: bool = False  # whether `weight_g_idx` says which columns are a group
 
     @property
     def name(self) -> str:
@@ -54,7 +56,7 @@ class PackQuantized(LinearFormat):
             for prefix, found in zip(prefixes, shapes, strict=True):
                 if found != [outputs, inputs]:
                     raise WeightsError(f"{prefix}.weight_shape says {found}, config.json {[outputs, inputs]}")
-        # Both codes and zeros are stored with 8 added: the same number once more below zero changes nothing.
+        # Codes and zeros are both stored with 8 added, which cancels out.
         codes, order = nibbles(tensors["packed"])[..., :inputs].contiguous(), None
         _, group = grouped(prefixes[0], inputs, self.group_size)
         if (g_idx := tensors.get("g_idx")) is not None:
@@ -62,5 +64,5 @@ class PackQuantized(LinearFormat):
         zero, columns = None, codes.shape[-1]
         if not self.symmetric:
             zero = even_groups(nibbles(tensors["zero"].mT)[..., : codes.shape[-2]].mT.contiguous(), columns, group)
-            zero = without_middle(zero)
+            zero = zeros_unless_symmetric(zero)
         return Int4Weight(codes, even_groups(tensors["scale"], columns, group), zero, order)

@@ -20,7 +20,7 @@ from aengine.kernels.experts.products import fp8_experts
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 from aengine.kernels.linear.fp8.quantize import E4M3, quantize_fp8
-from aengine.kernels.linear.weights import Activations, Fp8Weight
+from aengine.kernels.linear.weights.fp8 import Activations, Fp8Weight
 from tests.kernels.experts.test_triton_experts import GELU, SPREADS, reference, spread
 
 pytestmark = [

@@ -19,7 +19,8 @@ from aengine.kernels.experts.packed.single_rows import (
 )
 from aengine.kernels.experts.products import packed_experts
 from aengine.kernels.experts.rule import SILU
-from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 from tests.kernels.experts.test_triton_experts import GELU, SPREADS, reference, rule_of, spread
 
 pytestmark = [

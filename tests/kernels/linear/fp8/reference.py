@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.linear.fp8.quantize import E4M3, GROUP, LARGEST, quantize_fp8
-from aengine.kernels.linear.weights import Activations, Fp8Weight
+from aengine.kernels.linear.weights.fp8 import Activations, Fp8Weight
 
 BLOCKS = {"blocks": (128, 128), "finer-rows": (64, 128), "channels": (1, 0), "tensor": (0, 0)}  # 0: all
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aengine.kernels.linear.fp8.quantize import E4M3
-from aengine.kernels.linear.weights import Activations, Fp8Weight
+from aengine.kernels.linear.weights.fp8 import Activations, Fp8Weight
 from tests.kernels.conftest import relative_error
 from tests.kernels.linear.fp8.reference import random_inputs, rounded_inputs
 

@@ -7,7 +7,7 @@ import torch
 
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
-from aengine.kernels.linear.weights import Activations, Fp8Weight
+from aengine.kernels.linear.weights.fp8 import Activations, Fp8Weight
 from tests.kernels.conftest import relative_error
 from tests.kernels.linear.fp8.reference import BLOCKS, exact_product, exact_weight, random_inputs, random_weight
 

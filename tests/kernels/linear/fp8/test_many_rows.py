@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.kernels.linear.weights import Activations
+from aengine.kernels.linear.weights.fp8 import Activations
 from tests.kernels.conftest import relative_error
 from tests.kernels.linear.fp8.reference import BLOCKS, exact_product, random_inputs, random_weight
 

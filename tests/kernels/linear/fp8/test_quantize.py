@@ -5,7 +5,7 @@ import torch
 
 from aengine.kernels.linear.fp8 import quantize as fp8_weight
 from aengine.kernels.linear.fp8.quantize import quantize_fp8
-from aengine.kernels.linear.weights import Fp8Weight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from tests.kernels.linear.fp8.reference import BLOCKS, exact_weight, random_weight
 from tests.one_in import one_in
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from aengine.kernels.linear.int4.packed_codes import pack_codes, spread
-from aengine.kernels.linear.weights import E2M1, Int4Weight, Mxfp4Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.mxfp4 import E2M1, Mxfp4Weight
 
 
 def codes(n: int, k: int) -> torch.Tensor:

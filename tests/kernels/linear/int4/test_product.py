@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 from tests.kernels.conftest import relative_error, tolerance
 
 int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")

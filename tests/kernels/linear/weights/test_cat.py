@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.errors import WeightsError
-from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight
+from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 from tests.model.quant.schemes import slow_but_some
 from tests.model.quant.test_formats import encode, format_of, load
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
+from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 
 GENERATOR = torch.Generator().manual_seed(0)
 
