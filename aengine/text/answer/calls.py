@@ -7,10 +7,9 @@ from collections.abc import Collection
 from typing import Literal
 
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta
-from aengine.text.answer.formats.base import CallFormat, CallSyntax, Tools
+from aengine.text.answer.formats.base import BLANKS, CallFormat, CallSyntax, Tools
 from aengine.text.answer.marker_search import MarkerSearch
 
-_BLANKS = " \t\r\n"
 _NAME_CHARACTER = re.compile(r"[\w.-]")
 _NAME_AT_END = re.compile(r"([\w.-]+)([ \t\r\n]{0,2})\Z")
 _LONGEST = 200  # characters of a name and the blanks after it
@@ -279,7 +278,7 @@ class ToolCallParser:
         """Skip the end of the group, or go on to its next call."""
         ends, closed = self._ends, len(self._ends) < self._ends_expected
         text, self._edge = self._edge + text, ""
-        rest = text.lstrip(_BLANKS if closed else self._syntax.noise)
+        rest = text.lstrip(BLANKS if closed else self._syntax.noise)
         self._blanks.append(text[: len(text) - len(rest)])
         if not rest:
             return ""

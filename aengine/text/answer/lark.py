@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Tokens = Mapping[str, int]  # markers that are single tokens, with their ids; these are never text
@@ -46,6 +46,23 @@ def place(where: str) -> str:
 def any_of(tokens: Tokens, *but: str) -> str:
     """Return one of the tokens, except `but`, as an alternative; empty if there is none."""
     return " | ".join(marker(token, tokens) for token in sorted(tokens) if token not in but)
+
+
+def separated(rule: str, required: Sequence[bool], separator: str, further: str) -> list[str]:
+    """Return rules in which `rule` describes the members `{rule}_0`, `{rule}_1`, ... in this order, with separators.
+
+    required: for each member, whether it must be there. further: the end of the list if it has none of these members.
+    """
+    rules = [f"{rule}: {rule}_first_0"]
+    for index, must in enumerate(required):
+        one, first, more = f"{rule}_{index}", f"{rule}_first_{index + 1}", f"{rule}_more_{index + 1}"
+        another = f"{separator} {one}"
+        rules += [
+            f"{rule}_first_{index}: {one} {more}{'' if must else f' | {first}'}",
+            f"{rule}_more_{index}: {another if must else f'({another})?'} {more}",
+        ]
+    last = len(required)
+    return [*rules, f"{rule}_first_{last}: {further}", f'{rule}_more_{last}: ""']
 
 
 def text_with(terminal: str, others: str, first: str | None = None) -> str:

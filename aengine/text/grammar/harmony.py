@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import msgspec
 
-from aengine.text.answer.formats.base import CallableTool, object_schema
+from aengine.text.answer.formats.base import CallableTool, arguments_rule
 from aengine.text.answer.harmony import CHANNEL, CONSTRAIN, CONTROL, END, MESSAGE, START
-from aengine.text.answer.lark import Tokens, json_value, literal, marker, pattern, sequence
+from aengine.text.answer.lark import Tokens, literal, marker, pattern, sequence
 from aengine.text.grammar.calls import compilable_tool
 
 
@@ -54,7 +54,7 @@ class HarmonyGrammar(msgspec.Struct, frozen=True):
             )
             rules += [
                 f"{name}: ({own} | {templates}) {marker(MESSAGE, tokens)} {name}_arguments",
-                f"{name}_arguments: {json_value(object_schema(tool), tool.where, lenient=not tool.strict)}",
+                arguments_rule(name, tool),
             ]
         return rules
 

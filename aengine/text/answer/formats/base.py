@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from aengine.text.answer.lark import Tokens
+from aengine.text.answer.lark import Tokens, json_value
 
+BLANKS = " \t\r\n"  # between the parts of a call
 Schema = Mapping[str, Any]
 # the tools that may be called, with the JSON schemas of their arguments; None for tools without one
 Tools = Mapping[str, Schema | None]
@@ -37,6 +38,11 @@ def object_schema(tool: CallableTool) -> dict[str, Any]:
     return {**(_NO_PARAMETERS if tool.parameters is None else tool.parameters), "type": "object"}
 
 
+def arguments_rule(rule: str, tool: CallableTool) -> str:
+    """Return the rule `{rule}_arguments` of a tool's arguments as JSON."""
+    return f"{rule}_arguments: {json_value(object_schema(tool), tool.where, lenient=not tool.strict)}"
+
+
 class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     """The text around calls. A group has a marker, one or more calls, and an end: `begin opening call ... closing`.
 
@@ -54,7 +60,7 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     closing: str = ""  # the text after the last call, including the end
     end: str = ""  # the end of a group; empty if its last call ends it
     further: str = ""  # characters that begin another call of the group
-    noise: str = " \t\r\n"  # characters after a call that are ignored
+    noise: str = BLANKS  # characters after a call that are ignored
     between: str | None = None  # the text between groups; None if an answer without text has one group
     inner: tuple[str, ...] = ()  # markers within a call
 

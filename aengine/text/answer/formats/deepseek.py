@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from aengine.text.answer.formats.base import CallableTool, CallFormat, CallReader, CallSyntax, Tools, object_schema
+from aengine.text.answer.formats.base import (
+    BLANKS,
+    CallableTool,
+    CallFormat,
+    CallReader,
+    CallSyntax,
+    Tools,
+    arguments_rule,
+)
 from aengine.text.answer.formats.partial_call import JsonPartialCall
-from aengine.text.answer.lark import Tokens, json_value, literal, marker, sequence
+from aengine.text.answer.lark import Tokens, literal, marker, sequence
 from aengine.text.answer.marker_search import MarkerSearch
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -15,7 +23,6 @@ _SEPARATOR = "<｜tool▁sep｜>"
 _FENCE, _FENCE_END = "\n```json\n", "\n```"
 _FENCE_MARK = "```"
 _KIND = "function"
-_BLANKS = " \t\r\n"
 _LONGEST = 256  # characters of a name and the text around it
 
 
@@ -47,7 +54,7 @@ class DeepSeek(CallFormat):
             head, tail = [begin, literal(_KIND), separator, literal(f"{tool.name}{_FENCE}")], literal(_FENCE_END)
         return [
             f"{rule}: {sequence(*head, f'{rule}_arguments', tail, marker(_CALL_END, tokens))}",
-            f"{rule}_arguments: {json_value(object_schema(tool), tool.where, lenient=not tool.strict)}",
+            arguments_rule(rule, tool),
         ]
 
 
@@ -82,7 +89,7 @@ class DeepSeekReader(JsonPartialCall):
         return self._read_end(text, at)
 
     def _read_marker(self, text: str, at: int) -> int:
-        if not self._tag and text[at] in _BLANKS:
+        if not self._tag and text[at] in BLANKS:
             return at + 1
         tag = self._tag + text[at]
         if not _CALL.startswith(tag):
@@ -146,7 +153,7 @@ class DeepSeekReader(JsonPartialCall):
         return left
 
     def _read_end(self, text: str, at: int) -> int:
-        if not self._tag and text[at] in f"{_BLANKS}`}}":  # an extra brace is ignored
+        if not self._tag and text[at] in f"{BLANKS}`}}":  # an extra brace is ignored
             return at + 1
         tag = self._tag + text[at]
         if not _CALL_END.startswith(tag) and not _END.startswith(tag):

@@ -7,12 +7,20 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-from aengine.text.answer.formats.base import CallableTool, CallFormat, CallReader, CallSyntax, Tools, object_schema
+from aengine.text.answer.formats.base import (
+    BLANKS,
+    CallableTool,
+    CallFormat,
+    CallReader,
+    CallSyntax,
+    Tools,
+    object_schema,
+)
 from aengine.text.answer.formats.gemma_rules import QUOTE, GemmaRules
 from aengine.text.answer.formats.partial_call import PartialCall
-from aengine.text.answer.formats.values.raw_text import WORDS
+from aengine.text.answer.formats.values.raw_text import WORDS, refuse_constant
 from aengine.text.answer.formats.values.schemas import check_parameters
-from aengine.text.answer.formats.values.unclosed_strings import BLANKS, HeldBrackets
+from aengine.text.answer.formats.values.unclosed_strings import HeldBrackets
 from aengine.text.answer.lark import Tokens, literal, sequence
 from aengine.text.answer.marker_search import MarkerSearch
 
@@ -159,14 +167,10 @@ def _value(word: str) -> str:
     if word in WORDS:
         return WORDS[word][1]
     try:
-        json.loads(word, parse_constant=_refuse)
+        json.loads(word, parse_constant=refuse_constant)
     except ValueError:
         return json.dumps(word, ensure_ascii=False)
     return word
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 _CALL = "call:"

@@ -8,15 +8,21 @@ import re
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, Schema
 from aengine.text.answer.formats.values.raw_rules import raw_text
-from aengine.text.answer.formats.values.schemas import ANNOTATIONS, alternatives, further_of, parameters_of
-from aengine.text.answer.lark import Tokens, avoiding, json_value, literal, marker, place, sequence
+from aengine.text.answer.formats.values.schemas import (
+    ANNOTATIONS,
+    DEFINITIONS,
+    OF_AN_OBJECT,
+    alternatives,
+    further_of,
+    parameters_of,
+    unwritable_name,
+)
+from aengine.text.answer.lark import Tokens, avoiding, json_value, literal, marker, place, separated, sequence
 
 QUOTE = '<|"|>'
 _KEY = re.compile(r"[^\s,:<>{}\[\]\"]+")
 _MAX_DEPTH = 8  # of objects and lists with their own schemas; deeper values may be anything
-_OF_AN_OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-_DEFINITIONS = ("$defs", "definitions")
-_OF_A_LIST = {"type", "items", "minItems", "maxItems", *_DEFINITIONS}
+_OF_A_LIST = {"type", "items", "minItems", "maxItems", *DEFINITIONS}
 _MAX_COUNT = 1000  # of items; larger bounds are not enforced
 _MAX_NESTED = 200  # lists and objects whose schemas are described
 
@@ -33,29 +39,20 @@ class GemmaRules:
 
     def members(self, rule: str, schema: Schema, where: str, depth: int = 0) -> None:
         """Add rules in which `rule` describes an object's members, sorted by name, as models see them."""
-        self._check(schema, _OF_AN_OBJECT, where)
+        self._check(schema, OF_AN_OBJECT, where)
         parameters = sorted(parameters_of(schema), key=lambda parameter: parameter.name.lower())
-        self.rules.append(f"{rule}: {rule}_first_0")
-        for index, (name, value, required) in enumerate(parameters):
+        for index, (name, value, _) in enumerate(parameters):
             one, path = f"{rule}_{index}", f"{where}.properties.{name}"
             if _KEY.fullmatch(name) is None:
-                raise InvalidRequestError(f"{path}: the name cannot be written in this model's format of calls", path)
-            first, another = f"{rule}_first_{index + 1}", f'"," {one}'
-            more = f"{rule}_more_{index + 1}"
-            self.rules += [
-                f"{rule}_first_{index}: {one} {more}{'' if required else f' | {first}'}",
-                f"{rule}_more_{index}: {another if required else f'({another})?'} {more}",
-                f"{one}: {literal(f'{name}:')} {one}_value",
-            ]
+                raise unwritable_name(path)
+            self.rules.append(f"{one}: {literal(f'{name}:')} {one}_value")
             self._value(f"{one}_value", value, path, depth)
-        last, further = len(parameters), further_of(schema)
-        if further is None:
-            self.rules.append(f'{rule}_first_{last}: ""')
-        else:
+        end = '""'
+        if (further := further_of(schema)) is not None:
             member = f'/[A-Za-z_][A-Za-z0-9_.-]*/ ":" {rule}_any'
-            self.rules.append(f'{rule}_first_{last}: ({member} ("," {member})*)?')
+            end = f'({member} ("," {member})*)?'
             self._value(f"{rule}_any", further, f"{where}.additionalProperties", depth)
-        self.rules.append(f'{rule}_more_{last}: ""')
+        self.rules += separated(rule, [parameter.required for parameter in parameters], '","', end)
 
     def _value(self, rule: str, schema: Schema, where: str, depth: int) -> None:
         options: list[str] = []
@@ -92,7 +89,7 @@ class GemmaRules:
     def _list(self, name: str, schema: Schema, where: str, depth: int) -> None:
         first = schema.get("prefixItems")
         if isinstance(first, list) and first and schema.get("minItems") == schema.get("maxItems") == len(first):
-            definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
+            definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
             for index, each in enumerate(first):
                 given = {**definitions, **each} if isinstance(each, dict) else {}
                 self._value(f"{name}_item_{index}", given, where, depth)
@@ -107,7 +104,7 @@ class GemmaRules:
         one = f"{name}_item"
         items = f'{one} ("," {one}){{{max(least - 1, 0)},{"" if most is None else max(most - 1, 0)}}}'
         self.rules.append(f'{name}: "[" {"" if most == 0 else items if least else f"({items})?"} "]"')
-        each, definitions = schema.get("items"), {key: schema[key] for key in _DEFINITIONS if key in schema}
+        each, definitions = schema.get("items"), {key: schema[key] for key in DEFINITIONS if key in schema}
         self._value(one, {**definitions, **each} if isinstance(each, dict) else {}, where, depth)
 
     def _may_look_into(self, depth: int) -> bool:

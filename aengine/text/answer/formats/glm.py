@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import (
+    BLANKS,
     CallableTool,
     CallFormat,
     CallReader,
@@ -17,11 +17,7 @@ from aengine.text.answer.formats.base import (
 )
 from aengine.text.answer.formats.tagged_call import TaggedCall
 from aengine.text.answer.formats.values.raw_rules import raw_value_rules
-from aengine.text.answer.formats.values.schemas import (
-    check_parameters,
-    further_of,
-    parameters_of,
-)
+from aengine.text.answer.formats.values.schemas import check_parameters, further_of, parameters_of, unwritable_name
 from aengine.text.answer.lark import Tokens, literal, sequence
 from aengine.text.answer.marker_search import MarkerSearch
 
@@ -29,7 +25,6 @@ _KEY, _KEY_END = "<arg_key>", "</arg_key>"
 _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _TAGS = (_KEY, _KEY_END, _CALL, _CALL_END)  # all tags except those of a value
-_BLANKS = " \t\r\n"
 _NAME_END = re.compile("[<\n]")
 _BREAK = r"/\n?/"  # between the parts: 4.5 and 4.6 write a line break, 4.7 does not
 
@@ -51,7 +46,7 @@ class Glm(CallFormat):
         for index, (name, value, required) in enumerate(parameters_of(schema)):
             parameter, where = f"{rule}_{index}", f"{tool.where}.properties.{name}"
             if _KEY_END in name or name != name.strip():
-                raise InvalidRequestError(f"{where}: the name cannot be written in this model's format of calls", where)
+                raise unwritable_name(where)
             parts.append(parameter if required else f"{parameter}?")
             rules += _parameter_rules(parameter, literal(f"{_KEY}{name}{_KEY_END}"), value, tool, where)
         if (further := further_of(schema)) is not None:
@@ -94,7 +89,7 @@ class KeysAndValuesReader(TaggedCall):
 
     def _read_name(self, text: str, at: int) -> int:
         begun = any(piece.strip() for piece in self._word)
-        if not begun and text[at] in _BLANKS:
+        if not begun and text[at] in BLANKS:
             return at + 1
         found = _NAME_END.search(text, at)
         end = len(text) if found is None else found.start()
@@ -111,7 +106,7 @@ class KeysAndValuesReader(TaggedCall):
         return end
 
     def _read_tag(self, text: str, at: int) -> int:
-        if not self._tag and text[at] in _BLANKS:
+        if not self._tag and text[at] in BLANKS:
             return at + 1
         tag = self._tag + text[at]
         known = (_VALUE,) if self._state == "value tag" else (_KEY, _CALL_END)

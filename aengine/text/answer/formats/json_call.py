@@ -7,9 +7,9 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-from aengine.text.answer.formats.base import CallableTool, object_schema
+from aengine.text.answer.formats.base import BLANKS, CallableTool, arguments_rule
 from aengine.text.answer.formats.partial_call import JsonPartialCall
-from aengine.text.answer.lark import json_value, literal, sequence
+from aengine.text.answer.lark import literal, sequence
 
 _IN_STRING = re.compile(r'["\\]')
 _IN_OBJECT = re.compile(r'["{}\[\]]')
@@ -57,7 +57,6 @@ class JsonValue:
             self._depth += 1 if character in "{[" else -1
 
 
-_BLANKS = " \t\r\n"
 _ARGUMENT_KEYS = ("arguments", "parameters")  # models use either, whichever they were trained on
 
 
@@ -94,7 +93,7 @@ class JsonCallReader(JsonPartialCall):
     def _read(self, text: str, at: int) -> int:
         if self._role:
             return self._read_value(text, at)
-        if text[at] in _BLANKS:
+        if text[at] in BLANKS:
             return at + 1
         self.broken = not self._structure(text[at])
         return at if self.broken or self._role else at + 1  # a value's reader also reads its first character
@@ -184,5 +183,5 @@ def json_call_rules(rule: str, tool: CallableTool, key: str, extra: str = "") ->
     head = f'{{"name": {json.dumps(tool.name)}, "{key}": '
     return [
         f"{rule}: {sequence(literal(head), f'{rule}_arguments', extra, literal('}'))}",
-        f"{rule}_arguments: {json_value(object_schema(tool), tool.where, lenient=not tool.strict)}",
+        arguments_rule(rule, tool),
     ]

@@ -12,16 +12,23 @@ import string
 from collections.abc import Collection
 from typing import Literal
 
-from aengine.text.answer.formats.base import CallableTool, CallFormat, CallReader, CallSyntax, Tools, object_schema
+from aengine.text.answer.formats.base import (
+    BLANKS,
+    CallableTool,
+    CallFormat,
+    CallReader,
+    CallSyntax,
+    Tools,
+    arguments_rule,
+)
 from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
 from aengine.text.answer.formats.partial_call import JsonPartialCall
-from aengine.text.answer.lark import Tokens, json_value, literal, marker, sequence
+from aengine.text.answer.lark import Tokens, literal, marker, sequence
 
 _BEGIN, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID = "[A-Za-z0-9]{9}"  # chat templates refuse calls with any other id
 _WRITTEN_ID = f'(/, "id": "{_ID}"/)?'
-_BLANKS = " \t\r\n"
 _NAME = re.compile(r"[\w.-]*")
 
 
@@ -38,7 +45,7 @@ class Mistral(CallFormat):
         written_id = f"({marker(_CALL_ID, tokens)} /{_ID}/)?" if _CALL_ID in tokens else ""
         return [
             f"{rule}: {sequence(literal(tool.name), written_id, marker(_ARGS, tokens), f'{rule}_arguments')}",
-            f"{rule}_arguments: {json_value(object_schema(tool), tool.where, lenient=not tool.strict)}",
+            arguments_rule(rule, tool),
         ]
 
     def new_id(self) -> str:
@@ -98,7 +105,7 @@ class NamedCallReader(JsonPartialCall):
             if self.begun:
                 self._arguments.append(self._json.take())
             return at
-        if text[at] in _BLANKS and not self._tag:
+        if text[at] in BLANKS and not self._tag:
             self._end_word()
             return at + 1
         return self._read_marker(text, at) if self._state == "marker" else self._read_word(text, at)

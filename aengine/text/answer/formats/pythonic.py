@@ -11,8 +11,8 @@ import re
 import string
 from typing import Literal
 
-from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import (
+    BLANKS,
     CallableTool,
     CallFormat,
     CallReader,
@@ -29,10 +29,10 @@ from aengine.text.answer.formats.values.schemas import (
     check_parameters,
     further_of,
     parameters_of,
+    unwritable_name,
 )
-from aengine.text.answer.lark import Tokens, json_value, literal, sequence
+from aengine.text.answer.lark import Tokens, json_value, literal, separated, sequence
 
-_BLANKS = " \t\r\n"
 _WORD = re.compile(r"[\w.-]*")
 _PYTHON = {True: "True", False: "False", None: "None"}
 
@@ -59,29 +59,23 @@ class Pythonic(CallFormat):
         check_parameters(tool)
         schema = object_schema(tool)
         parameters = parameters_of(schema)
-        rules = [f"{rule}: {sequence(literal(f'{tool.name}('), f'{rule}_first_0', literal(')'))}"]
-        for index, (name, value, required) in enumerate(parameters):
-            one, where = f"{rule}_{index}", f"{tool.where}.properties.{name}"
+        members, end, comma = f"{rule}_members", '""', literal(", ")
+        rules = [f"{rule}: {sequence(literal(f'{tool.name}('), members, literal(')'))}"]
+        for index, (name, value, _) in enumerate(parameters):
+            one, where = f"{members}_{index}", f"{tool.where}.properties.{name}"
             if _WORD.fullmatch(name) is None:
-                raise InvalidRequestError(f"{where}: the name cannot be written in this model's format of calls", where)
-            first, more = f"{rule}_first_{index + 1}", f"{rule}_more_{index + 1}"
-            another = f"{literal(', ')} {one}"
+                raise unwritable_name(where)
             rules += [
-                f"{rule}_first_{index}: {one} {more}{'' if required else f' | {first}'}",
-                f"{rule}_more_{index}: {another if required else f'({another})?'} {more}",
                 f"{one}: {literal(f'{name}=')} {one}_value",
                 *_value_rules(f"{one}_value", value, tool, where),
             ]
-        last, further = len(parameters), further_of(schema)
-        if further is None:
-            rules.append(f'{rule}_first_{last}: ""')
-        else:
+        if (further := further_of(schema)) is not None:
+            end = f"({rule}_any ({comma} {rule}_any)*)?"
             rules += [
-                f"{rule}_first_{last}: ({rule}_any ({literal(', ')} {rule}_any)*)?",
                 f"{rule}_any: /[A-Za-z_][A-Za-z0-9_]*/ {literal('=')} {rule}_any_value",
                 *_value_rules(f"{rule}_any_value", further, tool, f"{tool.where}.additionalProperties"),
             ]
-        return [*rules, f'{rule}_more_{last}: ""']
+        return rules + separated(members, [parameter.required for parameter in parameters], comma, end)
 
 
 class PythonicLines(Pythonic):
@@ -149,7 +143,7 @@ class PythonCallReader(PartialCall):
         if self._expects in ("name", "key") and (end := _end_of_word(text, at)) > at:
             self._word.append(text[at:end])
             return end
-        if text[at] in _BLANKS or self._take(text[at]):
+        if text[at] in BLANKS or self._take(text[at]):
             return at + 1
         self.broken = True
         return at

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import (
+    BLANKS,
     CallableTool,
     CallFormat,
     CallReader,
@@ -20,16 +20,11 @@ from aengine.text.answer.formats.base import (
 )
 from aengine.text.answer.formats.tagged_call import TaggedCall
 from aengine.text.answer.formats.values.raw_rules import raw_value_rules
-from aengine.text.answer.formats.values.schemas import (
-    check_parameters,
-    further_of,
-    parameters_of,
-)
+from aengine.text.answer.formats.values.schemas import check_parameters, further_of, parameters_of, unwritable_name
 from aengine.text.answer.lark import Tokens, literal, sequence
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
-_BLANKS = " \t\r\n"
 _WORD_END = re.compile("[>\n]")
 
 
@@ -56,7 +51,7 @@ class Qwen3Coder(CallFormat):
         for index, (name, value, required) in enumerate(parameters_of(schema)):
             parameter, where = f"{rule}_{index}", f"{tool.where}.properties.{name}"
             if set(name) & {">", "\n"}:
-                raise InvalidRequestError(f"{where}: the name cannot be written in this model's format of calls", where)
+                raise unwritable_name(where)
             parts.append(parameter if required else f"{parameter}?")
             rules += self._parameter(parameter, literal(f"{_PARAMETER}{name}>{self._break}"), value, tool, where)
         if (further := further_of(schema)) is not None:
@@ -97,7 +92,7 @@ class XmlCallReader(TaggedCall):
         return self._read_word(text, at) if self._state in ("name", "key") else self._read_tag(text, at)
 
     def _read_tag(self, text: str, at: int) -> int:
-        if not self._tag and text[at] in _BLANKS:
+        if not self._tag and text[at] in BLANKS:
             return at + 1
         tag = self._tag + text[at]
         known = (_FUNCTION,) if self._state == "function" else (_PARAMETER, _FUNCTION_END, self._end_marker)

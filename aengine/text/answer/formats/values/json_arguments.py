@@ -6,8 +6,9 @@ import json
 import re
 from typing import Literal
 
+from aengine.text.answer.formats.base import BLANKS
 from aengine.text.answer.formats.values.python_literal import WORDS, number
-from aengine.text.answer.formats.values.unclosed_strings import BLANKS, UnclosedStrings
+from aengine.text.answer.formats.values.unclosed_strings import UnclosedStrings
 from aengine.text.answer.marker_search import MarkerSearch
 
 _WORD = re.compile(r"[\w.+-]*")

@@ -93,7 +93,7 @@ def as_json(text: str, kinds: frozenset[Kind]) -> str:
 def _json_of(text: str) -> str | None:
     """Convert text that is JSON or a Python literal to JSON; None if it is neither."""
     try:
-        json.loads(text, parse_constant=_refuse)
+        json.loads(text, parse_constant=refuse_constant)
         return text
     except (ValueError, RecursionError):
         pass
@@ -111,7 +111,8 @@ def _is_of(value: str, kinds: frozenset[Kind]) -> bool:
     return kind in kinds or (kind == "integer" and "number" in kinds)
 
 
-def _refuse(constant: str) -> None:
+def refuse_constant(constant: str) -> None:
+    """Refuse NaN and Infinity, which Python's reader of JSON accepts."""
     raise ValueError(f"{constant} is not JSON")
 
 

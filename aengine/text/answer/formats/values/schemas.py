@@ -13,8 +13,8 @@ Kind = Literal["string", "number", "integer", "boolean", "null", "array", "objec
 KINDS: tuple[Kind, ...] = get_args(Kind)
 EVERYTHING = frozenset(KINDS)
 
-_DEFINITIONS = ("$defs", "definitions")
-_OF_AN_OBJECT = {"type", "properties", "required", "additionalProperties", *_DEFINITIONS}
+DEFINITIONS = ("$defs", "definitions")
+OF_AN_OBJECT = {"type", "properties", "required", "additionalProperties", *DEFINITIONS}
 ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$id"}
 _MAX_DEPTH = 16  # of references to references
 _MAX_ALTERNATIVES = 64  # of one value; with more of them it may be anything
@@ -55,14 +55,19 @@ def check_parameters(tool: CallableTool) -> None:
     """
     whole = _resolved(object_schema(tool))
     for key in whole:
-        if tool.strict and key not in _OF_AN_OBJECT | ANNOTATIONS:
+        if tool.strict and key not in OF_AN_OBJECT | ANNOTATIONS:
             path = f"{tool.where}.{key}"
             raise InvalidRequestError(f"{path} cannot be enforced in this model's format of calls", path)
-    references = sum(any(place in parameter.schema for place in _DEFINITIONS) for parameter in parameters_of(whole))
-    if references * len(json.dumps([whole.get(place) for place in _DEFINITIONS])) > _LONGEST:
+    references = sum(any(place in parameter.schema for place in DEFINITIONS) for parameter in parameters_of(whole))
+    if references * len(json.dumps([whole.get(place) for place in DEFINITIONS])) > _LONGEST:
         raise InvalidRequestError(
             f"{tool.where}: its definitions are too large for {references} parameters that refer to them", tool.where
         )
+
+
+def unwritable_name(where: str) -> InvalidRequestError:
+    """Return the error for a parameter whose name the format cannot write."""
+    return InvalidRequestError(f"{where}: the name cannot be written in this model's format of calls", where)
 
 
 def alternatives(schema: Schema) -> list[Schema]:
@@ -139,7 +144,7 @@ def _resolved(schema: Schema) -> Schema:
 
 
 def _definitions(schema: Schema) -> Iterator[tuple[str, object]]:
-    for place in _DEFINITIONS:
+    for place in DEFINITIONS:
         defined = schema.get(place)
         for name, value in (defined if isinstance(defined, dict) else {}).items():
             yield f"#/{place}/{name}", value
@@ -150,7 +155,7 @@ def _with_definitions(schema: object, whole: Schema) -> Schema:
         return {}
     if '"$ref"' not in json.dumps(schema):
         return schema
-    return {**schema, **{place: whole[place] for place in _DEFINITIONS if place in whole}}
+    return {**schema, **{place: whole[place] for place in DEFINITIONS if place in whole}}
 
 
 def _joined(rest: dict[str, Any], option: object) -> Schema:

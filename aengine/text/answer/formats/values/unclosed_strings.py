@@ -6,9 +6,9 @@ import re
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+from aengine.text.answer.formats.base import BLANKS
 from aengine.text.answer.marker_search import MarkerSearch
 
-BLANKS = " \t\r\n"
 _QUOTE_OR_ESCAPE = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
 _LONGEST = 64  # closing brackets and blanks that are held back
 
