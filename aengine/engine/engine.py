@@ -250,7 +250,7 @@ class Engine(EngineFacts):
         It is the hidden state of the last token or the mean of all, as the checkpoint says.
 
         Args:
-            dimensions: keep only so many numbers, if the checkpoint allows it.
+            dimensions: keep only this number of dimensions, if the checkpoint allows it.
             normalize: scale to length 1. None: as the checkpoint says.
         """
         return await self._serving().pooling.embed(prompts, dimensions, normalize, routing)
@@ -267,7 +267,7 @@ class Engine(EngineFacts):
         instruction: str | None = None,
         **routing: Any,
     ) -> Scores:
-        """Return how well documents suit queries: one query and any number of documents, or as many of both.
+        """Return how well documents suit queries: one query and any number of documents, or pairs of both.
 
         A reranker gives the probability of each pair. For any other model, the embeddings are compared (cosine).
         instruction: says what makes a document a good one, for a reranker that reads it.
@@ -283,7 +283,10 @@ class Engine(EngineFacts):
         instruction: str | None = None,
         **routing: Any,
     ) -> Ranking:
-        """Return the documents by their `score` with the query, the best first. top_n: only so many; None: all."""
+        """Return the documents by their `score` with the query, the best first. top_n: how many to return.
+
+        None means all.
+        """
         return await self._serving().pooling.rerank(query, documents, top_n, instruction, routing)
 
     # ---- adapters -----------------------------------------------------------------------------------------

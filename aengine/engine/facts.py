@@ -1,4 +1,4 @@
-"""What is known about an engine: its state, its model, its figures."""
+"""The facts about an engine: its state, its model, its figures."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Generation:
         requests.check()  # the engine may have been closed meanwhile
         loaded_adapter = loaded.adapter(adapter)
         request_id = requests.new_id(request_id)
-        sequence = loaded.sequences.to_generate(
+        sequence = loaded.sequences.for_generation(
             token_ids,
             params,
             constrained=grammar is not None,

@@ -175,7 +175,7 @@ class Loaded:
         if self.carriers is not None:
             self.carriers.resume()
 
-    def reloaded(self, folder: Path) -> None:
+    def note_reload(self, folder: Path) -> None:
         """Note that the weights are those of this folder from now on."""
         if self.carriers is not None and self.carriers.tiers.disk is not None:
             self.carriers.tiers.fingerprint = _fingerprint(folder, self._config, self.runtime)
@@ -309,7 +309,10 @@ def described_model(config: EngineConfig, folder: Path) -> ModelConfig:
 
 @contextmanager
 def _quick_switches() -> Iterator[None]:
-    """Let threads switch quickly: those that need the interpreter for microseconds would else wait 5 ms each time."""
+    """Let threads switch quickly.
+
+    Otherwise a thread that needs the interpreter for microseconds waits 5 ms each time.
+    """
     usual = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:

@@ -187,7 +187,7 @@ class StepLoop:
 
         Raises `_StepFailed`.
         """
-        choices = [sequence.owner for sequence in self._scheduler.structured(step.plan)]
+        choices = [sequence.owner for sequence in self._scheduler.structured_draws(step.plan)]
         matchers = [
             choice.grammar if isinstance(choice, LiveChoice) and choice.sequence.phase is not Phase.FINISHED else None
             for choice in choices

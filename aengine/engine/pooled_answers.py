@@ -159,7 +159,7 @@ class Pooling:
         request_id = requests.new_id(checked.request_id)
         adapter = loaded.adapter(checked.adapter)
         sequences = [
-            loaded.sequences.to_pool(
+            loaded.sequences.for_pooling(
                 ids, pool, rank=requests.rank(checked.priority), salt=checked.cache_salt, adapter=adapter
             )
             for ids in prompts

@@ -1,4 +1,4 @@
-"""Changes what lies on the engine's device: `sleep`, `wake_up` and `reload`."""
+"""Changes of the device's memory: `sleep`, `wake_up` and `reload`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class DeviceChanges:
             checkpoint = await anyio.to_thread.run_sync(_matching, weights, self._config, path)
             async with self._paused(self._requests.gate.hold):
                 self._loaded.scheduler.flush_cache()
-                await run_to_end(partial(weights.reload, checkpoint), partial(self._loaded.reloaded, path))
+                await run_to_end(partial(weights.reload, checkpoint), partial(self._loaded.note_reload, path))
 
     def _sleepable(self) -> SleepableMemory:
         memory = self._loaded.runtime.memory

@@ -20,7 +20,7 @@ class Holding:
     of a sequence's life. The scheduler names no kind.
 
     A kind overrides the methods that concern it. The others say that sequences need nothing of it at that point. A kind
-    keeps what it knows of a sequence in a table of its own, from `resume` or `fork` until `release`.
+    keeps its own table of sequences, with an entry from `resume` or `fork` until `release`.
     """
 
     watcher: TreeWatcher  # hears which pages leave the tree
@@ -36,7 +36,7 @@ class Holding:
     def usable(self, cached: Seq[int]) -> int:
         """Return how many of a cached prefix's pages a sequence can continue from.
 
-        The kinds are asked in turn, each with what the others left of the prefix, until all agree.
+        The kinds are called in turn, each with the prefix that the others allow, until all agree.
         """
         return len(cached)
 
@@ -77,7 +77,7 @@ class Holding:
     # ---- the tree -----------------------------------------------------------------------------------------
 
     def publish(self, sequence: Sequence, node: Node | None) -> None:
-        """File what the sequence has computed, as far as the path to `node` goes; free what it needs no longer.
+        """File what the sequence has computed, as far as the path to `node` goes. Free memory that it no longer needs.
 
         node: None means that nothing of the sequence may enter the tree.
         """

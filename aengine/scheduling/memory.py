@@ -50,7 +50,7 @@ class SequenceMemory:
         return self.allocator.free + self.tree.evictable_pages
 
     def reserve(self, pages: int) -> bool:
-        """Free so many pages, evicting cached ones if necessary, and check that each holding has one available.
+        """Free pages, evicting cached ones if necessary, and check that each holding has one available.
 
         Returns whether it worked.
         """
@@ -60,7 +60,7 @@ class SequenceMemory:
         return self.reserve_pages(pages)
 
     def reserve_pages(self, pages: int) -> bool:
-        """Free so many pages, evicting cached ones if necessary. Returns whether it worked."""
+        """Free pages, evicting cached ones if necessary. Returns whether enough are free."""
         short = pages - self.allocator.free
         if short > 0:
             short -= self.tree.evict(short)

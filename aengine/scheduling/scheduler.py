@@ -178,7 +178,7 @@ class Scheduler:
             self._transitions.land(sequence)
         return updates
 
-    def structured(self, plan: StepPlan) -> list[Sequence]:
+    def structured_draws(self, plan: StepPlan) -> list[Sequence]:
         """Return the sequences with a grammar that draw in a step in flight, in the order of the draws."""
         flight = next(flight for flight in self._flights if flight.plan is plan)
         return [sequence for sequence in flight.draws() if sequence.grammar is not None]

@@ -231,12 +231,12 @@ class Stepper:
         """End a load: its weights have arrived."""
         load, _ = self.loads.pop(which)
         self.device.overwrite(load.place, load.adapter.generation)
-        self._adapters().arrived(load)
+        self._adapters().finish_load(load)
 
     def fail_load(self, which: int = 0) -> None:
         """Let a load fail, and abort the sequences that wait for its adapter."""
         load, _ = self.loads.pop(which)
-        for sequence in self._adapters().failed(load):
+        for sequence in self._adapters().fail_load(load):
             self.abort(sequence)
 
     def advance_loads(self) -> None:

@@ -20,8 +20,8 @@ def test_only_steps_in_which_a_grammar_draws_are_structured() -> None:
     assert last is not None
     assert decode is not None
     assert [plan.structured for plan in (first, chunk, last, decode)] == [False, False, True, True]
-    assert stepper.scheduler.structured(chunk) == []
-    assert stepper.scheduler.structured(last) == [bound]
+    assert stepper.scheduler.structured_draws(chunk) == []
+    assert stepper.scheduler.structured_draws(last) == [bound]
     stepper.run()
     assert len(free.output) == 30
     stepper.check_outputs()
@@ -57,7 +57,7 @@ def test_forks_stand_in_the_order_of_their_draws() -> None:
     plan = stepper.schedule()
     assert plan is not None
     assert plan.sampled_rows[1:] == [sequence.row for sequence in family]
-    assert stepper.scheduler.structured(plan) == family
+    assert stepper.scheduler.structured_draws(plan) == family
     stepper.run()
     stepper.check_outputs()
 
@@ -77,7 +77,7 @@ def test_a_grammar_sees_what_is_committed_whatever_happens(seed: int, lookahead:
         if plan is not None:
             drawing = [sequence for sequence in bound if sequence.row in plan.sampled_rows and sequence.row >= 0]
             assert plan.structured == bool(drawing)
-            assert {*stepper.scheduler.structured(plan)} == {*drawing}
+            assert {*stepper.scheduler.structured_draws(plan)} == {*drawing}
         if plan is None or len(stepper.in_flight) > lookahead:
             stepper.commit()
         stepper.scheduler.check_integrity()

@@ -19,16 +19,16 @@ class Speeds:
         self.host = 0.0
         self.disk = 0.0
 
-    def computed(self, tokens: int, seconds: float) -> None:
+    def add_compute(self, tokens: int, seconds: float) -> None:
         """Note the duration of a step with `tokens` prompt tokens."""
         if tokens >= _FEW_TOKENS:
             self.compute = _average(self.compute, tokens, seconds)
 
-    def loaded(self, nbytes: int, seconds: float) -> None:
+    def add_load(self, nbytes: int, seconds: float) -> None:
         """Note the duration of a copy from host memory to the device."""
         self.host = _average(self.host, nbytes, seconds)
 
-    def read(self, nbytes: int, seconds: float) -> None:
+    def add_read(self, nbytes: int, seconds: float) -> None:
         """Note the duration of a read from the disk into host memory."""
         self.disk = _average(self.disk, nbytes, seconds)
 

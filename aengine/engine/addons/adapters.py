@@ -219,10 +219,10 @@ class Adapters:
             log.error("the adapter %s could not be put on the device", load.adapter.name, exc_info=error)
             failure = EngineFailedError(f"the adapter could not be put on the device: {type(error).__name__}")
             failure.__cause__ = error
-            for sequence in self.queue.failed(load):
+            for sequence in self.queue.fail_load(load):
                 self._fail(sequence, failure)
         else:
-            self.queue.arrived(load)
+            self.queue.finish_load(load)
 
     async def pause(self) -> None:
         """Copy nothing to the device until `resume`, and wait for a copy that is running."""

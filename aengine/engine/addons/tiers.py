@@ -66,7 +66,7 @@ class PageCarriers:
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Note the duration of a step, to estimate how fast tokens are computed."""
-        self.tiers.speeds.computed(sum(len(chunk.token_ids) for chunk in plan.prefill), seconds)
+        self.tiers.speeds.add_compute(sum(len(chunk.token_ids) for chunk in plan.prefill), seconds)
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Serve all lanes until `close`. wake: wakes the step loop."""
@@ -161,7 +161,7 @@ class PageCarriers:
         except Exception as error:  # noqa: BLE001 - pages are computed instead; steps report a lost device
             log.error("%d KV pages could not be copied from host memory: %s", arrived, error)
             return Arrival(0)
-        self.tiers.speeds.loaded(arrived * self.tiers.page_bytes, time.perf_counter() - began)
+        self.tiers.speeds.add_load(arrived * self.tiers.page_bytes, time.perf_counter() - began)
         return arrival
 
     async def _read(self, load: Load) -> Arrival:
@@ -176,7 +176,7 @@ class PageCarriers:
 
         futures = [loop.run_in_executor(self._readers, read, key, slot) for _, key, slot in reads]
         results = await asyncio.gather(*futures, return_exceptions=True)
-        self.tiers.speeds.read(len(reads) * self.tiers.page_bytes, time.perf_counter() - began)
+        self.tiers.speeds.add_read(len(reads) * self.tiers.page_bytes, time.perf_counter() - began)
         for (place, _, _), result in zip(reads, results, strict=True):
             if result is not None:
                 unusable = isinstance(result, PageFileError)

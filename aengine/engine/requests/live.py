@@ -117,7 +117,7 @@ class LiveRequest(Request):
         scores: Sequence[PromptLogprob] | None = None,
         stop_string: str | None = None,
     ) -> None:
-        """Put a choice's fragment on the stream. reason: why the choice ends with it; None: it goes on."""
+        """Put a choice's fragment on the stream. reason: why the choice ends; None if it continues."""
         usage = None
         if reason is not None:
             self.open_choices -= 1

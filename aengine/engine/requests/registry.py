@@ -167,7 +167,7 @@ class Gate:
                 self.held -= 1
 
     def refuse(self, why: str) -> None:
-        """Refuse requests from now on, including those that are held."""
+        """Refuse requests from now on, including held ones."""
         self.refusal = why
         self._release()
 
@@ -177,7 +177,7 @@ class Gate:
         self._opening = self._opening or asyncio.Event()
 
     def open(self) -> None:
-        """Let requests in, those that are held first."""
+        """Let requests in; held ones come first."""
         self.refusal = ""
         self._release()
 

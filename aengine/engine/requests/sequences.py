@@ -28,7 +28,7 @@ class Sequences:
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
 
-    def to_generate(
+    def for_generation(
         self,
         token_ids: list[int],
         params: SamplingParams,
@@ -41,7 +41,7 @@ class Sequences:
     ) -> TokenSequence:
         """Return the sequence of a request's first choice, from which the others fork.
 
-        constrained: whether the output has a grammar, which decides itself where the output ends.
+        constrained: whether the output has a grammar. A grammar decides when the output ends, even with ignore_eos.
 
         Raises `InvalidRequestError`, or `ContextLengthError` if the request does not fit the context.
         """
@@ -69,7 +69,7 @@ class Sequences:
             siblings=params.n - 1,
         )
 
-    def to_pool(
+    def for_pooling(
         self,
         token_ids: list[int],
         pool: Pool,
@@ -78,7 +78,7 @@ class Sequences:
         salt: str | None,
         adapter: LoadedAdapter | None,
     ) -> TokenSequence:
-        """Return the sequence of a prompt that is pooled. Raises as `to_generate` does."""
+        """Return the sequence of a prompt that is pooled. Raises as `for_generation` does."""
         if not token_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
         context = self._max_model_len
@@ -107,7 +107,7 @@ class Sequences:
         return replace(params, max_tokens=min(params.max_tokens, most))
 
     def _is_near(self, max_total: int) -> bool:
-        """Return whether a sequence of at most so many tokens stays in the trained context.
+        """Return whether a sequence of at most `max_total` tokens stays in the trained context.
 
         True for models that rotate all sequences alike.
         """

@@ -137,7 +137,7 @@ class AdapterQueue:
         self._ahead[adapter] = None
 
     def next_load(self) -> Load | None:
-        """Begin the next load that is due and has a place. End it with `arrived` or `failed`."""
+        """Begin the next load that is due and has a place. End it with `finish_load` or `fail_load`."""
         if len(self._coming) >= self._most_loads:
             return None
         first = self._first_absent()
@@ -149,12 +149,12 @@ class AdapterQueue:
             return None
         return self._begin(adapter)
 
-    def arrived(self, load: Load) -> None:
+    def finish_load(self, load: Load) -> None:
         """Note that the weights are in the place. Every step planned from now on may name it."""
         self._coming.discard(load.adapter)
         load.adapter.ready = True
 
-    def failed(self, load: Load) -> list[Sequence]:
+    def fail_load(self, load: Load) -> list[Sequence]:
         """Note that a load failed, which empties the place. Returns the sequences that wait for the adapter."""
         self._coming.discard(load.adapter)
         self._vacate(load.adapter)

@@ -12,8 +12,8 @@ from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.sequence import Sequence
 from aengine.step_plan import MixedLimit, NewRow, PrefillChunk, StepPlan
 
-# A burst must not delay the steps of running sequences. No further request enters a step once so many sequences have
-# entered, forks included, or once so many tokens were looked up in the cache for them.
+# A burst of requests must not delay the steps of running sequences. These bound the sequences that enter in one step,
+# including forks, and the tokens that are looked up in the cache for them.
 MAX_ADMISSIONS = 64
 MAX_LOOKED_UP = 131_072
 

@@ -73,17 +73,17 @@ def test_keys_depend_on_every_token_before_the_salt_and_the_model() -> None:
 
 def test_few_tokens_are_computed_and_many_are_brought() -> None:
     speeds = Speeds()
-    speeds.computed(8192, 0.2)
-    speeds.loaded(10**9, 0.02)
+    speeds.add_compute(8192, 0.2)
+    speeds.add_load(10**9, 0.02)
     size = 147_456
     assert not speeds.worth(64, 64 * size, 0, 0)
     assert speeds.worth(16384, 16384 * size, 0, 0)
     assert not speeds.worth(4096, 4096 * size, 0, 10**10)  # after other loads
-    speeds.read(10**8, 0.1)
+    speeds.add_read(10**8, 0.1)
     assert not speeds.worth(16384, 16384 * size, 16384 * size, 0)
 
 
 def test_short_steps_say_nothing_about_long_ones() -> None:
     speeds = Speeds()
-    speeds.computed(3, 0.02)
+    speeds.add_compute(3, 0.02)
     assert speeds.compute == 0
