@@ -1,4 +1,4 @@
-"""The HTTP layer: parses and validates requests, submits them to an engine, encodes the answers. It knows no torch."""
+"""The HTTP layer: it reads requests, submits them to an engine and encodes the answers. It does not import torch."""
 
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.hypercorn.in_flight import InFlight

@@ -1,4 +1,4 @@
-"""The base of the endpoints that read a JSON body: they accept a request, admit its prompt, and respond."""
+"""The base of the endpoints with a JSON body: it reads a request, renders a chat and submits the prompt."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from aengine.text.answer.reader import Reader
 from aengine.text.reading import AnswerReading
 from aengine.text.template.messages import TemplateOptions
 
-_MOST_FIELDS = 1000  # of a body; no API has a tenth of them, and each is looked up
+_MOST_FIELDS = 1000  # in a body; no API has a tenth of them
 
 T = TypeVar("T", bound=RequestBody)
 
 
 class Accepted(NamedTuple, Generic[T]):
-    """A request whose body has been read, and what answers it."""
+    """A request whose body has been read, and the model that answers it."""
 
     engine: EngineLike
     body: T
@@ -40,7 +40,7 @@ class Accepted(NamedTuple, Generic[T]):
 
 
 class RenderedChat(NamedTuple):
-    """A chat as a prompt, and how its answers are read."""
+    """A chat as a prompt, and the settings for reading its answers."""
 
     token_ids: list[int]
     opens_thought: bool  # the answer begins within a thought
@@ -48,11 +48,11 @@ class RenderedChat(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """A request that the engine works on."""
+    """A request that has been submitted to the engine."""
 
     stream: StreamLike
-    prompt: Prompt  # as it was enqueued
-    readers: list[Reader]  # of a chat's answers, one for each choice
+    prompt: Prompt  # as submitted
+    readers: list[Reader]  # one for each choice of a chat; empty for other prompts
 
 
 class Endpoint:
@@ -67,7 +67,7 @@ class Endpoint:
         await self._state.turnstile.enter()
         engine, body = self._state.require_engine(), decode(data, decoder)
         if len(data) > LARGE:
-            await asyncio.sleep(0)  # that took a while, and so will the rest
+            await asyncio.sleep(0)  # decoding took a while, and so does the rest
         fields = decode(data, FIELDS)
         if len(fields) > _MOST_FIELDS:
             raise InvalidRequestError(f"the body has {len(fields)} fields, and at most {_MOST_FIELDS} are looked at")
@@ -101,7 +101,7 @@ class Endpoint:
     def _reading(
         self, engine: EngineLike, tools: ToolUse, params: SamplingParams, enable_thinking: object
     ) -> AnswerReading:
-        """How the answers are read. enable_thinking: as the template gets it; None if the request does not say."""
+        """Return the settings for reading the answers. enable_thinking: the template's variable; None: not set."""
         form = engine.answer_format
         return AnswerReading(
             self._state.config,
@@ -122,11 +122,11 @@ class Endpoint:
         last_tokens: int | None = None,
         clip: bool = True,
     ) -> Admitted:
-        """Enqueue a prompt. Every request that generates gets to the engine by this method.
+        """Submit a prompt to the engine. Every request that generates passes this method.
 
-        last_tokens: only so many of the prompt's last tokens are kept.
-        clip: max_tokens is cut to what the prompt leaves of the context; else it is refused.
-        Raises `InvalidRequestError`, `QueueFullError` and their like.
+        last_tokens: keep only this many of the prompt's last tokens.
+        clip: reduce max_tokens to the space that the prompt leaves in the context, instead of refusing it.
+        Raises `InvalidRequestError`, `ContextLengthError` or `QueueFullError`.
         """
         engine = accepted.engine
         chat = prompt if isinstance(prompt, RenderedChat) else None
@@ -153,12 +153,12 @@ class Endpoint:
         return Admitted(stream, text_or_ids, readers)
 
     def _candidates(self, engine: EngineLike, params: SamplingParams, **counts: Any) -> CandidateBudget | None:
-        """The bound on the logprobs of an answer; None for a request that asks for none."""
+        """Return the bound on an answer's logprobs; None if the request asks for none."""
         if params.logprobs is None and params.prompt_logprobs is None:
             return None
         return CandidateBudget(self._state.config.max_answer_candidates, engine, params, **counts)
 
 
 def json_response(payload: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A response whose body is the payload, a struct or what JSON knows, encoded."""
+    """Return a response with the payload as JSON."""
     return Response(sse.encode(payload), status, headers, "application/json")

@@ -1,5 +1,6 @@
-"""Protocols of the engine, its streams and its tokenizer, as far as this layer uses them: `aengine.Engine` has them,
-and so has the tests' stand-in.
+"""Protocols of the engine, its streams and its tokenizer, with the members that this layer uses.
+
+`aengine.Engine` implements them, and so does the fake engine of the tests.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from aengine.types import AdapterInfo, Classes, DeviceMemory, Embeddings, Fragme
 
 
 class StreamLike(Protocol):
-    """The stream of one admitted request. Whoever holds it must call `abort` in the end, however it ends."""
+    """The stream of one submitted request. Its owner must call `abort` at the end, in all cases."""
 
     @property
     def id(self) -> str: ...
@@ -32,22 +33,23 @@ class StreamLike(Protocol):
         ...
 
     async def take(self) -> list[Fragment]:
-        """Everything waiting, at least one fragment; `[]` after the last. Raises what befell the request."""
+        """Return all waiting fragments, at least one; `[]` after the last. Raises the request's error."""
         ...
 
     def abort(self) -> None:
-        """Give the request's memory back. Idempotent; without effect on a finished request."""
+        """Free the request's memory. Idempotent, and without effect on a finished request."""
         ...
 
 
 class TokenizerLike(Protocol):
-    """From text to ids and back."""
+    """Converts text to ids and back."""
 
     async def encode(
         self, text: str, add_special_tokens: bool = True, context: int | None = None, left: int = 1
     ) -> list[int]:
-        """Tokenize a text. Raises `ContextLengthError` where of `context` tokens fewer than `left` are left, as far as
-        possible without tokenizing them.
+        """Tokenize a text. Raises `ContextLengthError` if fewer than `left` of `context` tokens remain.
+
+        Texts that are plainly too long are refused without tokenizing them.
         """
         ...
 
@@ -61,7 +63,7 @@ class TokenizerLike(Protocol):
 
     @property
     def info(self) -> TokenizerInfo:
-        """What the checkpoint's files say of it."""
+        """The tokenizer's settings in the checkpoint's files."""
         ...
 
     @property
@@ -71,21 +73,21 @@ class TokenizerLike(Protocol):
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Control tokens, which outputs leave out."""
+        """Control tokens, which are left out of outputs."""
         ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def token(self, token_id: int) -> str | None:
-        """The token as the vocabulary writes it."""
+        """Return the token as the vocabulary writes it."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that the token adds to a text, which need not be whole characters."""
+        """Return the bytes that the token adds to a text. They may be part of a character."""
         ...
 
     def token_text(self, token_id: int) -> str:
-        """What the token adds to a text."""
+        """Return the text that the token adds."""
         ...
 
 
@@ -103,7 +105,7 @@ class EngineLike(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """All token ids are smaller."""
         ...
 
     @property
@@ -119,17 +121,17 @@ class EngineLike(Protocol):
 
     @property
     def default_params(self) -> SamplingParams:
-        """The checkpoint's recommended sampling parameters; a request's own values win."""
+        """The checkpoint's recommended sampling parameters, which a request's own values override."""
         ...
 
     @property
     def failure(self) -> BaseException | None:
-        """The error for which the engine as a whole serves no more, if there is one."""
+        """The error that stopped the whole engine, if there is one."""
         ...
 
     @property
     def failed(self) -> asyncio.Event:
-        """Set once `failure` is."""
+        """Set when `failure` is set."""
         ...
 
     @property
@@ -148,9 +150,9 @@ class EngineLike(Protocol):
         adapter: str | None = None,
         clip: bool = False,
     ) -> StreamLike:
-        """Validate and enqueue. Raises `InvalidRequestError`, `QueueFullError` and their like at once.
+        """Validate and enqueue. Raises `InvalidRequestError`, `ContextLengthError` or `QueueFullError` at once.
 
-        clip: cut max_tokens to what the prompt leaves of the context, instead of refusing it.
+        clip: reduce max_tokens to the space that the prompt leaves in the context, instead of refusing it.
         """
         ...
 
@@ -165,7 +167,7 @@ class EngineLike(Protocol):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> Embeddings:
-        """A vector of each prompt."""
+        """Return a vector for each prompt."""
         ...
 
     async def classify(
@@ -177,7 +179,7 @@ class EngineLike(Protocol):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> Classes:
-        """The class of each prompt."""
+        """Return the class of each prompt."""
         ...
 
     async def score(
@@ -191,7 +193,7 @@ class EngineLike(Protocol):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> Scores:
-        """How well documents suit queries, pair by pair."""
+        """Return a relevance score for each pair of query and document."""
         ...
 
     async def rerank(
@@ -206,16 +208,16 @@ class EngineLike(Protocol):
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> Ranking:
-        """The documents, the best first."""
+        """Return the documents ordered by relevance."""
         ...
 
     def abort(self, request_id: str) -> bool:
-        """End a request; False if no such one is running."""
+        """End a request. Returns False if it is not running."""
         ...
 
     @property
     def answer_format(self) -> AnswerFormat:
-        """How the model writes thoughts and calls of tools."""
+        """The model's format of thoughts and tool calls."""
         ...
 
     async def encode_chat(
@@ -226,9 +228,10 @@ class EngineLike(Protocol):
         context: int | None = None,
         **options: Unpack[TemplateOptions],
     ) -> ChatPrompt:
-        """Render and tokenize a chat. Raises `InvalidRequestError` where it does not suit the chat template.
+        """Render and tokenize a chat.
 
-        `ContextLengthError` for `context` tokens or more.
+        Raises `InvalidRequestError` if the chat template refuses it, and `ContextLengthError` for `context` tokens or
+        more.
         """
         ...
 
@@ -245,16 +248,16 @@ class EngineLike(Protocol):
         ...
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
-        """Let requests name an adapter. Raises `InvalidRequestError` about `name` or `path`, `AdapterError`."""
+        """Load an adapter. Raises `InvalidRequestError` about `name` or `path`, and `AdapterError`."""
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Let no new request name it, and wait for those that do. Raises `ModelNotFoundError`."""
+        """Refuse new requests for the adapter, and wait for running ones. Raises `ModelNotFoundError`."""
         ...
 
     @property
     def refusal(self) -> str:
-        """Why no request is taken up; empty: they are."""
+        """The reason why requests are refused; empty if they are served."""
         ...
 
     @property
@@ -266,21 +269,21 @@ class EngineLike(Protocol):
         ...
 
     async def sleep(self, level: int = 1, *, mode: SleepMode = "wait") -> None:
-        """Give the device's memory back. Raises `InvalidRequestError` about `level` or `mode`."""
+        """Free the device's memory. Raises `InvalidRequestError` about `level` or `mode`."""
         ...
 
     async def wake_up(self) -> None:
-        """Take it again."""
+        """Allocate the device's memory again."""
         ...
 
     async def reload(self, folder: str | None = None) -> None:
-        """Read the weights in a folder over those that are loaded. Raises `CheckpointError`."""
+        """Replace the loaded weights by those in a folder. Raises `CheckpointError`."""
         ...
 
     def stats(self) -> Stats: ...
 
     def devices(self) -> list[DeviceMemory]:
-        """The GPUs that the model lies on."""
+        """Return the memory of the model's GPUs."""
         ...
 
     def flush_cache(self) -> None:

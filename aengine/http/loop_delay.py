@@ -1,4 +1,4 @@
-"""Measures the event loop's delay, in which steps, parses and collections that block it show up."""
+"""Measures the event loop's delay, which shows steps, parses and collections that block it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 import anyio
 from anyio.abc import TaskStatus
 
-_TICK = 0.01  # seconds: what it sees of a hold is at most so much too short; 0.3 % of a core
-_SPAN = 60.0  # seconds that a worst delay is remembered for, at least
+_TICK = 0.01  # seconds; a delay is measured short by at most this; costs 0.3 % of a core
+_SPAN = 60.0  # seconds for which the worst delay is remembered at least
 
 
 class LoopDelay:
-    """The worst delay of a timer within the last one to two spans: how long the loop was held, a tick at most less."""
+    """The longest time that the loop was blocked within the last one to two spans."""
 
     def __init__(self) -> None:
         self._current = self._before = 0.0
@@ -24,7 +24,7 @@ class LoopDelay:
         return max(self._current, self._before)
 
     async def watch(self, *, task_status: TaskStatus[anyio.CancelScope] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Measure until the scope that this hands out is cancelled."""
+        """Measure until the cancel scope that this passes to `started` is cancelled."""
         with anyio.CancelScope() as scope:
             task_status.started(scope)
             while True:
@@ -33,7 +33,7 @@ class LoopDelay:
                 self.note(time.monotonic() - began - _TICK, began)
 
     def note(self, delay: float, now: float) -> None:
-        """Add a measurement: seconds, and when."""
+        """Add a measurement. now: monotonic seconds at which it began."""
         if now >= self._until:
             self._before = self._current if now < self._until + _SPAN else 0.0
             self._current, self._until = 0.0, now + _SPAN

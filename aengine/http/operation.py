@@ -1,4 +1,4 @@
-"""The declaration of an endpoint, from which its route and its entry in the OpenAPI document come."""
+"""The declaration of an endpoint, from which its route and its entry in the OpenAPI document are made."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from aengine.http.door.errors import ErrorBody
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-READS = (400, 408, 413, 415)  # refusals of what reads a body,
-SERVES = (503,)  # of what needs the engine,
-NAMES = (404,)  # and of what may name a model, or a response
-ANSWERS = (*READS, *NAMES, *SERVES)  # of what does all three
+READS = (400, 408, 413, 415)  # refusals of an endpoint that reads a body
+SERVES = (503,)  # of one that needs the engine
+NAMES = (404,)  # of one that names a model or a response
+ANSWERS = (*READS, *NAMES, *SERVES)  # of one that does all three
 
 
 class Operation(msgspec.Struct, frozen=True):
     """One endpoint: path, handler, and the structs of its bodies."""
 
     method: str
-    path: str  # as the router has it
+    path: str  # in the router's notation
     handler: Handler
     summary: str
-    answer: Any = None  # the struct that 200 brings; None: text
-    body: Any = None  # the struct that is sent
-    streams: bool = False  # it can answer with events instead
-    refusals: Sequence[int] = ()  # statuses that come as errors
-    also: dict[int, Any] = {}  # other statuses, whose body is no error: their struct
-    error: Any = ErrorBody  # the struct of refusals
-    query: dict[str, str] = {}  # the types of parameters behind the path, none of which must be there
+    answer: Any = None  # the struct of a 200; None: text
+    body: Any = None  # the struct of the request
+    streams: bool = False  # whether it can answer with events instead
+    refusals: Sequence[int] = ()  # statuses of errors
+    also: dict[int, Any] = {}  # structs of other statuses whose body is not an error
+    error: Any = ErrorBody  # the struct of errors
+    query: dict[str, str] = {}  # types of optional query parameters
 
     @property
     def template(self) -> str:
-        """The path as OpenAPI writes it."""
+        """The path in OpenAPI's notation."""
         return self.path.replace(":path}", "}")

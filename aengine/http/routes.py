@@ -1,4 +1,4 @@
-"""The routes of the HTTP layer, and its application."""
+"""The table of all operations, and the application that is made from it."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ OPERATIONS: tuple[Callable[[ServerState], list[Operation]], ...] = (
 
 
 def operations(state: ServerState) -> list[Operation]:
-    """Every endpoint, except the document that describes them all."""
-    described = [operation for of_dialect in OPERATIONS for operation in of_dialect(state)]
+    """Return every operation. The OpenAPI document itself and the page are not among them."""
+    described = [operation for declare in OPERATIONS for operation in declare(state)]
     bodies = [operation.body for operation in described if operation.body is not None]
     state.unknown_fields.add(body for body in bodies if issubclass(body, Drawing))
     return described
 
 
 def http_app(state: ServerState) -> Starlette:
-    """The HTTP side of a server; its engine comes and goes through `state`."""
+    """Return the HTTP application of a server. `state` holds its engine while there is one."""
     described = operations(state)
     document = OpenApi(described, secured=bool(state.config.api_keys))
     handlers: dict[str, dict[str, Handler]] = {}
@@ -74,7 +74,7 @@ def http_app(state: ServerState) -> Starlette:
         middleware=[Middleware(Door, config=state.config, paths=paths)],
         exception_handlers={**HANDLERS, 404: paths.no_such_path, 405: paths.no_such_method},
     )
-    app.router.redirect_slashes = False  # the redirect would be built from the client's Host header
+    app.router.redirect_slashes = False  # a redirect would be built from the client's Host header
     return app
 
 
@@ -82,12 +82,12 @@ async def _not_found(request: Request) -> Response:
     raise HTTPException(404)
 
 
-# Else it would be a response of that id, and the answer that such are not posted.
+# Without this route the path would be a response's, and the error a 405.
 _NO_COMPACTION = Route("/v1/responses/compact", _not_found, methods=["POST"])
 
 
 def _by_method(handlers: dict[str, Handler]) -> Handler:
-    """The handler of a path; a route of its own for each method would not know of the others' in its 405."""
+    """Return one handler for all methods of a path, so that a 405 lists all of them."""
     if len(handlers) == 1:
         return next(iter(handlers.values()))
 

@@ -1,4 +1,4 @@
-"""The state that the handlers share: the server's knobs and the engine, once there is one."""
+"""The state that all endpoints share: the server's knobs, its phase, and the engine."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Phase = Literal["loading", "ready", "failed", "stopping"]
 
 
 class ChosenModel(NamedTuple):
-    """What a request is answered by: the name that its answer shows, and the adapter, None for the model alone."""
+    """The model that answers a request: its name in the answer, and the adapter, or None."""
 
     name: str
     adapter: str | None
 
 
 class ServerState:
-    """The phases of a server: loading, then ready or failed, then stopping."""
+    """The state of a server. Its phases are loading, then ready or failed, then stopping."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.engine: EngineLike | None = None
-        # The names under which the model is listed, that of answers first; empty until the engine is there.
+        # The names under which the model is listed; answers show the first. Empty until the engine is ready.
         self.model_names: tuple[str, ...] = config.served_model_name
         self.phase: Phase = "loading"
         self.reason = "the model is still loading"
@@ -37,22 +37,20 @@ class ServerState:
         self.bodies = BodyReader(config)
         self.turnstile = Turnstile()
         self.unknown_fields = UnknownFields()
-        self.in_flight: InFlight | None = None  # what is being answered, once the server has been started
+        self.in_flight: InFlight | None = None  # set when the server starts
 
     def ready(self, engine: EngineLike) -> None:
         self.engine, self.phase, self.reason = engine, "ready", ""
         self.model_names = self.config.served_model_name or (engine.model_name,)
 
     def failed(self, error: BaseException) -> None:
-        """Note that the engine has failed: every request from now on is answered with the reason, as far as clients may
-        know it.
-        """
+        """Note that the engine has failed. Every later request is answered with the public part of the reason."""
         happened = "could not be started" if self.phase == "loading" else "failed"
         self.engine, self.phase = None, "failed"
         self.reason = f"the engine {happened}: {public_message(error)}"
 
     def draining(self) -> None:
-        """Take no new work from now on; what runs goes on. An engine that failed has neither."""
+        """Refuse new requests. Running ones continue, unless the engine has failed."""
         if self.phase != "failed":
             self.phase, self.reason = "stopping", "the server is shutting down"
 
@@ -62,16 +60,16 @@ class ServerState:
 
     @property
     def model_name(self) -> str | None:
-        """The name that answers show; None before the engine is there."""
+        """The name in answers; None until the engine is ready."""
         return next(iter(self.model_names), None)
 
     def is_model(self, name: str) -> bool:
-        """Whether the name is one of the model's own: a listed one or, unless names were given, its folder's path."""
+        """Whether the name is one of the model's: a listed name or, without configured names, the folder's path."""
         names = self.config.served_model_name or (self.engine.model_names if self.engine is not None else ())
         return name.strip("/") in {known.strip("/") for known in names}
 
     def require_engine(self) -> EngineLike:
-        """The loaded engine. Raises `EngineNotReadyError` or `EngineClosedError` with the reason when there is none."""
+        """Return the engine. Raises `EngineNotReadyError` or `EngineClosedError` with the reason if there is none."""
         if self.phase == "stopping":
             raise EngineClosedError(self.reason)
         if self.engine is None:
@@ -79,7 +77,7 @@ class ServerState:
         return self.engine
 
     def choose_model(self, name: str | None) -> ChosenModel:
-        """The model or the adapter of that name; the model for None. Raises `ModelNotFoundError`."""
+        """Return the model or adapter of this name; the model for None. Raises `ModelNotFoundError`."""
         engine = self.require_engine()
         names = self.model_names
         if name is None or name == names[0] or self.is_model(name):

@@ -1,4 +1,4 @@
-"""What an answer in Anthropic's format is made of: blocks, the reason for its end, usage."""
+"""The parts of an answer in Anthropic's format: blocks, stop reason and usage."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta
 from aengine.text.answer.reader import Reader
 from aengine.types import Choice, Completion, Fragment, Usage
 
-# Clients keep it with a thought and send it back. Nothing is signed here: a thought is read as it comes back.
+# Clients send the signature back with a thought. It is not checked here.
 SIGNATURE = "unsigned"
-_UNREADABLE = "INVALID_JSON"  # Anthropic's name for what a model wrote in place of an object
+_UNREADABLE = "INVALID_JSON"  # Anthropic's name for arguments that are not a JSON object
 
 _input_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an answer before it begins. `max_tokens` is the request's; with 0 nothing of it is shown."""
+    """The properties of an answer that are known before it begins.
+
+    max_tokens: the request's; with 0 no text is shown.
+    """
 
     id: str
     model: str
@@ -51,7 +54,7 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def stop_reason(self, last: Fragment | Choice, usage: Usage, has_calls: bool) -> StopReason:
-        """Raises `EngineFailedError` where the answer was ended from outside: this API has no word for that."""
+        """Return the stop reason. Raises `EngineFailedError` for an aborted answer, for which the API has no reason."""
         if self.max_tokens == 0:
             return "max_tokens"
         match last.finish_reason:
@@ -66,7 +69,7 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def message_body(plan: AnswerPlan, completion: Completion, reader: Reader) -> MessageBody:
-    """The whole body of an answer that is not streamed."""
+    """Return the body of an answer that is not streamed."""
     choice, usage = completion.choices[0], completion.usage
     deltas = await reader.read(choice) if plan.max_tokens else []
     message = plan.message(content_blocks(deltas, plan.shows_thoughts), plan.usage(usage, reader.thought_tokens))
@@ -76,12 +79,12 @@ async def message_body(plan: AnswerPlan, completion: Completion, reader: Reader)
 
 
 def begins_block(delta: Delta, previous: Delta | None) -> bool:
-    """Whether the delta is the first one of a block."""
+    """Whether the delta begins a block."""
     return type(delta) is not type(previous) or (isinstance(delta, CallDelta) and delta.id is not None)
 
 
 def content_blocks(deltas: Iterable[Delta], shows_thoughts: bool) -> list[AnswerBlock]:
-    """The blocks of a whole answer."""
+    """Return the blocks of a whole answer."""
     runs: list[list[Delta]] = []
     for delta in deltas:
         if begins_block(delta, runs[-1][-1] if runs else None):
@@ -103,5 +106,5 @@ def _block(run: list[Delta], shows_thoughts: bool) -> AnswerBlock:
 def _input(arguments: str) -> dict[str, Any]:
     try:
         return _input_decoder.decode(arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):  # the model's mistake, or cut short
+    except (msgspec.DecodeError, RecursionError):  # the model wrote invalid JSON, or the answer was cut short
         return {_UNREADABLE: arguments}

@@ -14,15 +14,17 @@ from aengine.http.fields.unknown import REFUSED_WITH_PROMPTS, RequestBody, Unsup
 
 
 class ResultPart(msgspec.Struct, kw_only=True):
-    """A part of a tool's result, or of a system prompt. All types but `text` are refused, with a sentence."""
+    """A part of a tool's result or of a system prompt. All types but `text` are refused."""
 
     type: str
     text: str | None = None
 
 
 class ContentBlock(msgspec.Struct, kw_only=True):
-    """A block of a message. The fields that it must have are those of its type: `text`, `thinking`,
-    `redacted_thinking`, `tool_use` or `tool_result`; all others are refused, with a sentence.
+    """A block of a message.
+
+    Its type is `text`, `thinking`, `redacted_thinking`, `tool_use` or `tool_result`; other types are refused. The
+    required fields depend on the type.
     """
 
     type: str
@@ -41,30 +43,30 @@ class InputMessage(msgspec.Struct, kw_only=True):
     content: str | list[ContentBlock]
 
 
-# No line break at the end either, which Python's `$` alone would let pass.
+# `(?!\n)`: Python's `$` alone would allow a line break at the end.
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$(?!\n)")]
 
 
 class InputTool(msgspec.Struct, kw_only=True):
-    """A tool of the client's own. One that Anthropic defines (another `type` than `custom`) is refused."""
+    """A tool of the client. Tools that Anthropic defines (with another `type` than `custom`) are refused."""
 
     name: ToolName | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
-    strict: bool | None = None  # a call that the model makes by itself has arguments of this schema as well
+    strict: bool | None = None  # arguments follow the schema even if the call is not forced
     type: str | None = None
 
 
 class InputToolChoice(msgspec.Struct, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None  # of type `tool`
+    name: str | None = None  # of the tool, with type `tool`
     disable_parallel_tool_use: bool | None = None
 
 
 class ThinkingConfig(msgspec.Struct, kw_only=True):
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
-    budget_tokens: Count | None = None  # taken, not used
-    display: str | None = None  # "omitted": the thought stays away; anything else shows it
+    budget_tokens: Count | None = None  # accepted without effect
+    display: str | None = None  # "omitted" hides the thought; anything else shows it
 
 
 class JsonOutputFormat(msgspec.Struct, kw_only=True):
@@ -73,7 +75,9 @@ class JsonOutputFormat(msgspec.Struct, kw_only=True):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None  # for the chat template, by its name
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = (
+        None  # for the chat template, as `reasoning_effort`
+    )
     format: JsonOutputFormat | None = None
 
 
@@ -86,7 +90,7 @@ _REFUSED: Mapping[str, Unsupported] = {
 
 
 class CountTokensRequest(RequestBody, kw_only=True):
-    """`POST /v1/messages/count_tokens`: what a prompt is made of."""
+    """`POST /v1/messages/count_tokens`: the fields that determine the prompt."""
 
     refused: ClassVar[Mapping[str, Unsupported]] = _REFUSED
 
@@ -94,7 +98,7 @@ class CountTokensRequest(RequestBody, kw_only=True):
     system: str | list[ResultPart] | None = None
     tools: Annotated[list[InputTool], Meta(max_length=1024)] | None = None
     tool_choice: InputToolChoice | None = None  # None: auto
-    thinking: ThinkingConfig | None = None  # None: as the chat template has it
+    thinking: ThinkingConfig | None = None  # None: the chat template decides
     output_config: OutputConfig | None = None
     output_format: JsonOutputFormat | None = None  # the older place of output_config.format
 
@@ -111,10 +115,10 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: Temperature | None = None
     top_p: Probability | None = None
     top_k: TopK | None = None
-    cache_salt: str | None = None  # our own: requests with different ones share no cached prefix
+    cache_salt: str | None = None  # aengine's own: requests with different salts share no cached prefix
 
 
-CountTokensRequest.passed_over = frozenset(MessagesRequest.__struct_fields__)  # what an answer alone would take
+CountTokensRequest.ignored = frozenset(MessagesRequest.__struct_fields__)  # fields that only affect the answer
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -142,7 +146,7 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of the prompt, those from the prefix cache apart, and of the answer, thoughts included."""
+    """Tokens of the prompt without and with a cached prefix, and tokens of the answer including thoughts."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0

@@ -18,7 +18,7 @@ _HOLE = sse.encode(sse.HOLE)
 
 
 class MessageEventEncoder(EventEncoder):
-    """Encodes one answer: its blocks one after the other, each begun, extended by deltas and stopped."""
+    """Encodes one answer. Each block has a start event, delta events and a stop event."""
 
     ping: ClassVar[bytes] = sse.typed_event({"type": "ping"})
 
@@ -28,11 +28,11 @@ class MessageEventEncoder(EventEncoder):
         self._reader = reader
         self._index = -1  # of the latest block
         self._latest: Delta | None = None
-        self._around: tuple[bytes, bytes] = (b"", b"")  # what surrounds a piece of it
+        self._around: tuple[bytes, bytes] = (b"", b"")  # the encoded event before and after a piece of the block
         self._last: Fragment | None = None
 
     def opening(self) -> bytes:
-        """The message without content. What of the prompt was in the cache shows at the end."""
+        """Return the message without content. The cached tokens of the prompt are known only at the end."""
         usage = MessageUsage(
             input_tokens=self._prompt_tokens,
             cache_read_input_tokens=0,
@@ -55,7 +55,7 @@ class MessageEventEncoder(EventEncoder):
         return events + self._stop() if ends else events
 
     def closing(self, usage: Usage | None) -> bytes:
-        """Why it ended, and what it cost. Raises `EngineFailedError` where it was ended from outside."""
+        """Return the events with the stop reason and the usage. Raises `EngineFailedError` for an aborted answer."""
         if self._last is None or usage is None:
             raise EngineFailedError("the request was aborted")
         reason = self._plan.stop_reason(self._last, usage, self._reader.ends_with_calls)
@@ -100,7 +100,7 @@ class MessageEventEncoder(EventEncoder):
         return sse.typed_event({"type": "content_block_start", "index": self._index, "content_block": block})
 
     def _stop(self) -> bytes:
-        """The end of the latest block, if there is one."""
+        """Return the events that end the latest block, if there is one."""
         if self._latest is None:
             return b""
         signed = isinstance(self._latest, ReasoningDelta)

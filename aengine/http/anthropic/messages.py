@@ -30,7 +30,7 @@ from aengine.requests.sampling_params import SamplingParams
 from aengine.requests.structured import Structured
 from aengine.text.answer.parser import ChatPrompt
 
-_MANY = 2000  # blocks of messages, some 10 ms
+_MANY = 2000  # blocks; converting them takes about 10 ms
 _NAMES = {"prompt": "messages", "stop": "stop_sequences"}
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountTokensRequest)
@@ -59,26 +59,26 @@ class Messages(Endpoint):
         return DocumentResponse(stream, lambda completion: message_body(plan, completion, reader))
 
     async def count_tokens(self, request: Request) -> Response:
-        """The length of the prompt that the same request would make, however long."""
+        """Return the number of tokens of the prompt that the same request would have, however long."""
         engine, body, _, _ = await self._accept(request, _count_decoder)
         prompt = await _prompt(engine, body, tool_use_of(body), None)
         return json_response(TokenCount(len(prompt.token_ids)))
 
 
 async def _prompt(engine: EngineLike, body: CountTokensRequest, tools: ToolUse, context: int | None) -> ChatPrompt:
-    """Render and tokenize. Raises `InvalidRequestError`, `ContextLengthError` for `context` tokens or more."""
+    """Render and tokenize. Raises `InvalidRequestError`, and `ContextLengthError` for `context` tokens or more."""
     try:
         return await _rendered(engine, await _chat(body, "system"), body, tools, context)
     except ContextLengthError:
         raise
-    except InvalidRequestError:  # of a template, maybe, that knows system messages at the beginning alone
+    except InvalidRequestError:  # the template may allow system messages only at the beginning
         if not has_late_system(body):
             raise
         return await _rendered(engine, await _chat(body, "user"), body, tools, context)
 
 
 async def _chat(body: CountTokensRequest, late_system: str) -> list[dict[str, Any]]:
-    """`chat_messages`, in a thread if there are so many blocks that they would hold the loop."""
+    """Call `chat_messages`, in a thread if many blocks would block the loop."""
     contents = [body.system or "", *(message.content for message in body.messages)]
     blocks = sum(1 if isinstance(content, str) else len(content) for content in contents)
     make = partial(chat_messages, body, late_system=late_system)
@@ -104,12 +104,12 @@ async def _rendered(
 
 
 def _enable_thinking(body: CountTokensRequest) -> bool | None:
-    """What the request says of thinking; None where it leaves that to the model's template."""
+    """Return whether the request enables thinking; None leaves it to the model's template."""
     return None if body.thinking is None else body.thinking.type in ("enabled", "adaptive")
 
 
 def _params(body: MessagesRequest, defaults: SamplingParams) -> SamplingParams:
-    """The request's sampling parameters over the checkpoint's."""
+    """Return the request's sampling parameters, with the checkpoint's as defaults."""
     fields: dict[str, Any] = {}
     for name in ("temperature", "top_p", "top_k"):
         if (value := getattr(body, name)) is not None:
@@ -132,7 +132,7 @@ def operations(state: ServerState) -> list[Operation]:
             "POST",
             "/v1/messages",
             messages.create,
-            "The same, as Anthropic has it.",
+            "The assistant's next message, in Anthropic's format.",
             body=MessagesRequest,
             answer=MessageBody,
             streams=True,

@@ -1,4 +1,4 @@
-"""Turns messages of content blocks into messages for a chat template."""
+"""Converts messages of content blocks to messages for a chat template."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _REQUIRED = {
     "tool_result": ("tool_use_id",),
 }
 _NO_TEXT = ("image", "document", "search_result", "container_upload")
-# A line of Claude Code's accounts at the head of its system prompt. It differs from conversation to conversation, so
-# that none would find the prefix of another in the cache.
+# Claude Code's system prompt begins with an accounting line that differs for each conversation. With it no conversation
+# would find the prefix of another one in the cache.
 _ACCOUNTING = "x-anthropic-billing-header:"
 
 
@@ -38,13 +38,13 @@ class _Placed(NamedTuple):
 
 
 def chat_messages(body: CountTokensRequest, *, late_system: str) -> list[dict[str, Any]]:
-    """The messages as a chat template gets them: turns of one role joined, calls and their results apart.
+    """Return the messages for the chat template. Turns of one role are joined; tool results are separate messages.
 
-    late_system: the role of system messages further down, which some templates refuse. Raises `InvalidRequestError`,
-    naming the block.
+    late_system: the role for system messages after the beginning, which some templates refuse.
+    Raises `InvalidRequestError`, naming the block.
     """
     messages: list[dict[str, Any]] = []
-    names: dict[str, str] = {}  # of tools, by call
+    names: dict[str, str] = {}  # of tools, by the id of the call
     for role, turn in groupby(_placed(body, late_system), lambda placed: placed.role):
         blocks = [placed.block for placed in turn]
         if role == "assistant":
@@ -58,7 +58,7 @@ def chat_messages(body: CountTokensRequest, *, late_system: str) -> list[dict[st
 
 
 def has_late_system(body: CountTokensRequest) -> bool:
-    """Whether there is a system message further down than at the beginning."""
+    """Whether the list of messages has a system message."""
     return any(message.role == "system" for message in body.messages)
 
 
@@ -83,8 +83,9 @@ def _as_blocks(content: str | Sequence[ResultPart] | Sequence[ContentBlock]) -> 
 
 
 def _without_media(block: ContentBlock, newest: bool) -> ContentBlock:
-    """The block, with texts in the place of images in a tool's result; and of an image itself, unless it is in the
-    user's `newest` message.
+    """Return the block with texts in place of images and files.
+
+    They are replaced in tool results, and in all messages but the user's newest one.
     """
     if isinstance(block.content, list):
         parts = [
@@ -97,7 +98,7 @@ def _without_media(block: ContentBlock, newest: bool) -> ContentBlock:
 
 
 def _checked(placed: _Placed) -> _Placed:
-    """The block as it is. Raises `InvalidRequestError` unless a message of its role may have it, and it is complete."""
+    """Return the block. Raises `InvalidRequestError` if its role does not allow it, or a field is missing."""
     role, path, block = placed
     if block.type not in _BLOCKS[role]:
         _refuse(block.type, f"{path}.type", f"a {role} message has blocks of type {', '.join(_BLOCKS[role])}")
@@ -121,7 +122,7 @@ def _refuse(kind: str, path: str, instead: str) -> None:
 
 
 def _text(blocks: Sequence[ContentBlock] | Sequence[ResultPart]) -> str:
-    """The text of blocks, which begin on a line each."""
+    """Return the text of blocks, joined by line breaks."""
     return "\n".join(block.text for block in blocks if block.type == "text" and block.text)
 
 
@@ -142,7 +143,7 @@ def _assistant_message(blocks: Sequence[ContentBlock]) -> dict[str, Any]:
 
 
 def _user_messages(blocks: Sequence[ContentBlock], names: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Results of tools, a message each, and what the user says between and after them."""
+    """Yield a message for each tool result, and messages for the user's text between and after them."""
     for kind, run in groupby(blocks, lambda block: block.type):
         if kind == "text":
             yield {"role": "user", "content": _text(list(run))}
@@ -156,5 +157,5 @@ def _user_messages(blocks: Sequence[ContentBlock], names: dict[str, str]) -> Ite
 def _result(block: ContentBlock) -> str:
     content = block.content or ""
     text = content if isinstance(content, str) else _text(content)
-    # Templates know no failed results: the text has to say it.
+    # Templates have no field for a failed result, so the text says it.
     return f"Error: {text}" if block.is_error and not text.lower().startswith("error") else text

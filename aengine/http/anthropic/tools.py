@@ -1,4 +1,4 @@
-"""Reads `tools` and `tool_choice` as Anthropic's API has them."""
+"""Reads `tools` and `tool_choice` in Anthropic's format."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _AUTO = InputToolChoice(type="auto")
 
 
 def tool_use_of(body: CountTokensRequest) -> ToolUse:
-    """The tools of a request, and what is to be done with them. Raises `InvalidRequestError`, naming the field.
+    """Return the tools of a request and how they may be called. Raises `InvalidRequestError`, naming the field.
 
-    With `tool_choice` `none` the model does not hear of the tools, so that it cannot call them.
+    With `tool_choice` `none` the model does not see the tools, so it cannot call them.
     """
     choice = body.tool_choice or _AUTO
     offered = _offered(body.tools or [])

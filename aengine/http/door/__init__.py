@@ -1,1 +1,1 @@
-"""Middleware that every request passes: request id, hosts and origins, keys, body, bursts, errors."""
+"""What every request passes: its id, hosts, origins, API keys, the reading of its body, and errors."""

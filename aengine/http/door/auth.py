@@ -1,4 +1,4 @@
-"""API keys: where any is set, every path but `/`, `/health`, `/ping` and `/ready` needs one of them."""
+"""API keys: if any are set, every path but `/`, `/health`, `/ping` and `/ready` needs one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aengine.http.door.context import context_of
 from aengine.http.door.errors import HTTPError, error_response
 
-# The path exactly as the router will see it; `/` is the static page, which asks its reader for the key.
+# Paths as the router sees them. `/` is the static page, which asks its reader for the key.
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready"})
 
 
 class ApiKeyMiddleware:
-    """Demands `Authorization: Bearer <key>` or `x-api-key: <key>` for every path but the open ones.
+    """Requires `Authorization: Bearer <key>` or `x-api-key: <key>` for every path but the open ones.
 
-    Preflights never come this far: they carry no credentials by design, and are answered where origins are judged.
+    CORS preflights carry no credentials; `OriginMiddleware` answers them before this middleware.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self._app = app
-        # Digests are of one length, so a comparison's time tells nothing of a key's.
+        # All digests have the same length, so the time of a comparison reveals nothing about a key's length.
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,16 +48,16 @@ class ApiKeyMiddleware:
             scheme, _, key = bearer.partition(b" ")
             if scheme.lower() == b"bearer":
                 keys.append(key)
-        # Both at once is what clients of Anthropic's do whose user has set both: one that is good will do.
+        # Anthropic's clients send both if their user has set both. One valid key is enough.
         callers = [caller for key in keys if (caller := self._caller(key.strip())) is not None]
         if callers:
             context_of(scope).caller = callers[0]
         return bool(callers)
 
     def _caller(self, key: bytes) -> str | None:
-        """The digest of a key, None for one that is not accepted."""
+        """Return the digest of an accepted key, else None."""
         digest = sha256(key).digest()
         matched = False
-        for accepted in self._digests:  # all of them, whichever matches
+        for accepted in self._digests:  # compare with all keys, so that the time does not depend on which one matches
             matched |= hmac.compare_digest(accepted, digest)
         return digest.hex() if matched else None

@@ -1,4 +1,8 @@
-"""Reads and decodes the body of a request: bounded in size, JSON by content type, into a struct."""
+"""Reads the body of a request within bounds, and decodes it into a struct.
+
+Starlette has a bound on bodies as well. It is not used: it answers in plain text, does not say what is allowed, and
+takes precedence over refusals that come before the body, such as 401.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +22,23 @@ from aengine.http.door.errors import HTTPError
 from aengine.http.door.malformed import find_unencodable
 from aengine.sizes import format_bytes
 
-PER_PASS = 8  # some tenths of a millisecond each, to be parsed and enqueued
-# `curl -d` declares a form; nobody means one here.
+PER_PASS = 8  # requests; parsing and enqueueing one takes some tenths of a millisecond
+# `curl -d` declares a form, but sends JSON here.
 _JSON_TYPES = {"", "application/json", "application/x-www-form-urlencoded"}
-# What parsing costs beside the bytes, which are cheap: it holds the loop, and a thread would hold the GIL as well.
+# The cost of parsing by punctuation; other bytes are cheap. Parsing blocks the loop, and a thread would hold the GIL.
 _WEIGHTS = {b",": 1, b'"': 1, b"{": 8, b"[": 8}
-_MAX_WEIGHT = 2**19 + 2**16  # half a million token ids, about 15 ms
-LARGE = 2**18  # bytes; below, nobody notices
-_SLICE = 2**20  # bytes weighed in one turn of the loop
+_MAX_WEIGHT = 2**19 + 2**16  # half a million token ids, about 15 ms of parsing
+LARGE = 2**18  # bytes; parsing a shorter body takes no notable time
+_SLICE = 2**20  # bytes that are weighed between two turns of the loop
 _DIGITS = b"0123456789"
-_MOST_DIGITS = 3  # slices of nothing else: longer than any text may be, and a number takes 2 ms a slice to be parsed
-_LONGEST_NUMBER = 64  # bytes; what is longer is no client's 4.0, and takes its time to be read
+_MOST_DIGITS = 3  # slices that consist of digits; a number takes 2 ms a slice to parse
+_LONGEST_NUMBER = 64  # bytes; a longer number is not a whole number such as 4.0, and slow to read
 
 T = TypeVar("T")
 
 
 class Turnstile:
-    """Lets `per_pass` tasks through in each pass of the event loop, in the order in which they came."""
+    """Admits `per_pass` tasks in each pass of the event loop, in order, so that a burst never blocks running steps."""
 
     def __init__(self, per_pass: int = PER_PASS) -> None:
         self._per_pass = per_pass
@@ -42,7 +46,7 @@ class Turnstile:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
-        """Wait for the caller's turn: none, unless others came in the same pass of the loop."""
+        """Wait for the caller's turn. It comes at once unless others came in the same pass of the loop."""
         loop = asyncio.get_running_loop()
         if self._entered == self._per_pass or self._waiting:
             turn: asyncio.Future[None] = loop.create_future()
@@ -57,7 +61,7 @@ class Turnstile:
         self._entered = 0
         while self._waiting and self._entered < self._per_pass:
             turn = self._waiting.popleft()
-            if not turn.done():  # else its task was cancelled
+            if not turn.done():  # if it is done, its task was cancelled
                 turn.set_result(None)
                 self._entered += 1
         if self._entered:
@@ -65,7 +69,7 @@ class Turnstile:
 
 
 class BodyReader:
-    """Reads bodies within the server's bounds. Large ones are looked through and parsed one after the other."""
+    """Reads bodies within the server's bounds. Large bodies are weighed and parsed one after the other."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._limit = config.max_body_bytes
@@ -73,9 +77,9 @@ class BodyReader:
         self._large = Turnstile(1)
 
     async def read(self, request: Request) -> bytearray:
-        """The whole body. Raises `HTTPError` 415, 413 or 408, `ClientDisconnect` when the client left.
+        """Return the whole body. A large body is returned when it is its turn to be parsed.
 
-        None of them waits for the rest of the body. A large one is returned when it is its turn to be parsed.
+        Raises `HTTPError` 415, 413 or 408, and `ClientDisconnect` if the client left, without reading on.
         """
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type not in _JSON_TYPES:
@@ -102,9 +106,7 @@ class BodyReader:
         return body
 
     async def _weight(self, body: bytearray) -> int:
-        """An estimate of the parser's work: the punctuation in the body. Punctuation within texts counts too: one that
-        has a million is none to answer.
-        """
+        """Estimate the parser's work from the punctuation in the body, including punctuation within texts."""
         weight = digits = 0
         for start in range(0, len(body), _SLICE):
             await self._large.enter()
@@ -118,13 +120,13 @@ class BodyReader:
 
 
 def _is_digits(body: bytearray, start: int) -> bool:
-    """Whether a slice of the body is nothing but digits: it is read as a whole only if every 1024th byte is one."""
+    """Whether a slice of the body has only digits. Most slices are decided by every 1024th byte."""
     end = start + _SLICE
     return not body[start:end:1024].strip(_DIGITS) and not body[start:end].strip(_DIGITS)
 
 
 async def _receive_all(receive: Receive, limit: int) -> bytearray:
-    body = bytearray()  # not a list: chunks of a byte or two would each cost 40 more
+    body = bytearray()  # not a list of chunks: each would cost 40 bytes more
     more = True
     while more:
         message = await receive()
@@ -134,20 +136,20 @@ async def _receive_all(receive: Receive, limit: int) -> bytearray:
         more = message.get("more_body", False)
         if len(body) > limit:
             raise _too_large(limit)
-    return body  # as it is: a copy of megabytes takes as long as parsing them
+    return body  # not copied: a copy takes as long as parsing
 
 
 def _too_large(limit: int) -> HTTPError:
     return HTTPError(413, "body_too_large", f"the body must not be longer than {format_bytes(limit)}")
 
 
-FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])  # an object's fields, each as it was written
+FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])  # an object's fields as raw JSON
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*?)`$")
 _NAMED = re.compile(r"(?:missing required|unknown) field `(?P<name>[^`]*)`")
 
 
 def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode the body into the decoder's struct. Raises `InvalidRequestError` that names the offending field."""
+    """Decode the body into the decoder's struct. Raises `InvalidRequestError`, naming the invalid field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -164,14 +166,13 @@ def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def _whole_numbers(body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> bytes | bytearray:
-    """The body with numbers such as 4.0 written as integers, where they are the whole value of a field that the decoder
-    knows.
+    """Return the body with integers in place of numbers such as 4.0 in known fields.
 
-    JSON knows one kind of number, and some clients write all of them as floats.
+    JSON has one kind of number, and some clients write all numbers as floats.
     """
     try:
         fields = FIELDS.decode(body)
-    except msgspec.ValidationError:  # no object
+    except msgspec.ValidationError:  # not an object
         return body
     whole = {}
     for name in fields.keys() & {*getattr(decoder.type, "__struct_encode_fields__", ())}:

@@ -28,7 +28,7 @@ class Abortable(Protocol):
 
 @dataclass(slots=True)
 class RequestContext:
-    """What is known of one request."""
+    """The state of one request that middleware and endpoints share."""
 
     request_id: str | None = None  # the answer's `X-Request-Id`
     caller: str | None = None  # the digest of the API key, if the server asks for keys

@@ -1,6 +1,4 @@
-"""The outermost middleware, which every request passes before it is routed. A check without anything to judge is not
-called.
-"""
+"""The outermost middleware, which every request passes before it is routed. Checks that do not apply are skipped."""
 
 from __future__ import annotations
 
@@ -19,19 +17,16 @@ from aengine.http.door.errors import HTTPError, error_response
 from aengine.http.door.origin import OriginMiddleware
 from aengine.http.door.paths import ServedPaths
 
-_USABLE = re.compile(r"[!-~]{1,128}")  # visible ASCII: nothing that could split a header or spoil a log
+_USABLE = re.compile(r"[!-~]{1,128}")  # visible ASCII, which cannot split a header or forge a log line
 _NO_WEBSOCKET = HTTPError(404, "not_found", "this server has no WebSocket: send ordinary requests over HTTP")
 _NAME = re.compile(r"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:/?#@\[\]]*))(?::\d*)?")
 
 
 class Door:
-    """Sets `X-Request-Id` (the client's own, or a new one) on every response, for Anthropic's clients under their name
-    as well; then checks host, origin, key and path.
-    """
+    """Adds the request's id to every response, then checks host, origin, key and path."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, paths: ServedPaths) -> None:
         self._hosts = Hosts(config.allowed_hosts)
-        # Behind the keys, which know no path but as it was sent.
         self._paths = paths
         self._app = app
         self._inside: ASGIApp = ApiKeyMiddleware(self._route, config.api_keys) if config.api_keys else self._route
@@ -68,30 +63,29 @@ class Door:
 
 
 def request_id_of(headers: Headers) -> str:
-    """The client's own, where it can be used, or a new one."""
+    """Return the client's `X-Request-Id` if it is usable, else a new id."""
     requested = headers.get("x-request-id", "")
     return requested if _USABLE.fullmatch(requested) else uuid.uuid4().hex
 
 
 class Hosts:
-    """Checks `Host`: over a loopback connection only `localhost`, IP addresses and the names in `allowed_hosts` are
-    served.
+    """Checks `Host`: over loopback only `localhost`, IP addresses and the names in `allowed_hosts` are served.
 
-    A web page may let its own name resolve to 127.0.0.1 (DNS rebinding); its browser then takes this server for the
-    page's own, `Origin` and `Host` agree, and nothing but the name tells. By hand, because Starlette's
-    TrustedHostMiddleware knows neither IP addresses nor which connections are local, and answers in plain text.
+    A web page may make its own name resolve to 127.0.0.1 (DNS rebinding). Its browser then treats this server as the
+    page's own: `Origin` and `Host` agree, and only the name reveals the attack. Starlette's TrustedHostMiddleware is
+    not used: it handles neither IP addresses nor local connections, and it answers in plain text.
 
-    Over other connections than loopback (another address, a Unix socket) every name will do, unless `allowed` names
-    some. A request without `Host` comes from no browser.
+    Over other connections every name is served, unless `allowed` has names. A request without `Host` does not come
+    from a browser.
     """
 
     def __init__(self, allowed: Collection[str]) -> None:
-        self._allowed = {"localhost", "127.0.0.1", "::1", "", *map(_name_of, allowed)}  # no other address stands in it
+        self._allowed = {"localhost", "127.0.0.1", "::1", "", *map(_name_of, allowed)}
         self._any = "*" in allowed
         self._everywhere = bool(allowed)
 
     def refusal(self, scope: Scope) -> HTTPError | None:
-        """What answers a request with a foreign `Host`; None where it is none."""
+        """Return the refusal of a request with a foreign `Host`; None if the host is served."""
         if self._any:
             return None
         for host in Headers(scope=scope).getlist("host"):
@@ -100,14 +94,14 @@ class Hosts:
                 return HTTPError(
                     403,
                     "host_not_allowed",
-                    f"Host: {host[:100]!r} is none of this server's names: they are localhost, IP addresses, and what "
-                    "the knob allowed_hosts names (--allowed-hosts, AENGINE_ALLOWED_HOSTS)",
+                    f"Host: {host[:100]!r} is not one of this server's names: localhost, IP addresses, and names in "
+                    "the knob allowed_hosts (--allowed-hosts, AENGINE_ALLOWED_HOSTS)",
                 )
         return None
 
 
 def _name_of(host: str) -> str | None:
-    """The name or address without the port; None where it is neither."""
+    """Return the name or address without the port; None if it is malformed."""
     found = _NAME.fullmatch(host.strip().lower())
     return None if found is None else found["address"] or (found["name"] or "").removesuffix(".")
 
@@ -121,7 +115,7 @@ def _is_address(name: str | None) -> bool:
 
 
 def _is_loopback(scope: Scope) -> bool:
-    """Whether the address that the client connected to is one that only this machine can reach."""
+    """Whether the client connected to an address that only this machine can reach."""
     try:
         address = ip_address((scope.get("server") or ("",))[0])
     except ValueError:

@@ -1,4 +1,8 @@
-"""Errors as JSON in the shape of OpenAI's API, or of Anthropic's on its paths; what clients may see of a message."""
+"""Errors as JSON: in OpenAI's format, and in Anthropic's format on the paths of its API.
+
+OpenAI: `{"error": {"message", "type", "param", "code"}}`.
+Anthropic: `{"type": "error", "error": {"type", "message"}, "request_id"}`.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +31,10 @@ from aengine.errors import (
 )
 from aengine.http.door.context import context_of, id_headers, speaks_anthropic
 
-# Folders in front of a file name. A slash inside a word (a model id), after another one (a URL) or after a method of
-# HTTP (an endpoint) starts none.
+# The folders of a path. A slash does not start a path inside a word (a model id), after another slash (a URL) or after
+# an HTTP method (an endpoint).
 _FOLDERS = re.compile(r"(?<![\w./:-])(?<!GET )(?<!POST )(?:~|[A-Za-z]:)?[/\\](?=[^\s/\\])(?:[^/\\\s'\"`]+[/\\])*")
-OVERLOADED = 529  # no standard status, but the one that Anthropic's clients know for a server with too much to do
+OVERLOADED = 529  # not a standard status; Anthropic's clients expect it from an overloaded server
 MAX_MESSAGE = 2000  # characters
 _TYPES = {
     401: "authentication_error",
@@ -40,15 +44,15 @@ _TYPES = {
     503: "overloaded_error",
     OVERLOADED: "overloaded_error",
 }
-# By field: codes on which a client acts. With this one its tool runner, which asks for a thread first, sends the whole
-# conversation instead, from then on.
+# By field: error codes that clients act on. Anthropic's tool runner asks for a thread first. With this code it sends
+# the whole conversation from then on.
 _CODES = {"thread": "thread_unsupported_request"}
 
 
 def public_message(error: BaseException) -> str:
-    """The message for clients: aengine's own words without folders; of other libraries' errors only the kind."""
+    """Return the message for clients: aengine's own messages without folders, and only the type of other errors."""
     if isinstance(error, (InvalidRequestError, ModelNotFoundError)):
-        return str(error)  # speaks of the client's own words
+        return str(error)  # it repeats only what the client sent
     if isinstance(error, AengineError):
         return _FOLDERS.sub("", str(error))
     return f"internal error ({type(error).__name__}); the server's log has the details"
@@ -71,7 +75,7 @@ class MessagesErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def messages_error_body(status: int, message: str, param: str | None, scope: Scope) -> MessagesErrorBody:
-    """The JSON body of an error that is answered with this status."""
+    """Return the JSON body of an error with this status in Anthropic's format."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     details = MessagesErrorCode(_CODES[param]) if param in _CODES else msgspec.UNSET
     return MessagesErrorBody(error=MessagesErrorDetail(kind, message, details), request_id=context_of(scope).request_id)
@@ -89,7 +93,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class HTTPError(AengineError):
-    """A refusal with a status and code of its own: media type, size, origin."""
+    """A refusal with its own status and code, such as of a media type, a size or an origin."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -98,15 +102,17 @@ class HTTPError(AengineError):
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status that answers `error`."""
+    """Return the HTTP status for an error."""
     match error:
         case HTTPError():
             return error.status
         case HTTPException():
             return error.status_code
-        case InvalidRequestError() | CheckpointError():  # of the checkpoint's chat template: it will never do
+        case (
+            InvalidRequestError() | CheckpointError()
+        ):  # CheckpointError: of the chat template, so a retry fails as well
             return 400
-        case RequestAbortedError():  # nor should a client ask again by itself
+        case RequestAbortedError():  # 4xx, so that clients do not retry by themselves
             return 400
         case ModelNotFoundError():
             return 404
@@ -117,12 +123,12 @@ def status_of(error: BaseException) -> int:
 
 
 def error_body(error: BaseException) -> ErrorBody:
-    """The JSON body of an error, without tracebacks, folders or another library's words."""
+    """Return the JSON body of an error, without tracebacks, folders or messages of other libraries."""
     kind = "invalid_request_error" if status_of(error) < 500 or status_of(error) == 505 else "server_error"
     message, param, code = public_message(error), None, None
     match error:
         case HTTPError():
-            message, code = str(error), error.code  # speaks of the request alone, paths of URLs included
+            message, code = str(error), error.code  # about the request alone; paths in it are the client's
         case HTTPException():
             message = error.detail
         case ContextLengthError():
@@ -149,7 +155,7 @@ def error_body(error: BaseException) -> ErrorBody:
 
 
 def error_body_for(scope: Scope, error: BaseException) -> tuple[int, ErrorBody | MessagesErrorBody]:
-    """The status of an error, and its body in the shape that the request's path speaks."""
+    """Return the status of an error, and its body in the format of the request's API."""
     status, body = status_of(error), error_body(error)
     if not speaks_anthropic(scope):
         return status, body
@@ -157,18 +163,19 @@ def error_body_for(scope: Scope, error: BaseException) -> tuple[int, ErrorBody |
         status = OVERLOADED
     message = body.error.message
     if isinstance(error, ContextLengthError) and error.param != "max_tokens":
-        message = f"prompt is too long: {message}"  # by these words clients know that they have to shorten a history
+        message = f"prompt is too long: {message}"  # clients recognise these words and shorten the history
     return status, messages_error_body(status, message, body.error.param, scope)
 
 
 def _cut(text: str) -> str:
-    """Shorten the message: errors repeat what was asked for, and that may be megabytes."""
+    """Shorten the message: errors repeat parts of the request, which may be megabytes."""
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."
 
 
 class ErrorResponse(Response):
-    """The whole response to a request that failed before its answer began. `Response` is the base only because
-    Starlette's handlers return one.
+    """The response to a request that failed before its answer began.
+
+    It derives from `Response` only because Starlette's handlers return one.
     """
 
     def __init__(self, error: BaseException, headers: Mapping[str, str]) -> None:
@@ -183,11 +190,11 @@ class ErrorResponse(Response):
 
 
 def error_response(error: BaseException, headers: Mapping[str, str] | None = None) -> Response:
-    """The response to a request that failed, with what an error's kind asks of headers."""
+    """Return the response to a failed request, with the headers of its kind of error."""
     sent = dict(headers or {})
     if isinstance(error, QueueFullError):
         sent["Retry-After"] = str(max(1, round(error.retry_after)))
-    elif status_of(error) == 503:  # or another server in its place
+    elif status_of(error) == 503:  # ready later, or replaced by another server
         sent["Retry-After"] = "1"
     return ErrorResponse(error, sent)
 
@@ -197,16 +204,18 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
-    return error_response(error, id_headers(request.scope))  # this handler runs outside of the door, which adds them
+    return error_response(
+        error, id_headers(request.scope)
+    )  # this handler runs outside of the door, which would add them
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # goes nowhere: the client left before its request was read
+    return Response(status_code=499)  # never sent: the client left before its request was read
 
 
 HANDLERS: Mapping[type[Exception], ExceptionHandler] = {
     AengineError: _answer,
     HTTPException: _answer,
     ClientDisconnect: _client_gone,
-    Exception: _answer_bug,  # Starlette answers and re-raises, so that the server logs the traceback
+    Exception: _answer_bug,  # Starlette re-raises it after the answer, so that the server logs the traceback
 }

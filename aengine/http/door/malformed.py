@@ -1,8 +1,7 @@
-"""Locates values that JSON has no form for in a body: NaN, infinities, halves of surrogate pairs, bytes that are not
-UTF-8.
+"""Locates values in a body that JSON cannot represent: NaN, infinities, lone surrogates, bytes that are not UTF-8.
 
-Python's own `json` writes the first three without a word, so that these bodies come from honest clients too. The
-parser only counts bytes up to them; a client is better told the field.
+Python's own `json` writes the first three without an error, so well-meaning clients send them. The parser reports
+only a byte offset; the field's name helps more.
 """
 
 from __future__ import annotations
@@ -10,12 +9,13 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-_LONGEST = 2**16  # bytes of a body that is read a second time; some milliseconds
+_LONGEST = 2**16  # bytes; a longer body is not parsed a second time, which takes milliseconds
 
 
 class Unencodable(NamedTuple):
-    """A value that JSON has no form for. `path` is the field's, such as `messages[0].content`; empty for the whole
-    body.
+    """A value that JSON cannot represent.
+
+    path: the field's path, such as `messages[0].content`; empty for the whole body.
     """
 
     path: str
@@ -27,7 +27,7 @@ class _Constant(NamedTuple):
 
 
 def find_unencodable(body: bytes | bytearray) -> Unencodable | None:
-    """The first such value in a body that a parser has refused; None where the reason is another."""
+    """Return the first such value in a body that the parser has refused; None if it was refused for another reason."""
     if len(body) > _LONGEST:
         return None
     try:
@@ -54,7 +54,7 @@ def find_unencodable(body: bytes | bytearray) -> Unencodable | None:
 
 
 class _Item(NamedTuple):
-    """A value and its place; a path is only put together for what is reported, as names may be long."""
+    """A value and its place. Its path is built only if it is reported, because names may be long."""
 
     parent: _Item | None
     step: str

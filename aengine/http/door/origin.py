@@ -1,8 +1,8 @@
-"""Checks `Origin`: only this server's own pages may call, and those whose origins the operator names.
+"""Checks `Origin`: only this server's own pages and allowed origins may call.
 
-A page elsewhere could otherwise use a server on the reader's own machine: the browser sends its requests, even
-though it hides the answers. Programs that are no browsers send no `Origin` and are not concerned. Starlette's
-CORSMiddleware writes the headers for pages that may; it would let all others through, only without the headers.
+Without this check any web page could use a server on its reader's machine: the browser sends the page's requests and
+only hides the answers. Programs other than browsers send no `Origin` and pass. Starlette's CORSMiddleware adds the
+headers for allowed origins, but by itself it would also serve all other pages, without these headers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aengine.http.door.errors import HTTPError, error_response
 
-_PREFLIGHT_SECONDS = 600  # a browser may remember the answer that long
+_PREFLIGHT_SECONDS = 600  # how long a browser may cache the answer
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class OriginMiddleware:
-    """Refuses a foreign `Origin` with 403; preflights and CORS headers are for the allowed ones.
+    """Refuses a foreign `Origin` with 403, and answers preflights of allowed origins.
 
-    The server's own is the one that `Host` names, which has been judged before.
+    The server's own origin is the one in `Host`, which has been checked before.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
@@ -48,7 +48,7 @@ class OriginMiddleware:
             await self._cors(scope, receive, send)
         else:
             reason = (
-                "requests from this web page's origin are not allowed: the knob allowed_origins names those that are "
+                "requests from this web page's origin are not allowed: the knob allowed_origins lists allowed origins "
                 "(--allowed-origins, AENGINE_ALLOWED_ORIGINS)"
             )
             await error_response(HTTPError(403, "origin_not_allowed", reason))(scope, receive, send)
@@ -64,5 +64,5 @@ def _same_host(origin: str, host: str) -> bool:
             and page.hostname == here.hostname
             and (page.port or default) == (here.port or default)
         )
-    except ValueError:  # not a host, or not a port
+    except ValueError:  # malformed host or port
         return False

@@ -1,7 +1,7 @@
-"""Aliases of served paths (with or without `/v1`, trailing slashes), and 404s that suggest the nearest one.
+"""Aliases of served paths, and 404s that suggest the nearest path.
 
-A client is configured with a base URL to which it appends its own path, so that `/v1` comes to be missing or there
-twice, and slashes stand where none belong.
+A client appends its own path to a configured base URL. So `/v1` may be missing or there twice, and the path may end
+with slashes. All of these reach the endpoint.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from starlette.responses import Response
 from aengine.http.door.errors import HTTPError, error_response
 
 _VERSIONS = re.compile(r"/*(?:v1/+){0,2}")
-_LONGEST = 100  # characters of a path that are compared with others, or shown
+_LONGEST = 100  # characters of a path that are compared or shown
 
 
 class ServedPaths:
-    """The paths of the router, and their aliases. `served` are (method, path); a path may end with a parameter, as in
-    `/a/{b:path}`.
+    """The paths of the router and their aliases.
+
+    served: pairs of method and path. A path may end with a parameter, as in `/a/{b:path}`.
     """
 
     def __init__(self, served: Iterable[tuple[str, str]]) -> None:
@@ -33,9 +34,7 @@ class ServedPaths:
         self.exact = self._methods.keys() - set(self._with_parameter)  # those without a parameter
 
     def canonical(self, path: str) -> str:
-        """The served path of which this one is an alias: with one `/v1` or none, without slashes at the end; else
-        `path` itself.
-        """
+        """Return the served path of which this one is an alias, with one `/v1` or none; else `path` itself."""
         if path == "/" or (self._serves(path) and not path.endswith("/")):
             return path
         suffix = _VERSIONS.sub("", path.rstrip("/"), count=1)
@@ -44,7 +43,7 @@ class ServedPaths:
         )
 
     async def no_such_path(self, request: Request, error: Exception) -> Response:
-        """The 404, with the path that comes nearest."""
+        """Return the 404, with the nearest served path."""
         path = request.scope["path"]
         nearest = self._nearest(path[:_LONGEST].lower())
         hint = f"did you mean {self._methods[nearest]} {nearest}?" if nearest else "GET /openapi.json lists all"
@@ -52,14 +51,14 @@ class ServedPaths:
         return error_response(HTTPError(404, "not_found", refusal))
 
     async def no_such_method(self, request: Request, error: Exception) -> Response:
-        """The 405, with the methods that there are."""
+        """Return the 405, with the allowed methods."""
         headers = (error.headers or {}) if isinstance(error, HTTPException) else {}
         allowed = ", ".join(sorted(headers.get("Allow", "").split(", ")))
         refusal = f"{request.method} {_printable(request.scope['path'])}: this path takes {allowed} only"
         return error_response(HTTPError(405, "method_not_allowed", refusal), {"Allow": allowed})
 
     def _nearest(self, path: str) -> str | None:
-        """The served path that it ends with, that is most like it, or that begins with it."""
+        """Return a served path that `path` ends with, a similar one, or one that begins with it."""
         like = get_close_matches(path, self._methods, n=1, cutoff=0.75)
         parts = path.rstrip("/").split("/")[1:]
         ends = (self.canonical(f"/{'/'.join(parts[cut:])}") for cut in range(1, len(parts)))

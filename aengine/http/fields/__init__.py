@@ -1,1 +1,1 @@
-"""What the requests of all dialects share: fields, structured output, unknown fields, prompts."""
+"""Fields that the requests of several APIs share: sampling, structured output, messages, tools, prompts."""

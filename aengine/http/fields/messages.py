@@ -1,4 +1,4 @@
-"""The parts of a chat request: messages, tools, the choice of a tool, options of the chat template."""
+"""The fields of a chat: messages, tools, the choice of a tool, and options of the chat template."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def left_out(kind: str) -> str | None:
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message. All types but `text` and `refusal` are refused, with a sentence."""
+    """A part of a message. All types but `text` and `refusal` are refused."""
 
     type: str
     text: str | None = None
-    refusal: str | None = None  # what an assistant said instead of an answer
+    refusal: str | None = None  # the assistant's refusal to answer
 
 
-# No line break at the end either, which Python's `$` alone would let pass.
+# `(?!\n)`: Python's `$` alone would allow a line break at the end.
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
-# Others call tools with dots and colons in their names. None begins with a slash: `<{{ name }}>` closes nothing.
+# Names in a history may have dots and colons. No name begins with a slash, so `<{{ name }}>` is never a closing tag.
 WrittenName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-][a-zA-Z0-9_.:/-]{0,127}$(?!\n)")]
 
 
 class WrittenFunction(msgspec.Struct, kw_only=True):
     name: WrittenName
-    arguments: str | dict[str, Any] = ""  # JSON text, as OpenAI has it, or the object itself
+    arguments: str | dict[str, Any] = ""  # JSON text as in OpenAI's API, or the object itself
 
 
 class WrittenCall(msgspec.Struct, kw_only=True):
@@ -60,16 +60,18 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the same, as others call it
-    refusal: str | None = None  # stands for the content, where there is none
+    reasoning: str | None = None  # another name of reasoning_content
+    refusal: str | None = None  # replaces missing content
     tool_calls: list[WrittenCall] | None = None
     tool_call_id: str | None = None
     function_call: dict[str, Any] | None = None  # refused
     audio: dict[str, Any] | None = None  # refused
 
     def for_template(self, where: str, newest: bool) -> dict[str, Any]:
-        """The message as the chat template gets it, text parts joined; only in the user's `newest` message are images
-        refused. Raises `InvalidRequestError`.
+        """Return the message for the chat template, with joined text parts.
+
+        newest: whether it is the user's newest message, in which images are refused.
+        Raises `InvalidRequestError`.
         """
         for name, remedy in _REFUSED_IN_MESSAGES.items():
             if getattr(self, name) is not None:
@@ -113,7 +115,7 @@ class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None  # a JSON schema; None: it has no parameters
-    strict: bool | None = None  # a call that the model makes by itself has arguments of this schema as well
+    strict: bool | None = None  # arguments follow the schema even if the call is not forced
 
 
 class Tool(msgspec.Struct, kw_only=True):
@@ -137,7 +139,7 @@ class AllowedTools(msgspec.Struct, kw_only=True):
 
 
 class AllowedToolsChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
-    """`tool_choice` that names those of the offered tools that may be called."""
+    """`tool_choice` that names the tools that may be called."""
 
     allowed_tools: AllowedTools
 
@@ -146,7 +148,7 @@ ToolChoice = ChosenTool | AllowedToolsChoice
 
 
 def messages_for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as the chat template gets them. Raises `InvalidRequestError`, naming the part that is no text."""
+    """Return the messages for the chat template. Raises `InvalidRequestError`, naming a part that is not text."""
     newest = len(messages) - 1
     while newest >= 0 and messages[newest].role != "user":
         newest -= 1
@@ -157,10 +159,10 @@ def messages_for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any
 
 
 def tools_for_template(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
-    """The tools as the chat template gets them; None where there are none."""
+    """Return the tools for the chat template; None without tools."""
     if not tools:
         return None
-    # What is strict about them is for the grammar to see to.
+    # The grammar enforces `strict`.
     return [{"type": tool.type, "function": msgspec.to_builtins(replace(tool.function, strict=None))} for tool in tools]
 
 
@@ -169,8 +171,8 @@ Tools = Annotated[list[Tool], Meta(max_length=128)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class OfATemplate(Protocol):
-    """A request with options for its chat template."""
+class TemplateRequest(Protocol):
+    """A request with options of the chat template."""
 
     @property
     def chat_template_kwargs(self) -> dict[str, Any] | None: ...
@@ -182,11 +184,11 @@ class OfATemplate(Protocol):
     def continue_final_message(self) -> bool | None: ...
 
 
-def template_options(body: OfATemplate) -> TemplateOptions:
-    """The request's options for its chat template, as arguments of `encode_chat`. Raises `InvalidRequestError` where
-    that contradicts itself.
+def template_options(body: TemplateRequest) -> TemplateOptions:
+    """Return the request's options of the chat template, as arguments of `encode_chat`.
 
-    `chat_template_kwargs` win over what follows from `reasoning_effort`.
+    `chat_template_kwargs` override the variables that follow from `reasoning_effort`. Raises `InvalidRequestError` for
+    contradicting options.
     """
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequestError(

@@ -1,4 +1,7 @@
-"""A prompt, cut to its last tokens, and the bound on the logprob candidates of an answer."""
+"""Prompts cut to their last tokens, and the bound on the logprob candidates of an answer.
+
+Candidates stay in memory until the answer is complete, at about 200 bytes each.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ Prompt = str | list[int]
 
 
 async def cut(prompt: Prompt, last: int | None, tokenizer: TokenizerLike) -> Prompt:
-    """The last `last` tokens of the prompt; all of it, as it is, for None."""
+    """Return the last `last` tokens of the prompt; the unchanged prompt for None."""
     if last is None:
         return prompt
     ids = await tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -20,10 +23,12 @@ async def cut(prompt: Prompt, last: int | None, tokenizer: TokenizerLike) -> Pro
 
 
 class CandidateBudget:
-    """The candidates of one answer to `prompts` prompts, at most `most`.
+    """Counts the candidates of one answer to `prompts` prompts, and bounds them by `most`.
 
-    `copies` is how often a prompt's stand in it, and `field` what asked for them. Those of outputs count unless they
-    are `streamed`: then nothing is kept of them. Raises `InvalidRequestError` for parameters out of their range.
+    copies: how often the answer has each prompt's candidates.
+    streamed: candidates of outputs do not count, because a stream does not keep them.
+    field: the field that asks for the prompts' candidates.
+    Raises `InvalidRequestError` for parameters out of range.
     """
 
     def __init__(
@@ -49,10 +54,10 @@ class CandidateBudget:
             params.validate(engine.vocab_size)
 
     async def add(self, prompt: Prompt) -> tuple[Prompt, SamplingParams]:
-        """Count one more prompt: returns it, as ids where its length counts, and the parameters for it.
+        """Count one more prompt. Returns it, as ids if its length counts, and its parameters.
 
-        Where the bound is nearer than the end of the context, it is max_tokens. Raises `InvalidRequestError`, which
-        names the field, the number and the bound.
+        Without max_tokens, the bound sets it if the context would allow more. Raises `InvalidRequestError` with the
+        field, the number and the bound.
         """
         if self._per_prompt_token and isinstance(prompt, str):
             prompt = await self._engine.tokenizer.encode(prompt, context=self._engine.max_model_len)

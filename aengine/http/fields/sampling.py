@@ -1,4 +1,7 @@
-"""Fields that the requests of several dialects share, and the sampling parameters that they make."""
+"""The sampling fields of requests, and their conversion to `SamplingParams`.
+
+`null` means "not given". The engine checks the ranges; here they only serve the OpenAPI schema.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ from aengine.requests.structured import Structured
 
 
 def _range(**schema: int | float) -> Meta:
-    """A range in the schema alone: the engine refuses what is outside in better words than the parser's."""
+    """Return a range for the schema only. The engine's error for other values is clearer than the parser's."""
     return Meta(extra_json_schema=schema)
 
 
 def _range_of(name: str) -> Meta:
-    """The range of a sampling parameter, in the schema alone."""
+    """Return the range of a sampling parameter, for the schema only."""
     parameter = PARAMETERS[name]
     bounds = {"minimum": parameter.low, "exclusiveMinimum": parameter.above, "maximum": parameter.high}
     return _range(**{keyword: bound for keyword, bound in bounds.items() if math.isfinite(bound)})
@@ -50,7 +53,7 @@ Bias = Annotated[float, _range(minimum=-100, maximum=100)]
 
 
 class Drawing(RequestBody, kw_only=True):
-    """The fields that every generating endpoint takes under the same name and with the same meaning."""
+    """The fields that every generating endpoint has, with the same name and meaning."""
 
     refused: ClassVar[Mapping[str, Unsupported]] = REFUSED_WITH_PROMPTS
     refuses_other_fields: ClassVar[bool] = True
@@ -78,7 +81,7 @@ class Drawing(RequestBody, kw_only=True):
     shown_special_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
     priority: Int | None = None
     cache_salt: str | None = None
-    user: str | None = None  # taken, not used
+    user: str | None = None  # accepted without effect
 
     def params(
         self,
@@ -88,10 +91,10 @@ class Drawing(RequestBody, kw_only=True):
         logprobs: int | None,
         structured: Structured | None = None,
     ) -> SamplingParams:
-        """The request's sampling parameters over `defaults`.
+        """Return the request's sampling parameters, with `defaults` for missing fields.
 
-        `max_tokens` is the endpoint's own default, where the request has no field of that name; `logprobs` and
-        `structured` are the endpoint's readings.
+        max_tokens: the endpoint's default.
+        logprobs, structured: the endpoint's interpretation of its own fields.
         """
         fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}
         for name in _SAMPLING_FIELDS:
@@ -115,12 +118,12 @@ class Drawing(RequestBody, kw_only=True):
 
 
 class Sampling(Drawing, kw_only=True):
-    """The fields that the endpoints for completions, chats and `/generate` share beyond these."""
+    """The further fields of completions, chats and `/generate`."""
 
-    max_tokens: Count | None = None  # 0 only with echo
+    max_tokens: Count | None = None  # 0 is allowed with echo only
     prompt_logprobs: Logprobs | None = None
     n: Annotated[int, _range_of("n")] | None = None
-    # What the output must match.
+    # The form of the output.
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None

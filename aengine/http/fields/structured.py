@@ -11,9 +11,9 @@ from aengine.requests.structured import KINDS, Structured, Thought
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
-    """A JSON schema, which is always followed; its name and description change nothing.
+    """A JSON schema, which is always followed. Its name and description have no effect.
 
-    With `strict`, a `format` that is not known is refused; else it is an annotation. So is `uniqueItems`.
+    With `strict`, an unknown `format` and `uniqueItems` are refused; else they are annotations.
     """
 
     schema: dict[str, Any] | None = None
@@ -23,12 +23,12 @@ class NamedSchema(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """OpenAI's `response_format`. Both types of JSON take the schema where others have it, too."""
+    """OpenAI's `response_format`. Both JSON types accept the schema also in the fields of other servers."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    schema: dict[str, Any] | None = None  # as llama.cpp has it
-    value: dict[str, Any] | None = None  # as TGI has it
+    schema: dict[str, Any] | None = None  # llama.cpp's field
+    value: dict[str, Any] | None = None  # TGI's field
 
     def structured(self) -> Structured | None:
         name = "response_format"
@@ -53,9 +53,9 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    thought: Thought | None = None  # may the model think before it? None: never; chats see to it themselves
-    calls: str | None = None  # rules for calls that may stand in its place
-    strict: bool | None = None  # as OpenAI's: see `NamedSchema`
+    thought: Thought | None = None  # whether the model may think before it; None: never; chats set it themselves
+    calls: str | None = None  # grammar rules for calls that may replace it
+    strict: bool | None = None  # as in `NamedSchema`
 
     def structured(self) -> Structured:
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
@@ -74,10 +74,10 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 def single_form(fields: dict[str, Any]) -> Structured | None:
-    """The one form among the fields by name (`response_format`, `structured_outputs`, `guided_json`, ...).
+    """Return the one form among the fields by name (`response_format`, `structured_outputs`, `guided_json`, ...).
 
-    The same one may be asked for by several fields: clients do so that serve several versions of vLLM. Raises
-    `InvalidRequestError` for two that differ.
+    Several fields may ask for the same form, as clients for several versions of vLLM do. Raises `InvalidRequestError`
+    if two forms differ.
     """
     forms: list[Structured] = []
     for name, value in fields.items():

@@ -1,4 +1,4 @@
-"""Reads `tools` and `tool_choice`: the tools that a request offers, which may be called, and whether one must."""
+"""Reads `tools` and `tool_choice`: the offered tools, the callable ones, and whether a call is forced."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from aengine.text.reading import CallRules
 
 
 class ToolUse(NamedTuple):
-    """The tools of a request. `callable_tools` are all that are offered, or those that were chosen.
+    """The tools of a request.
 
-    place: where in the request a tool's function stands, by its number; for errors.
+    callable_tools: the offered tools that may be called.
+    place: returns the path of a tool's function in the request, by its number; for errors.
     """
 
     offered: list[Tool]
@@ -22,7 +23,7 @@ class ToolUse(NamedTuple):
     forced: bool
     parallel: bool
     place: Callable[[int], str]
-    schema: str = "parameters"  # the name of a function's schema
+    schema: str = "parameters"  # the name of the field with a function's schema
 
     @property
     def names(self) -> frozenset[str]:
@@ -30,7 +31,7 @@ class ToolUse(NamedTuple):
 
     @property
     def rules(self) -> CallRules:
-        """What readers and grammars of answers take."""
+        """The rules for readers and grammars of answers."""
         tools: list[CallableTool] = []
         called = set(map(id, self.callable_tools))
         for index, tool in enumerate(self.offered):
@@ -57,13 +58,12 @@ def choose_tools(
     chosen: str = "tool_choice.function",
     allowed: str = "tool_choice.allowed_tools.tools[{}].function",
 ) -> ToolUse:
-    """What may be called of the tools, and whether one must be.
+    """Return which tools may be called, and whether a call is forced.
 
-    `place`, `chosen` and `allowed` are where functions stand in the request: the tools', that of the one that is
-    chosen, and those of the allowed ones.
+    place, chosen, allowed: paths in the request, for errors: of an offered tool, of the chosen one, of allowed ones.
 
-    With `tool_choice: "none"` the model does not hear of the tools, so that it cannot call them. Raises
-    `InvalidRequestError`, naming the field.
+    With `tool_choice: "none"` the model does not see the tools, so it cannot call them. Raises `InvalidRequestError`,
+    naming the field.
     """
     names: set[str] = set()
     for index, tool in enumerate(tools):
@@ -91,7 +91,7 @@ def choose_tools(
 
 
 def _chosen(tools: Sequence[Tool], named: Sequence[ChosenTool], where: str) -> list[Tool]:
-    """The tools with these names; `where` is the place of each one's function, a gap for its number in it."""
+    """Return the tools with these names. where: the path of a name in the request, as a format of its number."""
     known = {tool.function.name for tool in tools}
     for index, each in enumerate(named):
         if each.function.name not in known:

@@ -1,4 +1,4 @@
-"""Known fields of others' APIs that no struct here has: refused by name, or ignored if that changes nothing."""
+"""Fields of other servers' APIs that are not supported: refused by name, or ignored if they change nothing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from aengine.http.door.body import FIELDS, decode
 from aengine.http.fields.structured import ResponseFormat, StructuredOutputs
 
 _log = logging.getLogger("aengine")
-NESTED = frozenset(("structured_outputs", "response_format"))  # fields whose own fields are checked as well
+NESTED = frozenset(("structured_outputs", "response_format"))  # fields whose inner fields are checked as well
 _FORM = msgspec.json.Decoder(dict[str, Any] | None)
-_MOST_NAMES = 256  # that are remembered as logged
-_LONGEST_NAME = 64  # characters that are logged
+_MOST_NAMES = 256  # unknown names that are logged, each once
+_LONGEST_NAME = 64  # characters of a name that are logged
 
 
 class Unsupported(NamedTuple):
-    """The reason or the alternative for a refused field, and the values besides null that ask for nothing."""
+    """Why a field is refused or what to send instead, and the values next to null that have no effect."""
 
     remedy: str
     harmless: tuple[Any, ...] = ()
@@ -43,7 +43,7 @@ _NO_ADAPTERS = Unsupported("send the adapter's name as model")
 _NO_CODE = Unsupported("requests bring no code of their own; see logit_bias, allowed_token_ids and bad_words")
 _NO_WHITESPACE = "whitespace in JSON is the model's own choice here"
 _SPECIAL_TOKENS = "prompts get the tokenizer's special tokens, chats those of their template"
-_VERBOSITY = ("low", "medium", "high")  # a hint, which is taken without effect
+_VERBOSITY = ("low", "medium", "high")  # a hint without effect
 _OTHER_DRAWS = "not supported; see top_p, top_k and min_p"
 
 REFUSED: Mapping[str, Unsupported] = {
@@ -72,7 +72,9 @@ REFUSED: Mapping[str, Unsupported] = {
     "prompt_embeds": Unsupported("prompts are text or token ids"),
     "logprob_token_ids": Unsupported("not supported; ask for logprobs"),
     "return_prompt_text": off("not supported; /tokenize gives the prompt"),
-    "include_reasoning": Unsupported("the thought is always told; reasoning_effort none keeps it away", (True,)),
+    "include_reasoning": Unsupported(
+        "the thought is always in the answer; reasoning_effort none switches it off", (True,)
+    ),
     "thinking_token_budget": Unsupported("not supported; see max_tokens and reasoning_effort", (-1,)),
     "repetition_detection": Unsupported("not supported; see repetition_penalty and frequency_penalty"),
     "watermarking": off("not supported"),
@@ -96,7 +98,9 @@ REFUSED: Mapping[str, Unsupported] = {
     "custom_logit_processor": _NO_CODE,
     "custom_params": Unsupported(_NO_CODE.remedy, ({},)),
     "session_params": Unsupported("there are no sessions; what was computed is found again by its tokens", ({},)),
-    "separate_reasoning": Unsupported("thoughts are told apart; the server's knob reasoning says otherwise", (True,)),
+    "separate_reasoning": Unsupported(
+        "thoughts are always separate; the server's knob reasoning changes that", (True,)
+    ),
     "stream_reasoning": Unsupported("thoughts are streamed as they come", (True,)),
     "return_hidden_states": off("not supported"),
     "return_prompt_token_ids": off("not supported; /tokenize gives them"),
@@ -118,7 +122,7 @@ REFUSED: Mapping[str, Unsupported] = {
     "n_predict": Unsupported("it is called max_tokens here", (-1,)),
     "n_probs": Unsupported("send logprobs", (0,)),
     "repeat_penalty": Unsupported("it is called repetition_penalty here", (1,)),
-    # Ways to draw that transformers and llama.cpp have
+    # Sampling methods of transformers and llama.cpp
     "typical_p": Unsupported(_OTHER_DRAWS, (1,)),
     "tfs_z": Unsupported(_OTHER_DRAWS, (1,)),
     "top_a": Unsupported(_OTHER_DRAWS, (0,)),
@@ -139,9 +143,9 @@ REFUSED_WITH_CHATS: Mapping[str, Unsupported] = {
     "add_special_tokens": Unsupported(_SPECIAL_TOKENS, (False,)),
 }
 
-# What an answer does not depend on: accounts, routing, caches, and how chunks are cut.
+# Fields that do not change an answer: accounts, routing, caches, chunk sizes.
 _OF_NO_CONSEQUENCE = (
-    # hints: how long an answer is, and what it may be like
+    # hints about length and content
     "verbosity prediction "
     "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
     "request_id rid session_id extra_key custom_labels stream_interval spaces_between_special_tokens "
@@ -149,40 +153,43 @@ _OF_NO_CONSEQUENCE = (
     "return_token_offsets return_mm_kwargs routed_experts_prompt_start return_routed_experts routed_experts_start_len "
     "return_cached_tokens_details logprob_start_len bootstrap_host bootstrap_port bootstrap_room routed_dp_rank "
     "client_metadata disagg_prefill_dp_rank data_parallel_rank ngram_corpus_id max_dynamic_patch min_dynamic_patch "
-    # of Anthropic's; what a server may do with a context, and whom to ask where it refuses, is the server's own choice
+    # Anthropic's fields, and permissions that a server need not use
     "betas anthropic_beta anthropic_version cache_control context_management diagnostics inference_geo speed "
     "user_profile_id workspace_id billing_policy fallbacks fallback_credit_token"
 )
 
-_WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # where they have no place
+_WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # at endpoints that do not have them
 _HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
-_USUAL: Mapping[str, tuple[Any, ...]] = {"best_of": (1,), "truncation": ("auto", "disabled")}  # what is done anyway
+_USUAL: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "truncation": ("auto", "disabled"),
+}  # values that describe the default behaviour
 
 
 class RequestBody(msgspec.Struct, kw_only=True):
     """The base of a request's body."""
 
-    refused: ClassVar[Mapping[str, Unsupported]] = {}  # fields that the body does not have and that are refused
-    passed_over: ClassVar[frozenset[str]] = frozenset()  # fields that it does not have and that are ignored in silence
-    refuses_other_fields: ClassVar[bool] = False  # those of other requests that generate
+    refused: ClassVar[Mapping[str, Unsupported]] = {}  # unsupported fields
+    ignored: ClassVar[frozenset[str]] = frozenset()  # fields that are ignored without a log line
+    refuses_other_fields: ClassVar[bool] = False  # whether fields of other generating requests are refused
 
     model: str | None = None
 
 
 class UnknownFields:
-    """Refuses unsupported fields that would change an answer, and logs each other unknown name once."""
+    """Refuses unsupported fields that would change an answer, and logs every other unknown name once."""
 
     def __init__(self) -> None:
-        self._elsewhere: frozenset[str] = frozenset()  # fields of any request that generates
+        self._elsewhere: frozenset[str] = frozenset()  # fields of all generating requests
         self._logged: set[str] = set()
 
     def add(self, generating: Iterable[type[RequestBody]]) -> None:
-        """Add the requests whose fields are refused at the other endpoints."""
+        """Add generating requests. Their fields are refused at endpoints that do not have them."""
         self._elsewhere = self._elsewhere.union(*(body.__struct_fields__ for body in generating)) - _HARMLESS
 
     def check(self, fields: Mapping[str, msgspec.Raw], body: type[RequestBody], path: str) -> None:
-        """Check the fields of a request that `body` has been decoded from. Raises `InvalidRequestError`, naming one."""
+        """Check the fields of a request with this body. Raises `InvalidRequestError`, naming a refused field."""
         if "response_format" in fields and "response_format" in body.__struct_fields__:
             _refuse_misspelled_schema(fields["response_format"])
         for name, value in _unknown(fields, body).items():
@@ -206,7 +213,7 @@ class UnknownFields:
 
 
 def _refuse_misspelled_schema(form: msgspec.Raw) -> None:
-    """Raise `InvalidRequestError` if `response_format` asks for any JSON object next to a key that is not known."""
+    """Raise `InvalidRequestError` if `response_format` has type json_object, no schema, and an unknown key."""
     known = ResponseFormat.__struct_fields__
     given = {name: value for name, value in (decode(bytes(form), _FORM) or {}).items() if value is not None}
     unknown = next((name for name in given if name not in known), None)
@@ -217,8 +224,8 @@ def _refuse_misspelled_schema(form: msgspec.Raw) -> None:
 
 
 def _unknown(fields: Mapping[str, msgspec.Raw], body: type[RequestBody]) -> dict[str, msgspec.Raw]:
-    """The fields that the body does not have, and within `structured_outputs` by their path."""
-    known = {*body.__struct_fields__, *body.passed_over}
+    """Return the fields that the body does not have, and those within `structured_outputs` by their path."""
+    known = {*body.__struct_fields__, *body.ignored}
     unknown = {name: value for name, value in fields.items() if name not in known}
     form = fields.get("structured_outputs")
     if form is not None and bytes(form).startswith(b"{"):

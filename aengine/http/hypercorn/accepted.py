@@ -1,4 +1,4 @@
-"""Bounds the number of accepted connections, drops idle ones first, and closes those whose client is gone at once."""
+"""Bounds the number of connections, drops idle ones first, and closes a connection as soon as its client has left."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from starlette.types import Send
 
 from aengine.http.hypercorn.crowd import Crowd, give_back_memory
 
-_CLOSING = 60.0  # seconds that a client may take for what it has not yet read
-_RESERVED = 256  # descriptors for everything else, or a quarter of them
-_LOOK = 1.0  # seconds between two looks at the clients of busy connections
-_ESTABLISHED = 1  # of Linux' states of a TCP connection
+_CLOSING = 60.0  # seconds in which a client may read buffered data before its connection is closed
+_RESERVED = 256  # file descriptors for other uses, at most a quarter of all
+_LOOK = 1.0  # seconds between two checks of busy connections
+_ESTABLISHED = 1  # a TCP connection's state, on Linux
 
 
 def connection_of(send: Send) -> tuple[H11Protocol, HTTPStream, TCPServer] | None:
-    """Return the protocol, the stream and the connection that `send` writes to; None if they are not hypercorn's."""
+    """Return the protocol, the stream and the connection below `send`; None if they are not hypercorn's.
+
+    ASGI does not give access to the connection, so hypercorn's own objects are followed.
+    """
     stream = getattr(send, "__self__", None)
     protocol = getattr(stream.send, "__self__", None) if isinstance(stream, HTTPStream) else None
     server = getattr(protocol.send, "__self__", None) if isinstance(protocol, H11Protocol) else None
@@ -38,34 +41,31 @@ def connection_of(send: Send) -> tuple[H11Protocol, HTTPStream, TCPServer] | Non
 
 
 def reset_connection(send: Send) -> bool:
-    """Drop what is still to be sent and end the connection; returns whether that was done.
+    """Drop unsent data and close the connection. Returns False if it is not open or not hypercorn's.
 
-    It is not done if the connection is no longer open or not hypercorn's. hypercorn would close a connection as well
-    when its response ends unfinished, but only once all that waits has been read.
+    hypercorn itself closes a connection with an unfinished response only after the client has read all buffered data.
     """
     if (found := connection_of(send)) is None:
         return False
     writer = found[2].writer
     raw = writer.get_extra_info("socket")
-    if raw is None or raw.fileno() == -1:  # its client has reset it
+    if raw is None or raw.fileno() == -1:  # the client has reset it
         return False
-    with suppress(OSError):  # what the kernel holds is dropped as well
+    with suppress(OSError):  # this drops the kernel's buffer as well
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
     return True
 
 
 class OpenConnections:
-    """The open connections of this process, at most `most`: a new one takes the place of the one that is idle for
-    longest.
-    """
+    """The open connections of this process, at most `most`. A new one replaces the one that is idle for longest."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._crowd = Crowd(give_back_memory)
         self._open: set[AcceptedConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # whose the timer is
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the timer
         self.idle: dict[AcceptedConnection, None] = {}  # the oldest first
 
     @property
@@ -73,7 +73,7 @@ class OpenConnections:
         return len(self._open)
 
     def enter(self, connection: AcceptedConnection) -> bool:
-        """Take a place, if need be that of an idle connection; whether there was one."""
+        """Add a connection, if necessary in place of an idle one. Returns False if there is no room."""
         if self.count >= self._most:
             oldest = next(iter(self.idle), None)
             if oldest is None:
@@ -92,15 +92,16 @@ class OpenConnections:
         self._crowd.shrank(self.count)
 
     def _look(self) -> None:
-        """Let go the busy connections whose clients have left: one timer for all of them, which ends with the last."""
+        """Close the busy connections whose clients have left. One timer serves all connections."""
         for connection in self._open - self.idle.keys():
             connection.look()
         self._timer = asyncio.get_running_loop().call_later(_LOOK, self._look) if self._open else None
 
 
 class AcceptedConnection(TCPServer):
-    """hypercorn's connection, closed as soon as its client is gone: hypercorn's own would outlive it until
-    `keep_alive_timeout`, and one that does not read for ever.
+    """hypercorn's connection, closed as soon as its client has left.
+
+    hypercorn's own would stay open until `keep_alive_timeout`, or for ever if the client does not read.
     """
 
     def __init__(self, connections: OpenConnections, *args: Any) -> None:
@@ -122,15 +123,15 @@ class AcceptedConnection(TCPServer):
                 self._abort.cancel()
 
     def look(self) -> None:
-        """Stop reading where the client has left, or has said that it sends no more. What closes already is bounded.
+        """Stop reading if the client has left or has closed its side. A connection that is closing is left alone.
 
-        What it had sent behind its request is never answered: hypercorn takes it up only once it has answered the
-        request, and does not hear before that that nobody waits for it.
+        Requests that the client has pipelined are never answered then. hypercorn would begin with them after this
+        answer, and would not notice before that the client has left.
         """
         if self._abort is not None:
             return
         left = self.writer.transport.is_closing()
-        with suppress(OSError):  # a Unix socket
+        with suppress(OSError):  # a Unix socket has no TCP state
             raw = self.writer.get_extra_info("socket")
             left = left or raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
         if left:
@@ -152,7 +153,7 @@ class AcceptedConnection(TCPServer):
                 await self.protocol.handle(Closed())
         finally:
             self._gone = True
-            await self.idle_task.stop()  # else it is waited for
+            await self.idle_task.stop()  # else hypercorn waits for it
 
     async def _idle_timeout(self) -> None:
         if self._gone:
@@ -177,10 +178,10 @@ class AcceptedConnection(TCPServer):
 
 
 def chunked(send: Send) -> tuple[h11.Connection, Callable[[RawData], Awaitable[None]]] | None:
-    """Under an answer over HTTP/1.1 that has begun and comes in chunks: its connection, and what writes to that.
+    """Return the connection of a chunked answer that has begun, and a function that writes to it.
 
-    Chunks but the last may be written there, as long as the connection's own state is `h11.SEND_BODY`: for each,
-    hypercorn and h11 make two dozen calls, none of which changes anything.
+    All chunks but the last may be written with it while the connection's state is `h11.SEND_BODY`. This skips two
+    dozen calls of hypercorn and h11 for each chunk, which change nothing. None if the answer is not chunked.
     """
     if (found := connection_of(send)) is None:
         return None
@@ -191,13 +192,13 @@ def chunked(send: Send) -> tuple[h11.Connection, Callable[[RawData], Awaitable[N
     response, method = stream.response, stream.scope["method"]
     if method == "HEAD" or response["status"] in (204, 304) or b"content-length" in dict(response["headers"]):
         return None
-    # hypercorn's own, which is to be called for every token of everybody: a stream ends with the first that fails.
+    # hypercorn's own method, without our check: it runs for every token, and the first failing write ends the stream.
     write = partial(TCPServer.protocol_send, server)
     return (connection, write) if connection.their_http_version == b"1.1" else None
 
 
 def most_connections() -> int:
-    """The bound on connections: this process's limit of descriptors, less some for itself."""
+    """Return the bound on connections: this process's limit of file descriptors, less a reserve."""
     if sys.platform == "win32":
         return sys.maxsize
     import resource

@@ -1,7 +1,7 @@
-"""Gives memory back once a crowd of connections has left.
+"""Returns memory to the system after many connections have closed.
 
-A closed connection is some 80 objects that refer to each other, asyncio's and hypercorn's. Python looks for those only
-when more objects are made, which an idle server doesn't do, and what it frees then the C library keeps.
+A closed connection leaves about 80 objects of asyncio and hypercorn in reference cycles. Python collects cycles only
+when new objects are made, which an idle server does not do. The C library would keep the freed memory as well.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ import gc
 from collections.abc import Callable
 from contextlib import suppress
 
-CROWD = 1000  # connections; what fewer leave behind is a few megabytes
-_SECONDS = 2.0  # for the last of them to be gone as well
-_APART = 60.0  # seconds; a collection holds the loop for tens of milliseconds, which nobody may ask for at will
+CROWD = 1000  # connections; fewer leave only a few megabytes
+_SECONDS = 2.0  # after which the last of them are closed as well
+_APART = (
+    60.0  # seconds; a collection blocks the loop for tens of milliseconds, so clients must not be able to force many
+)
 
 
 class Crowd:
-    """Calls `give_back` after nine of ten have left who were there at once, if these were at least `CROWD`.
+    """Calls `give_back` when nine of ten connections have closed, if at least `CROWD` were open at once.
 
-    Crowds that follow each other sooner than `_APART` share a call.
+    Crowds that follow each other within `_APART` seconds share a call.
     """
 
     def __init__(self, give_back: Callable[[], object]) -> None:
         self._give_back = give_back
         self._most = 0
-        self._next = 0.0  # of the loop's clock: no call before then
+        self._next = 0.0  # on the loop's clock: the next call comes no earlier
 
     def grew(self, count: int) -> None:
         self._most = max(self._most, count)
@@ -35,14 +37,14 @@ class Crowd:
         if self._most >= CROWD and count <= self._most // 10:
             self._most = count
             loop = asyncio.get_running_loop()
-            if (now := loop.time()) > self._next - _APART:  # else one is on its way
+            if (now := loop.time()) > self._next - _APART:  # else a call is scheduled
                 when = max(now + _SECONDS, self._next)
                 self._next = when + _APART
                 loop.call_at(when, self._give_back)
 
 
 def give_back_memory() -> None:
-    """Collect garbage and let the C library return what is free."""
+    """Collect garbage, and let the C library return free memory to the system."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # of another system, or another C library than glibc
+    with suppress(OSError, AttributeError):  # another system, or another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""hypercorn's HTTP/1.1 protocol without its two ways out of it, HTTP/2 and WebSocket."""
+"""hypercorn's HTTP/1.1 protocol without its upgrades to HTTP/2 and WebSocket."""
 
 from __future__ import annotations
 
@@ -19,30 +19,29 @@ def _frame(kind: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes([kind, 0]) + bytes(4) + payload
 
 
-# What HTTP/2's clients understand: no stream was taken up (0), and why.
+# The refusal in HTTP/2: no stream was processed (0), and the reason.
 _REFUSAL = _frame(_SETTINGS) + _frame(_GOAWAY, struct.pack(">II", 0, _HTTP_1_1_REQUIRED) + _SPOKEN)
 
 
 class Http1Protocol(H11Protocol):
-    """hypercorn's protocol, but every request is an ordinary one, whatever it asks to upgrade to.
+    """hypercorn's protocol, which treats every request as an ordinary one and ignores upgrades.
 
-    So each is refused or answered by the application, and its connection ends or is idle after that. hypercorn never
-    ends the connection of a WebSocket handshake that it refuses by itself. A client that begins with HTTP/2's preface
-    is refused in HTTP/2. It takes the place of hypercorn's `ProtocolWrapper`, which chooses between this protocol and
-    HTTP/2's.
+    So the application answers each request, and its connection closes or idles afterwards. hypercorn itself never
+    closes the connection of a WebSocket handshake that it refuses. A client that begins with HTTP/2's preface is
+    refused in HTTP/2. This class replaces hypercorn's `ProtocolWrapper`, which chooses between HTTP/1.1 and HTTP/2.
     """
 
     def __init__(self, *args: Any) -> None:
         *own, _alpn = args
         super().__init__(*own)
-        self._refused = False  # nothing that still comes is read
+        self._refused = False  # further data is not read
 
     async def handle(self, event: Event) -> None:
         if not (self._refused and isinstance(event, RawData)):
             await super().handle(event)
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        """Leave the connection to HTTP/1.1: hypercorn would hand it over to HTTP/2 here."""
+        """Keep the connection in HTTP/1.1; hypercorn would switch to HTTP/2 here."""
 
     async def _create_stream(self, request: h11.Request) -> None:
         if request.method == b"PRI":

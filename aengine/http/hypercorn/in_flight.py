@@ -1,6 +1,4 @@
-"""Counts the requests that are being answered and their answers by status, waits for the last one, cuts them off, and
-resets readers that take nothing.
-"""
+"""Tracks the requests in flight: counts, aborts and cancels them, and closes connections whose readers stall."""
 
 from __future__ import annotations
 
@@ -28,14 +26,15 @@ _log = logging.getLogger(__name__)
 _ERROR_RESPONSE_SECONDS = 1.0
 _PIECE = 2**16  # bytes
 SHUTTING_DOWN = "the server is shutting down"
-OTHER = "other"  # a method that HTTP does not define, or a path that leads nowhere
-LEFT = 499  # the client was gone before its answer began
+OTHER = "other"  # an undefined method, or a path without a route
+LEFT = 499  # the client left before its answer began
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
 
 
 class InFlight:
-    """Middleware around `app` that keeps the set of requests in flight. A request that is cut off before its answer
-    began is answered here: 503.
+    """Middleware that keeps the set of requests in flight.
+
+    A request that is cancelled before its answer began is answered with 503 here.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -43,7 +42,7 @@ class InFlight:
         self._active: set[ActiveRequest] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self.stalled = 0  # readers given up since start
+        self.stalled = 0  # connections closed since the start because their readers stalled
         self.statuses = StatusCounts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,7 +55,7 @@ class InFlight:
             try:
                 await self.app(scope, receive, request.send)
             except anyio.get_cancelled_exc_class():
-                if request.status is None:  # its body was still on its way, or its prompt was being read
+                if request.status is None:  # its body or its prompt was still being read
                     closed = error_response(cancel_error(scope), {"Connection": "close"})
                     with anyio.move_on_after(_ERROR_RESPONSE_SECONDS, shield=True):
                         await closed(scope, receive, request.send)
@@ -69,14 +68,14 @@ class InFlight:
 
     @property
     def blocked(self) -> int:
-        """The number of responses that wait for their readers."""
+        """The number of responses whose readers are behind."""
         return sum(request.pending > 0 for request in self._active)
 
     def abort(self, request_id: str) -> int:
-        """End the requests of that id that the engine works on; returns how many there were.
+        """End the requests of this id that the engine works on, and return their number.
 
-        It may be the id in their answer or an `X-Request-Id`, which several may share. What generates ends with
-        finish_reason "abort", what embeds or scores with `RequestAbortedError`.
+        The id is that of an answer, or an `X-Request-Id`, which several requests may share. A generation ends with
+        finish_reason "abort"; an embedding or a score ends with `RequestAbortedError`.
         """
         found = 0
         for request in self._active:
@@ -86,7 +85,7 @@ class InFlight:
         return found
 
     async def idle(self) -> None:
-        """Wait until no request is being answered."""
+        """Wait until no request is in flight."""
         await self._idle.wait()
 
     def cut_off(self) -> None:
@@ -97,12 +96,13 @@ class InFlight:
     async def watch_readers(
         self, seconds: float, *, task_status: TaskStatus[anyio.CancelScope] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Cut the connections of readers that let a `send` wait for `seconds`, until the scope that this hands out is
-        cancelled.
+        """Close connections whose readers let a `send` wait for `seconds`.
+
+        This runs until the cancel scope that it passes to `started` is cancelled.
         """
         with anyio.CancelScope() as scope:
             task_status.started(scope)
-            while True:  # one timer for all of them
+            while True:  # one timer for all requests
                 await anyio.sleep(min(1.0, seconds / 4))
                 self._cut_stalled(seconds)
 
@@ -110,14 +110,14 @@ class InFlight:
         for request in list(self._active):
             if request.pending and monotonic() - request.last_progress > seconds:
                 if not request.disconnected:
-                    _log.warning("a reader took nothing for %g s: its connection was cut", seconds)
+                    _log.warning("a client read nothing for %g s: its connection was closed", seconds)
                     self.stalled += 1
                 cancel_error = HTTPError(408, "reader_timeout", f"nothing of the answer was read for {seconds:g} s")
                 request.cut(cancel_error)
 
 
 class ActiveRequest:
-    """One request in flight: the scope of its task, and the progress of its reader."""
+    """One request in flight: the cancel scope of its task, and the progress of its reader."""
 
     __slots__ = (
         "_chunks",
@@ -137,8 +137,8 @@ class ActiveRequest:
         self._chunks: tuple[h11.Connection, Callable[[RawData], Awaitable[None]]] | None = None  # see `chunked`
         self.status: int | None = None  # once the answer has begun
         self.disconnected = False
-        self.pending = 0  # sends that have not returned: the reader's buffers are full
-        self.last_progress = 0.0  # monotonic seconds when one began after none, or returned
+        self.pending = 0  # sends that have not returned, because the reader's buffers are full
+        self.last_progress = 0.0  # monotonic seconds when a first send began, or any returned
 
     async def send(self, message: Message) -> None:
         if self.status is None:
@@ -154,7 +154,7 @@ class ActiveRequest:
                     await write(RawData(data=b"%x\r\n%b\r\n" % (len(body), body)))
                     return
             for start in range(0, len(body), _PIECE) or (0,):
-                if len(body) > _PIECE:  # in one piece, who takes much slowly would look like who takes nothing
+                if len(body) > _PIECE:  # sent in one piece, a slow reader would look like a stalled one
                     end = start + _PIECE
                     more = end < len(body) or message.get("more_body", False)
                     piece = {**message, "body": body[start:end], "more_body": more}
@@ -167,9 +167,7 @@ class ActiveRequest:
             self.last_progress = monotonic()
 
     def cut(self, cancel_error: AengineError) -> None:
-        """End the connection, so that the response sees its client leave; if that is not possible, cancel the response
-        alone.
-        """
+        """Close the connection, so that the response sees a disconnect; else cancel the response."""
         self.disconnected = True
         self.last_progress = monotonic()
         self.context.cancel_error = cancel_error
@@ -179,7 +177,7 @@ class ActiveRequest:
 
 @contextmanager
 def at_work(scope: Scope, work: Abortable) -> Iterator[None]:
-    """Meanwhile the engine does `work` for a request, and it may be aborted by its id or by the request's own."""
+    """While this context lasts, the engine does `work` for the request, which its id or the request's id may abort."""
     context = context_of(scope)
     context.work = work
     try:
@@ -189,20 +187,21 @@ def at_work(scope: Scope, work: Abortable) -> Iterator[None]:
 
 
 def cancel_error(scope: Scope) -> AengineError:
-    """The error for the client of a response that is cancelled."""
+    """Return the error for the client of a cancelled response."""
     return context_of(scope).cancel_error or EngineClosedError(SHUTTING_DOWN)
 
 
 class StatusCounts:
-    """Answers by method, path and status, of which there are few whatever clients ask for. Updated once an answer has
-    ended: one dictionary entry, nothing while it is being sent.
+    """Counts answers by method, route and status. The keys are few, whatever clients send.
+
+    An answer is counted when it has ended, so nothing is done while it is sent.
     """
 
     def __init__(self) -> None:
-        self.answers: Counter[tuple[str, str, int]] = Counter()  # (method, path as the routes write it, status)
+        self.answers: Counter[tuple[str, str, int]] = Counter()  # by (method, path of the route, status)
 
     def add(self, scope: Scope, status: int | None) -> None:
-        """Count the answer to a request; `status` is None if none was sent."""
+        """Count an answer. status: None if none was sent."""
         if scope["type"] == "http":
             method, route = scope.get("method", OTHER), scope.get("route")
             path = route.path if isinstance(route, Route) else _path_of_refused(scope)
@@ -210,7 +209,7 @@ class StatusCounts:
 
 
 def _path_of_refused(scope: Scope) -> str:
-    """The route's path of a request that was refused before it was routed."""
+    """Return the path of the route for a request that was refused before it was routed."""
     app = scope.get("app")
     routes = () if app is None else app.routes
     return next((one.path for one in routes if isinstance(one, Route) and one.path == scope["path"]), OTHER)

@@ -22,13 +22,13 @@ _CONTROL = re.compile(r'[\x00-\x1f"\\\x7f-\x9f\u2028\u2029]')
 
 
 class EscapedAtoms(AccessLogAtoms):
-    """hypercorn's fields of the access log, escaped, and with the protocol in full: `GET / HTTP/1.1`."""
+    """hypercorn's fields of the access log, escaped, and with the full protocol name: `GET / HTTP/1.1`."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         version = self["H"]
         self["H"] = f"HTTP/{version}"
-        for line in ("r", "R"):  # which end in it
+        for line in ("r", "R"):  # both end with the version
             self[line] = self[line].removesuffix(version) + self["H"]
         for name, value in self.items():
             if isinstance(value, str):
@@ -42,26 +42,26 @@ def _escape(found: re.Match[str]) -> str:
 def install(loop: asyncio.AbstractEventLoop) -> None:
     """Replace hypercorn's classes for all connections that this process accepts from now on, and change its loop."""
     connections = OpenConnections(most_connections())
-    # These modules look the names up whenever they make one.
+    # These modules look up the names each time they create an object.
     runs.TCPServer = partial(AcceptedConnection, connections)  # type: ignore[attr-defined, assignment]
     connection.ProtocolWrapper = Http1Protocol  # type: ignore[attr-defined, assignment]
-    Config.alpn_protocols = ["http/1.1"]  # else clients that speak both would choose HTTP/2 over TLS
+    Config.alpn_protocols = ["http/1.1"]  # else clients with both would choose HTTP/2 over TLS
     logs.AccessLogAtoms = EscapedAtoms  # type: ignore[misc, assignment]
     _wait_for_no_client(loop)
     _report_no_cut_connections(loop)
 
 
 def _wait_for_no_client(loop: asyncio.AbstractEventLoop) -> None:
-    """Replace `wait_closed` of the servers that this loop makes from now on, which return at once, as before 3.12.1.
+    """Make `wait_closed` of this loop's servers return at once, as it did before Python 3.12.1.
 
-    Since then it waits for every connection, and hypercorn, which cuts connections off only after it, would stay for as
-    long as a stream runs, and for ever with a client that does not read.
+    Since then it waits for every connection. hypercorn closes connections only afterwards, so a shutdown would last as
+    long as the longest stream, and for ever with a client that does not read.
     """
     create = loop.create_server
 
     async def create_server(*args: Any, **options: Any) -> asyncio.Server:
         server = await create(*args, **options)
-        with suppress(AttributeError):  # uvloop's servers cannot be changed, and do not need to be
+        with suppress(AttributeError):  # uvloop's servers do not allow it and do not need it
             server.wait_closed = _at_once  # type: ignore[method-assign]  # of this one server
         return server
 
@@ -74,8 +74,9 @@ async def _at_once() -> None:
 
 
 def _report_no_cut_connections(loop: asyncio.AbstractEventLoop) -> None:
-    """Wrap the loop's exception handler, so that it hears of no connection that was cut off, by hypercorn or in the
-    middle of HTTPS: asyncio's streams (3.11) stumble over them.
+    """Wrap the loop's exception handler so that it ignores connections that were cut off.
+
+    asyncio's streams (Python 3.11) report errors for them, whether hypercorn or the client closed them.
     """
     report = loop.get_exception_handler() or (lambda loop, context: loop.default_exception_handler(context))
 

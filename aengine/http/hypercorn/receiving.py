@@ -1,12 +1,11 @@
-"""Reads a request's body to its end, and cancels its handler when its client disconnects after that.
+"""Reads a request's body to its end, and cancels its handler if its client disconnects afterwards.
 
-A server that stopped reading after an early answer, as most refusals are, would reset the connection, and the client
-might never see it. hypercorn would do worse: it hands a body over through a short queue, and once that is full and
-nobody takes from it, the connection waits for ever, even when its client is long gone.
+Most refusals are sent before the body has arrived. If the server stopped reading then, it would reset the connection,
+and the client might never see the answer. hypercorn passes a body on through a short queue. If that is full and not
+read, the connection waits for ever, even after its client has left.
 
-An ASGI server tells of a disconnect only through `receive()`: `send()` to a client that left just succeeds, and a
-handler is not cancelled. So one task per request waits there once its body has been read, whether its prompt is being
-tokenized, stands in a queue or is being answered.
+An ASGI server reports a disconnect only through `receive()`: `send()` to a client that left succeeds, and the handler
+is not cancelled. So one task for each request waits in `receive()` after the body has been read.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aengine.http.door.context import RequestContext, context_of
 from aengine.http.door.errors import HTTPError, error_response
 
-_PATIENCE = 0.05  # seconds that an early answer waits: most bodies have arrived by then, and the connection may go on
-# What is spent on the rest of a body after an early answer has been sent.
+_PATIENCE = 0.05  # seconds that an early answer waits for the body; if it arrives, the connection can be kept
+# Limits on reading the rest of a body after an early answer.
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 * 2**20
 _CLOSE = (b"connection", b"close")
 
 
 class Receiving:
-    """Middleware that cancels the application when its client disconnects, and its answer then goes nowhere; that sends
-    an early answer soon, reads on for a while, and only then ends it.
+    """Middleware that cancels the application if its client disconnects.
 
-    The connection ends with the answer, which says so, unless the body had arrived.
+    After an early answer it reads on for a while before the answer ends. The connection closes with the answer, and a
+    header says so, unless the body had arrived.
 
-    A request in another version than HTTP/1.0 or 1.1 is refused. A request that gives its length in two ways is
-    refused and its connection closed: a proxy in front may have believed the other one, and what follows would be a
-    request of its own that the proxy has never seen.
+    A request in another version than HTTP/1.0 or 1.1 is refused. So is a request that gives its length in two ways, and
+    its connection is closed. A proxy may have used the other length: then the rest would be a request that the proxy
+    has never checked.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -47,7 +46,7 @@ class Receiving:
         async with anyio.create_task_group() as tasks:
             try:
                 await self._serve(scope, receive, send, tasks)
-            except Exception as error:  # noqa: BLE001 - raised below, as it is instead of in a group
+            except Exception as error:  # noqa: BLE001 - raised below, without an exception group around it
                 failure = error
             tasks.cancel_scope.cancel()
         if failure is not None:
@@ -57,7 +56,7 @@ class Receiving:
         client = _Client(receive, tasks, context_of(scope))
 
         async def send_reading(message: Message) -> None:
-            """Read on meanwhile, so that hypercorn's queue has room for the news that the client has left."""
+            """Send and read at once, so that hypercorn's queue has room for a disconnect message."""
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(client.discard)
                 await send(message)
@@ -101,13 +100,13 @@ class _Client:
         self._tasks = tasks
         self._context = context
         self._watched = False
-        self.ended = False  # its body, or it has left
-        self.answered = False  # the last message is on its way: there is nothing left to cancel
+        self.ended = False  # the body has arrived, or the client has left
+        self.answered = False  # the last message is being sent, so nothing is left to cancel
 
     async def receive(self) -> Message:
-        """The application's own: once it has the whole body, the client is watched."""
+        """The application's `receive()`. The client is watched as soon as the whole body has been read."""
         if self._watched:
-            await anyio.sleep_forever()  # what would come next cancels
+            await anyio.sleep_forever()  # the next message is a disconnect, which cancels the application
         message = await self._receive()
         self.ended = self.ended or not message.get("more_body", False)
         if self.ended and message["type"] == "http.request":
@@ -116,7 +115,7 @@ class _Client:
         return message
 
     async def discard(self, most: float = float("inf")) -> None:
-        """Read to the end of the body, or until more than `most` bytes of it have come."""
+        """Read to the end of the body, or until more than `most` bytes have arrived."""
         size = 0
         while not self.ended and size <= most:
             message = await self._receive()

@@ -1,4 +1,4 @@
-"""Records a span on the timeline for each message that goes to the server."""
+"""Records a span on the timeline for each ASGI message that is sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aengine.timeline import SENDS, Timeline
 
 
 class TracedSends:
-    """Middleware that records the sends of `app`. Sends that overlap get tracks of their own."""
+    """Middleware that records the sends of `app`. Overlapping sends get separate tracks."""
 
     def __init__(self, app: ASGIApp, timeline: Timeline) -> None:
         self._app = app

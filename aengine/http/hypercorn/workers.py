@@ -1,6 +1,4 @@
-"""A lock that lets only one worker of a server start: a second would load the model again, and know nothing of the
-first.
-"""
+"""A lock that lets only one worker of a server start. A second one would load the model again."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ if sys.platform != "win32":
 
 @contextmanager
 def only_worker() -> Iterator[None]:
-    """Hold the lock that siblings share. Raises `ConfigError` when a sibling holds it.
+    """Hold the lock that sibling processes share. Raises `ConfigError` if a sibling holds it.
 
-    Siblings are processes that one parent started through `multiprocessing`, as hypercorn starts its workers; they
-    share an authentication key, which names the lock's file in the temporary folder. Servers that were started
-    each by itself are no siblings and do not meet here. The kernel drops the lock with the process.
+    Siblings are processes that one parent started through `multiprocessing`, as hypercorn starts its workers. They
+    share an authentication key, from which the name of the lock file in the temporary folder is made. Servers that
+    were started separately have different keys. The kernel releases the lock when the process ends.
     """
     if sys.platform == "win32" or multiprocessing.parent_process() is None:
         yield

@@ -1,4 +1,4 @@
-"""`POST /generate`: aengine's own endpoint, text and token ids side by side."""
+"""`POST /generate`: aengine's own endpoint, which returns text and token ids."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GenerateRequest(Sampling, kw_only=True):
         **REFUSED_WITH_PROMPTS,
         "tool_choice": _CALLS_ARE_TEXT,
         "parallel_tool_calls": _CALLS_ARE_TEXT,
-        "return_token_ids": Unsupported("they are always told here", (True, False)),
+        "return_token_ids": Unsupported("they are always in the answer here", (True, False)),
     }
 
     prompt: str | list[TokenId] | None = None
@@ -60,10 +60,10 @@ class GenerateRequest(Sampling, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     tools: Tools | None = None  # for the chat template
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: ReasoningEffort | None = None  # for the chat template, as enable_thinking and by its name
+    reasoning_effort: ReasoningEffort | None = None  # the template gets it by this name, and as enable_thinking
     add_generation_prompt: bool | None = None  # None: true, unless the last message is continued
-    continue_final_message: bool | None = None  # the answer goes on with the last message
-    fill_context: bool | None = None  # without max_tokens: on until the context is full
+    continue_final_message: bool | None = None  # the answer continues the last message
+    fill_context: bool | None = None  # without max_tokens: generate until the context is full
     logprobs: Logprobs | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     stream: bool | None = None  # None: true
@@ -74,7 +74,7 @@ class GeneratedChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
-    stop_string: str | msgspec.UnsetType = msgspec.UNSET  # where one of `stop` ended it
+    stop_string: str | msgspec.UnsetType = msgspec.UNSET  # the stop string that ended it
     logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -85,9 +85,9 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
-    stop_string: str | msgspec.UnsetType = msgspec.UNSET  # where one of `stop` ended it
+    stop_string: str | msgspec.UnsetType = msgspec.UNSET  # the stop string that ended it
     logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
-    choices: list[GeneratedChoice] | msgspec.UnsetType = msgspec.UNSET  # where n > 1
+    choices: list[GeneratedChoice] | msgspec.UnsetType = msgspec.UNSET  # if n > 1
     prompt_logprobs: PromptLogprobs = msgspec.UNSET
     usage: UsageBody
 
@@ -113,7 +113,7 @@ class Generate(Endpoint):
                 f"gen-{uuid.uuid4().hex}",
                 budget=budget,
                 last_tokens=body.truncate_prompt_tokens,
-                clip=body.max_tokens is None,  # the request's own is refused beyond the context, the default is cut
+                clip=body.max_tokens is None,  # the default is cut to the context; the request's own is refused
             )
         if readers:
             stream = ReadStream(stream, readers)
@@ -123,7 +123,10 @@ class Generate(Endpoint):
         return DocumentResponse(stream, lambda completion: completion_body(completion, prompt_logprobs_of))
 
     async def _prompt(self, engine: EngineLike, body: GenerateRequest, params: SamplingParams) -> Prompt | RenderedChat:
-        """The prompt as text or ids, or a rendered chat. Raises `InvalidRequestError` unless exactly one is given."""
+        """Return the prompt as text or ids, or a rendered chat.
+
+        Raises `InvalidRequestError` unless the request has exactly one of them.
+        """
         if [body.prompt, body.input_ids, body.messages].count(None) != 2:
             raise InvalidRequestError("exactly one of prompt, input_ids and messages must be given", "prompt")
         if body.messages is None:
@@ -136,14 +139,15 @@ class Generate(Endpoint):
 
 
 class GenerateEventEncoder(EventEncoder):
-    """Encodes `{"text", "token_ids", "finish_reason"}`, with `index` where n > 1; the last one with `usage`, and with
-    `stop_string` where one ended it.
+    """Encodes fragments as `{"text", "token_ids", "finish_reason"}`, with `index` if n > 1.
+
+    The last event has `usage`. A choice's last event has `stop_string` if one ended it.
     """
 
     def __init__(self, n: int, prompt_logprobs_of: PromptLogprobsOf = no_prompt_logprobs) -> None:
         self._n = n
         self._prompt_logprobs_of = prompt_logprobs_of
-        self._plain: dict[int, bytes] = {}  # templates by choice
+        self._plain: dict[int, bytes] = {}  # event templates by choice
 
     def opening(self) -> bytes:
         return b""
@@ -179,7 +183,7 @@ class GenerateEventEncoder(EventEncoder):
 
 
 async def completion_body(completion: Completion, prompt_logprobs_of: PromptLogprobsOf) -> object:
-    """The body of an answer: the first choice at the top level, and all of them under `choices` where n > 1."""
+    """Return the body of an answer: the first choice at the top level, and all choices under `choices` if n > 1."""
     first, *others = completion.choices
     payload: dict[str, Any] = {"id": completion.id, **await _choice_body(first)}
     if others:

@@ -34,9 +34,9 @@ from aengine.requests.sampling_params import (
 )
 from aengine.text.tokens.settings import TokenizerInfo
 
-_INLINE_TOKENS = 2000  # worded within the loop; a thread costs more than that
+_INLINE_TOKENS = 2000  # tokens that are converted within the loop; a thread costs more for so few
 
-_OF_A_PROMPT = (  # what its tokens depend on
+_OF_A_PROMPT = (  # fields that change the prompt's tokens
     "functions",
     "reasoning",
     "thinking",
@@ -53,16 +53,16 @@ class TokenizeRequest(RequestBody, kw_only=True):
 
     refused: ClassVar[Mapping[str, Unsupported]] = {
         **{name: REFUSED[name] for name in _OF_A_PROMPT},
-        "truncate_prompt_tokens": Unsupported("all tokens are given here; take the last ones of them"),
+        "truncate_prompt_tokens": Unsupported("all tokens are returned here; take the last ones"),
     }
 
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: ReasoningEffort | None = None  # for the chat template, as enable_thinking and by its name
+    reasoning_effort: ReasoningEffort | None = None  # the template gets it by this name, and as enable_thinking
     add_generation_prompt: bool | None = None  # None: true, unless the last message is continued
-    continue_final_message: bool | None = None  # the answer goes on with the last message
+    continue_final_message: bool | None = None  # the answer continues the last message
     add_special_tokens: bool | None = None  # None: true for a prompt, false for messages
     return_token_strs: bool | None = None
 
@@ -98,15 +98,15 @@ class Tokens:
         self._state = state
 
     async def tokenize(self, request: Request) -> Response:
-        """The ids of a prompt, or of a chat as the chat template renders it."""
+        """Return the ids of a prompt, or of a chat rendered by the chat template."""
         data = await self._state.bodies.read(request)
         engine = self._state.require_engine()
         body = decode(data, _tokenize_decoder)
         fields = decode(data, FIELDS)
-        for name, refused in TokenizeRequest.refused.items():  # other fields are of the request that the prompt is for
+        for name, refused in TokenizeRequest.refused.items():  # other fields do not change the prompt
             if name in fields:
                 refused.check(name, fields[name])
-        self._state.choose_model(body.model)  # adapters read as their model does
+        self._state.choose_model(body.model)  # adapters have the model's tokenizer
         ids = await _encode(engine, body)
 
         def answer() -> Response:
@@ -116,13 +116,13 @@ class Tokens:
         return await _run(answer, len(ids))
 
     async def info(self, request: Request) -> Response:
-        """The tokenizer's settings, where the server's knob gives them."""
+        """Return the tokenizer's settings, if the knob tokenizer_info is on."""
         if not self._state.config.tokenizer_info:
             raise HTTPError(404, "not_found", "GET /tokenizer_info: the server's knob tokenizer_info is off")
         return json_response(self._state.require_engine().tokenizer.info)
 
     async def detokenize(self, request: Request) -> Response:
-        """The text of ids, special tokens written out."""
+        """Return the text of ids, including special tokens."""
         data = await self._state.bodies.read(request)
         engine = self._state.require_engine()
         body = decode(data, _detokenize_decoder)
@@ -131,7 +131,7 @@ class Tokens:
         def answer() -> Response:
             known = max(
                 engine.vocab_size, engine.tokenizer.vocab_size
-            )  # the tokenizer may have more than the embedding
+            )  # the tokenizer may have more ids than the embedding
             check_token_ids(body.tokens, known, "tokens")
             return json_response(Detokenized(engine.tokenizer.decode(body.tokens, False)))
 

@@ -1,1 +1,1 @@
-"""OpenAI's completions, chats and models: requests, encoders and endpoints."""
+"""OpenAI's completions, chats and models: their requests, encoders and endpoints."""

@@ -24,18 +24,18 @@ UsageShown = Literal["never", "last", "always"]
 
 
 class OpenAIRequest(Sampling, kw_only=True):
-    """The fields that OpenAI's two endpoints have in common."""
+    """The fields that completions and chats share."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None  # as vLLM: of the prompt and of each choice
-    return_tokens_as_token_ids: bool | None = None  # tokens of logprobs are written "token_id:5"
+    return_token_ids: bool | None = None  # as in vLLM: the ids of the prompt and of each choice
+    return_tokens_as_token_ids: bool | None = None  # logprobs show tokens as "token_id:5"
 
     def usage_shown(self) -> UsageShown:
-        """Which chunks of a stream show usage.
+        """Return which chunks of a stream show usage.
 
-        Raises `InvalidRequestError` for options of a stream where there is none, and for prompt logprobs where there
-        is one: they come only with a whole answer, as in vLLM.
+        Raises `InvalidRequestError` for stream options without a stream. Also for prompt logprobs with a stream: as in
+        vLLM, only a whole answer has them.
         """
         options = self.stream_options
         if self.stream and self.prompt_logprobs is not None:
@@ -55,8 +55,10 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: Logprobs | None = None
     echo: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None  # keep the last so many
-    best_of: Int | None = None  # nothing but n
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = (
+        None  # keep only this many of the last tokens
+    )
+    best_of: Int | None = None  # refused unless it equals n
     suffix: str | None = None  # refused
 
 
@@ -74,9 +76,9 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     parallel_tool_calls: bool | None = None  # None: true
     truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: ReasoningEffort | None = None  # for the chat template, as enable_thinking and by its name
+    reasoning_effort: ReasoningEffort | None = None  # the template gets it by this name, and as enable_thinking
     add_generation_prompt: bool | None = None  # None: true, unless the last message is continued
-    continue_final_message: bool | None = None  # the answer goes on with the last message
+    continue_final_message: bool | None = None  # the answer continues the last message
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -101,7 +103,9 @@ class PromptCandidate(msgspec.Struct, frozen=True):
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptCandidate] | None] | msgspec.UnsetType  # by token id; unset where nobody asked
+PromptLogprobs = (
+    list[dict[str, PromptCandidate] | None] | msgspec.UnsetType
+)  # by token id; unset without prompt_logprobs
 TokenIds = list[int] | msgspec.UnsetType  # with return_token_ids
 
 

@@ -87,7 +87,7 @@ async def chat_body(
     logprobs: ChatLogprobs | None,
     prompt_ids: Sequence[int] | None = None,
 ) -> object:
-    """The whole body of an answer that is not streamed. prompt_ids: where token ids are asked for."""
+    """Return the body of an answer that is not streamed. prompt_ids: the prompt's ids, if the request asks for ids."""
     choices = [await _choice_body(choice, readers[choice.index], logprobs) for choice in completion.choices]
     if prompt_ids is not None:
         head = {**head, "prompt_token_ids": prompt_ids}
@@ -109,7 +109,7 @@ async def _choice_body(choice: Choice, reader: Reader, logprobs: ChatLogprobs | 
 
 
 def _parts(answer: Answer) -> dict[str, Any]:
-    """The fields of a message that may have a thought and calls."""
+    """Return the fields of a message that may have a thought and calls."""
     body: dict[str, Any] = {"content": answer.content or None}
     if answer.reasoning:
         body |= delta_body(ReasoningDelta(answer.reasoning))

@@ -21,26 +21,28 @@ _HOLE = sse.encode(sse.HOLE)
 
 
 class ChunkEncoder(EventEncoder, ABC):
-    """Encodes one request's chunks. A subclass writes the entry of one choice."""
+    """Encodes the chunks of one request. A subclass makes the entry of one choice."""
 
     def __init__(
         self, head: dict[str, Any], stream: StreamLike, usage_shown: UsageShown, shows_ids: bool = False
     ) -> None:
-        """`head` has the fields that all chunks share: id, object, created, model. shows_ids: token ids as well."""
+        """head: the fields of all chunks: id, object, created, model. shows_ids: whether chunks have token ids."""
         self._head = head
         self._shows_ids = shows_ids
-        self._ids: defaultdict[int, list[int]] = defaultdict(list)  # by choice, which no chunk has told yet
-        self._counts = shows_ids or usage_shown == "always"  # no two chunks are alike
+        self._ids: defaultdict[int, list[int]] = defaultdict(list)  # by choice: ids that no chunk has had yet
+        self._counts = shows_ids or usage_shown == "always"  # each chunk is encoded by itself
         self._usage_shown = usage_shown
         self._prompt_tokens = stream.prompt_tokens
-        self._completion_tokens = 0  # counted so far, where usage stands in every chunk
-        self._around: dict[tuple[int, type[Delta]], list[bytes]] = {}  # by choice and kind: what surrounds a text
+        self._completion_tokens = 0  # so far, for chunks with usage
+        self._around: dict[
+            tuple[int, type[Delta]], list[bytes]
+        ] = {}  # by choice and kind: the encoded chunk before and after its text
 
     @abstractmethod
     def _choice(
         self, index: int, delta: Delta | None, logprobs: dict[str, Any] | None = None, reason: str | None = None
     ) -> dict[str, Any]:
-        """The entry in `choices`; `delta` is None where nothing is added to the text."""
+        """Return the entry in `choices`. delta: None if no text is added."""
 
     @abstractmethod
     def event(self, fragment: Fragment) -> bytes: ...
@@ -54,9 +56,7 @@ class ChunkEncoder(EventEncoder, ABC):
         return sse.event({**self._head, "choices": [], "usage": self._usage_body(usage)}) + sse.DONE
 
     def _piece(self, index: int, kind: type[ContentDelta | ReasoningDelta], text: str) -> bytes:
-        """The chunk of a text without logprobs or finish_reason: chunks that differ in their text alone are encoded
-        once.
-        """
+        """Return the chunk of a text without logprobs or finish_reason. What surrounds the text is encoded once."""
         if (around := self._around.get((index, kind))) is None:
             around = self._event(self._choice(index, kind(sse.HOLE))).split(_HOLE)
             if not self._counts:
@@ -74,7 +74,7 @@ class ChunkEncoder(EventEncoder, ABC):
             choice["token_ids"] = self._ids.pop(choice["index"], ())
         chunk = {**self._head, **more, "choices": (choice,)}
         if self._usage_shown == "last":
-            chunk["usage"] = None  # in all chunks but the last, says OpenAI
+            chunk["usage"] = None  # OpenAI's API has null in all chunks but the last
         elif self._usage_shown == "always":
             prompt, completion = self._prompt_tokens, self._completion_tokens
             chunk["usage"] = {
@@ -89,20 +89,20 @@ class ChunkEncoder(EventEncoder, ABC):
 
 
 class CompletionChunkEncoder(ChunkEncoder):
-    """Encodes chunks of `/v1/completions`; offsets into a choice's text run on from chunk to chunk."""
+    """Encodes chunks of `/v1/completions`. Text offsets continue from chunk to chunk."""
 
     def __init__(self, head: dict[str, Any], stream: StreamLike, usage_shown: UsageShown, form: CompletionForm) -> None:
         super().__init__(head, stream, usage_shown, form.prompt_ids is not None)
         self._form = form
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by choice
-        self._lengths: Counter[int] = Counter()  # characters told, by choice
-        self._begun: set[int] = set()  # choices whose prompt's ids have been told
+        self._lengths: Counter[int] = Counter()  # characters sent, by choice
+        self._begun: set[int] = set()  # choices whose prompt's ids have been sent
 
     def event(self, fragment: Fragment) -> bytes:
         if self._counts:
             self._count(fragment)
         if fragment.finish_reason is None and fragment.logprobs is None:
-            # Text may be held back: bytes of a character, the start of a stop string.
+            # Text may be held back: the bytes of an incomplete character, or the start of a stop string.
             return self._piece(fragment.index, ContentDelta, fragment.text) if fragment.text else b""
         index, reason = fragment.index, fragment.finish_reason
         if (told := self._logprobs.get(index)) is None:
@@ -136,7 +136,7 @@ class ChatChunkEncoder(ChunkEncoder):
         logprobs: ChatLogprobs | None,
         prompt_ids: Sequence[int] | None = None,
     ) -> None:
-        """prompt_ids: where token ids are asked for."""
+        """prompt_ids: the prompt's ids, if the request asks for ids."""
         super().__init__(head, stream, usage_shown, prompt_ids is not None)
         self._prompt_ids = prompt_ids
         self._readers = readers
@@ -146,7 +146,7 @@ class ChatChunkEncoder(ChunkEncoder):
                 reader.skip_counting()
 
     def opening(self) -> bytes:
-        """The chunks with the role, one per choice. Where content may stay away, it is null until it comes."""
+        """Return the chunks with the role, one for each choice. Content that may be missing is null until it comes."""
         events = []
         more = _NOTHING if self._prompt_ids is None else {"prompt_token_ids": self._prompt_ids}
         for index, reader in enumerate(self._readers):
@@ -160,9 +160,9 @@ class ChatChunkEncoder(ChunkEncoder):
         reader = self._readers[index]
         if self._counts:
             self._count(fragment)
-        ends = reason is not None or fragment.logprobs is not None  # with an event that is not encoded beforehand
+        ends = reason is not None or fragment.logprobs is not None  # needs an event that is encoded by itself
         plain = reader.plain
-        if plain and not ends:  # text may be held back: bytes of a character, the start of a stop string
+        if plain and not ends:  # text may be held back
             return self._piece(index, ContentDelta, fragment.text) if fragment.text else b""
         deltas = reader.feed(fragment)
         last = deltas.pop() if ends and deltas and (plain or reason is None) else None
@@ -196,7 +196,7 @@ def delta_body(delta: Delta) -> dict[str, Any]:
         case ContentDelta(text=text):
             return {"content": text}
         case ReasoningDelta(text=text):
-            return {"reasoning_content": text, "reasoning": text}  # as some clients call it, and as others do
+            return {"reasoning_content": text, "reasoning": text}  # clients read either name
     if delta.id is None:
         return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.arguments}}]}
     return {"tool_calls": [{"index": delta.index, **call_body(Call(delta.id, delta.name or "", delta.arguments))}]}

@@ -30,8 +30,10 @@ from aengine.requests.sampling_params import SamplingParams
 from aengine.types import Completion
 
 DEFAULT_MAX_TOKENS = 16
-MAX_CHOICES = 1024  # of one request: prompts x n
-MAX_ECHO = 2**25  # characters that `echo` may repeat in one answer, over all choices; whole ones hold them thrice
+MAX_CHOICES = 1024  # in one request: prompts x n
+MAX_ECHO = (
+    2**25
+)  # characters that `echo` repeats in one answer, over all choices; a whole answer holds them three times
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -62,11 +64,11 @@ class Completions(Endpoint):
         )
         repeated = EchoBudget(params.n)
         streams: list[StreamLike] = []
-        read: list[tuple[str, Sequence[int]]] = []  # of each prompt: the text that is repeated, and its ids
+        read: list[tuple[str, Sequence[int]]] = []  # of each prompt: the echoed text, and the ids
         try:
             for position, prompt in enumerate(prompts):
                 if position:
-                    await asyncio.sleep(0)  # a short prompt is tokenized at once, and there may be a thousand
+                    await asyncio.sleep(0)  # a short prompt is tokenized within the loop, and there may be a thousand
                 own_id = request_id if len(prompts) == 1 else f"{request_id}-{position}"
                 prompt = await cut(prompt, body.truncate_prompt_tokens, engine.tokenizer)
                 text = text_of(prompt, engine.tokenizer) if body.echo else ""
@@ -92,7 +94,7 @@ class Completions(Endpoint):
 
 
 def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
-    """The engine's sampling parameters; `echo` with logprobs needs those of the prompt."""
+    """Return the sampling parameters. `echo` with logprobs needs the prompt's logprobs."""
     params = body.params(defaults, max_tokens=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
     if body.echo and body.max_tokens == 0:
         params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0)
@@ -112,7 +114,7 @@ def _refuse_unsupported(body: CompletionRequest) -> None:
 def _form(
     engine: EngineLike, body: CompletionRequest, params: SamplingParams, read: Sequence[tuple[str, Sequence[int]]]
 ) -> CompletionForm:
-    """How the answer tells its choices, of which each prompt has n."""
+    """Return how the choices are shown. Each prompt has n of them."""
     hidden = engine.tokenizer.special_ids.difference(params.shown_special_ids) if params.skip_special_tokens else ()
 
     def logprobs(index: int) -> CompletionLogprobs:
@@ -150,13 +152,13 @@ async def completion_body(
 
 
 def split_prompts(prompt: str | Sequence[str | int | list[int]], n: int) -> list[Prompt]:
-    """A request's prompts as a list, from a string, ids, strings or lists of ids; `n` choices are made of each.
+    """Return a request's prompts as a list. It may have a string, ids, a list of strings, or a list of lists of ids.
 
-    Raises `InvalidRequestError`.
+    n: choices of each prompt. Raises `InvalidRequestError` for too many choices.
     """
     if isinstance(prompt, str):
         return [prompt]
-    kinds = set(map(type, prompt))  # of a million ids, maybe: one pass, within C
+    kinds = set(map(type, prompt))  # one pass within C, because there may be a million ids
     if kinds == {int}:
         return [cast("list[int]", prompt)]
     several = cast("list[Prompt]", prompt)
@@ -174,7 +176,7 @@ def split_prompts(prompt: str | Sequence[str | int | list[int]], n: int) -> list
 
 
 class EchoBudget:
-    """Bounds what `echo` repeats in one answer: each prompt's text, `copies` times."""
+    """Bounds the characters that `echo` repeats in one answer: each prompt's text, `copies` times."""
 
     def __init__(self, copies: int) -> None:
         self._copies = copies
@@ -192,7 +194,7 @@ class EchoBudget:
 
 
 def text_of(prompt: Prompt, tokenizer: TokenizerLike) -> str:
-    """The text of a prompt, which `echo` repeats; special tokens are written out only where the client wrote them."""
+    """Return the text of a prompt for `echo`, with special tokens only if the client sent them."""
     return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, False)
 
 

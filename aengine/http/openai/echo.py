@@ -1,4 +1,4 @@
-"""`echo`: a stream that puts the prompt in front of each choice, as if it had been drawn too."""
+"""`echo`: a stream that repeats the prompt before each choice, as if it had been generated."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from aengine.types import Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usa
 
 
 class EchoingStream:
-    """Wraps a stream: the prompt's text and logprobs come in front of each choice's own.
+    """Wraps a stream, and adds the prompt's text and logprobs before each choice's own.
 
-    `ids` are the prompt's where `logprobs` are wanted, with so many candidates. With `mute` nothing that was drawn
-    is shown (max_tokens 0: one token is drawn because the engine draws at least one).
+    ids: the prompt's ids, if logprobs are requested.
+    logprobs: the number of candidates; None for no logprobs.
+    mute: hide the generated token. With max_tokens 0 the engine still generates one.
     """
 
     def __init__(
@@ -37,8 +38,8 @@ class EchoingStream:
         self._ids = ids
         self._logprobs = logprobs
         self._mute = mute
-        self._begun: set[int] = set()  # choices
-        self._prompt_logprobs: Sequence[TokenLogprob] | None = None  # of the prompt; all choices share them
+        self._begun: set[int] = set()  # choices that have begun
+        self._prompt_logprobs: Sequence[TokenLogprob] | None = None  # of the prompt; shared by all choices
 
     @property
     def backlog(self) -> int:
@@ -59,7 +60,7 @@ class EchoingStream:
         self._stream.abort()
 
     async def _echo(self, fragment: Fragment) -> list[Fragment]:
-        """The prompt as fragments in front of a choice's first; its text is in the first of them."""
+        """Return the prompt as fragments, the first of which has its text."""
         if self._logprobs is None or fragment.prompt_logprobs is None:
             return [Fragment(self._text, index=fragment.index, prompt_logprobs=fragment.prompt_logprobs)]
         if self._prompt_logprobs is None:
@@ -71,7 +72,7 @@ class EchoingStream:
 
     async def _token_logprobs(self, scores: Sequence[PromptLogprob], count: int) -> list[TokenLogprob]:
         text, first = self._tokenizer.token_text, self._ids[0]
-        logprobs = [TokenLogprob(first, text(first), math.nan)]  # it follows nothing
+        logprobs = [TokenLogprob(first, text(first), math.nan)]  # the first token has no logprob
         for place, score in enumerate(scores):
             if place % SLICE == 0:
                 await asyncio.sleep(0)

@@ -12,16 +12,16 @@ from aengine.types import Fragment, Usage
 
 
 class GatheredStream:
-    """The choices of all streams, numbered through: stream i's choice j is choice i * n + j.
+    """The choices of all streams as one stream. Choice j of stream i gets the number i * n + j.
 
-    Usage comes once, summed, with the very last fragment. The first stream that fails fails them all.
+    The last fragment has the usage of all streams, summed. The first error of a stream ends the whole stream.
     """
 
     def __init__(self, request_id: str, streams: Sequence[StreamLike], n: int) -> None:
         self.id = request_id
         self._streams = streams
         self._n = n
-        self._takes: dict[asyncio.Task[list[Fragment]], int] | None = None  # one per unfinished stream, once begun
+        self._takes: dict[asyncio.Task[list[Fragment]], int] | None = None  # one for each unfinished stream
         self._usage = Usage(0, 0, 0)
 
     @property
@@ -40,7 +40,7 @@ class GatheredStream:
             done, _ = await asyncio.wait(self._takes, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 position = self._takes.pop(task)
-                fragments = task.result()  # may raise what befell that stream
+                fragments = task.result()  # raises the stream's error
                 taken += [self._renumbered(fragment, position) for fragment in fragments]
                 if fragments and fragments[-1].usage is None:
                     self._takes[self._begin(position)] = position
@@ -64,12 +64,12 @@ class GatheredStream:
         return msgspec.structs.replace(fragment, index=position * self._n + fragment.index, usage=None)
 
     def abort(self) -> None:
-        """Abort all streams, which ends the takes as well: an aborted stream delivers its last fragment at once."""
+        """Abort all streams. Their takes end as well, because an aborted stream delivers its last fragment at once."""
         for stream in self._streams:
             stream.abort()
 
 
 def _retrieve_error(task: asyncio.Task[list[Fragment]]) -> None:
-    # Of streams that fail together only the first is reported; asyncio shall not complain about the others.
+    # Only the first error is reported. Retrieving the others keeps asyncio from logging them.
     if not task.cancelled():
         task.exception()

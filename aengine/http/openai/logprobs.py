@@ -1,4 +1,4 @@
-"""Usage, and logprobs in OpenAI's two shapes."""
+"""Usage, and logprobs in the formats of OpenAI's two endpoints."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class TextOffsets:
-    """Offsets of one choice's tokens into its text, in characters; one call a token, in order.
+    """Offsets of one choice's tokens into its text, in characters. `next` is called for each token in order.
 
-    A token that goes on with a character begins where the character does, and one that is not shown adds nothing.
-    hidden: special tokens that the output leaves out. echo: the prompt's text in front of the output, of `echoed`
-    tokens; what the tokenizer put around it is not in it.
+    A token that continues a character begins at the character's offset. A hidden token adds no text.
+
+    hidden: special tokens that are left out of the output.
+    echo: the prompt's text before the output, without the special tokens that the tokenizer adds.
+    echoed: the number of the prompt's tokens.
     """
 
     def __init__(self, tokenizer: TokenizerLike, hidden: Collection[int], echo: str = "", echoed: int = 0) -> None:
@@ -51,14 +53,12 @@ class TextOffsets:
         if not self._echo.startswith(text, start):
             if token_id in self._special_ids:
                 return start
-            text = text.removeprefix(" ") if start == 0 else text  # some tokenizers put a blank in front of a text
+            text = text.removeprefix(" ") if start == 0 else text  # some tokenizers add a space before a text
         return min(start + len(text), len(self._echo))
 
 
 def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> dict[str, Any]:
-    """The `usage` of an answer. `reasoning_tokens`: the completion's tokens that are thoughts; None where nobody tells
-    them apart.
-    """
+    """Return the `usage` of an answer. reasoning_tokens: the tokens of thoughts; None if they are not counted."""
     details = {} if reasoning_tokens is None else {"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -70,15 +70,15 @@ def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> dict[str, A
 
 
 def _name(one: TokenLogprob | TopLogprob, as_id: bool) -> str:
-    """The token as logprobs tell it; as an id in vLLM's words."""
+    """Return the token as logprobs show it. as_id: in vLLM's format `token_id:5`."""
     return f"token_id:{one.token_id}" if as_id else one.token
 
 
 class ChatLogprobs:
-    """Logprobs as `/v1/chat/completions` has them: a list of tokens under `content`."""
+    """Logprobs of `/v1/chat/completions`: a list of tokens under `content`."""
 
     def __init__(self, bytes_of: Callable[[int], bytes], as_ids: bool = False) -> None:
-        """`bytes_of` tells a token's own bytes: a part of a character has no text of its own."""
+        """bytes_of: returns a token's bytes, because a part of a character has no text."""
         self._bytes_of = bytes_of
         self._as_ids = as_ids
 
@@ -86,7 +86,7 @@ class ChatLogprobs:
         return None if logprobs is None else {"content": [self._with_top(one) for one in logprobs]}
 
     async def encoded_body(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-        """The body for a whole answer, encoded a slice at a time."""
+        """Return the body for a whole answer, encoded in slices."""
         return None if logprobs is None else {"content": await encoded_list(logprobs, self._with_top)}
 
     def _with_top(self, one: TokenLogprob) -> dict[str, Any]:
@@ -98,20 +98,20 @@ class ChatLogprobs:
 
 
 class CompletionLogprobs:
-    """Logprobs as `/v1/completions` has them: parallel lists, with offsets into the text that run on from chunk to
-    chunk.
-    """
+    """Logprobs of `/v1/completions`: parallel lists, with text offsets that continue from chunk to chunk."""
 
     def __init__(self, offsets: TextOffsets, as_ids: bool) -> None:
         self._offsets = offsets
         self._as_ids = as_ids
-        self._waiting: list[tuple[TokenLogprob, int]] = []  # tokens and offsets behind the text that has been sent
+        self._waiting: list[tuple[TokenLogprob, int]] = []  # tokens whose offset is after the text that has been sent
 
     def body(self, logprobs: Sequence[TokenLogprob] | None, length: int, *, ends: bool) -> dict[str, Any] | None:
-        """Return the body of a chunk; None if no logprobs were asked for, or none can be told.
+        """Return the body of a chunk; None if no logprobs were requested, or none are certain yet.
 
-        A token that begins behind the text so far waits: a stop string may cut it off. length: of the text so far.
-        ends: whether that is all of the text. Then the tokens that were cut off have its end as their offset.
+        A token that begins after the text so far waits, because a stop string may cut it off.
+
+        length: the length of the text so far.
+        ends: whether the text is complete. Then tokens that were cut off get its end as their offset.
         """
         if logprobs is None and not self._waiting:
             return None
@@ -125,7 +125,7 @@ class CompletionLogprobs:
         return {**self._plain(scores, offsets), "top_logprobs": [self._by_text(one) for one in scores]}
 
     async def encoded_body(self, logprobs: Sequence[TokenLogprob] | None, end: int) -> dict[str, Any] | None:
-        """The body for a whole answer with a text of length `end`, made a slice at a time."""
+        """Return the body for a whole answer with a text of length `end`, made in slices."""
         if logprobs is None:
             return None
         plain = self._plain((), ())
@@ -146,10 +146,9 @@ class CompletionLogprobs:
         }
 
     def _by_text(self, one: TokenLogprob) -> dict[str, float] | None:
-        """Logprobs by token text: the candidates and, as OpenAI has it, always the sampled token; of two with the same
-        text the likelier.
+        """Return logprobs by token text: the candidates and, as in OpenAI's API, always the sampled token.
 
-        None for a prompt's first token, which follows nothing.
+        Of two tokens with the same text the likelier one counts. None for a prompt's first token.
         """
         if math.isnan(one.logprob):
             return None
@@ -161,10 +160,10 @@ class CompletionLogprobs:
 
 
 class CompletionForm(NamedTuple):
-    """How the choices of one completion are told, each by its index."""
+    """How the choices of one completion are shown, by the index of the choice."""
 
     logprobs: Callable[[int], CompletionLogprobs]
-    prompt_ids: Callable[[int], Sequence[int]] | None  # where token ids are asked for
+    prompt_ids: Callable[[int], Sequence[int]] | None  # None: the request does not ask for ids
 
     def ids_of_prompt(self, index: int) -> dict[str, Any]:
         return {} if self.prompt_ids is None else {"prompt_token_ids": self.prompt_ids(index)}

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the model that is served here, and its adapters."""
+"""`GET /v1/models`: the served model and its adapters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from aengine.types import AdapterInfo
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """`GET /v1/models/{model}`: OpenAI's fields and vLLM's, then Anthropic's."""
+    """`GET /v1/models/{model}`: fields of OpenAI and vLLM, then those of Anthropic."""
 
     id: str
     object: Literal["model"] = "model"
     created: int  # unix seconds
     owned_by: str = "aengine"
     root: str  # the Hugging Face id, or the folder's name
-    parent: str | None = None  # of an adapter: the model
+    parent: str | None = None  # the model, if this is an adapter
     max_model_len: int
     type: Literal["model"] = "model"
     display_name: str
@@ -37,7 +37,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """`GET /v1/models`: all of them on one page."""
+    """`GET /v1/models`: all models on one page."""
 
     data: list[ModelCard]
     object: Literal["list"] = "list"
@@ -65,13 +65,13 @@ class Models:
         return json_response(self._adapter_card(engine, card))
 
     def _cards(self, engine: EngineLike) -> Iterator[ModelCard]:
-        """A card for each of the model's names."""
+        """Yield a card for each of the model's names."""
         for name in self._state.model_names:
             yield _card(engine, name, engine.created, engine.model_name)
 
     def _adapter_card(self, engine: EngineLike, adapter: AdapterInfo) -> ModelCard:
         path = PurePath(adapter.path)
-        root = path.name if path.is_absolute() else adapter.path  # where folders lie is nobody's business
+        root = path.name if path.is_absolute() else adapter.path  # clients do not see the folder's path
         return _card(engine, adapter.name, adapter.created, root, parent=self._state.choose_model(None).name)
 
 
@@ -93,7 +93,7 @@ def _card(engine: EngineLike, name: str, created: int, root: str, parent: str | 
 def operations(state: ServerState) -> list[Operation]:
     models = Models(state)
     return [
-        Operation("GET", "/v1/models", models.list, "What is served.", answer=ModelList, refusals=SERVES),
+        Operation("GET", "/v1/models", models.list, "The served models.", answer=ModelList, refusals=SERVES),
         Operation(
             "GET",
             "/v1/models/{model:path}",

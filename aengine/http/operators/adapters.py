@@ -25,14 +25,14 @@ class LoadAdapterRequest(msgspec.Struct, kw_only=True):
 
     lora_name: str | None = None
     lora_path: Annotated[str, Meta(max_length=4096)] | None = None
-    load_inplace: bool | None = None  # one of that name is replaced
+    load_inplace: bool | None = None  # replace an adapter of this name
 
 
 class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
     """`POST /v1/unload_lora_adapter`."""
 
     lora_name: str | None = None
-    lora_int_id: Int | None = None  # taken, not used
+    lora_int_id: Int | None = None  # accepted without effect
 
 
 _load_decoder = msgspec.json.Decoder(LoadAdapterRequest)
@@ -45,7 +45,7 @@ class Adapters:
         self._folders = AdapterFolders(state.config.lora_folders, state.config.lora_hub)
 
     async def load(self, request: Request) -> Response:
-        """Load an adapter; from then on it is a model that requests may name."""
+        """Load an adapter. From then on requests may name it as their model."""
         data = await self._state.bodies.read(request)
         engine = self._engine(request)
         body = decode(data, _load_decoder)
@@ -60,7 +60,7 @@ class Adapters:
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(self, request: Request) -> Response:
-        """Unload an adapter: no new request may name it; the answer comes when those who have it are done."""
+        """Unload an adapter. New requests for it are refused at once; the answer comes when running ones have ended."""
         data = await self._state.bodies.read(request)
         engine = self._engine(request)
         body = decode(data, _unload_decoder)

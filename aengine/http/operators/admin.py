@@ -1,4 +1,4 @@
-"""The operator's endpoints: `POST /abort` and `POST /flush_cache`."""
+"""`POST /abort` and `POST /flush_cache`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AbortRequest(msgspec.Struct, kw_only=True):
 class Aborted(msgspec.Struct, frozen=True):
     """`POST /abort`."""
 
-    aborted: int  # requests
+    aborted: int  # the number of requests
 
 
 class Flushed(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class Admin:
         self._state = state
 
     async def abort(self, request: Request) -> Response:
-        """End requests by their `X-Request-Id` or by the `id` in their answer; one that has ended does not count."""
+        """End requests by their `X-Request-Id` or by the `id` in their answer. Ended requests do not count."""
         body = decode(await self._state.bodies.read(request), _decoder)
         in_flight = self._state.in_flight
         return json_response(Aborted(0 if in_flight is None else in_flight.abort(body.request_id)))

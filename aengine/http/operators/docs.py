@@ -1,4 +1,4 @@
-"""`GET /docs`: the OpenAPI document as a plain page, made once, without a script and without anything from outside."""
+"""`GET /docs`: the OpenAPI document as a plain page, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEADERS = {
 
 
 class Docs:
-    """The page for one OpenAPI document."""
+    """The page for one OpenAPI document, made once."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         schemas = document["components"]["schemas"]
@@ -45,7 +45,7 @@ class Docs:
 
 
 def _operation(method: str, path: str, described: dict[str, Any], schemas: dict[str, Any]) -> str:
-    """An endpoint, which opens to its parameters, the fields of its body and its statuses."""
+    """Return an endpoint as a section with its parameters, body fields and statuses."""
     rows = [(one["name"], f"in the {one['in']}", one["schema"]) for one in described.get("parameters", ())]
     body = described.get("requestBody")
     if body is not None:

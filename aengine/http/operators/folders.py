@@ -1,4 +1,4 @@
-"""Folders that a request may name: adapters and weights below those that a knob allows."""
+"""Checks folders in requests: adapters and weights must be below the folders that a knob allows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from aengine.model.loading.hub import is_hub_id
 
 
 def folder_below(tops: Sequence[str], path: str) -> str | None:
-    """The folder of that path; None: there is none below `tops`. Looks at files: to be called off the loop.
+    """Return the folder of this path; None if it is not below one of `tops`.
 
-    Relative paths begin in each of `tops` in turn; symbolic links count as what they lead to. So do those among its
-    files: a folder with one that leads elsewhere is none of these, and nothing of that file is told.
+    Relative paths are tried in each of `tops`. Symbolic links are resolved. A folder with a link to a file elsewhere is
+    refused as well, so that no error reveals that file. Does blocking I/O; call it in a worker thread.
     """
     for folder in tops:
         try:
@@ -21,13 +21,13 @@ def folder_below(tops: Sequence[str], path: str) -> str | None:
             found = (top / path).resolve()
             if found.is_relative_to(top) and found.is_dir() and not _leads_out(found, top):
                 return str(found)
-        except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
+        except (OSError, ValueError, RuntimeError):  # a path that is too long, a null byte, or circular links
             continue
     return None
 
 
 def _leads_out(folder: Path, top: Path, depth: int = 1) -> bool:
-    """Whether a file of the folder, or of one within, is a link to what is not below `top`."""
+    """Whether a file in the folder or its subfolders is a link to a file that is not below `top`."""
     for path in folder.iterdir():
         if path.is_symlink() and not path.resolve().is_relative_to(top):
             return True
@@ -37,21 +37,22 @@ def _leads_out(folder: Path, top: Path, depth: int = 1) -> bool:
 
 
 class AdapterFolders:
-    """The knobs `lora_folders` and `lora_hub`."""
+    """Finds adapters as the knobs `lora_folders` and `lora_hub` allow. Requests cannot read any other path."""
 
     def __init__(self, folders: Sequence[str], hub: bool) -> None:
         self._folders = folders
         self._hub = hub
 
     def find(self, path: str) -> str:
-        """The folder of an adapter, or the Hugging Face id. Looks at files: to be called off the loop.
+        """Return the folder of an adapter, or the Hugging Face id.
 
-        Raises one and the same `HTTPError` for what is elsewhere and for what is nowhere.
+        Raises the same `HTTPError` for a path elsewhere and for a missing one. Does blocking I/O; call it in a worker
+        thread.
         """
         found = folder_below(self._folders, path)
         if found is not None:
             return found
-        if self._hub and is_hub_id(path) and not Path(path).exists():  # which would be read in its place
+        if self._hub and is_hub_id(path) and not Path(path).exists():  # an existing path would be read instead
             return path
         ids = ", or a Hugging Face id" if self._hub else "; Hugging Face ids are off here (knob lora_hub)"
         raise HTTPError(

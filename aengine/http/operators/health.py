@@ -1,4 +1,4 @@
-"""`/health` (does the engine make progress?), `/ready` (would a request be taken up?) and `/version`."""
+"""`/health` (does the engine make progress?), `/ready` (would a request be accepted?) and `/version`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aengine.http.endpoint import json_response
 from aengine.http.operation import Operation
 from aengine.http.state import ServerState
 
-STALL_SECONDS = 60.0  # without a finished step while there is work
+STALL_SECONDS = 60.0  # without a finished step although there is work
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -44,16 +44,16 @@ class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Health:
-    """The answers come from the event loop itself, so an answer at all says that it is alive."""
+    """Answers from the event loop itself, so any answer shows that the loop is alive."""
 
     def __init__(self, state: ServerState, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
         self._clock = clock
-        self._seen = (0, False)  # steps, and whether there was work
+        self._seen = (0, False)  # the number of steps, and whether there was work
         self._since = clock()
 
     async def health(self, request: Request) -> Response:
-        """200 while the engine works; else 503 and why: it loads, stops, has failed, or makes no progress."""
+        """Answer 200 if the engine works, else 503 with the reason: it loads, stops, has failed or is stalled."""
         status, reason = self._status()
         return _uncached(HealthStatus(status, reason), 200 if status == "ok" else 503)
 
@@ -72,7 +72,7 @@ class Health:
         return "ok", ""
 
     async def ready(self, request: Request) -> Response:
-        """200 exactly when a request would be taken up."""
+        """Answer 200 if a request would be accepted, else 503."""
         state = self._state
         if state.engine is None or state.phase != "ready":
             return _uncached(Readiness(False, reason=state.reason), 503)
@@ -116,7 +116,7 @@ def operations(state: ServerState) -> list[Operation]:
             "GET",
             "/ready",
             health.ready,
-            "Whether a request would be taken up.",
+            "Whether a request would be accepted.",
             answer=Readiness,
             also={503: Readiness},
         ),

@@ -1,4 +1,4 @@
-"""How busy the engine is, for routers outside: `GET /load` as in vLLM, `/get_load` and `/v1/loads` as in SGLang."""
+"""The engine's load, for routers: `GET /load` as in vLLM, `/get_load` and `/v1/loads` as in SGLang."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 
     num_reqs: int  # running or waiting
     num_waiting_reqs: int
-    num_tokens: int  # KV that running requests hold
+    num_tokens: int  # tokens in the KV cache that running requests hold
     dp_rank: int = 0
 
 
@@ -41,7 +41,7 @@ class RankLoad(msgspec.Struct, frozen=True, kw_only=True):
     num_total_reqs: int
     num_used_tokens: int
     max_total_num_tokens: int
-    token_usage: float  # share of these that running requests hold
+    token_usage: float  # the share of the tokens that running requests hold
     cache_hit_rate: float
 
 
@@ -58,18 +58,18 @@ class Load:
         self._state = state
 
     async def server_load(self, request: Request) -> Response:
-        """The number of requests, running or waiting."""
+        """Return the number of requests, running or waiting."""
         stats = self._stats()
         return json_response(ServerLoad(stats.running + stats.waiting), headers=_UNCACHED)
 
     async def get_load(self, request: Request) -> Response:
-        """A list with one entry, for the one engine."""
+        """Return a list with one entry for the one engine."""
         stats = self._stats()
         load = WorkerLoad(stats.running + stats.waiting, stats.waiting, stats.pages_used * stats.page_size)
         return json_response([load], headers=_UNCACHED)
 
     async def loads(self, request: Request) -> Response:
-        """The same in SGLang's newer words."""
+        """Return the same in SGLang's newer format."""
         stats, now = self._stats(), time.time()
         load = RankLoad(
             timestamp=now,
@@ -110,7 +110,7 @@ def operations(state: ServerState) -> list[Operation]:
             "GET",
             "/v1/loads",
             load.loads,
-            "The same in SGLang's newer words.",
+            "The same in SGLang's newer format.",
             answer=LoadList,
             refusals=SERVES,
         ),

@@ -1,4 +1,7 @@
-"""The engine's figures as metric families of prometheus-client, under our names and under vLLM's."""
+"""The engine's figures as metric families of prometheus-client, under our names and under vLLM's names.
+
+vLLM's names come from its documentation (usage/metrics), including older names that dashboards still read.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ _HISTOGRAMS = {  # field of Latencies
     "decode": ("aengine_request_decode_seconds", "From a request's first token to its last."),
     "step_tokens": ("aengine_step_tokens", "Tokens that went through the model in a step."),
 }
-_TOKEN_HISTOGRAMS = {  # the same, of no more tokens than a context has
+_TOKEN_HISTOGRAMS = {  # histograms that end at the context's length
     "prompt_tokens": ("aengine_request_prompt_tokens", "Tokens of a request's prompt."),
     "generated_tokens": ("aengine_request_generated_tokens", "Tokens generated for one output."),
 }
@@ -94,7 +97,7 @@ def latency_families(latencies: Latencies, context: int) -> Iterator[Metric]:
 
 
 def adapter_families(stats: Stats, adapters: Sequence[AdapterInfo]) -> Iterator[Metric]:
-    """How many adapters there are, where they are, and how often they moved."""
+    """Yield the numbers of adapters, their places, and how often they were moved."""
     there = sum(adapter.on_device for adapter in adapters)
     size = sum(adapter.bytes for adapter in adapters)
     yield GaugeMetricFamily("aengine_adapters", "Adapters that requests may name.", value=len(adapters))
@@ -108,7 +111,7 @@ def adapter_families(stats: Stats, adapters: Sequence[AdapterInfo]) -> Iterator[
 
 
 def vllm_adapter_info(stats: Stats, adapters: Sequence[AdapterInfo]) -> Metric:
-    """`vllm:lora_requests_info`: the names stand in its labels, its value is the time."""
+    """Return `vllm:lora_requests_info`. Its labels have the adapters' names; its value is the time."""
     info = GaugeMetricFamily(
         "vllm:lora_requests_info",
         "Adapters with running and with waiting requests; the value is the time in seconds.",
@@ -121,7 +124,7 @@ def vllm_adapter_info(stats: Stats, adapters: Sequence[AdapterInfo]) -> Metric:
 
 
 def state_families(stats: Stats) -> Iterator[Metric]:
-    """How many snapshots there are, and how often one gave way to another."""
+    """Yield the number of snapshots and of evictions."""
     yield GaugeMetricFamily(
         "aengine_state_snapshots",
         "States of linear attention that there is room for.",
@@ -134,7 +137,7 @@ def state_families(stats: Stats) -> Iterator[Metric]:
 
 
 def tier_families(stats: Stats) -> Iterator[Metric]:
-    """Where cached tokens were found, what lies below the pool, and how much went down and came back."""
+    """Yield cached tokens by tier, the bytes in tiers below the pool, and the pages that were copied."""
     found = CounterMetricFamily(
         "aengine_tier_cached_tokens", "Prompt tokens served from the prefix cache, by where they lay.", labels=["tier"]
     )
@@ -165,7 +168,7 @@ def tier_families(stats: Stats) -> Iterator[Metric]:
 
 
 def window_families(stats: Stats) -> Iterator[Metric]:
-    """How many pages there are, and what they are in use for."""
+    """Yield the number of pages, and of used and cached ones."""
     yield GaugeMetricFamily("aengine_window_pages", "Pages of layers with a sliding window.", stats.window_pages)
     yield GaugeMetricFamily(
         "aengine_window_pages_used", "Of these, those of running requests.", stats.window_pages_used
@@ -175,7 +178,7 @@ def window_families(stats: Stats) -> Iterator[Metric]:
     )
 
 
-_VLLM_GAUGES = {  # without vllm: -> field of Stats, help
+_VLLM_GAUGES = {  # name without vllm: -> field of Stats, help
     "num_requests_running": ("running", "Sequences that hold a row of the running batch."),
     "num_requests_waiting": ("waiting", "Choices that wait for a row."),
     "kv_cache_usage_perc": ("kv_usage", "Share of the KV pages in use; 1 is all of them."),
@@ -190,7 +193,7 @@ _VLLM_COUNTERS = {  # Prometheus appends _total
     "gpu_prefix_cache_queries": ("prompt_tokens", "The older name of vllm:prefix_cache_queries."),
     "gpu_prefix_cache_hits": ("cached_tokens", "The older name of vllm:prefix_cache_hits."),
 }
-_VLLM_HISTOGRAMS = {  # -> field of Latencies, help
+_VLLM_HISTOGRAMS = {  # name -> field of Latencies, help
     "time_to_first_token_seconds": ("first_token", "From a request's arrival to its first token."),
     "inter_token_latency_seconds": ("inter_token", "Between two tokens of one output."),
     "time_per_output_token_seconds": ("inter_token", "The older name of vllm:inter_token_latency_seconds."),
@@ -203,7 +206,7 @@ _VLLM_HISTOGRAMS = {  # -> field of Latencies, help
     "request_params_n": ("choices", "The n of requests."),
     "iteration_tokens_total": ("step_tokens", "Tokens that went through the model in a step."),
 }
-_VLLM_TOKEN_HISTOGRAMS = {  # the same, of no more tokens than a context has
+_VLLM_TOKEN_HISTOGRAMS = {  # histograms that end at the context's length
     "request_prompt_tokens": ("prompt_tokens", "Tokens of a request's prompt."),
     "request_prefill_kv_computed_tokens": ("computed_prompt_tokens", "Of these, those not in the prefix cache."),
     "request_generation_tokens": ("generated_tokens", "Tokens generated for one output."),

@@ -1,4 +1,4 @@
-"""`GET /metrics` for Prometheus: collected when asked, from counts that are kept anyway."""
+"""`GET /metrics` for Prometheus. The figures are collected for each request to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from aengine.http.state import ServerState
 
 
 class Metrics:
-    """The registry of one server; nothing global. As Prometheus' text, or as OpenMetrics where `Accept` names it."""
+    """The registry of one server. It answers with Prometheus' text format, or with OpenMetrics if `Accept` names it."""
 
     def __init__(self, state: ServerState) -> None:
         self._registry = CollectorRegistry()
@@ -41,11 +41,13 @@ class Metrics:
     async def show(self, request: Request) -> Response:
         try:
             encode, content_type = choose_encoder(",".join(request.headers.getlist("accept")))
-        except (TypeError, ValueError):  # a version that is none
+        except (TypeError, ValueError):  # not a version
             encode, content_type = choose_encoder("")
         if content_type.startswith("application/openmetrics-text"):
-            content_type = openmetrics.CONTENT_TYPE_LATEST  # the version that is written, not the client's
-            encode = partial(openmetrics.generate_latest, escaping=ALLOWUTF8)  # its default makes vllm: a vllm_
+            content_type = openmetrics.CONTENT_TYPE_LATEST  # the version that is written, whatever the client asks for
+            encode = partial(
+                openmetrics.generate_latest, escaping=ALLOWUTF8
+            )  # the default would replace vllm: by vllm_
         return Response(encode(self._registry), headers={"Content-Type": content_type})
 
 
@@ -102,4 +104,4 @@ def _answers(counts: StatusCounts) -> Metric:
 
 
 def operations(state: ServerState) -> list[Operation]:
-    return [Operation("GET", "/metrics", Metrics(state).show, "What is counted, for Prometheus.")]
+    return [Operation("GET", "/metrics", Metrics(state).show, "Metrics for Prometheus.")]

@@ -31,7 +31,7 @@ _REFUSALS = {
 
 
 class OpenApi:
-    """The endpoint that serves the document, made once."""
+    """The endpoint that serves the document, which is made once."""
 
     def __init__(self, operations: Sequence[Operation], *, secured: bool) -> None:
         self.document = document(operations, secured=secured)
@@ -42,7 +42,7 @@ class OpenApi:
 
 
 def document(operations: Sequence[Operation], *, secured: bool) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of the operations. `secured`: whether keys are asked for."""
+    """Return an OpenAPI 3.1 document of the operations. secured: whether the server requires keys."""
     structs = {
         struct
         for operation in operations
@@ -72,7 +72,7 @@ def document(operations: Sequence[Operation], *, secured: bool) -> dict[str, Any
 
 @functools.lru_cache(4)
 def _components(structs: tuple[Any, ...]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
-    """References to the structs and their schemas, which are the same for every server of a process: 30 ms."""
+    """Return references to the structs and their schemas. This takes 30 ms, so servers of a process share it."""
     return msgspec.json.schema_components(structs, ref_template="#/components/schemas/{name}")
 
 

@@ -1,7 +1,7 @@
 """`GET /`: a page with a chat and a live view of the engine, in one self-contained document.
 
-Its parts stand in `page/`; they are put together when the server starts. The page is the same for everybody and knows
-nothing: what it shows, it asks the API for, with the key that its reader gives.
+Its parts are in `page/` and are joined when the server starts. The page is the same for everyone and holds no data: it
+fetches everything from the API, with the key that its reader enters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STYLES = tuple(f"styles/{name}.css" for name in ("base", "chat", "prose", "pane
 _MARKDOWN = (
     *("entities", "links", "inline", "emphasis", "blocks", "table", "languages", "code", "document", "render", "prose"),
 )
-# In the order in which they need each other; together they are one module.
+# In the order of their dependencies; together they are one module.
 _SCRIPTS = (
     *("dom.js", "api.js"),
     *(f"markdown/{name}.js" for name in _MARKDOWN),
@@ -38,7 +38,7 @@ class Page:
         self._body = _read("page.html").replace("{{style}}", style).replace("{{script}}", script).encode()
         self._etag = f'"{sha256(self._body).hexdigest()[:32]}"'
         self._headers = {
-            "Cache-Control": "no-cache",  # kept, but asked for each time: a new version shows at once
+            "Cache-Control": "no-cache",  # revalidated each time, so that a new version shows at once
             "ETag": self._etag,
             "Content-Security-Policy": _policy(style, script),
             "Cross-Origin-Opener-Policy": "same-origin",
@@ -49,7 +49,7 @@ class Page:
         }
 
     async def show(self, request: Request) -> Response:
-        """The page, or 304 for a browser that has this very one."""
+        """Return the page, or 304 if the browser has this version."""
         known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
         if self._etag in known:
             return Response(status_code=304, headers=self._headers)
@@ -61,9 +61,7 @@ def _read(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """The Content-Security-Policy: only this style and this script, requests to this server alone, no HTML made from
-    text.
-    """
+    """Return the Content-Security-Policy: only this style and script, requests to this server, no HTML from text."""
     rules = {
         "default-src": "'none'",
         "script-src": _source(script),

@@ -1,4 +1,4 @@
-"""`POST /sleep`, `POST /wake_up` and `GET /is_sleeping`, as vLLM has them, and `POST /reload`."""
+"""`POST /sleep`, `POST /wake_up` and `GET /is_sleeping` as in vLLM, and `POST /reload`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SleepState(msgspec.Struct, frozen=True):
 class ReloadRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /reload`."""
 
-    folder: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None  # None: the model's own
+    folder: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None  # None: the model's own folder
 
 
 class Reloaded(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class Sleep:
         self._state = state
 
     async def sleep(self, request: Request) -> Response:
-        """Give the device's memory back; answers when that has happened."""
+        """Free the device's memory. The answer comes when it is free."""
         engine = self._engine(request)
         level = request.query_params.get("level", "1")
         mode = request.query_params.get("mode", "wait")
@@ -55,7 +55,7 @@ class Sleep:
         return json_response(SleepState(engine.is_sleeping))
 
     async def wake_up(self, request: Request) -> Response:
-        """Take the device's memory again; answers when requests are served."""
+        """Allocate the device's memory again. The answer comes when requests are served."""
         engine = self._engine(request)
         if request.query_params.getlist("tags"):
             raise InvalidRequestError("tags: weights and pages are woken together; leave it out", "tags")
@@ -66,7 +66,7 @@ class Sleep:
         return json_response(SleepState(self._state.require_engine().is_sleeping))
 
     async def reload(self, request: Request) -> Response:
-        """Read other weights over those that are loaded; answers when requests are served with them."""
+        """Replace the loaded weights. The answer comes when requests are served with the new ones."""
         data = await self._state.bodies.read(request)
         engine = self._state.require_engine()
         folders = self._state.config.reload_folders
@@ -102,7 +102,7 @@ def operations(state: ServerState) -> list[Operation]:
             "POST",
             "/sleep",
             sleeping.sleep,
-            "Give the device's memory back.",
+            "Free the device's memory.",
             answer=SleepState,
             refusals=(400, *NAMES, *SERVES),
             query={"level": "integer", "mode": "string"},
@@ -111,7 +111,7 @@ def operations(state: ServerState) -> list[Operation]:
             "POST",
             "/wake_up",
             sleeping.wake_up,
-            "Take it again, and serve.",
+            "Allocate the memory again, and serve.",
             answer=SleepState,
             refusals=(400, *NAMES, *SERVES),
         ),
@@ -127,7 +127,7 @@ def operations(state: ServerState) -> list[Operation]:
             "POST",
             "/reload",
             sleeping.reload,
-            "Read other weights over those that are loaded.",
+            "Replace the loaded weights.",
             body=ReloadRequest,
             answer=Reloaded,
             refusals=ANSWERS,

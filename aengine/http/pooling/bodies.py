@@ -1,4 +1,4 @@
-"""Requests and answers of what draws nothing: embeddings, classes, scores, rankings."""
+"""Requests and answers of the endpoints that generate no text: embeddings, classes, scores, rankings."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ _REFUSED: Mapping[str, Unsupported] = {
     "rank_fields": Unsupported("documents have one field, text", (["text"],)),
     "task": NOT_BUILT,
     "late_chunking": off("not supported"),
-    "prompt_name": Unsupported("not supported; write it in front of the text"),
+    "prompt_name": Unsupported("not supported; write it before the text"),
 }
 
 
 class PooledFields(RequestBody, kw_only=True):
-    """The fields that all of them take."""
+    """The fields of all these requests."""
 
     refused: ClassVar[Mapping[str, Unsupported]] = _REFUSED
 
     priority: Int | None = None
     cache_salt: str | None = None
-    user: str | None = None  # taken, not used
+    user: str | None = None  # accepted without effect
 
 
 class ClassifyRequest(PooledFields, kw_only=True):
     """`POST /classify`."""
 
     input: Input
-    truncate_prompt_tokens: Cut | None = None  # keep the last so many; -1: as many as the context holds
+    truncate_prompt_tokens: Cut | None = None  # keep only this many of the last tokens; -1: as many as fit the context
     add_special_tokens: bool | None = None  # None: true
 
 
@@ -59,11 +59,11 @@ class EmbeddingRequest(ClassifyRequest, kw_only=True):
 
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
-    normalize: bool | None = None  # None: as the checkpoint says
+    normalize: bool | None = None  # None: the checkpoint decides
 
 
 class ScoreRequest(PooledFields, kw_only=True):
-    """`POST /score`. Either `text_1` and `text_2`, or `queries` and `documents`, which mean the same."""
+    """`POST /score`. Either `text_1` and `text_2`, or `queries` and `documents` with the same meaning."""
 
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
@@ -81,7 +81,7 @@ class RerankRequest(PooledFields, kw_only=True):
 
     query: str
     documents: Annotated[list[str | Document], Meta(min_length=1)]
-    top_n: Count | None = None  # 0: all of them
+    top_n: Count | None = None  # 0: all
     return_documents: bool | None = None  # None: true
     instruction: str | None = None
 
@@ -98,7 +98,7 @@ class PooledUsage(msgspec.Struct, frozen=True):
 class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["embedding"] = "embedding"
     index: int
-    embedding: list[float] | str  # the latter: float32, little-endian, in base64
+    embedding: list[float] | str  # str: little-endian float32 in base64
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +156,7 @@ class RankTokens(msgspec.Struct, frozen=True):
 
 
 class RankMeta(msgspec.Struct, frozen=True):
-    """`usage` as Cohere has it."""
+    """`usage` in Cohere's format."""
 
     tokens: RankTokens
 

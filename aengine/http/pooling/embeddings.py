@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings` and `POST /classify`: a vector, or a class, of each text."""
+"""`POST /v1/embeddings` and `POST /classify`: a vector or a class for each text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from aengine.http.state import ServerState
 from aengine.http.streams.document import document, encoded_list
 from aengine.types import Usage
 
-_SLICE_FLOATS = 2**14  # encoded between two turns of the loop; 2 ms
+_SLICE_FLOATS = 2**14  # floats that are encoded between two turns of the loop; 2 ms
 _NAMES = {"prompt": "input"}
 
 
@@ -48,12 +48,12 @@ class PooledWork:
     id: str
 
     def abort(self) -> bool:
-        """End them; False: they are still being tokenized, or done."""
+        """End the work. Returns False if it is still tokenizing, or done."""
         return self.engine.abort(self.id)
 
 
 def abortable(request: Request, engine: EngineLike, request_id: str) -> AbstractContextManager[None]:
-    """Meanwhile the engine works on `request_id` for a request, which may be aborted by that id or by its own."""
+    """While this context lasts, `/abort` can end the work by `request_id` or the request's own id."""
     return at_work(request.scope, PooledWork(engine, request_id))
 
 
@@ -108,17 +108,17 @@ class Embeddings(Endpoint):
 
 
 async def _prompts(engine: EngineLike, body: ClassifyRequest) -> Any:
-    """The texts as they are, or as ids where they are to be cut or to be read without special tokens."""
+    """Return the texts unchanged, or as ids if they are truncated or have no special tokens."""
     last, special = body.truncate_prompt_tokens, body.add_special_tokens is not False
     if last == 0:
         raise InvalidRequestError("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens")
     if last is None and special:
         return body.input
-    keep = engine.max_model_len if last == -1 else last or 0  # 0: all of them
-    context = engine.max_model_len if last is None else None  # what is cut may be longer
+    keep = engine.max_model_len if last == -1 else last or 0  # 0: all
+    context = engine.max_model_len if last is None else None  # a text that is truncated may be longer
     prompts = []
     for prompt in prompt_list(body.input):
-        await asyncio.sleep(0)  # a short text is tokenized at once, and there may be thousands
+        await asyncio.sleep(0)  # a short text is tokenized within the loop, and there may be thousands
         if isinstance(prompt, str):
             prompt = await engine.tokenizer.encode(prompt, special, context, left=0)
         prompts.append(prompt[-keep:])
@@ -126,7 +126,7 @@ async def _prompts(engine: EngineLike, body: ClassifyRequest) -> Any:
 
 
 def base64_of(vector: array[float]) -> str:
-    """The numbers as float32, little-endian."""
+    """Return the numbers as little-endian float32 in base64."""
     if sys.byteorder == "big":
         vector = array("f", vector)
         vector.byteswap()

@@ -1,4 +1,4 @@
-"""`POST /score` and `POST /rerank`: how well texts go together, and documents in that order."""
+"""`POST /score` and `POST /rerank`: relevance scores of text pairs, and documents ordered by relevance."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ class Scores(Endpoint):
 
 
 def _refuse_empty(query: str, name: str) -> None:
-    """Raise `InvalidRequestError` for a query without text: the engine would blame the documents."""
+    """Raise `InvalidRequestError` for an empty query. The engine's error would name the documents."""
     if not query:
         raise InvalidRequestError(f"{name} must not be empty", name)
 
 
 def _texts(body: ScoreRequest) -> tuple[dict[str, str], str | list[str], str | list[str]]:
-    """The two sides, and what the client calls them."""
+    """Return the client's names of the parameters, the queries and the documents."""
     for one, other in (("text_1", "text_2"), ("queries", "documents")):
         queries, documents = getattr(body, one), getattr(body, other)
         if queries is None and documents is None:
@@ -110,14 +110,14 @@ def operations(state: ServerState) -> list[Operation]:
     scored = [
         Operation("POST", path, scores.score, summary, body=ScoreRequest, answer=ScoreBody, refusals=ANSWERS)
         for path, summary in (
-            ("/score", "How well texts go together, pair by pair."),
+            ("/score", "Relevance scores of text pairs."),
             ("/v1/score", "The same as /score."),
         )
     ]
     ranked = [
         Operation("POST", path, scores.rerank, summary, body=RerankRequest, answer=RerankBody, refusals=ANSWERS)
         for path, summary in (
-            ("/rerank", "Documents by how well they suit a query."),
+            ("/rerank", "Documents ordered by their relevance to a query."),
             ("/v1/rerank", "The same as /rerank."),
             ("/v2/rerank", "The same as /rerank."),
         )

@@ -1,4 +1,4 @@
-"""The answers of `/v1/responses`, as the OpenAPI document describes them, and the response object."""
+"""The structs of `/v1/responses`' answers for the OpenAPI document, and the response object."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
-    """The thought, as content or as a summary. `encrypted_content` is the same in base64, where it was asked for."""
+    """The thought, as content or as a summary. `encrypted_content` is the thought in base64, if it was requested."""
 
     id: str
     status: ItemStatus
@@ -61,7 +61,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="typ
     status: ItemStatus
     call_id: str
     name: str
-    namespace: str | msgspec.UnsetType = msgspec.UNSET  # where the tool stands in one
+    namespace: str | msgspec.UnsetType = msgspec.UNSET  # if the tool is in a namespace
     arguments: str  # JSON
 
 
@@ -79,7 +79,7 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
-    cache_write_tokens: int  # 0: what is cached costs nothing
+    cache_write_tokens: int  # always 0: writing to the cache is free
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
@@ -100,7 +100,7 @@ class ResponseFailure(msgspec.Struct, frozen=True):
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
-    reason: Literal["max_output_tokens"] | None  # None: it was aborted
+    reason: Literal["max_output_tokens"] | None  # None: aborted
 
 
 class ReasoningConfig(msgspec.Struct, frozen=True):
@@ -172,7 +172,7 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class Ending(NamedTuple):
-    """The way an answer ended."""
+    """How an answer ended."""
 
     status: Status
     incomplete: dict[str, Any] | None = None
@@ -180,7 +180,7 @@ class Ending(NamedTuple):
 
 
 def ending_of(reason: FinishReason | None) -> Ending:
-    """The ending with this finish reason; None where the stream broke off."""
+    """Return the ending for a finish reason. None: the stream broke off."""
     match reason:
         case "stop":
             return Ending("completed")
@@ -193,7 +193,7 @@ def ending_of(reason: FinishReason | None) -> Ending:
 
 
 class ResponseHead:
-    """What stays the same of a response from its first event to its last."""
+    """The fields of a response that stay the same in all its events."""
 
     def __init__(
         self, response_id: str, model: str, body: ResponsesRequest, params: SamplingParams, *, stored: bool
@@ -226,7 +226,7 @@ class ResponseHead:
         }
 
     def body(self, ending: Ending, output: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
-        """The response as it stands."""
+        """Return the response object in its present state."""
         return {
             **self._begin,
             "completed_at": int(time.time()) if ending.status == "completed" else None,
@@ -240,7 +240,7 @@ class ResponseHead:
 
 
 def usage_body(usage: Usage, reasoning_tokens: int) -> dict[str, Any]:
-    """The `usage` of a response. Writing to the cache costs nothing, so that no token counts as written."""
+    """Return the `usage` of a response. No tokens count as written to the cache, because writing is free."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

@@ -1,4 +1,4 @@
-"""The body of a request to `/v1/responses`: items of a conversation, tools and the choice of one."""
+"""The body of a request to `/v1/responses`: items of a conversation, tools, and the choice of a tool."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from aengine.http.fields.sampling import Count, Drawing, Int, Logprobs
 from aengine.http.fields.unknown import REFUSED_WITH_CHATS, Unsupported
 from aengine.requests.structured import Structured
 
-MAX_TOOLS = 128  # of a request, those in namespaces included
+MAX_TOOLS = 128  # in a request, including those in namespaces
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 
 
 class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A part of an item's content. All types but those of texts and `refusal` are refused, with a sentence."""
+    """A part of an item's content. Types other than texts and `refusal` are refused."""
 
     type: str
     text: str | None = None
@@ -27,17 +27,17 @@ class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An item that a request sends: its fields depend on its type, which a message need not have.
+    """An item of a request. Its fields depend on its type; without a type it is a message.
 
-    What an answer brought is sent back as it came; fields that change nothing (`status`, `phase`, ...) are passed over.
+    Items of an answer may be sent back unchanged. Fields without effect (`status`, `phase`, ...) are ignored.
     """
 
     type: str | None = None
     id: str | None = None
     # a message
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[InputPart] | None = None  # a thought's as well
-    # a call of a tool, and what it gave
+    content: str | list[InputPart] | None = None  # of a message or a thought
+    # a tool call, and its output
     call_id: str | None = None
     name: WrittenName | None = None
     namespace: WrittenName | None = None
@@ -50,7 +50,7 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class CustomFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The form of a custom tool's input. Grammars are regexes; Lark's are refused."""
+    """The form of a custom tool's input. A grammar is a regex; Lark grammars are refused."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -58,18 +58,20 @@ class CustomFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ResponsesTool(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A `function`, whose arguments are JSON, or a `custom` tool, whose input is text, or a `namespace` of such tools.
+    """A `function` with JSON arguments, a `custom` tool with a text as input, or a `namespace` of such tools.
 
-    All other types are refused, with a sentence: OpenAI's servers run those themselves.
+    Other types are refused, because OpenAI's servers run these tools themselves.
     """
 
     type: str
     name: FunctionName | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None  # a JSON schema; None: it has no parameters
-    strict: bool | None = None  # a call that the model makes by itself has arguments of this schema as well
+    strict: bool | None = None  # arguments follow the schema even if the call is not forced
     format: CustomFormat | None = None  # None: text
-    tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = None  # of a namespace, which holds none
+    tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = (
+        None  # of a namespace; namespaces are not nested
+    )
 
 
 class NamedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -79,7 +81,7 @@ class NamedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ResponsesChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`tool_choice` that names a tool, or with the type `allowed_tools` those that may be called."""
+    """`tool_choice` that names a tool, or with type `allowed_tools` the tools that may be called."""
 
     type: str
     name: str | None = None
@@ -92,7 +94,7 @@ ResponsesToolChoice = Literal["none", "auto", "required"] | ResponsesChoice
 
 _REFUSED: Mapping[str, Unsupported] = {
     **REFUSED_WITH_CHATS,
-    # OpenAI's
+    # OpenAI's fields
     "background": Unsupported("answers are given while the request lasts; stream them", (False,)),
     "background_options": Unsupported("answers are given while the request lasts; stream them", ({},)),
     "conversation": Unsupported("conversations are not kept here; send their items as input"),
@@ -100,7 +102,7 @@ _REFUSED: Mapping[str, Unsupported] = {
     "context_management": Unsupported("nothing is compacted here; leave items out of input", ([],)),
     "image": Unsupported("only text is read and written here", ({},)),
     "access_programs": Unsupported("not supported", ({},)),
-    # the other endpoints'
+    # fields of the other endpoints
     "messages": Unsupported("it is called input here"),
     "max_tokens": Unsupported("it is called max_output_tokens here"),
     "max_completion_tokens": Unsupported("it is called max_output_tokens here"),
@@ -111,9 +113,9 @@ _REFUSED: Mapping[str, Unsupported] = {
 }
 
 Summary = Literal["auto", "concise", "detailed"]
-Label = Annotated[str, Meta(max_length=512)]  # what the answer repeats
+Label = Annotated[str, Meta(max_length=512)]  # repeated in the answer
 Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], Label], Meta(max_length=16)]
-# The others speak of what only OpenAI's own tools bring.
+# The other values concern OpenAI's own tools.
 Includable = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -127,17 +129,17 @@ Includable = Literal[
 
 
 class Reasoning(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Whether the model thinks, and where in the answer its thought stands: as content, or as its own summary."""
+    """Whether the model thinks, and whether the answer has the thought as content or as a summary."""
 
     effort: ReasoningEffort | None = None
-    summary: Summary | None = None  # all three are the whole thought
+    summary: Summary | None = None  # each of them shows the whole thought
     generate_summary: Summary | None = None  # an older name
-    context: Literal["auto", "current_turn", "all_turns"] | None = None  # only auto: the chat template decides
-    mode: str | None = None  # only standard
+    context: Literal["auto", "current_turn", "all_turns"] | None = None  # auto only: the chat template decides
+    mode: str | None = None  # standard only
 
 
 class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The form of the answer. A JSON schema is always followed; with `strict` it is as in chats."""
+    """The form of the answer. A JSON schema is always followed; `strict` means the same as in chats."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")] | None = None
@@ -146,7 +148,7 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
     strict: bool | None = None
 
     def structured(self) -> Structured | None:
-        """The form for the engine. Raises `InvalidRequestError`, naming the field that is missing."""
+        """Return the form for the engine. Raises `InvalidRequestError`, naming a missing field."""
         if self.type == "text":
             return None
         if self.type == "json_object" and self.schema is None:
@@ -161,11 +163,11 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class TextConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None  # taken: the length is the model's own choice
+    verbosity: Literal["low", "medium", "high"] | None = None  # accepted without effect
 
 
 class ResponsesStreamOptions(msgspec.Struct, kw_only=True):
-    include_obfuscation: bool | None = None  # taken; nothing is added to events
+    include_obfuscation: bool | None = None  # accepted; events are never padded
 
 
 class ResponsesRequest(Drawing, kw_only=True):
@@ -181,12 +183,14 @@ class ResponsesRequest(Drawing, kw_only=True):
     tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ResponsesToolChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # None: true
-    max_tool_calls: Int | None = None  # of OpenAI's own tools, which there are none of
+    max_tool_calls: Int | None = None  # accepted: it concerns OpenAI's own tools
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include: list[Includable] | None = None
-    top_logprobs: Logprobs | None = None  # with include
-    truncation: Literal["auto", "disabled"] | None = None  # taken; a prompt beyond the context is refused all the same
+    top_logprobs: Logprobs | None = None  # requires include
+    truncation: Literal["auto", "disabled"] | None = (
+        None  # accepted; a prompt longer than the context is always refused
+    )
     store: bool | None = None
     previous_response_id: str | None = None
     metadata: Metadata | None = None
@@ -195,7 +199,7 @@ class ResponsesRequest(Drawing, kw_only=True):
     service_tier: Label | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    add_generation_prompt: ClassVar[None] = None  # an answer always begins, and goes on with none
+    add_generation_prompt: ClassVar[None] = None  # an answer never continues a message
     continue_final_message: ClassVar[None] = None
 
     @property
@@ -203,11 +207,11 @@ class ResponsesRequest(Drawing, kw_only=True):
         return None if self.reasoning is None else self.reasoning.effort
 
     def structured(self) -> Structured | None:
-        """The form of the answer. Raises `InvalidRequestError`, naming the field that is missing."""
+        """Return the form for the engine. Raises `InvalidRequestError`, naming a missing field."""
         return None if self.text is None or self.text.format is None else self.text.format.structured()
 
     def refuse_unsupported(self) -> None:
-        """Raise `InvalidRequestError`, naming the field, for values that ask for what is not done here."""
+        """Raise `InvalidRequestError`, naming the field, for unsupported values."""
         reasoning = self.reasoning or Reasoning()
         for field, value, taken, remedy in (
             ("reasoning.context", reasoning.context, "auto", "the chat template decides which thoughts it shows"),

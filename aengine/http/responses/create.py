@@ -55,7 +55,7 @@ class Responses(Endpoint):
         messages = await self._messages(body, caller)
         with renamed_param(_NAMES):
             chat = await self._render(engine, messages, tools.use, params, template_options(body), engine.max_model_len)
-            # A stream counts like a whole answer: its last events have all logprobs once more.
+            # A stream counts like a whole answer, because its last events repeat all logprobs.
             budget = self._candidates(engine, params, copies=1, streamed=False)
             stream, _, (reader,) = await self._admit(accepted, chat, params, response_id, budget=budget)
         head = ResponseHead(response_id, accepted.model.name, body, params, stored=kept)
@@ -79,7 +79,7 @@ class Responses(Endpoint):
         return DocumentResponse(stream, whole)
 
     async def count(self, request: Request) -> Response:
-        """The length of the prompt that the same request would make, however long."""
+        """Return the number of tokens of the prompt that the same request would have, however long."""
         engine, body, _, _ = await self._accept(request, _decoder)
         body.refuse_unsupported()
         offered = read_tools(body).use.offered
@@ -92,7 +92,7 @@ class Responses(Endpoint):
         return json_response(InputTokens(len(prompt.token_ids)))
 
     async def _messages(self, body: ResponsesRequest, caller: str | None) -> list[dict[str, Any]]:
-        """The conversation: what is kept of it, and the request's input."""
+        """Return the messages of the conversation: kept turns and the request's input."""
         items = _items(body)
         earlier: list[InputItem] = []
         if body.previous_response_id is not None:
@@ -100,7 +100,7 @@ class Responses(Endpoint):
         return await messages_of(body.instructions, items, earlier)
 
     async def _keeper(self, body: ResponsesRequest, response_id: str, caller: str | None) -> Keep:
-        """What keeps the response once it is finished. Items of its input get ids, by which they are listed."""
+        """Return a function that keeps the finished response. Input items without an id get one, for listing."""
         items = _items(body)
         request_id = uuid.uuid4().hex
         for index, item in enumerate(items):
@@ -119,7 +119,7 @@ def _items(body: ResponsesRequest) -> list[InputItem]:
 
 
 def _prefix(item: InputItem) -> str:
-    """The beginning of an item's id."""
+    """Return the prefix of an item's id."""
     return {"reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}.get(
         item.type or "", "msg" if item.type in (None, "message") else "out"
     )
@@ -133,7 +133,7 @@ def operations(state: ServerState) -> list[Operation]:
             "POST",
             "/v1/responses",
             responses.create,
-            "A response to a conversation's items.",
+            "A response to a conversation.",
             body=ResponsesRequest,
             answer=ResponseBody,
             streams=True,
@@ -143,7 +143,7 @@ def operations(state: ServerState) -> list[Operation]:
             "POST",
             "/v1/responses/input_tokens",
             responses.count,
-            "The length of its prompt.",
+            "The number of tokens of a response's prompt.",
             body=ResponsesRequest,
             answer=InputTokens,
             refusals=ANSWERS,

@@ -1,4 +1,4 @@
-"""Decodes the text in `{"input": "..."}` while it is being written: what a model calls a custom tool with."""
+"""Decodes the text in `{"input": "..."}`, the arguments of a custom tool, while the model writes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-# Whole characters and escapes of a JSON string; a high surrogate waits for what follows it.
+# Complete characters and escapes of a JSON string. A high surrogate waits for the next escape.
 _WHOLE = re.compile(
     r'(?:[^"\\]+|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
     r"|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=\\[^u])|(?!\\|\Z)))*"
@@ -17,16 +17,16 @@ _LONGEST_HEAD = 256  # characters
 
 
 class CustomInput:
-    """The input of one call. Arguments that are no such object are the input as they stand."""
+    """The input of one call. Arguments in another form are passed on unchanged."""
 
     __slots__ = ("_held", "_state")
 
     def __init__(self) -> None:
-        self._held = ""  # the beginning of the object, or of an escape
+        self._held = ""  # an incomplete beginning of the object, or an incomplete escape
         self._state = "head"
 
     def feed(self, arguments: str) -> str:
-        """Decode more of the arguments: the part of the input that is complete now."""
+        """Decode more of the arguments, and return the part of the input that is complete now."""
         text, self._held = self._held + arguments, ""
         if self._state == "head":
             found = _HEAD.match(text)
@@ -53,18 +53,18 @@ class CustomInput:
             if len(text) - at < _LONGEST_ESCAPE:
                 self._held = text[at:]
                 break
-            pieces.append(text[at])  # an escape that JSON does not know
+            pieces.append(text[at])  # an invalid escape
             at += 1
         return "".join(pieces)
 
     def finish(self) -> str:
-        """What is left of arguments that were cut short or are of another form."""
+        """Return the rest of arguments that were cut short or have another form."""
         text, self._held = self._held, ""
         return text if self._state == "head" and text.strip() not in ("", "{", "{}") else ""
 
 
 def _may_begin(text: str) -> bool:
-    """Whether the text may be the beginning of such an object."""
+    """Whether the text may be the beginning of the object."""
     rest = "".join(text.split())
     return '{"input":"'.startswith(rest) or rest == "{}"
 
@@ -72,6 +72,6 @@ def _may_begin(text: str) -> bool:
 def _decoded(text: str) -> str:
     try:
         decoded = str(json.loads(f'"{text}"', strict=False))
-    except ValueError:  # an escape that JSON does not know
+    except ValueError:  # an invalid escape
         return text
     return _LONE.sub("\ufffd", decoded)

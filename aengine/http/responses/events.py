@@ -1,4 +1,4 @@
-"""Encodes a response: its events, in OpenAI's order and numbered through, or its body if it is not streamed."""
+"""Encodes a response: as numbered events in OpenAI's order, or as one body."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from aengine.text.answer.deltas import ContentDelta, Delta
 from aengine.text.answer.reader import Reader
 from aengine.types import Completion, FinishReason, Fragment, Usage
 
-Keep = Callable[[dict[str, Any]], None]  # what is done with a finished response
+Keep = Callable[[dict[str, Any]], None]  # called with a finished response
 
 
 def keep_nothing(body: dict[str, Any]) -> None:
-    """For a response that is not kept."""
+    """Do nothing: the response is not kept."""
 
 
 def failure_of(error: ErrorDetail) -> tuple[Event, Ending]:
-    """The event that tells an error, and how it ends the response."""
-    told = {"type": "error", "code": error.code or error.type, "message": error.message, "param": error.param}
+    """Return the event for an error, and the ending of the response."""
+    event = {"type": "error", "code": error.code or error.type, "message": error.message, "param": error.param}
     code = "invalid_prompt" if error.type == "invalid_request_error" else "server_error"
-    return told, Ending("failed", error={"code": code, "message": error.message})
+    return event, Ending("failed", error={"code": code, "message": error.message})
 
 
 class ResponseEventEncoder(EventEncoder):
-    """Encodes one response: `reader` tells thoughts and calls from content, `output` makes items of them."""
+    """Encodes one response. The reader separates thoughts, calls and content; the output makes items from them."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class ResponseEventEncoder(EventEncoder):
         self._output = output
         self._reader = reader
         self._keep = keep
-        self._number = 0  # of the next event
+        self._number = 0  # the next event's number
         self._reason: FinishReason | None = None
-        self._more = b""  # an event with more text of the last item, with places for its number and the text
-        self._plain: MessageItem | None = None  # the last item, where all that comes is its text
+        self._more = b""  # template of an event with more text of the last item: takes a number and a text
+        self._plain: MessageItem | None = None  # the last item, if only its text can follow
 
     def opening(self) -> bytes:
         begun = self._head.body(Ending("in_progress"), [], None)
@@ -55,7 +55,7 @@ class ResponseEventEncoder(EventEncoder):
 
     def event(self, fragment: Fragment) -> bytes:
         if (plain := self._plain) is not None and fragment.finish_reason is None:
-            if not (text := fragment.text):  # held back: bytes of a character, the start of a stop string
+            if not (text := fragment.text):  # held back
                 return b""
             plain.pieces.append(text)
             return self._text(plain, text)
@@ -72,7 +72,7 @@ class ResponseEventEncoder(EventEncoder):
         events = b""
         rest = ContentDelta("", self._reader.take_logprobs())
         if ending.status == "completed" and self._output.says_nothing:
-            events += self._add(rest)  # an empty message, which readers expect
+            events += self._add(rest)  # clients expect at least an empty message
         elif isinstance(last := self._output.last, MessageItem):
             last.add(rest)
         events += self._end_item(ending)
@@ -84,10 +84,10 @@ class ResponseEventEncoder(EventEncoder):
     def error(self, body: object) -> bytes:
         if not isinstance(body, ErrorBody):
             raise TypeError(f"an error's body is an ErrorBody, not a {type(body).__name__}")
-        told, ending = failure_of(body.error)
+        event, ending = failure_of(body.error)
         if (last := self._output.last) is not None:
             last.status = "incomplete"
-        return self._event(told) + self._event({"type": "response.failed", "response": self._body(ending, None)})
+        return self._event(event) + self._event({"type": "response.failed", "response": self._body(ending, None)})
 
     def _body(self, ending: Ending, usage: Usage | None) -> dict[str, Any]:
         used = None if usage is None else usage_body(usage, self._reader.thought_tokens)
@@ -104,7 +104,7 @@ class ResponseEventEncoder(EventEncoder):
         return events + self._text(item, text) if text else events
 
     def _text(self, item: Item, text: str) -> bytes:
-        """The event with more text of the item."""
+        """Return the event with more text of the item."""
         if self._output.logprobs is not None and isinstance(item, MessageItem):
             more = {"type": f"{item.text_event}.delta", "delta": text, "logprobs": item.newest}
             return self._event(more, item.place)
@@ -120,7 +120,7 @@ class ResponseEventEncoder(EventEncoder):
         return self._event(added) + b"".join(self._event(event, item.place) for event in item.opening())
 
     def _end_item(self, ending: Ending) -> bytes:
-        """The events that end the last item; it is cut short where the answer is."""
+        """Return the events that end the last item. It is incomplete if the answer is."""
         item = self._output.last
         if item is None:
             return b""
@@ -138,7 +138,7 @@ class ResponseEventEncoder(EventEncoder):
 
 
 async def response_body(head: ResponseHead, completion: Completion, output: Output, reader: Reader) -> dict[str, Any]:
-    """The whole response: the same items as in a stream's last event."""
+    """Return the whole response, with the same items as in a stream's last event."""
     choice = completion.choices[0]
     for delta in await reader.read(choice):
         output.add(delta)

@@ -1,4 +1,4 @@
-"""Translates input items to messages, as chat templates read them."""
+"""Converts input items to messages for a chat template."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from aengine.http.responses.tools import full_name
 _OURS = "aengine-thought:"
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _SYSTEM = ("system", "developer")
-_SLICE = 1024  # items that are read between two turns of the loop; 3 ms
+_SLICE = 1024  # items that are converted between two turns of the loop; 3 ms
 
 
 def joined_text(
     content: str | list[InputPart] | None, where: str, between: str = "", *, may_leave_out: bool = False
 ) -> str:
-    """The text of an item's content. Raises `InvalidRequestError`, naming the part that is none, unless images may be
-    left out.
+    """Return the text of an item's content. Raises `InvalidRequestError`, naming a part that is not text.
+
+    may_leave_out: a text replaces images and files instead.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -46,12 +47,15 @@ def joined_text(
 
 
 def sealed(thought: str) -> str:
-    """The thought as `encrypted_content`."""
+    """Return a thought as `encrypted_content`, which is base64 and not encryption: the client may see the thought.
+
+    Clients such as Codex keep only this field of a thought and send it back.
+    """
     return _OURS + base64.b64encode(thought.encode()).decode()
 
 
 def unsealed(content: str, where: str) -> str | None:
-    """The thought in an `encrypted_content`; None for another server's. Raises `InvalidRequestError`."""
+    """Return the thought in `encrypted_content`; None if another server made it. Raises `InvalidRequestError`."""
     if not content.startswith(_OURS):
         return None
     try:
@@ -63,11 +67,11 @@ def unsealed(content: str, where: str) -> str | None:
 async def messages_of(
     instructions: str | None, items: Sequence[InputItem], earlier: Sequence[InputItem] = ()
 ) -> list[dict[str, Any]]:
-    """Return the messages of a conversation: the `earlier` items, which have been read before, and the request's.
+    """Return the messages of a conversation: of `earlier` items, which were checked before, and the request's items.
 
-    What an answer consisted of (thought, message, calls) becomes one message of the assistant again, and all
-    instructions at the beginning one of the system: many templates know no second one. Other tasks run between slices
-    of a long conversation. Raises `InvalidRequestError`, naming the item's field.
+    The items of an answer (thought, message, calls) become one message of the assistant. All instructions at the
+    beginning become one system message, because many templates allow only one. Other tasks run between slices of a
+    long conversation. Raises `InvalidRequestError`, naming the item's field.
     """
     conversation = _Conversation(instructions)
     for index, item in enumerate(earlier):
@@ -83,9 +87,9 @@ async def messages_of(
 
 
 class _Conversation:
-    """The messages so far; the last one may be an answer of which more items are to come.
+    """The messages so far. The last one may be an answer that is not complete yet.
 
-    A text that may grow is a list of its pieces until the end: adding to a text copies all of it.
+    A text that may grow is a list of pieces until the end, because appending to a string copies it.
     """
 
     def __init__(self, instructions: str | None) -> None:
@@ -95,7 +99,7 @@ class _Conversation:
             self._messages.append({"role": "system", "content": [instructions]})
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return the messages with their texts joined; nothing can be added afterwards."""
+        """Return the messages with joined texts. Nothing can be added afterwards."""
         for message in self._messages:
             for name in ("content", "reasoning_content"):
                 if isinstance(pieces := message.get(name), list):
@@ -103,7 +107,7 @@ class _Conversation:
         return self._messages
 
     def add(self, item: InputItem, where: str, newest: bool) -> None:
-        """Add an item. newest: of the user's messages, in which alone images are refused."""
+        """Add an item. newest: whether it is the user's newest message, in which images are refused."""
         match item.type:
             case "message" | None:
                 self._add_message(item, where, newest)
@@ -175,7 +179,7 @@ class _Conversation:
 
 
 def _thought(item: InputItem, where: str) -> str:
-    """A reasoning item's text: its content, what was sealed of it, or its summary."""
+    """Return a reasoning item's text: its content, its encrypted content, or its summary."""
     if item.content:
         return joined_text(item.content, f"{where}.content")
     if item.encrypted_content:
@@ -186,7 +190,7 @@ def _thought(item: InputItem, where: str) -> str:
 
 
 def _given(item: InputItem, name: str, where: str) -> Any:
-    """The item's field. Raises `InvalidRequestError` where it is missing."""
+    """Return the item's field. Raises `InvalidRequestError` if it is missing."""
     value = getattr(item, name)
     if value is None:
         path = f"{where}.{name}"

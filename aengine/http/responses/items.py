@@ -1,4 +1,4 @@
-"""The items of an answer while they are being written, and the events that tell of each."""
+"""The items of an answer while they are written, and the events of each item."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from aengine.http.streams import sse
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
 
 Status = Literal["in_progress", "completed", "incomplete"]
-Event = dict[str, Any]  # its type, and what it has beside the item's place
+Event = dict[str, Any]  # an event's type and fields, without the item's place
 
 
 class Item(ABC):
-    """One item: its text grows until it is done."""
+    """One item, whose text grows until it is done."""
 
-    prefix: ClassVar[str]  # of its id
-    text_event: ClassVar[str]  # the event of more text, without `.delta` or `.done`
-    text_field: ClassVar[str] = "text"  # of the event that has all of it
-    part_event: ClassVar[str] = ""  # the event of the part that the text stands in; empty: there is none
+    prefix: ClassVar[str]  # of the item's id
+    text_event: ClassVar[str]  # the type of its text events, without `.delta` or `.done`
+    text_field: ClassVar[str] = "text"  # the field for the whole text
+    part_event: ClassVar[str] = ""  # the type of its part events; empty: it has no part
     part_place: ClassVar[dict[str, int]] = {}
 
     def __init__(self, index: int) -> None:
         self.id = f"{self.prefix}_{uuid.uuid4().hex}"
         self.index = index
         self.status: Status = "in_progress"
-        self.pieces: list[str] = []  # of its text
+        self.pieces: list[str] = []  # of the text
 
     @property
     def text(self) -> str:
@@ -41,37 +41,37 @@ class Item(ABC):
 
     @property
     def place(self) -> dict[str, Any]:
-        """The fields that say in events which item, and which part of it, they are about."""
+        """The fields of events that identify the item and its part."""
         return {"item_id": self.id, "output_index": self.index, **self.part_place}
 
     @abstractmethod
     def continues(self, delta: Delta) -> bool:
-        """Whether the delta is a piece of this item."""
+        """Whether the delta belongs to this item."""
 
     def add(self, delta: Delta) -> str:
-        """Add a piece; returns the text that it brings."""
+        """Add a piece, and return its text."""
         text = delta.arguments if isinstance(delta, CallDelta) else delta.text
         self.pieces.append(text)
         return text
 
     def end(self) -> str:
-        """End the item; returns text that was held back."""
+        """End the item, and return text that was held back."""
         return ""
 
     @abstractmethod
     def body(self) -> dict[str, Any]:
-        """The item as the answer has it."""
+        """Return the item for the answer."""
 
     def part(self, text: str) -> dict[str, Any]:
-        """The part that the text stands in."""
+        """Return the part with the text."""
         return {"type": "", "text": text}
 
     def opening(self) -> list[Event]:
-        """The events between the item's own and its text's."""
+        """Return the events between the item's first event and its text events."""
         return [{"type": f"{self.part_event}.added", "part": self.part("")}] if self.part_event else []
 
     def closing(self) -> list[Event]:
-        """The events between its text's and the item's own."""
+        """Return the events between its text events and the item's last event."""
         text = self.text
         events: list[Event] = [{"type": f"{self.text_event}.done", self.text_field: text}]
         if self.part_event:
@@ -80,18 +80,18 @@ class Item(ABC):
 
 
 class MessageItem(Item):
-    """What the user reads."""
+    """A message for the user."""
 
     prefix, text_event = "msg", "response.output_text"
     part_event, part_place = "response.content_part", {"content_index": 0}
 
     def __init__(self, index: int, form: ChatLogprobs | None) -> None:
-        """form: how logprobs are written; None: none were asked for."""
+        """form: the format of logprobs; None: the request asks for none."""
         super().__init__(index)
         self._form = form
-        self._encoded: list[bytes] = []  # items of a JSON list, separated by commas: the tokens so far
-        self.newest: object = ()  # the list of the latest piece's tokens
-        self.logprobs: object = ()  # the list of all tokens, once the message has ended
+        self._encoded: list[bytes] = []  # the tokens so far, as items of a JSON list
+        self.newest: object = ()  # the tokens of the latest piece
+        self.logprobs: object = ()  # all tokens, after the end of the message
 
     def continues(self, delta: Delta) -> bool:
         return isinstance(delta, ContentDelta)
@@ -123,7 +123,7 @@ class MessageItem(Item):
 
 
 class ReasoningItem(Item):
-    """The thought before an answer: as content, or where a summary was asked for as that."""
+    """A thought: as content, or as a summary if the request asks for one."""
 
     prefix = "rs"
 
@@ -169,7 +169,7 @@ class SummaryItem(ReasoningItem):
 
 
 class CallItem(Item):
-    """A call of a function."""
+    """A function call."""
 
     prefix, text_event, text_field = "fc", "response.function_call_arguments", "arguments"
     kind: ClassVar[str] = "function_call"
@@ -195,7 +195,7 @@ class CallItem(Item):
 
 
 class CustomCallItem(CallItem):
-    """A call of a tool whose input is text."""
+    """A call of a custom tool, whose input is text."""
 
     prefix, text_event, text_field = "ctc", "response.custom_tool_call_input", "input"
     kind = "custom_tool_call"
@@ -216,8 +216,10 @@ class CustomCallItem(CallItem):
 
 
 class Output:
-    """The items of one answer. `called` are the tools, by the names under which the model calls them. logprobs: how
-    those of messages are written; None: none were asked for.
+    """The items of one answer.
+
+    called: the tools by the names that the model uses.
+    logprobs: the format of messages' logprobs; None: the request asks for none.
     """
 
     def __init__(
@@ -236,7 +238,7 @@ class Output:
 
     @property
     def last(self) -> Item | None:
-        """The item that is being written; None before the first."""
+        """The item that is being written; None before the first one."""
         return self.items[-1] if self.items else None
 
     @property
@@ -245,7 +247,7 @@ class Output:
         return all(isinstance(item, ReasoningItem) for item in self.items)
 
     def add(self, delta: Delta) -> None:
-        """Add a piece, to the last item or as the beginning of the next one."""
+        """Add a piece to the last item, or begin the next item with it."""
         item = self.last
         if item is None or not item.continues(delta):
             if item is not None:
@@ -254,7 +256,7 @@ class Output:
         item.add(delta)
 
     def begin(self, delta: Delta) -> Item:
-        """The next item, which begins with this piece; it is still to be added."""
+        """Append and return the item that begins with this piece. The piece is not added to it."""
         index = len(self.items)
         item: Item
         match delta:

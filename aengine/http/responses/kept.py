@@ -1,4 +1,4 @@
-"""Responses that are kept in memory, to be read, continued and forgotten: bounded, with a share for each caller."""
+"""Responses that are kept in memory, within bounds, and the endpoints that read and delete them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from aengine.http.operation import NAMES, Operation
 from aengine.http.responses.answer import DeletedResponse, InputItemList, ResponseBody
 from aengine.http.responses.bodies import InputItem, InputPart
 
-MAX_TURNS = 256  # of a conversation: each is decoded again with every request that continues it
-MAX_ITEMS = 2**16  # of a conversation's inputs; one body has fewer
+MAX_TURNS = 256  # in a conversation; each request decodes all turns again
+MAX_ITEMS = 2**16  # in a conversation's inputs
 _SLICE = 1024  # items that are encoded or decoded between two turns of the loop; 1 ms
 _MOST_LISTED = 100
-_LISTED = 20  # where nobody says how many
+_LISTED = 20  # without a limit in the query
 _YES = ("1", "true", "True")
 
 
 class KeptResponse(msgspec.Struct, frozen=True):
-    """A response and its request's own input, both as JSON."""
+    """A response and the input of its request, both as JSON."""
 
     id: str
     previous: str | None
-    input: tuple[bytes, ...]  # lists of items, each with an id, one after the other
-    items: int  # of the input
+    input: tuple[bytes, ...]  # consecutive lists of items, each with an id
+    items: int  # in the input
     response: bytes
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return sum(map(len, self.input)) + len(self.response)
 
 
@@ -51,14 +51,14 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 class _Share:
-    """The responses of one caller, the one that was used last at the end."""
+    """The responses of one caller, the least recently used one first."""
 
     def __init__(self) -> None:
         self.responses: OrderedDict[str, KeptResponse] = OrderedDict()
         self.bytes = 0
 
     def forget(self, response_id: str | None = None) -> bool:
-        """Forget a response, or the one that was used longest ago; returns whether there was one."""
+        """Forget a response, by default the least recently used one. Returns whether it was kept."""
         if response_id is None:
             response_id = next(iter(self.responses))
         found = self.responses.pop(response_id, None)
@@ -68,10 +68,10 @@ class _Share:
 
 
 class KeptResponses:
-    """The responses of all callers, by caller and id: no caller reads another's. With `most` 0 nothing is kept.
+    """The responses of all callers. No caller can read another caller's. With `most` 0 nothing is kept.
 
-    `most` and `most_bytes` bound the responses of all callers together. When one of the bounds is passed, the caller
-    that has most of it loses the response that it used longest ago. So a caller within an equal share loses none.
+    `most` and `most_bytes` bound the responses of all callers together. Above a bound, the caller that uses most loses
+    its least recently used response. So a caller within an equal share loses none.
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
@@ -80,7 +80,7 @@ class KeptResponses:
         self._shares: dict[str | None, _Share] = {}
 
     def keep(self, caller: str | None, response: KeptResponse) -> None:
-        """Keep a response, unless it alone is beyond the bound."""
+        """Keep a response, unless it alone exceeds the bound."""
         if not self.most or response.size > self._most_bytes:
             return
         share = self._shares.setdefault(caller, _Share())
@@ -93,7 +93,7 @@ class KeptResponses:
             max(shares, key=lambda one: one.bytes).forget()
 
     def find(self, caller: str | None, response_id: str) -> KeptResponse | None:
-        """The caller's response of this id, if it is kept."""
+        """Return the caller's response of this id, if it is kept."""
         share = self._shares.get(caller)
         if share is None or response_id not in share.responses:
             return None
@@ -101,18 +101,18 @@ class KeptResponses:
         return share.responses[response_id]
 
     def forget(self, caller: str | None, response_id: str) -> bool:
-        """Forget a response; returns whether there was one."""
+        """Forget a response. Returns whether it was kept."""
         share = self._shares.get(caller)
         return share is not None and share.forget(response_id)
 
     def turns(self, caller: str | None, response_id: str, field: str) -> list[KeptResponse]:
-        """The response and those that it goes on with, the oldest first.
+        """Return the response and all that it continues, the oldest first.
 
-        Raises `InvalidRequestError` about the request's `field` where one of them is not kept or it is too long.
+        Raises `InvalidRequestError` about the request's `field` if one is not kept or the conversation is too long.
         """
         if not self.most:
             raise InvalidRequestError(
-                f"{field}: no responses are kept here, so that none can be gone on with: send the whole conversation "
+                f"{field}: no responses are kept here, so none can be continued: send the whole conversation "
                 "as input, or switch on the server's knob kept_responses",
                 field,
             )
@@ -144,7 +144,7 @@ class KeptResponses:
 
 
 async def encoded_input(items: Sequence[InputItem]) -> tuple[bytes, ...]:
-    """Encode the items of a request as `KeptResponse.input`. Other tasks run between slices."""
+    """Encode a request's items for `KeptResponse.input`. Other tasks run between slices."""
     slices = []
     for start in range(0, len(items), _SLICE):
         slices.append(msgspec.json.encode(items[start : start + _SLICE]))
@@ -153,7 +153,7 @@ async def encoded_input(items: Sequence[InputItem]) -> tuple[bytes, ...]:
 
 
 async def input_of(turn: KeptResponse) -> list[InputItem]:
-    """Decode the items of a response's own input. Other tasks run between slices."""
+    """Decode the items of a response's input. Other tasks run between slices."""
     items: list[InputItem] = []
     for encoded in turn.input:
         items += _inputs.decode(encoded)
@@ -162,7 +162,7 @@ async def input_of(turn: KeptResponse) -> list[InputItem]:
 
 
 async def items_of(turns: list[KeptResponse]) -> list[InputItem]:
-    """Decode the items of a conversation, as a request would send them. Other tasks run between slices."""
+    """Decode the items of a conversation, inputs and answers. Other tasks run between slices."""
     items: list[InputItem] = []
     for turn in turns:
         items += await input_of(turn)
@@ -171,7 +171,7 @@ async def items_of(turns: list[KeptResponse]) -> list[InputItem]:
 
 
 class KeptResponseEndpoints:
-    """Without the knob `kept_responses` they answer all that there is none, and why."""
+    """Read and delete kept responses. Without the knob `kept_responses` they answer 404 with the reason."""
 
     def __init__(self, kept: KeptResponses) -> None:
         self._kept = kept
@@ -188,7 +188,7 @@ class KeptResponseEndpoints:
         return json_response(DeletedResponse(kept.id))
 
     async def input_items(self, request: Request) -> Response:
-        """The items that the response answers, those of earlier turns included as far as they are kept."""
+        """List the items that the response answers, including kept items of earlier turns."""
         kept = self._find(request)
         items = await self._earlier(request, kept) + await input_of(kept)
         query = request.query_params
@@ -225,7 +225,7 @@ class KeptResponseEndpoints:
             return await items_of(
                 self._kept.turns(context_of(request.scope).caller, kept.previous, "previous_response_id")
             )
-        except InvalidRequestError:  # forgotten
+        except InvalidRequestError:  # not kept any more
             return []
 
 
@@ -238,7 +238,7 @@ def _limit(text: str | None) -> int:
 
 
 def _listed(item: InputItem) -> dict[str, Any]:
-    """An item as lists have it: with a type, a status, and a message's text as a part."""
+    """Return an item in the format of lists: with a type, a status, and a message's text as a part."""
     kind = item.type or "message"
     if kind == "message" and isinstance(item.content, str):
         part = InputPart(type="output_text" if item.role == "assistant" else "input_text", text=item.content)
@@ -252,7 +252,7 @@ def _listed(item: InputItem) -> dict[str, Any]:
 
 
 def kept_operations(kept: KeptResponses) -> list[Operation]:
-    """The operations on responses that are kept."""
+    """The operations on kept responses."""
     endpoints = KeptResponseEndpoints(kept)
     path = "/v1/responses/{response_id}"
     return [
@@ -260,7 +260,7 @@ def kept_operations(kept: KeptResponses) -> list[Operation]:
             "GET",
             path,
             endpoints.retrieve,
-            "A response that is kept.",
+            "A kept response.",
             answer=ResponseBody,
             refusals=(400, *NAMES),
             query={"stream": "boolean"},
@@ -269,7 +269,7 @@ def kept_operations(kept: KeptResponses) -> list[Operation]:
             "DELETE",
             path,
             endpoints.delete,
-            "Forget a response that is kept.",
+            "Delete a kept response.",
             answer=DeletedResponse,
             refusals=NAMES,
         ),
@@ -277,7 +277,7 @@ def kept_operations(kept: KeptResponses) -> list[Operation]:
             "GET",
             f"{path}/input_items",
             endpoints.input_items,
-            "What it answers.",
+            "The input items of a kept response.",
             answer=InputItemList,
             refusals=(400, *NAMES),
             query={"limit": "integer", "order": "string", "after": "string"},

@@ -1,6 +1,6 @@
-"""Reads the tools of a request to `/v1/responses`: functions, and custom tools, which the model gets as functions.
+"""Reads the tools of a request to `/v1/responses`. The model sees custom tools as functions.
 
-Those of a namespace have its name in front of their own.
+The name of a tool in a namespace begins with the namespace's name.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from aengine.http.responses.bodies import (
     ResponsesToolChoice,
 )
 
-CUSTOM_ARGUMENT = "input"  # of the function that a custom tool is to the model
+CUSTOM_ARGUMENT = "input"  # the only argument of a custom tool's function
 _CALLABLE = ("function", "custom")
-_SEARCH = "web_search"  # and dated forms of it
+_SEARCH = "web_search"  # the prefix of all its versions
 
 
 class CalledTool(NamedTuple):
-    """What an answer says of a tool that is called."""
+    """How an answer names a called tool."""
 
     name: str
     namespace: str | None
-    custom: bool  # its input is text
+    custom: bool  # the input is text
 
 
 class ResponsesTools(NamedTuple):
-    """The tools of a request, and what they are to the client by the names under which the model knows them."""
+    """The tools of a request, and their names for the client by their names for the model."""
 
     use: ToolUse
     called: dict[str, CalledTool]
@@ -51,14 +51,14 @@ class ResponsesTools(NamedTuple):
 def read_tools(body: ResponsesRequest) -> ResponsesTools:
     """Read `tools`, `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequestError`, naming the field.
 
-    Web search, which nobody here could do, is left out; to choose it is refused.
+    Web search is left out, because it is not supported; choosing it is refused.
     """
     tools: list[Tool] = []
     places: list[str] = []
     called: dict[str, CalledTool] = {}
     for tool, namespace, where in _flattened(body.tools or ()):
         if namespace is None and tool.type.startswith(_SEARCH):
-            continue  # Codex offers it with every request; a model need not call what it is offered
+            continue  # Codex offers it with every request
         function = _tool(tool, namespace, where)
         tools.append(function)
         places.append(where)
@@ -79,12 +79,12 @@ def read_tools(body: ResponsesRequest) -> ResponsesTools:
 
 
 def full_name(namespace: str | None, name: str) -> str:
-    """The name under which the model knows a tool."""
+    """Return the name of a tool for the model."""
     return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
 
 
 def _flattened(tools: Sequence[ResponsesTool]) -> Iterator[tuple[ResponsesTool, str | None, str]]:
-    """Each tool with its namespace and its place in the request."""
+    """Yield each tool with its namespace and its place in the request."""
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
         if tool.type != "namespace":
@@ -127,7 +127,7 @@ def _function(name: str, tool: ResponsesTool, parameters: dict[str, Any] | None,
 
 
 def _pattern(tool: ResponsesTool, where: str) -> str | None:
-    """The regular expression of a custom tool's input; None where any text will do."""
+    """Return the regular expression for a custom tool's input; None allows any text."""
     form = tool.format
     if form is None or form.type == "text":
         return None

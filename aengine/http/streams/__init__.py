@@ -1,1 +1,1 @@
-"""Responses that stream or wait, and the streams between them and the engine."""
+"""Responses as server-sent events or as one JSON document, and what they do with fragments."""

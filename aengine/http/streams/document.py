@@ -1,4 +1,4 @@
-"""Whole answers as JSON, encoded a slice at a time so that the loop turns in between."""
+"""Whole answers as JSON, encoded in slices so that other tasks run in between. Nothing is in memory twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class EncodedList:
-    """A list as JSON, in pieces that follow one another; a document may hold it several times."""
+    """A list as JSON, in consecutive pieces. A document may contain it several times."""
 
     __slots__ = ("pieces",)
 
@@ -30,7 +30,7 @@ class EncodedList:
 
 
 async def encoded_list(items: Sequence[T], body_of: Callable[[T], object], slice_size: int = SLICE) -> EncodedList:
-    """A list of `body_of` each item, encoded as JSON a slice at a time."""
+    """Encode `body_of(item)` for each item as a JSON list, in slices."""
     pieces = [b"["]
     for start in range(0, len(items), slice_size):
         encoded = msgspec.json.encode([body_of(item) for item in items[start : start + slice_size]])
@@ -41,8 +41,8 @@ async def encoded_list(items: Sequence[T], body_of: Callable[[T], object], slice
 
 
 def document(payload: object) -> list[bytes]:
-    """The payload as JSON, in pieces: encoded lists in it are not copied."""
-    hole = secrets.token_hex(16)  # nobody can have written it into a text
+    """Return the payload as JSON, in pieces. Encoded lists in it are not copied."""
+    hole = secrets.token_hex(16)  # random, so that no text contains it
     lists: list[EncodedList] = []
 
     def leave_out(value: object) -> str:
@@ -59,8 +59,9 @@ def document(payload: object) -> list[bytes]:
 
 
 class DocumentResponse(Response):
-    """Collects the answer, and sends it as one JSON document. However it ends, its request ends in the engine.
-    `Response` is the base only because Starlette's handlers return one.
+    """Collects the answer and sends it as one JSON document. At its end the engine's request always ends as well.
+
+    It derives from `Response` only because Starlette's handlers return one.
     """
 
     def __init__(self, stream: StreamLike, body_of: Callable[[Completion], Awaitable[object]]) -> None:

@@ -1,4 +1,4 @@
-"""Combines fragments: merged when a reader is behind, or collected into a finished answer."""
+"""Combines fragments: merges them if a reader is behind, or collects them into a finished answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from aengine.errors import EngineFailedError
 from aengine.http.engine_like import StreamLike
 from aengine.types import Choice, Completion, FinishReason, Fragment, TokenLogprob, Usage, join_calls
 
-SLICE = 64  # items between two turns of the loop; 2 ms where each is a token with 20 candidates
+SLICE = 64  # items between two turns of the loop; 2 ms for tokens with 20 candidates
 
 
 def merge(fragments: Sequence[Fragment]) -> list[Fragment]:
-    """One fragment per choice, in the order in which the choices spoke last, so that usage stays at the end."""
+    """Return one fragment for each choice, ordered by each choice's last fragment, so that usage stays at the end."""
     by_choice: dict[int, list[Fragment]] = {}
     for fragment in fragments:
         pieces = by_choice.pop(fragment.index, [])
@@ -47,7 +47,7 @@ def _joined_logprobs(pieces: list[Fragment]) -> tuple[TokenLogprob, ...] | None:
 
 
 async def collect(stream: StreamLike) -> Completion:
-    """Read a stream to its end. Raises what befell the request; `EngineFailedError` if it ended without usage."""
+    """Read a stream to its end. Raises the request's error, or `EngineFailedError` if it ended without usage."""
     by_choice: dict[int, list[Fragment]] = {}
     usage: Usage | None = None
     while usage is None and (fragments := await stream.take()):
@@ -80,7 +80,7 @@ def _choice(pieces: list[Fragment]) -> Choice:
 
 
 def sliced(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
-    """The fragments in runs of at most `SLICE`, and of as many tokens with logprobs unless one alone has more."""
+    """Yield runs of at most `SLICE` fragments, with at most about `2 * SLICE` fragments and logprobs together."""
     start = size = 0
     for place, fragment in enumerate(fragments):
         own = 1 + len(fragment.logprobs or ()) + len(fragment.prompt_logprobs or ())

@@ -1,4 +1,4 @@
-"""Logprobs of prompts in the shape that vLLM has given them, encoded a slice at a time."""
+"""Logprobs of prompts in vLLM's format, encoded in slices."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from aengine.http.engine_like import StreamLike, TokenizerLike
 from aengine.http.streams.document import EncodedList, encoded_list
 from aengine.types import Fragment, PromptLogprob
 
-PromptLogprobsOf = Callable[[int], dict[str, Any]]  # by choice: what its prompt adds to an answer
+PromptLogprobsOf = Callable[[int], dict[str, Any]]  # by choice: the fields that prompt logprobs add to an answer
 
 
 def no_prompt_logprobs(index: int) -> dict[str, Any]:
-    """For a request without `prompt_logprobs`: nothing is added."""
+    """Return no fields, for a request without `prompt_logprobs`."""
     return {}
 
 
 class PromptLogprobsStream:
-    """A stream that encodes the prompt logprobs in its fragments as they come."""
+    """Wraps a stream, and encodes the prompt logprobs in its fragments as they arrive."""
 
     def __init__(self, stream: StreamLike, tokenizer: TokenizerLike) -> None:
         self.id = stream.id
@@ -44,9 +44,9 @@ class PromptLogprobsStream:
         self._stream.abort()
 
     def of(self, index: int) -> dict[str, Any]:
-        """`prompt_logprobs`: for each token of the prompt its candidates by id, itself first among them.
+        """Return `prompt_logprobs`: for each token of the prompt its candidates by id, the token itself first.
 
-        None for the first token, which follows nothing. Nothing at all for a choice that ended before it began.
+        The first token has null. Empty for a choice that ended before its prompt was computed.
         """
         body = self._encoded.get(index)
         return {} if body is None else {"prompt_logprobs": body[1]}
@@ -71,7 +71,10 @@ class PromptLogprobsStream:
 def with_prompt_logprobs(
     stream: StreamLike, tokenizer: TokenizerLike, count: int | None
 ) -> tuple[StreamLike, PromptLogprobsOf]:
-    """The stream to read, and the fields that its prompt logprobs (`count` candidates each) add to each choice."""
+    """Return the stream to read, and a function for the fields that its prompt logprobs add to a choice.
+
+    count: candidates of each token; None for no prompt logprobs.
+    """
     if count is None:
         return stream, no_prompt_logprobs
     prompt_logprobs = PromptLogprobsStream(stream, tokenizer)

@@ -1,7 +1,7 @@
-"""Server-sent events: framing, events encoded once around the values that change, and the response that streams them.
+"""Server-sent events: framing, event templates, and the response that streams events.
 
-A client that leaves cancels the response (hypercorn/receiving.py), and however it ends, its request ends in the engine.
-A generator's own `finally` would not do: where the cancellation meets a `send` that is blocked, it runs when the
+If a client leaves, the response is cancelled (hypercorn/receiving.py). At its end the engine's request always ends as
+well. A `finally` in a generator would not ensure that: if a blocked `send` is cancelled, it runs only when the
 generator is collected.
 """
 
@@ -30,72 +30,73 @@ from aengine.types import Fragment, Usage
 
 _log = logging.getLogger(__name__)
 
-_CHUNK = 2**16  # bytes; what waits is sent in more than one message beyond that
-_ERROR_EVENT_SECONDS = 1.0  # for the last event of a stream that the server cancels
+_CHUNK = 2**16  # bytes; waiting events beyond this are sent in several messages
+_ERROR_EVENT_SECONDS = 1.0  # in which the last event of a cancelled stream must be sent
 
 encode = msgspec.json.Encoder().encode
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy in between must not collect the stream
+    (b"x-accel-buffering", b"no"),  # keeps proxies from buffering the stream
 ]
 DONE = b"data: [DONE]\n\n"
 HOLE = "\x00hole\x00"
-PING = b": ping\n\n"  # a comment: clients skip it, a dead connection shows
+PING = b": ping\n\n"  # a comment, which clients skip; it reveals a dead connection
 
 
 def event(payload: object) -> bytes:
-    """One event that carries `payload` as JSON."""
+    """Return one event with the payload as JSON."""
     return b"data: %b\n\n" % encode(payload)
 
 
 def typed_event(payload: Mapping[str, object]) -> bytes:
-    """One event that carries `payload` as JSON, and its `type` as the event's name."""
+    """Return one event with the payload as JSON, and its `type` as the event's name."""
     return b"event: %b\n%b" % (str(payload["type"]).encode(), event(payload))
 
 
 def template(payload: object) -> bytes:
-    """An event, encoded once, with places for the values that change: `template(...) % encode(text)`.
+    """Return an encoded event with places for values, for use as `template(...) % encode(text)`.
 
-    Each `HOLE` in the payload takes one value, as JSON, in the payload's order.
+    Each `HOLE` in the payload takes one JSON value, in the payload's order.
     """
     return event(payload).replace(b"%", b"%%").replace(encode(HOLE), b"%b")
 
 
 def typed_template(payload: Mapping[str, object]) -> bytes:
-    """The same with the payload's `type` as the event's name."""
+    """Like `template`, with the payload's `type` as the event's name."""
     return b"event: %b\n%b" % (str(payload["type"]).encode(), template(payload))
 
 
 class EventEncoder(Protocol):
-    """Encodes the events of one endpoint's stream; one instance per request."""
+    """Encodes the events of one request's stream."""
 
-    ping: ClassVar[bytes] = PING  # what breaks a silence
+    ping: ClassVar[bytes] = PING  # sent after `heartbeat` seconds of silence
 
     def opening(self) -> bytes:
-        """The events before the first token; empty for none."""
+        """Return the events before the first token; empty for none."""
         ...
 
     def event(self, fragment: Fragment) -> bytes:
-        """The events for one fragment; empty when it holds nothing that this endpoint shows."""
+        """Return the events for one fragment; empty for none."""
         ...
 
     def closing(self, usage: Usage | None) -> bytes:
-        """The events after the last fragment."""
+        """Return the events after the last fragment."""
         ...
 
     def error(self, body: object) -> bytes:
-        """The events that end a stream which fails on its way; `body` is what a refusal would bring."""
+        """Return the events that end a failing stream. body: the body of the error."""
         return event(body)
 
 
 class EventStreamResponse(Response):
-    """Server-sent events, one `send` per wake-up; fragments that wait together are sent together.
+    """Sends server-sent events. All fragments that wait are sent together.
 
-    The encoder's ping goes out after `heartbeat` seconds of silence. A reader that is more than `max_backlog`
-    fragments behind is given up: its request is aborted and its response ends unfinished. `Response` is the base only
-    because Starlette's handlers return one.
+    The encoder's ping is sent after `heartbeat` seconds of silence. If a reader is more than `max_stream_backlog`
+    fragments behind, its request is aborted and its response ends unfinished.
+
+    It derives from `Response` only because Starlette's handlers return one.
     """
 
     def __init__(self, stream: StreamLike, encoder: EventEncoder, config: ServerConfig) -> None:
@@ -107,7 +108,7 @@ class EventStreamResponse(Response):
         self._sent = 0  # messages
         self._sending = False
         self._pinging = False
-        self._given_up = False  # its reader
+        self._given_up = False  # the reader is too far behind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -129,7 +130,7 @@ class EventStreamResponse(Response):
         except AengineError as error:
             last = self._error_event(scope, error)
         except get_cancelled_exc_class():
-            if not self._given_up and not context_of(scope).client_left:  # the server shuts down, or nothing is read
+            if not self._given_up and not context_of(scope).client_left:  # the server shuts down, or the reader stalls
                 with anyio.move_on_after(_ERROR_EVENT_SECONDS, shield=True):
                     await self._send(send, body_message(self._error_event(scope, cancel_error(scope)), more=False))
             raise
@@ -143,7 +144,7 @@ class EventStreamResponse(Response):
         return self._encoder.error(body)
 
     async def _send_events(self, send: Send) -> bytes:
-        """Send all but the last message, which is returned."""
+        """Send all messages but the last, which is returned."""
         encoded, take = self._encoder.event, self._stream.take
         while fragments := await take():
             if len(fragments) == 1:
@@ -152,7 +153,7 @@ class EventStreamResponse(Response):
                 chunk = b""
                 for place, some in enumerate(sliced(fragments)):
                     if place:
-                        await anyio.lowlevel.checkpoint()  # far behind, or many choices: the loop turns in between
+                        await anyio.lowlevel.checkpoint()  # many fragments: let other tasks run in between
                     if len(chunk) > _CHUNK:
                         await self._send(send, body_message(chunk))
                         chunk = b""
@@ -170,7 +171,7 @@ class EventStreamResponse(Response):
         self._sent += 1
 
     async def _watch_progress(self, scope: Scope, send: Send, tasks: TaskGroup) -> None:
-        # One timer per stream, not per token: it looks now and then whether anything moved.
+        # One timer for each stream, not for each token: it checks regularly whether anything was sent.
         tick = min(1.0, self._heartbeat)
         seen, silence = self._sent, 0.0
         while True:
@@ -186,7 +187,7 @@ class EventStreamResponse(Response):
             seen = self._sent
             if silence >= self._heartbeat and not self._pinging:
                 silence = 0.0
-                tasks.start_soon(self._ping, send)  # by itself: it may block, and the watch goes on
+                tasks.start_soon(self._ping, send)  # in a task, because it may block
 
     async def _ping(self, send: Send) -> None:
         self._pinging = True

@@ -176,7 +176,7 @@ PAGE = {"origin": "http://elsewhere.example"}
             {**KEY, **PAGE},
             refusal(
                 403,
-                "requests from this web page's origin are not allowed: the knob allowed_origins names those that are "
+                "requests from this web page's origin are not allowed: the knob allowed_origins lists allowed origins "
                 "(--allowed-origins, AENGINE_ALLOWED_ORIGINS)",
                 code="origin_not_allowed",
             ),
