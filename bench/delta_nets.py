@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from aengine.kernels.delta.across import carry_across
+from aengine.kernels.delta.across import run_across
 from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.delta.blocks import Blocks
 from aengine.kernels.delta.convolve import convolve
@@ -79,7 +79,7 @@ def chunks(lens: Sequence[int]) -> dict[str, object]:
     us = {
         "convolution": graph_time([lambda: convolve(qkv, pool, own, batch, blocks, turns)] * 4),
         "within": graph_time([lambda: solve_within(qkv, parts, b, a, pool, own, batch, blocks)] * 4),
-        "across": graph_time([lambda: carry_across(out, parts, z, within, pool, own, batch, blocks, config)] * 4),
+        "across": graph_time([lambda: run_across(out, parts, z, within, pool, own, batch, blocks, config)] * 4),
         "all": graph_time([lambda: net(qkv, z, b, a, pool, batch)] * 4),
     }
     return {"chunks": f"{len(lens)} x {lens[0]}", **{name: round(value, 1) for name, value in us.items()}}

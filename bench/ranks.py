@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aengine.kernels.collective.peers import PeerCollective, begin_anew, connect
+from aengine.kernels.collective.peers import PeerCollective, connect, reset_collectives
 
 CALLS = 72  # of a graph
 PATIENCE = 5.0  # seconds
@@ -40,9 +40,9 @@ class Ranks:
 
     def rehearse(self, function: Callable[[int], object]) -> None:
         """Load every kernel while ranks do not wait for each other."""
-        begin_anew(self.collectives, patience=0.0)
+        reset_collectives(self.collectives, patience=0.0)
         self.each(function)
-        begin_anew(self.collectives, PATIENCE)
+        reset_collectives(self.collectives, PATIENCE)
 
     def capture(self, call: Call, calls: int = CALLS) -> list[torch.cuda.CUDAGraph]:
         """A graph of each rank."""

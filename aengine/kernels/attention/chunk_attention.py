@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.attention.codes import LEAST, both_in_float16, divisor
+from aengine.kernels.attention.codes import LEAST, divisor, pair_in_float16
 from aengine.kernels.attention.config import chunk_config, chunk_rows
 from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.attention.softmax import softmax_step
@@ -107,7 +107,7 @@ def _chunks_kernel(
             q_more = q
         row_scale = tl.full([BLOCK_M], scale, tl.float32)
         if k_ptr.dtype.element_ty.is_fp8() and q.dtype == tl.bfloat16:  # FP8 to bfloat16 takes several instructions
-            q, q_more, power = both_in_float16(q, q_more)
+            q, q_more, power = pair_in_float16(q, q_more)
             row_scale = tl.maximum(row_scale * power, LEAST)
         best = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)

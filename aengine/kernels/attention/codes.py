@@ -39,7 +39,7 @@ def in_float16(q):
 
 
 @triton.jit
-def both_in_float16(q, more):
+def pair_in_float16(q, more):
     """Like `in_float16`, for rows in two parts, [rows, dim] and [rows, more], with one power for both."""
     q, more = q.to(tl.float32), more.to(tl.float32)
     power = power_below(tl.maximum(tl.max(tl.abs(q), axis=1), tl.max(tl.abs(more), axis=1)))
@@ -69,7 +69,7 @@ def divisor(total, v_ptr, value_scale):
 
 
 @triton.jit
-def as_kept(x, inverse, dtype: tl.constexpr):
+def to_cache_dtype(x, inverse, dtype: tl.constexpr):
     """Return x as the cache keeps it: FP8 codes as `encode` makes them, else x itself."""
     kept = x
     if dtype.is_fp8():

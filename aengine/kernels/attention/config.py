@@ -189,7 +189,7 @@ def decode_borders(launch: Launch, most: int) -> list[int]:
 def merge_spans(rows: int, rank: int) -> tuple[int, int]:
     """Return how many heads, and columns of each, a program adds up when the parts of latent attention are merged.
 
-    A few rows are split into many parts; of many rows most are whole. rank: as it is padded.
+    A few rows are split into many parts; of many rows most are whole. rank: padded.
     """
     return (1, min(128, rank)) if rows <= 16 else (4, rank)
 

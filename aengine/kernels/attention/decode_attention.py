@@ -28,12 +28,12 @@ from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.attention.softmax import (
     add_up_parts,
     finish_row,
-    in_both,
+    first_rows,
+    mask_padding,
     page_ids,
-    softmax_down,
+    softmax_step_transposed,
     store_part,
     take_share,
-    unpadded,
     with_sink,
 )
 from aengine.kernels.launch import launch_for, power_of_two
@@ -156,7 +156,9 @@ def _decode_kernel(
         next_row_position = next_first * BLOCK
         next_row_pages = page_ids(page_table_ptr, row + 1, table_stride, next_row_position + runs, next_len, PAGE)
         q_row = q_ptr + row.to(tl.int64) * q_stride + (head * GROUP + group)[:, None] * DIM
-        q = tl.load(q_row + columns[None, :], mask=in_both((group < GROUP)[:, None], columns[None, :], DIM), other=0.0)
+        q = tl.load(
+            q_row + columns[None, :], mask=mask_padding((group < GROUP)[:, None], columns[None, :], DIM), other=0.0
+        )
         row_scale = tl.full([GROUP_PAD], scale, tl.float32)
         if FP8 and q.dtype == tl.bfloat16:
             q, power = in_float16(q)
@@ -194,18 +196,20 @@ def _decode_kernel(
             if SOFTCAP:
                 scores = 2 * tl.sigmoid(2 * scores * (row_scale / cap)[None, :]) - 1  # the hyperbolic tangent
             scores = tl.where(visible[:, None], scores, float("-inf"))
-            best, totals, shrink, weights = softmax_down(scores, capped_scale, best, totals)
+            best, totals, shrink, weights = softmax_step_transposed(scores, capped_scale, best, totals)
             weights = weights.to(q.dtype)
             # Mask hidden values, as a stale NaN in a page times a weight of zero is NaN.
             if PAIRS:
                 v_offsets = (slots * (KV_HEADS * DIM // 2))[None, :] + half[:, None]
-                pairs = tl.load(v_pairs + v_offsets, mask=in_both(visible[None, :], half[:, None], DIM // 2), other=0)
+                pairs = tl.load(
+                    v_pairs + v_offsets, mask=mask_padding(visible[None, :], half[:, None], DIM // 2), other=0
+                )
                 v_0, v_1 = code_pairs(pairs, q.dtype, ASM)
                 acc_0 = tl.dot(v_0, weights, acc_0 * shrink[None, :], input_precision=PRECISION)
                 acc_1 = tl.dot(v_1, weights, acc_1 * shrink[None, :], input_precision=PRECISION)
             else:
                 v_offsets = (slots * (KV_HEADS * DIM))[None, :] + columns[:, None]
-                inside = in_both(visible[None, :], columns[:, None], DIM)
+                inside = mask_padding(visible[None, :], columns[:, None], DIM)
                 v = tl.load(v_head + v_offsets, mask=inside, other=0.0).to(q.dtype)
                 acc = tl.dot(v, weights, acc * shrink[None, :], input_precision=PRECISION)
 
@@ -217,7 +221,7 @@ def _decode_kernel(
                 # Drop the rows that pad the matrix product.
                 finish_row(
                     out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
-                    unpadded(best, MERGE_GROUP), unpadded(total, MERGE_GROUP), unpadded(acc, MERGE_GROUP),
+                    first_rows(best, MERGE_GROUP), first_rows(total, MERGE_GROUP), first_rows(acc, MERGE_GROUP),
                     KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
                 )  # fmt: skip
             else:
@@ -225,7 +229,7 @@ def _decode_kernel(
                     total = with_sink(best, total, sinks_ptr + head * GROUP, GROUP)
                 safe_total = divisor(total, v_ptr, value_scale)
                 out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
-                inside = in_both((group < GROUP)[:, None], columns[None, :], DIM)
+                inside = mask_padding((group < GROUP)[:, None], columns[None, :], DIM)
                 tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
         else:
             # A worker starts at most one row that it does not end (slot 1), and continues at most one that it did not

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.attention.codes import as_kept
+from aengine.kernels.attention.codes import to_cache_dtype
 from aengine.kernels.attention.heads import Heads, LatentHeads
 from aengine.kernels.kv_scales import FP8, NO_SCALES, KVScales
 from aengine.kernels.launch import launch_for, power_of_two
@@ -131,16 +131,16 @@ def _qk_norm_rope_store_kernel(
     kept: tl.constexpr = v_cache_ptr.dtype.element_ty
     v_offset = slot * KV_HEADS - HEADS - KV_HEADS
     if not V_NORM:
-        v_low = as_kept(low, v_inverse, kept)
-        v_high = as_kept(high, v_inverse, kept)
+        v_low = to_cache_dtype(low, v_inverse, kept)
+        v_high = to_cache_dtype(high, v_inverse, kept)
         _store_halves(v_cache_ptr, v_low, v_high, heads, v_offset, is_v, low_columns, high_columns, exists, DIM)
 
     if Q_NORM or K_NORM or V_NORM:
         squares = low.to(tl.float32) * low.to(tl.float32) + high.to(tl.float32) * high.to(tl.float32)
         scale = tl.math.rsqrt(tl.sum(squares, axis=1) / DIM + eps)[:, None]
     if V_NORM:
-        v_low = as_kept((low.to(tl.float32) * scale).to(low.dtype), v_inverse, kept)
-        v_high = as_kept((high.to(tl.float32) * scale).to(high.dtype), v_inverse, kept)
+        v_low = to_cache_dtype((low.to(tl.float32) * scale).to(low.dtype), v_inverse, kept)
+        v_high = to_cache_dtype((high.to(tl.float32) * scale).to(high.dtype), v_inverse, kept)
         _store_halves(v_cache_ptr, v_low, v_high, heads, v_offset, is_v, low_columns, high_columns, exists, DIM)
     normed_low = low
     normed_high = high
@@ -155,8 +155,8 @@ def _qk_norm_rope_store_kernel(
     low = (wide_low * cos - wide_high * sin).to(low.dtype)
     high = (wide_high * cos + wide_low * sin).to(high.dtype)
     _store_halves(q_ptr, low, high, heads, token * HEADS, is_q, low_columns, high_columns, exists, DIM)
-    k_low = as_kept(low, k_inverse, kept)
-    k_high = as_kept(high, k_inverse, kept)
+    k_low = to_cache_dtype(low, k_inverse, kept)
+    k_high = to_cache_dtype(high, k_inverse, kept)
     k_offset = slot * KV_HEADS - HEADS
     _store_halves(k_cache_ptr, k_low, k_high, heads, k_offset, is_k, low_columns, high_columns, exists, DIM)
 
@@ -267,12 +267,12 @@ def _latent_inputs_kernel(
     # Round to the model's dtype before the weight, like the reference.
     normed = ((wide * scale).to(dtype).to(tl.float32) * weight).to(dtype)
     kind = cache_ptr.dtype.element_ty
-    tl.store(kept + columns, as_kept(normed, inverse, kind), mask=columns < RANK)
+    tl.store(kept + columns, to_cache_dtype(normed, inverse, kind), mask=columns < RANK)
     first = tl.load(latent + RANK + low, mask=half < HALF, other=0.0).to(tl.float32)
     second = tl.load(latent + RANK + high, mask=half < HALF, other=0.0).to(tl.float32)
     low_end, high_end = (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
-    tl.store(kept + RANK + half, as_kept(low_end, inverse, kind), mask=half < HALF)
-    tl.store(kept + RANK + HALF + half, as_kept(high_end, inverse, kind), mask=half < HALF)
+    tl.store(kept + RANK + half, to_cache_dtype(low_end, inverse, kind), mask=half < HALF)
+    tl.store(kept + RANK + HALF + half, to_cache_dtype(high_end, inverse, kind), mask=half < HALF)
 
     heads = tl.arange(0, HEADS_PAD)[:, None]
     inside = (heads < HEADS) & (half < HALF)[None, :]

@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.attention.codes import LEAST, PAIRS_ASM, both_in_float16, code_pairs, divisor
+from aengine.kernels.attention.codes import LEAST, PAIRS_ASM, code_pairs, divisor, pair_in_float16
 from aengine.kernels.attention.config import latent_decode_config, merge_spans, tile_heads
-from aengine.kernels.attention.softmax import merge_parts, page_ids, softmax_down, store_part, take_share
+from aengine.kernels.attention.softmax import merge_parts, page_ids, softmax_step_transposed, store_part, take_share
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
@@ -109,7 +109,7 @@ def _decode_kernel(
         q_turned = tl.load(q_rows + RANK + turned[None, :], mask=known[:, None] & (turned < TURNED)[None, :], other=0.0)
         q = tl.load(q_rows + columns[None, :], mask=known[:, None] & (columns < RANK)[None, :], other=0.0)
         if CODES and q.dtype == tl.bfloat16:
-            q, q_turned, power = both_in_float16(q, q_turned)
+            q, q_turned, power = pair_in_float16(q, q_turned)
             row_scale = tl.maximum(row_scale * power, LEAST)
         if CODES:
             q_0, q_1 = tl.split(tl.reshape(q, [GROUP_PAD, RANK_PAD // 2, 2]))
@@ -145,7 +145,7 @@ def _decode_kernel(
             key = key.to(q_turned.dtype)
             scores = tl.dot(key, q_turned, scores, input_precision=PRECISION)
             scores = tl.where(visible[:, None], scores, float("-inf"))
-            best, totals, shrink, weights = softmax_down(scores, row_scale, best, totals)
+            best, totals, shrink, weights = softmax_step_transposed(scores, row_scale, best, totals)
             weights = weights.to(key.dtype)
             if CODES:
                 acc_0 = tl.dot(tl.trans(latent_0), weights, acc_0 * shrink[None, :], input_precision=PRECISION)

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.decode_attention import LOG2_E, SharedPart
-from aengine.kernels.attention.softmax import in_both, softmax_step
+from aengine.kernels.attention.softmax import mask_padding, softmax_step
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -86,7 +86,7 @@ def _prefix_kernel(
         used = query < members * GROUP
         row = tl.load(members_ptr + first + query // GROUP, mask=used, other=0).to(tl.int64)
         row_head = head * GROUP + query % GROUP
-        inside = in_both(used[:, None], columns[None, :], DIM)
+        inside = mask_padding(used[:, None], columns[None, :], DIM)
         q = tl.load(q_ptr + (row * q_stride + row_head * DIM)[:, None] + columns[None, :], mask=inside, other=0.0)
         best = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
@@ -102,7 +102,7 @@ def _prefix_kernel(
             ]
             next_positions = positions + BLOCK
             pages = tl.load(table + next_positions // PAGE, mask=next_positions < length, other=0)
-            kept = in_both(visible[:, None], columns[None, :], DIM)
+            kept = mask_padding(visible[:, None], columns[None, :], DIM)
             k = tl.load(k_ptr + offsets, mask=kept, other=0.0).to(q.dtype)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
             scores = tl.where(visible[None, :], scores, float("-inf"))

@@ -14,8 +14,21 @@ from aengine.kernels.attention.codes import divisor
 
 
 @triton.jit
-def softmax_down(scores, scale, best, totals):
-    """Add a block of keys to a running softmax. Queries that have seen no key stay at -inf and 0.
+def softmax_step(scores, best, total, acc):
+    """Add a block of keys, scores [queries, keys], to a running softmax. Queries without a key stay at -inf and 0.
+
+    Returns the new best and total, the scaled values so far, and the block's weights.
+    """
+    new_best = tl.maximum(best, tl.max(scores, axis=1))
+    safe = tl.where(new_best == float("-inf"), 0.0, new_best)
+    shrink = tl.math.exp2(best - safe)
+    weights = tl.math.exp2(scores - safe[:, None])
+    return new_best, total * shrink + tl.sum(weights, axis=1), acc * shrink[:, None], weights
+
+
+@triton.jit
+def softmax_step_transposed(scores, scale, best, totals):
+    """Like `softmax_step`, with keys as rows. Queries without a key stay at -inf and 0.
 
     scores [keys, queries] are not scaled yet by scale [queries]; best [queries] is. totals [keys, queries] are summed
     over the keys only in the end. Returns the new best and totals, a factor for the values so far, and the block's
@@ -34,19 +47,6 @@ def with_sink(best, total, sinks_ptr, GROUP: tl.constexpr):
     group = tl.arange(0, total.shape[0])
     sink = tl.load(sinks_ptr + group, mask=group < GROUP, other=0.0) * 1.4426950408889634
     return total + tl.math.exp2(sink - best)
-
-
-@triton.jit
-def softmax_step(scores, best, total, acc):
-    """Add a block of keys, scores [queries, keys], to a running softmax. Queries without a key stay at -inf and 0.
-
-    Returns the new best and total, the scaled values so far, and the block's weights.
-    """
-    new_best = tl.maximum(best, tl.max(scores, axis=1))
-    safe = tl.where(new_best == float("-inf"), 0.0, new_best)
-    shrink = tl.math.exp2(best - safe)
-    weights = tl.math.exp2(scores - safe[:, None])
-    return new_best, total * shrink + tl.sum(weights, axis=1), acc * shrink[:, None], weights
 
 
 @triton.jit
@@ -89,7 +89,7 @@ def page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE: tl.con
 
 
 @triton.jit
-def unpadded(x, KEEP: tl.constexpr):
+def first_rows(x, KEEP: tl.constexpr):
     """Return the first KEEP rows of x. KEEP and the number of rows are powers of two."""
     if len(x.shape) == 1:
         folded = tl.reshape(x, [x.shape[0] // KEEP, KEEP])
@@ -101,7 +101,7 @@ def unpadded(x, KEEP: tl.constexpr):
 
 
 @triton.jit
-def in_both(mask, columns, DIM: tl.constexpr):
+def mask_padding(mask, columns, DIM: tl.constexpr):
     """Return the mask without padded columns from DIM on, if there are any."""
     inside = mask
     if columns.numel != DIM:
@@ -115,7 +115,7 @@ def store_part(part_ptr, weight_ptr, slot, best, total, acc, GROUP: tl.constexpr
     columns = tl.arange(0, acc.shape[1])
     inside = group < GROUP
     place = part_ptr + (slot * GROUP + group)[:, None] * DIM + columns[None, :]
-    tl.store(place, acc, mask=in_both(inside[:, None], columns[None, :], DIM))
+    tl.store(place, acc, mask=mask_padding(inside[:, None], columns[None, :], DIM))
     tl.store(weight_ptr + slot * 2 * GROUP + group, best, mask=inside)
     tl.store(weight_ptr + (slot * 2 + 1) * GROUP + group, total, mask=inside)
 
@@ -143,7 +143,7 @@ def add_up_parts(
         part_total = tl.load(weights + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
         values = tl.load(
             part_ptr + (slot[:, None] * GROUP + group[None, :])[:, :, None] * DIM + columns[None, None, :],
-            mask=in_both(inside[:, :, None], columns[None, None, :], DIM), other=0.0, cache_modifier=".cg",
+            mask=mask_padding(inside[:, :, None], columns[None, None, :], DIM), other=0.0, cache_modifier=".cg",
         )  # fmt: skip
         best, total, acc = merge_parts(best, total, acc, part_best, part_total, values)
     return best, total, acc
@@ -163,7 +163,7 @@ def finish_row(
         lse = tl.load(shared_lse_ptr + place, mask=inside, other=float("-inf"))
         values = tl.load(
             shared_out_ptr + place[:, :, None] * DIM + columns[None, None, :],
-            mask=in_both(inside[:, :, None], columns[None, None, :], DIM), other=0.0,
+            mask=mask_padding(inside[:, :, None], columns[None, None, :], DIM), other=0.0,
         )  # fmt: skip
         # The values of an empty part were not written.
         heavy = lse > float("-inf")
@@ -171,5 +171,5 @@ def finish_row(
         best, total, acc = merge_parts(best, total, acc, lse, tl.where(heavy, 1.0, 0.0), values)
     safe_total = divisor(total, v_ptr, value_scale)
     out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
-    inside = in_both((group < GROUP)[:, None], columns[None, :], DIM)
+    inside = mask_padding((group < GROUP)[:, None], columns[None, :], DIM)
     tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)

@@ -2,7 +2,7 @@
 
 Each rank's calls are launched on its own device and stream, and ranks wait for each other on the device. One thread may
 launch a graph or a step for every rank in turn, if nothing in between waits for a device. A kernel's first use does,
-because it loads the kernel; `begin_anew` with patience 0 serves to rehearse.
+because it loads the kernel; `reset_collectives` with patience 0 serves to rehearse.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def connect(devices: Sequence[torch.device], patience: float = 2.5) -> list[Peer
     return [PeerCollective(index, box) for index, box in enumerate(boxes)]
 
 
-def begin_anew(collectives: Sequence[PeerCollective], patience: float) -> None:
+def reset_collectives(collectives: Sequence[PeerCollective], patience: float) -> None:
     """Reset all ranks, also after one has given up. Waits for all devices.
 
     patience: seconds that kernels wait for another rank. With 0 they neither send nor wait, and results are worthless.

@@ -180,7 +180,7 @@ class AcrossConfig:
     stages: int
 
 
-def carry_across(
+def run_across(
     out: Tensor,
     qkv: Tensor,
     z: Tensor,

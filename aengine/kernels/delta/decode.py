@@ -190,14 +190,13 @@ def _decode_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeConfig:
+class DeltaDecodeConfig:
     """How the kernel divides one shape."""
 
     warps: int
     # Whether q and k reach the threads that hold the state through memory. They always do if there are more threads
     # than elements, because Triton would compute them in each thread again.
     through_memory: bool = False
-    registers: int | None = None  # of a thread, at most
 
 
 def delta_decode(
@@ -209,7 +208,7 @@ def delta_decode(
     state: DeltaState,
     weights: DeltaWeights,
     batch: StateBatch,
-    config: DecodeConfig,
+    config: DeltaDecodeConfig,
 ) -> None:
     """Write the decodes' results to out [tokens, values], and update their states. Arguments as in `DeltaNet`."""
     heads = weights.heads
@@ -226,5 +225,5 @@ def delta_decode(
         KEY_HEADS=heads.key_heads, VALUE_HEADS=heads.value_heads, KEY_DIM=heads.key_dim, VALUE_DIM=heads.value_dim,
         WIDTH=weights.conv.shape[1], BLOCK_K=block_k, BLOCK_V=block_v, THROUGH_MEMORY=through_memory,
         LATE=batch.num_decodes == 1, OVERLAP=overlap,
-        num_warps=config.warps, maxnreg=config.registers, launch_pdl=overlap,
+        num_warps=config.warps, launch_pdl=overlap,
     )  # fmt: skip

@@ -7,20 +7,20 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from aengine.kernels.delta.across import AcrossConfig, carry_across
+from aengine.kernels.delta.across import AcrossConfig, run_across
 from aengine.kernels.delta.base import BLOCK, DeltaHeads, DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.delta.blocks import Blocks
 from aengine.kernels.delta.convolve import ConvolveConfig, convolve
-from aengine.kernels.delta.decode import DecodeConfig, delta_decode
+from aengine.kernels.delta.decode import DeltaDecodeConfig, delta_decode
 from aengine.kernels.delta.within import solve_within
 from aengine.kernels.launch import Launch, launch_for, power_of_two
 
 
 @lru_cache
-def decode_config(heads: DeltaHeads, state_size: int) -> DecodeConfig:
+def delta_decode_config(heads: DeltaHeads, state_size: int) -> DeltaDecodeConfig:
     """Return the config of a decode: each thread holds 128 elements of the state. state_size: bytes of an element."""
     numbers = power_of_two(heads.key_dim) * power_of_two(heads.value_dim)
-    return DecodeConfig(max(1, numbers // (128 * 32)), through_memory=state_size == 2)
+    return DeltaDecodeConfig(max(1, numbers // (128 * 32)), through_memory=state_size == 2)
 
 
 @lru_cache
@@ -40,7 +40,7 @@ def convolve_config(heads: DeltaHeads, width: int, blocks: int, launch: Launch) 
 
 @lru_cache
 def across_config(heads: DeltaHeads, element_size: int, launch: Launch) -> AcrossConfig:
-    """Return the config of `carry_across`. With less shared memory the pipeline has fewer stages."""
+    """Return the config of `run_across`. With less shared memory the pipeline has fewer stages."""
     block_v = min(64, max(16, power_of_two(heads.value_dim)))
     keys = power_of_two(heads.key_dim)
     block = BLOCK * (2 * keys + block_v + 2 * BLOCK) * element_size
@@ -63,7 +63,15 @@ class TritonDelta:
         out = qkv.new_empty(len(qkv), weights.heads.values)
         if batch.num_decodes:
             delta_decode(
-                out, qkv, z, b, a, state, weights, batch, decode_config(weights.heads, state.recurrence.element_size())
+                out,
+                qkv,
+                z,
+                b,
+                a,
+                state,
+                weights,
+                batch,
+                delta_decode_config(weights.heads, state.recurrence.element_size()),
             )
         if batch.num_chunks and len(qkv):
             blocks = batch.plan(Blocks, lambda: Blocks.from_batch(batch))
@@ -72,5 +80,5 @@ class TritonDelta:
             parts = convolve(qkv, state, weights, batch, blocks, turns)
             within = solve_within(qkv, parts, b, a, state, weights, batch, blocks)
             config = across_config(weights.heads, qkv.element_size(), launch)
-            carry_across(out, parts, z, within, state, weights, batch, blocks, config)
+            run_across(out, parts, z, within, state, weights, batch, blocks, config)
         return out

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from aengine.errors import DeviceLostError
-from aengine.kernels.collective.peers import PeerCollective, begin_anew
+from aengine.kernels.collective.peers import PeerCollective, reset_collectives
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class DeviceRanks:
         0: they do not wait, for rehearsals in which ranks compile and load kernels at different times.
         """
         self._patience = patience
-        begin_anew(self.collectives, patience)
+        reset_collectives(self.collectives, patience)
 
     def check_answers(self) -> None:
         """Wait for the devices. Raises: DeviceLostError if a rank got no answer from another."""

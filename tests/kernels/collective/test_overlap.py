@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from aengine.kernels.collective.config import OVERLAPPED_ROWS, ROW_TILE, sum_pieces
 from aengine.kernels.collective.mailboxes import SLOT_BYTES, SLOTS
-from aengine.kernels.collective.peers import PeerCollective, begin_anew
+from aengine.kernels.collective.peers import PeerCollective, reset_collectives
 from aengine.kernels.elementwise import TritonNorm
 from tests.kernels.collective.test_peers import Ranks
 from tests.kernels.conftest import relative_error
@@ -74,7 +74,7 @@ def test_pending_sums_are_in_the_order_of_the_ranks_on_every_rank(count: int, ro
     ranks = Ranks(count)
     turns = Turns(ranks, rows, hidden, turns=5)
     for patience in (0.0, 10.0):  # the first use of a kernel waits for the device
-        begin_anew(ranks.collectives, patience)
+        reset_collectives(ranks.collectives, patience)
         results = []
         for one, stream in zip(ranks.collectives, ranks.streams):
             with torch.cuda.device(stream.device), torch.cuda.stream(stream):
@@ -95,7 +95,7 @@ def test_more_pending_sums_than_slots_allow_are_refused() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     ranks = Ranks(2)
-    begin_anew(ranks.collectives, 0.0)
+    reset_collectives(ranks.collectives, 0.0)
     rank, part = ranks.collectives[0], torch.ones(8, 64, device=ranks.devices[0])
     with torch.cuda.stream(ranks.streams[0]):
         for _ in range(SLOTS - 1):

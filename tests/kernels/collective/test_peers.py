@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from aengine.errors import ConfigError
 from aengine.kernels.collective.config import Pulled, Pushed
 from aengine.kernels.collective.mailboxes import Mailbox, open_mailboxes
-from aengine.kernels.collective.peers import PeerCollective, begin_anew, connect
+from aengine.kernels.collective.peers import PeerCollective, connect, reset_collectives
 from aengine.kernels.elementwise import TritonNorm
 from tests.kernels.conftest import relative_error, tolerance
 
@@ -197,7 +197,7 @@ def test_graphs_replay_and_sizes_mix(ranks: Ranks) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("config", [Pushed(128, 4), Pulled(4096, 16, 8)], ids=str)
 def test_a_rank_that_waits_too_long_gives_up_and_reports_it(ranks: Ranks, config: Pushed | Pulled) -> None:
-    begin_anew(ranks.collectives, 0.05)
+    reset_collectives(ranks.collectives, 0.05)
     parts = [torch.ones(8, 4096, device=device) for device in ranks.devices]
     ranks.wait()
     with torch.cuda.device(0), torch.cuda.stream(ranks.streams[0]):
@@ -205,7 +205,7 @@ def test_a_rank_that_waits_too_long_gives_up_and_reports_it(ranks: Ranks, config
             ranks.collectives[0].sum(parts[0], None, config)
     ranks.wait()
     assert [int(collective.failed.item()) for collective in ranks.collectives[:2]] == [1, 0]
-    begin_anew(ranks.collectives, 10.0)
+    reset_collectives(ranks.collectives, 10.0)
     parts[0].fill_(1)
     for x in ranks.each(lambda rank: rank.sum(parts[rank.index], None, config)):
         assert bool((x == len(parts)).all())
@@ -216,7 +216,7 @@ def test_a_rank_that_waits_too_long_gives_up_and_reports_it(ranks: Ranks, config
 def test_a_rank_that_gave_up_sends_nothing_for_later_calls(ranks: Ranks) -> None:
     """The others may only receive what it sent for earlier calls. Its addresses must not arrive."""
     parts = [torch.ones(64, 4096, device=device) for device in ranks.devices]
-    begin_anew(ranks.collectives, 0.05)
+    reset_collectives(ranks.collectives, 0.05)
     ranks.wait()
     for rank, part, stream in zip(ranks.collectives, parts, ranks.streams, strict=True):
         with torch.cuda.device(part.device), torch.cuda.stream(stream):
@@ -226,14 +226,14 @@ def test_a_rank_that_gave_up_sends_nothing_for_later_calls(ranks: Ranks) -> None
                     rank.sum(part, None, config)
         ranks.wait()
     assert all(int(rank.failed.item()) for rank in ranks.collectives)
-    begin_anew(ranks.collectives, 10.0)
+    reset_collectives(ranks.collectives, 10.0)
 
 
 @pytest.mark.gpu
 @pytest.mark.alone
 @pytest.mark.parametrize("config", [Pushed(128, 4), Pulled(4096, 16, 8)], ids=str)
 def test_without_patience_ranks_rehearse_alone(ranks: Ranks, config: Pushed | Pulled) -> None:
-    begin_anew(ranks.collectives, 0.0)
+    reset_collectives(ranks.collectives, 0.0)
     parts = [torch.full((8, 4096), float(rank.index), device=rank.box.lanes.device) for rank in ranks.collectives]
     ranks.wait()
     for rank, part, stream in zip(ranks.collectives, parts, ranks.streams, strict=True):
@@ -241,7 +241,7 @@ def test_without_patience_ranks_rehearse_alone(ranks: Ranks, config: Pushed | Pu
             rank.sum(part, None, config)
         ranks.wait()
         assert all(bool((other == index).all()) for index, other in enumerate(parts))
-    begin_anew(ranks.collectives, 10.0)
+    reset_collectives(ranks.collectives, 10.0)
     for x in ranks.each(lambda rank: rank.sum(parts[rank.index], None, config)):
         assert bool((x == sum(range(len(parts)))).all())
 
