@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.launch import LIGHT, Launch, launch_for, power_of_two
+from aengine.kernels.launch import LIGHT, Launch, find_borders, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.finish import finish
 from aengine.kernels.linear.low_rank import LARGEST, WIDTH, LowRank, add_low_rank
@@ -174,6 +174,19 @@ def linear_config(
     while config and config.stages > 1 and config.shared_memory(m, element_size) > launch.shared_memory:
         config = replace(config, stages=config.stages - 1)
     return config
+
+
+def dense_borders(n: int, k: int, launch: Launch, most: int) -> list[int]:
+    """Return the numbers of rows below `most` after which another kernel multiplies with a weight [n, k].
+
+    For x in 16 bits.
+    """
+
+    def kernel(m: int) -> tuple[object, ...]:
+        config = linear_config(m, n, k, 2, launch)
+        return config, config.padded(m) if isinstance(config, LinearConfig) else 0
+
+    return find_borders(kernel, most)
 
 
 def _measured(

@@ -20,7 +20,7 @@ from aengine.kernels.experts.config import experts_borders
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.gated_rows import fewest_rows
 from aengine.kernels.linear.int4.config import DENSE_ROWS
-from aengine.kernels.linear.small_linear import ROW_BORDERS
+from aengine.kernels.linear.small_linear import ROW_BORDERS, dense_borders
 from aengine.kernels.lora.config import adapter_borders
 from aengine.kernels.triton_kernels import LINEAR_BORDERS
 from aengine.model.config import ModelConfig
@@ -89,7 +89,7 @@ def uncaptured_steps(
         if isinstance(spec, ExpertsSpec)
         for border in experts_borders(spec.router.top_k, spec.count, model.hidden_size, launch, max_step_tokens)
     }
-    kinds = [kind for weight, kind in LINEAR_BORDERS.items() if weight in model.weight_classes]
+    kinds = [dense_borders, *(kind for weight, kind in LINEAR_BORDERS.items() if weight in model.weight_classes)]
     shapes = {shape for layer in model.layers for shape in layer.linears(model.hidden_size, model.ranks)}
     borders |= {border for kind in kinds for n, k in shapes for border in kind(n, k, launch, max_step_tokens)}
     # `linears` lists gate_up, then down.

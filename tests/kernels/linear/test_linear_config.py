@@ -19,6 +19,22 @@ def test_a_single_rows_blocks_end_where_the_columns_do(n: int, k: int) -> None:
     assert config.early == k  # all of a row is asked for at once
 
 
+@pytest.mark.parametrize("processors", [132, 48])
+@pytest.mark.parametrize(
+    ("n", "k"), [(6144, 4096), (4096, 12288), (24576, 4096), (151936, 1024), (1024, 512), (40, 200)]
+)
+def test_kernels_change_after_a_border_only(n: int, k: int, processors: int) -> None:
+    launch = Launch(processors, True, 227 * 1024)
+
+    def kernel(m: int) -> object:
+        config = linear_config(m, n, k, 2, launch)
+        return config, config.padded(m) if isinstance(config, small_linear.LinearConfig) else None
+
+    changes = [m for m in range(1, 200) if kernel(m) != kernel(m + 1)]
+    assert small_linear.dense_borders(n, k, launch, 8192) == changes
+    assert set(changes) <= {1, *small_linear.ROW_BORDERS}
+
+
 @pytest.mark.parametrize(("n", "k"), [(3072, 4096), (5120, 5120)])
 def test_rows_that_are_normed_are_asked_for_at_once_more_often(n: int, k: int) -> None:
     assert linear_config(1, n, k, 2, H200, normed=True).early == k
