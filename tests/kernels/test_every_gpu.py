@@ -434,7 +434,7 @@ def test_experts_with_fp8_weights(
 def assert_fits(
     layer: TritonExperts, compiler: Compiler, tokens: int, top_k: int, element_size: int, weight_size: int
 ) -> None:
-    """What was built takes no more shared memory than the config says."""
+    """Check that kernels take no more shared memory than the config says."""
     if layer.products.single_config(tokens, top_k, element_size) is None:
         config = layer.products.tile_config(tokens, top_k, element_size, compiler.gpu.launch)
         assert max(compiler.shared) <= config.shared_memory(element_size, weight_size) + 1024

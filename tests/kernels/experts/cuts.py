@@ -1,4 +1,4 @@
-"""Experts whose products are cut up as a test says."""
+"""Experts whose products have the config that a test gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cut is chosen for how many tokens; that needs no device."""
+"""Which config is chosen for which number of tokens. Needs no device."""
 
 from __future__ import annotations
 

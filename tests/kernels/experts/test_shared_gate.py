@@ -1,4 +1,4 @@
-"""The expert that all tokens share, weighted by its gate, as the reference computes it."""
+"""The shared expert weighted by its gate, as the reference computes it."""
 
 from __future__ import annotations
 

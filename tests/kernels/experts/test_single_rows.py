@@ -1,4 +1,4 @@
-"""Experts for single rows, where a type or a cut has a way of its own."""
+"""Experts for single rows: types and configs with code of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kernels.experts.test_triton_experts import make, reference, spread
 
 pytestmark = [
     pytest.mark.gpu,
-    # What an expert that is not there left unwritten is computed with, and thrown away.
+    # The rows of missing experts are computed with undefined values and not used.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
 ]
 
@@ -49,7 +49,7 @@ def shared_of(hidden: int, inter: int, gate: bool, device: torch.device) -> Shar
 
 
 def of_all(h: Tensor, shared: SharedMatrices) -> Tensor:
-    """What every token gets of it, float64."""
+    """Return what the shared expert adds to every token, in float64."""
     gate, up = F.linear(h.double(), shared.gate_up.double()).chunk(2, dim=-1)
     result = F.linear(F.silu(gate) * up, shared.down.double())
     return result if shared.gate is None else result * (h.double() @ shared.gate.double().T).sigmoid()
@@ -58,9 +58,9 @@ def of_all(h: Tensor, shared: SharedMatrices) -> Tensor:
 @pytest.mark.parametrize("gate", [True, False])
 @pytest.mark.parametrize(
     "inter", [32, 96]
-)  # whole blocks of each piece, or more than one, the last of which is not whole
+)  # whole blocks of each piece; or more than one, the last of which is not whole
 @pytest.mark.parametrize("cut", CUTS)
-def test_the_expert_of_all_tokens_goes_along_tiny(cut: str, inter: int, gate: bool, device: torch.device) -> None:
+def test_the_shared_expert_is_fused_tiny(cut: str, inter: int, gate: bool, device: torch.device) -> None:
     shape = (2, 5, 3, 80, 24)
     h, gate_up, down, weights, residual = make(shape, torch.bfloat16, device)
     ids = spread("nowhere", *shape[:3]).to(device)
@@ -95,7 +95,7 @@ def test_a_models_widths(tokens: int, device: torch.device) -> None:
     assert relative_error(out, expected) <= relative_error(one_by_one, expected)
 
 
-def test_what_does_not_go_along_is_left_alone_tiny(device: torch.device) -> None:
+def test_unsupported_shared_experts_are_not_fused_tiny(device: torch.device) -> None:
     h, gate_up, down, _, _ = make((2, 5, 3, 80, 24), torch.bfloat16, device)
     shared, kernels = shared_of(80, 32, False, device), TritonKernels()
     layer, first, second = (

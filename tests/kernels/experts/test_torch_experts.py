@@ -1,4 +1,4 @@
-"""The experts' reference against transformers, and against itself in float64."""
+"""The reference of experts against transformers, and against itself in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kernel of a mixture of experts against a float64 reference, however the tokens are spread."""
+"""Every kernel of a mixture of experts against a float64 reference, for several spreads of the tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 
 pytestmark = [
     pytest.mark.gpu,
-    # What lies behind an expert's last row is computed with, and not stored.
+    # Rows after an expert's last one are computed and not stored.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
 ]
 
@@ -47,7 +47,7 @@ SPREADS = ["even", "one", "nowhere", "row_of_equals"]
 def reference(
     h: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, residual: Tensor, rule: ExpertRule = SILU
 ) -> Tensor:
-    """float64; experts in order."""
+    """Compute in float64, with the experts in order."""
     of_inner, of_rows = (None, None) if rule.biases is None else (bias.double() for bias in rule.biases)
     total = residual.double()
     for expert in range(len(down)):
@@ -66,19 +66,19 @@ def reference(
 
 
 def spread(how: str, tokens: int, experts: int, top_k: int) -> Tensor:
-    """ids int32 [tokens, top_k]."""
+    """Return ids int32 [tokens, top_k]."""
     ids = torch.rand(tokens, experts).argsort(dim=1)[:, :top_k]
-    if how == "one":  # one expert has every token, and those behind the top_k-th have none
+    if how == "one":  # the first top_k experts have every token, the others have none
         ids = torch.arange(top_k).expand(tokens, -1)
     if how == "nowhere":  # padding
         ids[tokens // 2 :] = torch.tensor([-1, experts]).repeat(top_k)[:top_k]
-    if how == "row_of_equals":  # padding as well
+    if how == "row_of_equals":  # padding too
         ids[-1] = experts - 1
     return ids.to(torch.int32).contiguous()
 
 
 def rule_of(kind: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> ExpertRule:
-    """Limits that some gates and ups are beyond, biases that no sum is without."""
+    """Return limits that some gates and ups exceed, and biases that are never 0."""
     _, experts, _, hidden, inter = shape
     sizes = (experts, 2 * inter), (experts, hidden)
     biases = tuple(torch.randn(*size, device=device).to(dtype) for size in sizes)
@@ -87,7 +87,7 @@ def rule_of(kind: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch
 
 
 def make(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """h, gate_up, down, weights, residual."""
+    """Return h, gate_up, down, weights, residual."""
     tokens, experts, top_k, hidden, inter = shape
     h, gate_up, down, residual = (
         torch.randn(*size, device=device).mul(scale).to(dtype)
@@ -102,7 +102,7 @@ def make(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tu
 
 
 def is_known_to_a_gpu(cut: str, dtype: str, **_: object) -> bool:
-    """Kernels for many rows are not for four bytes an element."""
+    """Return whether a GPU runs it: the kernels for many rows do not take 4 bytes an element."""
     return not cut.startswith("many") or dtype != "float32"
 
 
@@ -143,7 +143,7 @@ def test_biases_and_limits(
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_no_number_stays_none_tiny(cut: str, device: torch.device) -> None:
+def test_nan_stays_nan_tiny(cut: str, device: torch.device) -> None:
     shape = (5, 4, 3, 40, 24)
     ids = spread("even", *shape[:3]).to(device)
     h, gate_up, down, weights, residual = make(shape, torch.float32, device)

@@ -1,4 +1,4 @@
-"""SiLU(gate) * up in the end of the product that makes both."""
+"""SiLU(gate) * up at the end of the product that makes both."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_gives_what_the_product_and_the_activation_give(
     out = gated.gated_rows(x, weight, config)
     assert relative_error(out, exact(x, weight)) < 2 * tolerance(dtype)
     assert torch.equal(out, gated.gated_rows(x, weight, config))
-    if dtype != torch.float32:  # rounded wherever a product and a launch of its own would
+    if dtype != torch.float32:  # rounded as by a product and a launch of its own
         assert relative_error(out, elementwise.silu_mul((x.float() @ weight.float().t()).to(dtype))) < 3e-4
 
 
@@ -89,7 +89,7 @@ def test_a_linear_activates_its_outputs_where_that_is_faster_tiny(
     x, weight = torch.randn(90, 32, device=device).to(dtype), torch.randn(64, 32, device=device).to(dtype)
     norm = elementwise.TritonNorm(torch.rand(32, device=device).to(dtype), 1e-5) if normed else None
     linear = kernels.TritonKernels().dense(weight, weight[:, 0].contiguous() if bias else None)
-    assert linear.apply_activated(x[:64], norm) is None  # too few for all processors
+    assert linear.apply_activated(x[:64], norm) is None  # too few tiles for all processors
     turned = kernels.TritonKernels().dense(weight.t().contiguous().t(), None)
     assert turned.apply_activated(x, norm) is None
     out = linear.apply_activated(x, norm)
@@ -105,16 +105,16 @@ def test_a_linear_activates_its_outputs_where_that_is_faster_tiny(
     [
         (512, 12288, 4096, 2, H200, True),
         (384, 12288, 4096, 2, H200, False),
-        (513, 12288, 4096, 2, H200, False),  # the last tile of rows would be empty but for one
-        (768, 12288, 4096, 2, H200, False),  # and here the last round
+        (513, 12288, 4096, 2, H200, False),  # one row in the last tile of rows
+        (768, 12288, 4096, 2, H200, False),  # the last round is nearly empty
         (1, 53248, 4096, 2, H200, False),
         (64, 53248, 4096, 2, H200, False),
         (129, 25600, 5120, 2, H200, False),
         (2048, 3072, 1024, 2, H200, True),
         (1024, 3072, 1024, 2, H200, False),
         (8192, 12288, 4096, 4, H200, False),  # float32
-        (8192, 11008 + 64, 4096, 2, H200, False),  # outputs end in a part of a block
-        (8192, 12288, 4096 + 32, 2, H200, False),  # and inputs
+        (8192, 11008 + 64, 4096, 2, H200, False),  # outputs end within a block
+        (8192, 12288, 4096 + 32, 2, H200, False),  # inputs end within a block
         (8192, 12288, 4096, 2, replace(H200, capability=(8, 9)), False),
         (8192, 12288, 4096, 2, replace(H200, capability=(10, 0)), False),  # not measured
     ],

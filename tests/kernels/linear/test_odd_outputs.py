@@ -1,4 +1,4 @@
-"""Products of many rows whose outputs end in a part of a tile."""
+"""Products of many rows whose outputs end within a tile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel for one row against a float64 reference, however it is cut up."""
+"""The kernel for one row against a float64 reference, in every config."""
 
 from __future__ import annotations
 

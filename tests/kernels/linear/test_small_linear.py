@@ -53,7 +53,7 @@ def test_a_residual_is_added_in_its_place(
 
 
 def meets_each_shape_and_each_number_of_rows(m: int, n: int, k: int, **_: object) -> bool:
-    """Every number of rows for two shapes, one and 27 for each."""
+    """Choose every number of rows for two shapes, and 1 and 27 rows for each shape."""
     return (n, k) in ((6144, 4096), (1000, 896)) or m in (1, 27)
 
 

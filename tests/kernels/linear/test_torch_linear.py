@@ -1,4 +1,4 @@
-"""Packed matrices give what plain ones give, for every number of rows."""
+"""Packed matrices give the results of plain ones, for every number of rows."""
 
 from __future__ import annotations
 

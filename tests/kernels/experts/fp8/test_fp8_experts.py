@@ -1,4 +1,4 @@
-"""Experts in FP8 against float64: few rows with the rows as they are, many with the rows rounded as the format says."""
+"""Experts in FP8 against float64: few rows are not rounded, many rows are rounded as the format says."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ SHAPES = [
 
 
 def fp8_weight(experts: int, n: int, k: int, kind: str, device: torch.device, largest: float = 448.0) -> Fp8Weight:
-    """Blocks and experts of different magnitudes, so that a scale in the wrong place shows.
+    """Return blocks and experts of different magnitudes, so that a misplaced scale shows.
 
-    largest: what static scales hold of inputs in one expert; in the others less.
+    largest: the largest input that the static scale of one expert allows; the others allow less.
     """
     block, activations = KINDS[kind]
     rows, columns = (2.0 ** (torch.arange(size, device=device) // 64 % 4) for size in (n, k))
@@ -64,7 +64,7 @@ def fp8_weight(experts: int, n: int, k: int, kind: str, device: torch.device, la
 
 
 def rounded(x: Tensor, weight: Fp8Weight) -> Tensor:
-    """x [rows, k] as FP8 has it, with a scale for each 128 columns, for each row or for all experts: float64."""
+    """Round x [rows, k] to FP8, with a scale for each 128 columns, for each row or for all experts: float64."""
     if weight.input_scale is not None:
         scale = weight.input_scale.max()
         return (x.float() / scale).clamp(-448, 448).to(E4M3).double() * scale.double()
@@ -105,10 +105,11 @@ def test_every_cut_gives_the_weighted_sum(
     layer = with_cut(fp8_experts(gate_up, down), CUTS[cut])
     outs = [layer.add_to(h, ids, weights, residual.clone()) for _ in range(2)]
     if cut.startswith("many"):
-        # A tie in the rounding may fall the other way. The interpreter's loses a carry: 124 becomes 64, instead of 128.
+        # A tie in the rounding may be broken differently. The interpreter loses a carry: it turns 124 into 64 instead
+        # of 128.
         grouped = KINDS[kind][1] == "group"
         error = relative_error(outs[0], rounded_reference(h, gate_up, down, ids, weights, residual))
-        # What is rounded in a pass of its own has been rounded to the rows' type first; in few rows a single tie shows.
+        # Rows that a separate pass rounds have been rounded to their own type first. In few rows a single tie shows.
         apart = 2e-2 if tokens == 5 else 1.5e-2
         assert error < (0.3 if device.type == "cpu" else 5e-2 if tokens == 1 else 6e-3 if grouped else apart)
     else:
@@ -132,7 +133,7 @@ def test_gelu_instead_of_silu_tiny(cut: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("whole", "whole"), ("blocks", "whole"), ("whole", "blocks")])
-def test_many_rows_are_cut_off_where_static_scales_end_tiny(first: str, second: str, device: torch.device) -> None:
+def test_many_rows_are_clamped_to_static_scales_tiny(first: str, second: str, device: torch.device) -> None:
     tokens, experts, top_k, hidden, inter = 24, 4, 2, 256, 128
     gate_up = fp8_weight(experts, 2 * inter, hidden, first, device, largest=0.5)
     down = fp8_weight(experts, hidden, inter, second, device, largest=4.0)

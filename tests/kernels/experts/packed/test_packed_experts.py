@@ -25,7 +25,7 @@ from tests.kernels.experts.test_triton_experts import GELU, SPREADS, reference, 
 
 pytestmark = [
     pytest.mark.gpu,
-    # Rows of pairs that go nowhere are computed with, and not stored.
+    # Rows of pairs that go nowhere are computed and not stored.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
 ]
 CUTS = {
@@ -39,7 +39,7 @@ KINDS = ["int4-32", "int4-64", "int4-128", "int4-zeros", "mxfp4"]
 
 
 def packed_weight(experts: int, n: int, k: int, kind: str, device: torch.device) -> Int4Weight | Mxfp4Weight:
-    """Scales of different magnitudes, so that one in the wrong place shows."""
+    """Return scales of different magnitudes, so that a misplaced one shows."""
     codes = torch.randint(0, 16, (experts, n, k), dtype=torch.uint8, device=device)
     if kind == "mxfp4":
         return Mxfp4Weight.from_codes(
@@ -75,14 +75,18 @@ def test_the_weighted_sum(
     layer = packed_experts(gate_up, down)
     outs = [layer.add_to(h, ids, weights, residual.clone()) for _ in range(2)]
     expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual)
-    # Of five tokens, sums that nearly cancel may show more of what is rounded.
+    # With five tokens, sums that nearly cancel may show more of the rounding.
     assert relative_error(outs[0], expected) < tolerance(dtype) * (1.5 if tokens < 33 else 1)
     assert torch.equal(*outs)
 
 
 def is_for(cut: str, kind: str, dtype: str, shape: tuple[int, ...], **_: object) -> bool:
-    """Single rows want one word of scales for each row of a block, and in float32, for which nobody takes them, a small
-    model: their products are unrolled, and the compiler takes minutes. High tiles hold no four bytes an element."""
+    """Return whether a GPU runs it.
+
+    Single rows need one word of scales for each row of a block. In float32 they need a small model, because their
+    products are unrolled and the compiler takes minutes; no model uses them so. High tiles do not fit with 4 bytes an
+    element.
+    """
     if cut.startswith("single"):
         return kind not in ("int4-32", "int4-64") and (dtype != "float32" or shape[-1] < 2880)
     return not cut.endswith("high") or dtype != "float32"
@@ -95,7 +99,7 @@ def is_for(cut: str, kind: str, dtype: str, shape: tuple[int, ...], **_: object)
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param((5, 4, 3, 192, 96), id="tiny"),  # a block and a half, and less than one
+        pytest.param((5, 4, 3, 192, 96), id="tiny"),  # one and a half blocks, and less than one
         pytest.param((3, 32, 4, 2880, 2880), id="a-model's"),
         pytest.param((300, 32, 4, 2880, 2880), id="large"),
     ],
@@ -136,7 +140,7 @@ def test_gelu_instead_of_silu_tiny(cut: str, dtype: torch.dtype, device: torch.d
 @pytest.mark.thinned(where=lambda dtype, **_: dtype != "float32")
 @pytest.mark.parametrize("kind", ["int4-128", "mxfp4"])
 def test_tall_tiles_of_few_rows_give_the_same_sum(kind: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Of three experts one has a whole tile and 44 rows, one a tile that is not full, one a single row."""
+    """One of three experts has a whole tile and 44 rows, one has a tile that is not full, one has a single row."""
     counts, hidden, inter = (300, 100, 1), 256, 384
     config = PackedConfig(256, PackedCut(64, 3, 8, ahead=True), PackedCut(128, 3, 8, ahead=True))
     ids = torch.arange(3).repeat_interleave(torch.tensor(counts))[torch.randperm(401)].int()[:, None].to(device)

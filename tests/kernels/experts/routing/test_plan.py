@@ -35,7 +35,7 @@ def test_pairs_are_sorted_stably_and_cut_into_tiles_of_one_expert(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if tokens == 70:  # as if these were many
+    if tokens == 70:  # pretend that these are many
         monkeypatch.setattr(plan_module, "AT_ONCE", (64,))
         monkeypatch.setattr(plan_module, "BLOCK", 32)
     ids = torch.randint(0, experts, (tokens, top_k), dtype=torch.int32, device=device)

@@ -33,8 +33,10 @@ CUTS = {
 
 def check(rule: Router, tokens: int, experts: int, hidden: int, dtype: torch.dtype, device: torch.device,
           cut: RouteConfig | None = None) -> None:  # fmt: skip
-    """Ids are equal where the reference's choice is not a matter of rounding; the hidden states make it clear."""
-    # Logits of a few units: what rounding moves a weight by grows with them.
+    """Check that ids are equal if the reference's choice does not depend on rounding. The hidden states make it
+    clear.
+    """
+    # Logits of a few units, because the error of a weight grows with them.
     weight = (torch.randn(experts, hidden, device=device) * 4 / hidden**0.5).to(dtype)
     x = torch.randn(tokens, hidden, device=device).to(dtype)
     bias, correction = (torch.randn(experts, device=device) * 0.1 for _ in range(2))
@@ -87,7 +89,7 @@ def test_logits_that_are_not_numbers_lead_nowhere_else_tiny(device: torch.device
 
 
 def test_a_group_is_as_good_as_its_best_two_together_tiny(device: torch.device) -> None:
-    """0.99 and 0.05 are more than twice 0.5."""
+    """0.99 and 0.05 are more than 0.5 twice."""
     x, bias = torch.zeros(1, 16, device=device), torch.tensor([4.6, -2.9, 0.0, 0.0], device=device)
     ids, _ = Route()(x, torch.ones(4, 16, device=device), Router(2, "sigmoid", False, 2, 1, "top2"), bias)
     assert ids.tolist() == [[0, 1]]
@@ -102,10 +104,10 @@ def test_a_group_is_as_good_as_its_best_two_together_tiny(device: torch.device) 
         ([-INF, NAN, 2.0, -INF, NAN], [2, 0, 1]),
     ],
 )
-def test_equals_go_by_their_ids_and_no_expert_is_chosen_twice_tiny(
+def test_equal_scores_are_ordered_by_ids_and_no_expert_is_chosen_twice_tiny(
     logits: list[float], chosen: list[int], device: torch.device
 ) -> None:
-    """What is no number comes last, as the least."""
+    """NaN is the least score and comes last."""
     x, bias = torch.zeros(1, 16, device=device), torch.tensor(logits, device=device)
     ids, _ = Route()(x, torch.ones(5, 16, device=device), Router(3, "softmax_of_chosen"), bias)
     assert ids.tolist() == [chosen]

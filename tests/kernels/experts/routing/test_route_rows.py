@@ -36,7 +36,7 @@ SHAPES = [  # tokens, experts, hidden
 
 
 def make(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, TritonNorm, Tensor]:
-    """x, a norm, the router's weight."""
+    """Return x, a norm, the router's weight."""
     tokens, experts, hidden = shape
     x, scale, weight = (
         torch.randn(*s, device=device).to(dtype) for s in ((tokens, hidden), (hidden,), (experts, hidden))
@@ -69,10 +69,10 @@ def test_rows_are_normed_and_sent_as_the_reference_does(
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "all"])
 def test_scores_and_corrections_of_one_size_give_every_place_to_one_expert(rule: str, device: torch.device) -> None:
-    """Choices that differ by the rounding of a sum may change places; none is left empty."""
+    """Choices that differ by the rounding of a sum may swap places, but no place is left empty."""
     for _ in range(20):
         x, norm, weight = make((MAX_TOKENS, 128, 2048), torch.bfloat16, device)
-        weight /= 32  # logits of a few units, so that most scores are no zeros
+        weight /= 32  # logits of a few units, so that few scores are 0
         correction, slots = torch.randn(128, device=device) * 0.1, torch.full((MAX_TOKENS,), 16, device=device)
         h, ids, _ = RouteRows()(x, norm, weight, RULES[rule], correction, slots=slots, first_slot=16)
         logits = F.linear(h.double(), weight.double()).float()

@@ -71,7 +71,7 @@ def test_experts_and_weights_are_those_of_transformers(family: str) -> None:
         logits = torch.nn.functional.linear(x, router.weight, getattr(router, "bias", None))
         ids, weights = route_reference(logits, rule, getattr(router, "e_score_correction_bias", None))
     assert ids.dtype == torch.int32
-    # transformers leaves the order of some open.
+    # transformers does not define the order of some.
     order, expected_order = ids.argsort(dim=1), expected_ids.argsort(dim=1)
     assert torch.equal(ids.gather(1, order).long(), expected_ids.gather(1, expected_order))
     torch.testing.assert_close(weights.gather(1, order), expected_weights.gather(1, expected_order).float())

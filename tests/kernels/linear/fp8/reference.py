@@ -1,4 +1,4 @@
-"""The arithmetic of FP8 products in float64, as the formats define it, and weights to try it on."""
+"""The arithmetic of FP8 products in float64, as the formats define it, and random weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCKS = {"blocks": (128, 128), "finer-rows": (64, 128), "channels": (1, 0), "te
 def random_weight(
     n: int, k: int, block: tuple[int, int], device: torch.device, activations: Activations = "group"
 ) -> Fp8Weight:
-    """Blocks of very different magnitudes, so that a scale in the wrong place shows."""
+    """Return a weight with blocks of very different magnitudes, so that a misplaced scale shows."""
     rows, columns = block[0] or n, block[1] or k
     weight = torch.randn(n, k, device=device)
     weight *= torch.logspace(-2, 0, n, device=device)[torch.randperm(n, device=device)][:, None]
@@ -25,20 +25,20 @@ def random_weight(
 
 
 def random_inputs(m: int, k: int, device: torch.device) -> Tensor:
-    """Inputs [m, k] of groups of different magnitudes; on a CPU such as FP8 holds exactly.
+    """Return inputs [m, k] with groups of different magnitudes; on a CPU they are exact in FP8.
 
-    The interpreter's rounding to FP8 loses a carry: 124 becomes 64 there, instead of 128.
+    The interpreter's rounding to FP8 loses a carry: it turns 124 into 64 instead of 128.
     """
     x = torch.randn(m, k, device=device)
     magnitude = 2.0 ** (torch.arange(k, device=device) // GROUP % 2)
     if device.type == "cpu":
-        x[:, ::GROUP] = 28  # of 448, a sixteenth: the scale is a power of two
+        x[:, ::GROUP] = 28  # a sixteenth of 448, so that the scale is a power of two
         return x.to(E4M3).float() * magnitude
     return x * magnitude
 
 
 def exact_weight(weight: Fp8Weight) -> Tensor:
-    """The matrix [n, k] in float64, element by element."""
+    """Return the matrix [n, k] in float64, element by element."""
     n, k = weight.weight.shape
     rows = torch.arange(n, device=weight.scale.device) // weight.block[0]
     columns = torch.arange(k, device=weight.scale.device) // weight.block[1]
@@ -46,7 +46,7 @@ def exact_weight(weight: Fp8Weight) -> Tensor:
 
 
 def rounded_inputs(x: Tensor, weight: Fp8Weight) -> Tensor:
-    """x [m, k] as the format rounds it: float64 of e4m3 values times their scales."""
+    """Round x [m, k] as the format says: float64 of e4m3 values times their scales."""
     m, k = x.shape
     wide = torch.zeros(m, -(-k // GROUP) * GROUP, device=x.device)
     wide[:, :k] = x
@@ -62,5 +62,5 @@ def rounded_inputs(x: Tensor, weight: Fp8Weight) -> Tensor:
 
 
 def exact_product(x: Tensor, weight: Fp8Weight) -> Tensor:
-    """Both rounded as the format says, multiplied in float64: [m, n]."""
+    """Round both as the format says and multiply them in float64: [m, n]."""
     return rounded_inputs(x, weight) @ exact_weight(weight).T

@@ -51,8 +51,8 @@ def test_every_cut_divides_the_groups_and_fits(n: int, k: int, launch: Launch) -
     assert few_rows_config(0, n, k, 2, launch) is None
 
 
-def test_two_steps_of_one_row_are_both_on_their_way_unless_few_programs_have_all_rows() -> None:
-    """An 8B's qkv and o, and a 30B-A3B's."""
+def test_both_steps_of_one_row_are_in_flight_unless_few_programs_have_all_rows() -> None:
+    """The shapes are qkv and o of an 8B and of a 30B-A3B."""
     cuts = [few_rows_config(1, n, k, 2, H200) for n, k in ((6144, 4096), (4096, 4096), (5120, 2048), (2048, 4096))]
     assert cuts == [
         OneRowConfig(4, 4, 16, 2),
@@ -114,11 +114,11 @@ def test_pieces_of_k_are_as_many_as_measured(m: int, n: int, k: int, pieces: int
      (256, 6144, 4096), (256, 5120, 25600), (256, 4096, 12288 + 64), (256, 4096 + 16, 12288), (256, 1024, 12288),
      (256, 4096, 128 * 97)],
 )  # fmt: skip
-def test_what_has_other_tiles_or_short_rows_or_no_equal_pieces_stays_whole(m: int, n: int, k: int) -> None:
+def test_other_tiles_short_rows_and_unequal_pieces_stay_whole(m: int, n: int, k: int) -> None:
     assert pieces_of_k(m, n, k, H200) == 1
 
 
-def test_what_pairs_of_groups_do_not_fit_is_the_librarys() -> None:
+def test_shapes_that_few_tiles_do_not_support_are_left_to_the_library() -> None:
     assert few_tiles_config(128, 4096, 4096 + 128, H200) is None
     assert few_tiles_config(128, 4096, 4096, replace(H200, shared_memory=99 * 1024)) is None
     assert few_tiles_config(32, 4096, 4096, H200) is None
@@ -127,7 +127,7 @@ def test_what_pairs_of_groups_do_not_fit_is_the_librarys() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("launch", [H200, SMALL], ids=["H200", "small"])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_tiles_change_behind_a_border_only(n: int, k: int, launch: Launch) -> None:
+def test_tiles_change_after_a_border_only(n: int, k: int, launch: Launch) -> None:
     def cut(m: int) -> object:
         on_hopper = (pieces_of_k, few_tiles_config) if launch.capability[0] == 9 else ()
         return *(config(m, n, k, launch) for config in on_hopper), many_rows_config(m, n, launch)
@@ -142,7 +142,7 @@ def test_tiles_change_behind_a_border_only(n: int, k: int, launch: Launch) -> No
 @pytest.mark.parametrize("launch", [H200, SMALL])
 @pytest.mark.parametrize("n", [64, 256, 40_000])
 @pytest.mark.parametrize("k", [64, 128, 256, 512, 4096])
-def test_rounded_rows_ask_for_no_group_early_that_is_not_in_their_piece(n: int, k: int, launch: Launch) -> None:
+def test_rounded_rows_load_no_early_group_outside_their_piece(n: int, k: int, launch: Launch) -> None:
     for m in (2, 16, 17, 32, 33, 64):
         config = rounded_rows_config(m, n, k, launch)
         assert config is not None

@@ -29,7 +29,7 @@ SHAPES = [
 
 
 def divides(cut: str, k: int, **_: object) -> bool:
-    """Whether the cut's splits divide the groups of columns."""
+    """Return whether the config's splits divide the groups of columns."""
     return isinstance(CUTS[cut], OneRow) or -(-k // 128) % CUTS[cut].splits == 0
 
 
@@ -71,7 +71,9 @@ def test_inputs_in_fp8_are_scaled(m: int, n: int, k: int, block: str, cut: str, 
         x8, weight.weight, fp8_scales.kernel_scales(weight), CUTS[cut], None,
         x_scale=x_scale, dtype=torch.float32,
     )  # fmt: skip
-    assert relative_error(out, exact_product(x, weight)) < 3e-3  # in rounding the inputs a tie may fall the other way
+    assert (
+        relative_error(out, exact_product(x, weight)) < 3e-3
+    )  # a tie in the rounding of inputs may be broken differently
 
 
 @pytest.mark.parametrize(("n", "k"), [pytest.param(72, 464, id="tiny"), (6144, 1024)])

@@ -39,6 +39,6 @@ def test_every_cut_gives_the_product_of_the_rounded_and_the_same_twice(
         few_tiles.few_tiles(x8, x_scale, weight.weight, weight.scale, CUTS[cut], parts, bias=bias, residual=added)
         for added in (residual.clone(), residual.clone())
     ]
-    # A tie in the rounding of an input may fall the other way.
+    # A tie in the rounding of an input may be broken differently.
     assert relative_error(twice[0], exact_product(x, weight) + bias.double() + residual.double()) < 3e-3
     assert torch.equal(*twice)

@@ -23,7 +23,7 @@ KINDS = ["group", "token", "static"]
 
 
 def spread(x8: torch.Tensor, scale: torch.Tensor, kind: Activations) -> torch.Tensor:
-    """Values times scales, float64 [m, k]."""
+    """Multiply values by scales in float64: [m, k]."""
     wide = scale.double()
     if kind == "group":
         wide = wide.T.repeat_interleave(128, 1)[:, : x8.shape[1]]
@@ -31,7 +31,7 @@ def spread(x8: torch.Tensor, scale: torch.Tensor, kind: Activations) -> torch.Te
 
 
 def like(x: torch.Tensor, kind: Activations) -> Fp8Weight:
-    """A weight that asks for inputs of this kind."""
+    """Return a weight for inputs of this kind."""
     known = torch.tensor(2.0**-4, device=x.device) if kind == "static" else None
     empty = torch.zeros(1, x.shape[1], device=x.device)
     return Fp8Weight(empty.to(E4M3), empty[:, :1], (1, x.shape[1]), kind, known)
@@ -48,13 +48,13 @@ def test_inputs_are_rounded_as_the_format_says(
     weight = like(x, kind)
     x8, scale = fp8_inputs.round_inputs(x, kind, weight.input_scale)
     assert scale.shape == {"group": (-(-k // 128), m), "token": (m,), "static": ()}[kind]
-    assert relative_error(spread(x8, scale, kind), rounded_inputs(x, weight)) < 2e-3  # a tie may fall the other way
+    assert relative_error(spread(x8, scale, kind), rounded_inputs(x, weight)) < 2e-3  # a tie may be broken differently
 
 
 @pytest.mark.thinned(where=lambda k, **_: k != 4096)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("m", "k"), SHAPES)
-def test_a_norm_or_a_gate_before_it_is_as_in_a_pass_of_its_own(
+def test_a_fused_norm_or_gate_gives_the_result_of_a_separate_launch(
     m: int, k: int, kind: Activations, dtype: torch.dtype, device: torch.device
 ) -> None:
     x, gate_up = torch.randn(m, k, device=device).to(dtype), torch.randn(m, 2 * k, device=device).to(dtype)
@@ -72,7 +72,7 @@ def test_a_norm_or_a_gate_before_it_is_as_in_a_pass_of_its_own(
         (elementwise.silu_mul(gate_up), fp8_inputs.round_inputs(gate_up, kind, weight.input_scale, silu=True)),
     ):
         apart = fp8_inputs.round_inputs(own, kind, weight.input_scale)
-        assert relative_error(spread(x8, scale, kind), spread(*apart, kind)) < 5e-3  # a tie may fall the other way
+        assert relative_error(spread(x8, scale, kind), spread(*apart, kind)) < 5e-3  # a tie may be broken differently
 
 
 def test_nothing_but_zeros_is_zero_tiny(device: torch.device) -> None:

@@ -32,7 +32,7 @@ def hopper(device: torch.device) -> torch.device:
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(65, 16, 144), (130, 1552, 1296), (256, 24576, 4096), (1001, 6144, 4096), (8192, 4096, 12288)]
 )
-def test_called_directly_it_gives_what_torch_gives_and_adds_the_residual_before_it_rounds(
+def test_direct_calls_equal_torch_and_add_the_residual_before_rounding(
     m: int, n: int, k: int, biased: bool, dtype: torch.dtype, hopper: torch.device
 ) -> None:
     weight = random_weight(n, k, (128, 128), hopper)
@@ -53,7 +53,7 @@ def test_called_directly_it_gives_what_torch_gives_and_adds_the_residual_before_
 
 
 class Product:
-    """Adds up what it is called with; every weight is a matrix of ones, every scale one."""
+    """Adds up its inputs: every weight is a matrix of ones, every scale is one."""
 
     def __init__(self, knows: Callable[[int], bool]) -> None:
         self.knows = knows

@@ -15,7 +15,7 @@ fp8_linear = pytest.importorskip("aengine.kernels.linear.fp8.linear")
 few_rows = pytest.importorskip("aengine.kernels.linear.fp8.few_rows")
 elementwise = pytest.importorskip("aengine.kernels.elementwise")
 
-NARROW = {"cuda": torch.bfloat16, "cpu": torch.float16}  # the interpreter's arithmetic knows no bfloat16
+NARROW = {"cuda": torch.bfloat16, "cpu": torch.float16}  # the interpreter has no bfloat16 arithmetic
 
 
 @pytest.mark.gpu
@@ -63,7 +63,7 @@ def test_one_row_meets_the_exact_weight_and_many_the_formats_arithmetic(
         (200, 4096, 12288),
     ],
 )
-def test_what_comes_before_goes_along(m: int, n: int, k: int, device: torch.device) -> None:
+def test_norms_and_gates_before_a_product_are_fused(m: int, n: int, k: int, device: torch.device) -> None:
     weight = random_weight(n, k, (128, 128), device)
     dtype = NARROW[device.type]
     x, gate_up = torch.randn(m, k, device=device).to(dtype), torch.randn(m, 2 * k, device=device).to(dtype)
@@ -78,7 +78,7 @@ def test_what_comes_before_goes_along(m: int, n: int, k: int, device: torch.devi
 
     norm = Norm()
     linear = fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows(), BlockProducts())
-    # A single row goes on from the norm without being rounded.
+    # A single row is not rounded after the norm.
     assert relative_error(linear.apply(x, norm=norm), linear.apply(norm(x))) < (1e-2 if m == 1 else 5e-3)
     apart = linear.apply(elementwise.silu_mul(gate_up), residual=residual.clone())
     assert relative_error(linear.apply(gate_up, gated=True, residual=residual.clone()), apart) < 5e-3
@@ -94,7 +94,7 @@ def test_what_comes_before_goes_along(m: int, n: int, k: int, device: torch.devi
         pytest.param(8450, 512, [8452], id="beyond"),
     ],
 )
-def test_the_library_gets_what_has_more_tiles_in_multiples_of_rows(
+def test_the_library_multiplies_more_tiles_with_padded_rows(
     m: int, k: int, asked: list[int], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got = []
@@ -126,7 +126,9 @@ def test_rows_that_do_not_begin_at_16_bytes_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("capability", "there"), [((8, 0), False), ((8, 9), True), ((9, 0), True), ((12, 0), True)])
-def test_fp8_is_there_from_ada_on(capability: tuple[int, int], there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_is_available_from_ada_on(
+    capability: tuple[int, int], there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     major, minor = capability
     properties = SimpleNamespace(
         multi_processor_count=8, major=major, minor=minor, shared_memory_per_multiprocessor=2**17

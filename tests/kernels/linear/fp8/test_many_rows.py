@@ -43,5 +43,5 @@ def test_every_cut_gives_the_product_of_the_rounded(
         residual=residual.clone(),
         dtype=torch.float32,
     )  # fmt: skip
-    # A tie in the rounding of an input may fall the other way.
+    # A tie in the rounding of an input may be broken differently.
     assert relative_error(out, exact_product(x, weight) + bias.double() + residual.double()) < 3e-3

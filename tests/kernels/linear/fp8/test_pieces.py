@@ -38,7 +38,7 @@ def test_parts_are_added_up_before_their_sum_is_rounded(
     residual = torch.randn(rows, n, device=device).bfloat16() if added else None
     expected = (0 if residual is None else residual.double()) + parts[:, :rows].double().sum(0)
     out = fp8_library.add_up(parts, residual, rows)
-    # Half of the last of eight bits, which the interpreter cuts off.
+    # Half of the last of eight bits, because the interpreter truncates.
     torch.testing.assert_close(out.double(), expected, rtol=1.01 * 2 ** (-8 if out.is_cuda else -7), atol=1e-6)
     assert residual is None or out is residual
 
@@ -67,11 +67,11 @@ def test_pieces_side_by_side_give_the_product_in_graphs_as_without(
 
     (pieces,) = (pieces for pieces in library._pieces if pieces.count == count)
     zeros, scale = inputs.round_inputs(x, "group", multiple=library.multiple(m))
-    assert pieces(zeros, scale, weight.weight, dtype) is not None  # else the library would take it whole
+    assert pieces(zeros, scale, weight.weight, dtype) is not None  # otherwise the library would take it whole
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run(buffer)
-    # Others each time: what lies in memory that is used again would be wrong.
+    # Use other inputs each time, so that stale memory shows.
     for values in xs:
         x.copy_(values)
         expected = exact_product(values, weight)
@@ -87,7 +87,7 @@ def test_pieces_side_by_side_give_the_product_in_graphs_as_without(
 
 
 class Log:
-    """What streams were asked for, in order."""
+    """Records the calls of streams in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: list[str] = []
@@ -120,7 +120,7 @@ class Log:
         return made
 
 
-def test_all_pieces_begin_behind_what_was_enqueued_and_end_before_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pieces_begin_after_earlier_work_and_end_before_later_work(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(monkeypatch)
     weight, m = random_weight(128, 768, (128, 128), CPU), 4
     x8, x_scale = torch.randn(m, 768).to(E4M3), torch.rand(6, m)
@@ -135,7 +135,7 @@ def test_all_pieces_begin_behind_what_was_enqueued_and_end_before_what_follows(m
     assert relative_error(parts.sum(0), x.double() @ (weight.weight.double() * scales).t()) < 1e-5
 
 
-def test_what_the_library_refuses_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_the_library_enqueues_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(monkeypatch)
     weight = random_weight(128, 512, (128, 128), CPU)
     pieces = fp8_library.Pieces(weight.scale, 2, log.products(knows=False))
@@ -159,7 +159,7 @@ def test_products_are_cut_where_the_library_takes_them(
     assert library.cuts(rows, dtype) is cut
 
 
-def test_what_the_library_refuses_in_pieces_it_takes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_that_the_library_refuses_in_pieces_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockProducts, "takes", lambda *_: True)
     weight = random_weight(128, 10240, (128, 128), CPU)
     library = fp8_library.LibraryFp8(weight, None, BlockProducts())

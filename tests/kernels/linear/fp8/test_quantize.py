@@ -37,7 +37,7 @@ def test_quantised_numbers_are_near_and_the_largest_of_a_block_is_448(
             part = (slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns))
             largest = weight[part].abs().max()
             assert values[part].float().abs().max() == 448
-            # Half a step of three bits of mantissa, or of the smallest step there is.
+            # Half a step of three bits of mantissa, or half of the smallest step.
             error = (made.dequantize()[part] - weight[part]).abs()
             assert (error <= (weight[part].abs() / 15).clamp_min(largest / 448 * 2**-10) * 1.001).all()
 

@@ -1,4 +1,4 @@
-"""Where the kernels of products with 4-bit weights change."""
+"""After which numbers of rows the kernels of products with 4-bit weights change."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ GPUS = {
 
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (24576, 4096), (1024, 3072), (4608, 3584), (40, 200)])
-def test_kernels_change_behind_a_border_only(n: int, k: int, gpu: str) -> None:
-    """One row may have a kernel of its own, and many are the library's."""
+def test_kernels_change_after_a_border_only(n: int, k: int, gpu: str) -> None:
+    """One row may have its own kernel, and the library multiplies many rows."""
 
     def kernel(m: int) -> object:
         config = int4_config(m, n, -(-k // 128), 2, GPUS[gpu])

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 
 class Halved:
-    """A norm that is easily told from none."""
+    """A norm with an obvious effect."""
 
     weight = torch.ones(1)
     eps = 0.0
@@ -88,7 +88,7 @@ def test_a_copy_is_made_on_the_gpu_that_it_is_for() -> None:
 
 
 def test_columns_of_x_may_come_several_times(dtype: torch.dtype, device: torch.device) -> None:
-    """As where a rank's part of scattered groups is filled up."""
+    """A rank's part of scattered groups is padded in this way."""
     weight = Int4Weight(
         torch.randint(0, 16, (40, 256), dtype=torch.uint8, device=device),
         (torch.rand(40, 8, device=device) + 0.1).half(),

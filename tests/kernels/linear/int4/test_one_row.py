@@ -74,7 +74,7 @@ def check(config: Any, n: int, k: int, group: int, dtype: torch.dtype, device: t
     assert torch.equal(out, again)
 
 
-def test_one_row_of_a_matrix_has_a_kernel_where_its_programs_fill_the_processors() -> None:
+def test_one_row_has_a_kernel_if_its_programs_fill_the_processors() -> None:
     def config(n: int, k: int, group: int = 128, capability: tuple[int, int] = (9, 0)) -> object:
         words = torch.empty(n // 16, k // 128, 512, dtype=torch.int16, device="meta")
         scales = torch.empty(k // group, n, dtype=torch.int32, device="meta")
@@ -96,7 +96,7 @@ def test_one_row_of_a_matrix_has_a_kernel_where_its_programs_fill_the_processors
 
 
 @pytest.mark.parametrize(("k", "group"), [(384, 128), (256, 64)], ids=["tiny-long", "tiny-finely-grouped"])
-def test_what_is_not_for_it_is_refused(k: int, group: int, device: torch.device) -> None:
+def test_unsupported_weights_are_refused(k: int, group: int, device: torch.device) -> None:
     packed = packed_codes.pack_codes(random_weight(16, k, group, device))
     with pytest.raises(ValueError, match=f"a row of {k} in groups of {group} is not for OneRowConfig"):
         int4_launch.Int4Product().row(torch.zeros(1, k, device=device), packed, None, None, OneRowConfig(16, 2, 1))

@@ -27,7 +27,7 @@ def test_a_thread_finds_its_share_of_a_product_in_one_piece(thread: int) -> None
         assert mine.tolist() == [given[place] for place in places]
 
 
-def test_rows_are_filled_up_to_whole_tiles() -> None:
+def test_rows_are_padded_to_whole_tiles() -> None:
     packed = pack_codes(Int4Weight(codes(17, 128), torch.ones(17, 1)))
     assert (packed.words.shape, packed.rows) == ((2, 1, 512), 17)
     assert not packed.words[1].view(2, 8, 4, 2, 4)[:, 1:].any()
@@ -44,7 +44,7 @@ def test_scales_of_16_bits_stay_exact_beside_their_zeros() -> None:
     assert torch.equal(pack_codes(Int4Weight(codes(5, 256), scale)).scales & 255, torch.full((4, 5), 8))
 
 
-def test_a_last_block_is_filled_up_and_a_row_with_one_scale_is_one_group() -> None:
+def test_a_last_block_is_padded_and_a_row_with_one_scale_is_one_group() -> None:
     packed = pack_codes(Int4Weight(codes(2, 320), torch.ones(2, 1)))
     assert (packed.words.shape, packed.scales.shape, packed.group) == ((1, 3, 512), (1, 2), 384)
     packed = pack_codes(Int4Weight(codes(2, 320), torch.ones(2, 10)))
@@ -61,7 +61,7 @@ def test_exponents_of_a_block_are_one_word() -> None:
         assert torch.equal(word, scale[:, quarter].int())
 
 
-def test_an_order_that_changes_nothing_is_forgotten() -> None:
+def test_the_identity_order_is_dropped() -> None:
     order = torch.randperm(128).roll(1)
     assert pack_codes(Int4Weight(codes(2, 128), torch.ones(2, 1), order=torch.arange(128))).order is None
     assert pack_codes(Int4Weight(codes(2, 128), torch.ones(2, 1), order=order)).order is order
@@ -90,7 +90,9 @@ def test_weights_without_contents_have_the_same_shapes() -> None:
 
 def test_spread_codes_are_bfloat16_numbers_that_lack_a_power_of_two() -> None:
     each = torch.arange(16, dtype=torch.uint8)
-    for number, own in enumerate(torch.eye(4, dtype=torch.uint8)):  # the quarter's codes among those of others
+    for number, own in enumerate(
+        torch.eye(4, dtype=torch.uint8)
+    ):  # the quarter's codes, with other codes in the other quarters
         words = spread(own[:, None] * each + (1 - own[:, None]) * each.flip(0)).int()
         bits = (
             words << (6, 3, 0)[number] if number < 3 else words >> 3 & 0x180 | words >> 7 & 0x40 | words << 1 & 0x8000

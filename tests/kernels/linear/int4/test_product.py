@@ -46,7 +46,7 @@ def random_weight(form: str, n: int, k: int, device: torch.device) -> Int4Weight
 
 
 def fits(cut: str, m: int, k: int, **_: object) -> bool:
-    """Whether the cut is one for this shape."""
+    """Return whether the config is for this shape."""
     return not CUTS[cut].block_per_warp or m <= CUTS[cut].rows
 
 
@@ -83,7 +83,7 @@ def test_a_weight_is_written_out_dense(n: int, k: int, form: str, dtype: torch.d
 
 
 def meets_each_shape_and_each_number_of_rows(m: int, n: int, k: int, **_: object) -> bool:
-    """Every number of rows for three shapes, and for each shape one and more than a tile has."""
+    """Choose every number of rows for three shapes, and for each shape one row and more than a tile has."""
     return (n, k) in ((6144, 4096), (24576, 4096), (5760, 2880)) or m in (1, 65)
 
 
@@ -136,7 +136,7 @@ def test_more_early_blocks_than_a_piece_has_are_refused_tiny(device: torch.devic
 
 
 @pytest.mark.parametrize(("m", "splits", "early"), [(9, 1, 1), (8, 2, 1), (8, 1, 0)], ids="tiny-{}".format)
-def test_what_warps_with_blocks_of_their_own_cannot_do_is_refused(
+def test_configs_that_block_per_warp_does_not_support_are_refused(
     m: int, splits: int, early: int, device: torch.device
 ) -> None:
     packed = packed_codes.pack_codes(random_weight("128", 16, 384, device))
