@@ -1,4 +1,4 @@
-"""What other engines call the knobs, and what to do instead where there is no such knob here.
+"""Names of knobs in other engines, and what to do if there is no such knob here.
 
 The names are vLLM's unless a comment says otherwise.
 """
