@@ -50,7 +50,7 @@ def test_a_page_comes_back_with_its_release() -> None:
 
 
 @pytest.mark.parametrize("page", [0, 1])
-def test_a_page_that_nobody_holds_cannot_be_released(page: int) -> None:
+def test_a_free_page_cannot_be_released(page: int) -> None:
     allocator = PageAllocator(3)
     with pytest.raises(ValueError, match=f"page {page} is not held"):
         allocator.release(page)

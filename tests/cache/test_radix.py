@@ -159,7 +159,7 @@ def test_a_run_may_begin_where_a_locked_one_ends() -> None:
     assert cache.cached(run(1, 2, 3, 4)) == first + pages
 
 
-def test_behind_a_locked_node_too_the_caller_keeps_copies_of_what_the_tree_has() -> None:
+def test_after_a_locked_node_the_caller_keeps_copies_of_cached_pages() -> None:
     cache = Cache()
     theirs, _ = cache.add(run(1, 2, 3))
     node = cache.tree.match(run(1), None).node
@@ -327,7 +327,7 @@ def test_clear_empties_the_tree_and_the_pool_is_whole_again() -> None:
     cache.check()
 
 
-def test_what_is_locked_when_the_tree_is_cleared_is_found_no_more_and_goes_when_it_is_unlocked() -> None:
+def test_locked_nodes_of_a_cleared_tree_are_not_found_and_leave_when_unlocked() -> None:
     cache = Cache(num_pages=20)
     pages, _ = cache.add(run(1, 2, 3))
     node = cache.tree.match(run(1, 2), None).node
@@ -342,7 +342,7 @@ def test_what_is_locked_when_the_tree_is_cleared_is_found_no_more_and_goes_when_
     cache.check()
 
 
-def test_after_clearing_the_same_run_may_be_cached_anew_beside_what_is_left_of_it() -> None:
+def test_after_clearing_the_same_run_may_be_cached_again_next_to_its_locked_rest() -> None:
     cache = Cache(num_pages=20)
     _, old = cache.add(run(1, 2))
     cache.tree.lock(old)

@@ -90,7 +90,7 @@ def test_idle_pages_are_taken_the_least_recently_used_first_spare_ones_before() 
         cache.windows.take(3)
 
 
-def test_a_page_that_somebody_reads_is_nobodys_to_take() -> None:
+def test_a_page_in_use_is_not_taken() -> None:
     cache = Cache(num_pages=8)
     pages = cache.keep(IDS[:8])
     cache.windows.share(pages)

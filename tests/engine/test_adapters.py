@@ -67,7 +67,7 @@ async def test_an_adapter_draws_what_peft_has_merged(engine: aengine.Engine, wri
     assert list(plain.token_ids) == written.greedy(written.base, PROMPT, 12)
 
 
-def test_adapters_are_told_apart(alone: dict[str | None, tuple[int, ...]]) -> None:
+def test_adapters_draw_different_ids(alone: dict[str | None, tuple[int, ...]]) -> None:
     assert len(set(alone.values())) == COUNT + 1
 
 
@@ -122,7 +122,7 @@ async def test_they_are_listed_with_what_they_take(engine: aengine.Engine, writt
 # ---- loading and unloading ------------------------------------------------------------------------------------
 
 
-async def test_one_is_loaded_and_unloaded_beside_a_running_stream(
+async def test_one_is_loaded_and_unloaded_during_a_stream(
     engine: aengine.Engine, written: Written, alone: dict[str | None, tuple[int, ...]]
 ) -> None:
     expected = await engine.complete(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 80})
@@ -137,7 +137,7 @@ async def test_one_is_loaded_and_unloaded_beside_a_running_stream(
     assert (await running).token_ids == expected.token_ids
 
 
-async def test_unloading_waits_for_those_who_have_it_and_refuses_everyone_else(engine: aengine.Engine) -> None:
+async def test_unloading_waits_for_its_requests_and_refuses_new_ones(engine: aengine.Engine) -> None:
     stream = await engine.submit(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 30})
     await stream.take()
     unloading = asyncio.create_task(engine.unload_adapter("a0"))
@@ -154,7 +154,7 @@ async def test_unloading_waits_for_those_who_have_it_and_refuses_everyone_else(e
         await unloading
 
 
-async def test_unloading_waits_for_those_in_the_queue_too(written: Written) -> None:
+async def test_unloading_waits_for_queued_requests_too(written: Written) -> None:
     async with serving(lora=written.paths, max_num_seqs=1) as engine:
         first = asyncio.create_task(engine.complete(PROMPT, adapter="a0", **GREEDY))
         waiting = await engine.submit(PROMPT, adapter="a1", **GREEDY)
@@ -166,7 +166,7 @@ async def test_unloading_waits_for_those_in_the_queue_too(written: Written) -> N
             await unloading
 
 
-async def test_the_last_one_who_waits_may_also_give_up(written: Written) -> None:
+async def test_unloading_ends_when_the_last_waiting_request_is_aborted(written: Written) -> None:
     async with serving(lora=written.paths, max_num_seqs=1) as engine:
         first = await engine.submit(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 2000})
         waiting = await engine.submit(PROMPT, adapter="a1", **GREEDY)
@@ -179,7 +179,7 @@ async def test_the_last_one_who_waits_may_also_give_up(written: Written) -> None
         first.abort()
 
 
-async def test_unloading_that_is_given_up_goes_on_by_itself(engine: aengine.Engine) -> None:
+async def test_a_cancelled_unloading_continues(engine: aengine.Engine) -> None:
     stream = await engine.submit(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 40})
     with anyio.move_on_after(0.01):
         await engine.unload_adapter("a0")
@@ -288,7 +288,7 @@ async def test_while_an_adapter_is_on_its_way_others_are_served_and_its_own_may_
     assert (await waiting).token_ids == alone["a2"]
 
 
-async def test_an_adapter_that_cannot_be_put_fails_those_who_wait_and_nobody_else(
+async def test_an_adapter_that_cannot_be_copied_fails_only_its_waiting_requests(
     engine: aengine.Engine, held: Held, written: Written, alone: dict[str | None, tuple[int, ...]]
 ) -> None:
     held.error = RuntimeError("out of memory")
@@ -304,7 +304,7 @@ async def test_an_adapter_that_cannot_be_put_fails_those_who_wait_and_nobody_els
     assert (await engine.complete(PROMPT, adapter="a2", **GREEDY)).token_ids == alone["a2"]
 
 
-async def test_closing_ends_those_who_wait_for_an_adapter_and_for_an_unloading(
+async def test_closing_ends_calls_that_wait_for_an_adapter_or_an_unloading(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)

@@ -186,7 +186,7 @@ async def test_each_choice_is_what_its_seed_draws_alone(engine: aengine.Engine) 
         assert choice.token_ids == alone.token_ids
 
 
-async def test_logprobs_name_the_sampled_token_and_the_likeliest(engine: aengine.Engine) -> None:
+async def test_logprobs_name_the_sampled_token_and_the_most_likely(engine: aengine.Engine) -> None:
     completion = await engine.complete(PROMPT, max_tokens=4, temperature=0, logprobs=3)
     assert completion.logprobs is not None
     assert [entry.token_id for entry in completion.logprobs] == list(completion.token_ids)

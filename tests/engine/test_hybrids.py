@@ -63,7 +63,7 @@ async def test_ids_are_those_of_transformers(name: str, checkpoint: tuple[Path, 
         assert after.preemptions > 0
 
 
-async def test_a_prompt_goes_on_from_its_last_snapshot(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
+async def test_a_prompt_continues_from_its_last_snapshot(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
     """With 64 tokens a step, 128 of 150 known tokens are found again, and shared by forks."""
     folder, _ = checkpoint
     prompt = MANY.shared[:150]

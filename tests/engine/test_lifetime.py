@@ -64,7 +64,7 @@ async def test_an_engine_that_was_not_entered_says_how_it_is_used() -> None:
         pass
 
 
-async def test_several_prompts_are_told_where_they_go(engine: aengine.Engine) -> None:
+async def test_several_prompts_get_an_error_that_says_how_to_send_them(engine: aengine.Engine) -> None:
     chat = [{"role": "user", "content": "x"}]
     for prompts in (["a", "b"], ("a",), [[1], [2]], ["a", [1]]):
         with pytest.raises(InvalidRequestError, match=r"asyncio\.gather.*LLM\(\.\.\.\)\.generate"):
@@ -296,7 +296,7 @@ def sabotaged() -> tuple[aengine.Engine, list[Sabotage]]:
 
 
 @pytest.mark.parametrize("how", ["fail_launch", "fail_result"])
-async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(how: str) -> None:
+async def test_a_failing_step_ends_its_requests_and_the_engine_continues(how: str) -> None:
     engine, made = sabotaged()
     async with engine:
         expected = await engine.complete([300, 301], max_tokens=20, temperature=0, ignore_eos=True)
@@ -335,7 +335,7 @@ async def test_a_bug_in_the_loop_reaches_every_waiter() -> None:
             await engine.complete([300, 301])
 
 
-async def test_a_device_that_does_not_let_go_does_not_hold_whoever_leaves() -> None:
+async def test_closing_ends_even_if_the_device_raises() -> None:
     engine, made = sabotaged()
     with anyio.fail_after(20):
         async with engine:

@@ -127,7 +127,7 @@ def test_a_full_queue_is_waited_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
     assert not refusals
 
 
-def test_a_queue_without_places_is_told(demo: None) -> None:
+def test_a_full_queue_is_refused(demo: None) -> None:
     with LLM(**KNOBS | {"max_queue": 0}) as llm, pytest.raises(QueueFullError, match="the bound is 0"):
         llm.generate(PROMPTS)
 

@@ -93,7 +93,7 @@ def test_the_grammar_library_is_tried_before_weights_are_read(
 
 
 @pytest.mark.parametrize("broken", ["tokenizer", "library"])
-def test_text_that_cannot_be_used_is_told_before_torch_is_imported(broken: str, checkpoint: Path) -> None:
+def test_an_unusable_tokenizer_or_library_is_reported_before_torch_is_imported(broken: str, checkpoint: Path) -> None:
     if broken == "tokenizer":
         (checkpoint / "tokenizer.json").write_text("no JSON")
     done = subprocess.run([sys.executable, "-c", BROKEN_START, broken, checkpoint], capture_output=True, text=True)
@@ -104,7 +104,7 @@ def test_text_that_cannot_be_used_is_told_before_torch_is_imported(broken: str, 
     assert done.stdout == f"{reason}, no torch\n"
 
 
-def test_a_library_that_cannot_be_imported_is_told_in_a_sentence() -> None:
+def test_a_missing_library_gives_a_clear_error() -> None:
     code = "import sys; sys.modules['llguidance'] = None\nimport aengine\n"
     code += "try:\n    aengine.Engine\nexcept aengine.AengineError as error:\n    print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -33,7 +33,7 @@ def told(path: Path, rows: int) -> list[tuple[str, str]]:
     ("rows", "order"),
     [(DELIVERY_SLICE, ("deliver", "schedule")), (DELIVERY_SLICE + 1, ("schedule", "launch"))],
 )
-async def test_many_tokens_are_delivered_beside_two_steps(tmp_path: Path, rows: int, order: tuple[str, str]) -> None:
+async def test_many_tokens_are_delivered_during_two_steps(tmp_path: Path, rows: int, order: tuple[str, str]) -> None:
     path = tmp_path / "trace.json"
     async with aengine.Engine(start=null_runtime, max_num_seqs=rows, timeline=str(path), progress=False) as engine:
         answers = [engine.complete([300 + row], max_tokens=20, temperature=0, ignore_eos=True) for row in range(rows)]

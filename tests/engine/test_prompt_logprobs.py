@@ -64,7 +64,7 @@ async def test_they_are_those_of_the_draws(engine: aengine.Engine) -> None:
         assert list(one.top_ids) == [top.token_id for top in other.top]
 
 
-async def test_only_who_asks_gets_them(engine: aengine.Engine) -> None:
+async def test_only_requests_that_want_them_get_them(engine: aengine.Engine) -> None:
     plain, zero, single = (
         await engine.complete("a b c", max_tokens=1),
         await engine.complete("a b c", max_tokens=1, prompt_logprobs=0),

@@ -192,7 +192,7 @@ async def test_an_aborted_row_leaves_the_others_alone(engine: aengine.Engine) ->
     "how", ["spoil", *(pytest.param(how, marks=pytest.mark.slow) for how in ("fail_launch", "fail_result"))]
 )
 @pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(5, marks=pytest.mark.slow)])
-async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(how: str, at: int) -> None:
+async def test_a_failing_step_ends_its_requests_and_the_engine_continues(how: str, at: int) -> None:
     engine, made = sabotaged()
     async with engine:
         expected = await engine.complete(PROMPT, structured=JSON, max_tokens=150, seed=1, temperature=0.9)
@@ -230,7 +230,9 @@ async def test_slow_masks_change_no_output(monkeypatch: pytest.MonkeyPatch, expe
     assert [completion.token_ids for completion in completions] == expected
 
 
-async def test_nobody_waits_for_anothers_slow_mask(engine: aengine.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_request_waits_for_the_slow_mask_of_another(
+    engine: aengine.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A late mask is computed while steps run without its sequence."""
     monkeypatch.setattr(matcher, "SLOW_SECONDS", -1.0)
     fill, filling, go_on = Matcher.fill, threading.Event(), threading.Event()

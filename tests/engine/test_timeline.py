@@ -52,7 +52,7 @@ async def run(path: Path, device: str, **options: Any) -> aengine.Stats:
         return engine.stats()
 
 
-async def test_every_step_is_told_from_its_launch_to_its_delivery(tmp_path: Path) -> None:
+async def test_every_step_is_recorded_from_its_launch_to_its_delivery(tmp_path: Path) -> None:
     stats = await run(tmp_path / "trace.json", "cpu")
     found = tracks(tmp_path / "trace.json")
     loop, device = found[LOOP], found[DEVICE]
@@ -68,7 +68,7 @@ async def test_every_step_is_told_from_its_launch_to_its_delivery(tmp_path: Path
         assert span["ts"] + span["dur"] <= awaited[step]["ts"] + awaited[step]["dur"]
 
 
-async def test_masks_are_told_as_well(tmp_path: Path) -> None:
+async def test_masks_are_recorded(tmp_path: Path) -> None:
     stats = await run(tmp_path / "trace.json", "cpu", structured=Structured(regex="[a-z]{10}"))
     loop = tracks(tmp_path / "trace.json")[LOOP]
     assert sum(span["args"]["count"] for span in of(loop, "masks")) >= stats.generated_tokens > 0
@@ -80,7 +80,7 @@ async def test_without_the_knob_nothing_is_recorded(engine: aengine.Engine) -> N
     assert engine._service.loop._mark is unmarked
 
 
-async def test_what_is_sent_over_http_is_told_with_its_size(tmp_path: Path) -> None:
+async def test_sending_over_http_is_recorded_with_its_size(tmp_path: Path) -> None:
     engine = DemoEngine(timeline=str(tmp_path / "trace.json"))
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
     async with hosting(app) as (port, _):
@@ -98,7 +98,7 @@ async def test_what_is_sent_over_http_is_told_with_its_size(tmp_path: Path) -> N
 
 
 @pytest.mark.gpu
-async def test_the_gpu_is_told_by_its_events(tmp_path: Path) -> None:
+async def test_the_gpu_is_recorded_by_its_events(tmp_path: Path) -> None:
     stats = await run(tmp_path / "trace.json", "cuda")
     found = tracks(tmp_path / "trace.json")
     loop, device = found[LOOP], found[DEVICE]

@@ -65,7 +65,7 @@ async def test_ids_are_those_of_transformers(name: str, subject: Subject) -> Non
         assert (after.preemptions > 0) != folder.name.startswith(ALL_SLIDE)
 
 
-async def test_what_slid_out_goes_back_while_the_sequence_runs(subject: Subject) -> None:
+async def test_window_pages_are_freed_while_the_sequence_runs(subject: Subject) -> None:
     """A prompt of 800 tokens and an output of 100 hold pages for a window and for a step."""
     folder, _ = subject
     prompt = MANY.ids(800)

@@ -165,7 +165,7 @@ def test_a_leader_preempted_between_two_chunks_keeps_its_choices() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_a_step_that_fails_ends_the_choices_that_it_carried_and_those_behind_them(rows: int) -> None:
+def test_a_failing_step_ends_the_choices_that_it_carried_and_their_unmade_siblings(rows: int) -> None:
     stepper = Stepper(page_size=4, max_rows=rows)
     family = stepper.request(prompt_of(10), n=3)
     stepper.schedule()
@@ -192,7 +192,7 @@ def test_choices_of_a_prompt_whose_first_chunk_is_not_finite_all_end() -> None:
     stepper.scheduler.check_integrity()
 
 
-def test_nothing_of_a_chunk_that_is_not_finite_is_cached_by_those_who_forked_behind_it() -> None:
+def test_forks_cache_nothing_of_a_chunk_that_is_not_finite() -> None:
     """In a model with a short attention window, their own values may be finite again."""
     stepper = Stepper(page_size=4, max_step_tokens=8)
     family = stepper.request(prompt_of(16), n=3)

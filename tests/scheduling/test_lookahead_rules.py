@@ -53,7 +53,7 @@ def test_a_request_that_ends_by_length_never_overruns(max_tokens: int, lookahead
     assert stepper.device.tokens == 5 + max_tokens - 1  # the last one drawn is never fed
 
 
-def test_a_request_that_ends_by_a_stop_token_overruns_by_exactly_one_token_that_nobody_sees() -> None:
+def test_a_stop_token_overruns_by_one_token_that_is_dropped() -> None:
     stepper = Stepper(page_size=1)  # so that pages in the tree are tokens
     prompt = prompt_of(5)
     sequence = stepper.add(prompt, max_tokens=20, stop_ids=stop_after(prompt, 4))
@@ -67,7 +67,7 @@ def test_a_request_that_ends_by_a_stop_token_overruns_by_exactly_one_token_that_
     assert stepper.scheduler.memory.tree.cached_pages == 5 + 3  # the stop token was fed, but only by the overrun
 
 
-def test_a_request_that_ends_by_a_stop_string_overruns_by_exactly_one_token_that_nobody_sees() -> None:
+def test_a_stop_string_overruns_by_one_token_that_is_dropped() -> None:
     stepper = Stepper(page_size=1)
     sequence = stepper.add(prompt_of(5), max_tokens=20)
     for _ in range(5):
@@ -313,7 +313,7 @@ def test_a_chunk_that_is_not_finite_ends_its_request_and_leaves_nothing_in_the_t
     stepper.check_outputs()
 
 
-def test_a_chunk_that_is_not_finite_leaves_those_beside_it_alone() -> None:
+def test_a_chunk_that_is_not_finite_does_not_affect_other_chunks_of_the_step() -> None:
     stepper = Stepper(page_size=4, max_step_tokens=24)
     decoding = stepper.add(prompt_of(5))
     stepper.step()

@@ -48,7 +48,7 @@ def test_alone_a_prompt_fills_the_step() -> None:
     assert [step(engine).num_tokens for _ in range(2)] == [256, 44]
 
 
-def test_beside_a_stream_it_comes_in_pieces_that_shrink_with_their_context_and_fill_whole_tiles() -> None:
+def test_next_to_a_stream_chunks_shrink_with_their_context_and_fill_whole_tiles() -> None:
     engine = scheduler()
     add(engine, 0, 4, 100)
     step(engine)

@@ -27,7 +27,7 @@ def test_a_prompt_is_pooled_whatever_its_chunks_are(kind: Kind, chunk: int, look
     assert stepper.scheduler.counters.generated_tokens == 0
 
 
-def test_decodes_go_on_beside_them() -> None:
+def test_decodes_continue_in_the_same_steps() -> None:
     stepper = Stepper(max_rows=4, max_step_tokens=16)
     writer = stepper.add(prompt_of(5), 30)
     for _ in range(3):
@@ -151,7 +151,7 @@ def test_one_whose_step_is_given_up_begins_anew() -> None:
     stepper.check_outputs()
 
 
-def test_one_that_was_preempted_behind_its_last_chunk_has_ended() -> None:
+def test_one_that_was_preempted_after_its_last_chunk_has_ended() -> None:
     stepper = Stepper(num_pages=6, page_size=4, max_rows=2, prefix_cache=False)
     writer = stepper.add(prompt_of(4, 1), 14)
     stepper.step()

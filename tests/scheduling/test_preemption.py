@@ -31,7 +31,7 @@ def test_a_resumed_sequence_reads_what_is_left_of_its_pages_from_the_cache() -> 
     assert counters.computed_tokens < 16 + 4 + 8 + 19 + 8  # without the cache it would compute 8 and more once again
 
 
-def test_pages_promised_by_a_victim_in_flight_are_not_asked_of_another() -> None:
+def test_pages_promised_by_a_victim_in_flight_cause_no_further_preemption() -> None:
     stepper = Stepper(num_pages=9, page_size=4, lookahead=2)
     for first in range(2):
         stepper.add(prompt_of(8, first), max_tokens=8)  # both need a page in the second and in the sixth step

@@ -78,7 +78,7 @@ def test_without_the_prefix_cache_nothing_is_kept() -> None:
     assert memory.allocator.free == memory.usable_pages
 
 
-def test_the_cache_gives_way_to_those_who_run() -> None:
+def test_cached_pages_are_evicted_for_running_sequences() -> None:
     stepper = Stepper(num_pages=11, page_size=4)
     for first in range(6):  # five times the size of the pool
         stepper.add(prompt_of(20, first), max_tokens=13)

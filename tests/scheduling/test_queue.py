@@ -47,7 +47,7 @@ def test_the_smallest_rank_comes_first_then_the_ticket_then_the_choice() -> None
         queue.pop()
 
 
-def test_who_is_removed_is_never_met_again() -> None:
+def test_a_removed_sequence_is_never_returned() -> None:
     queue = WaitingQueue()
     first, second = waiting(1.0), waiting(2.0)
     queue.push(first)
@@ -69,7 +69,7 @@ def test_removing_costs_a_few_look_ups_each_however_many_wait() -> None:
     assert Counted.lookups < 4 * len(sequences)
 
 
-def test_those_who_left_are_not_held_for_ever() -> None:
+def test_removed_sequences_are_not_referenced_forever() -> None:
     queue = WaitingQueue()
     queue.push(waiting(-1.0))  # at the head, so that no other entry surfaces
     left = []

@@ -80,7 +80,7 @@ def test_a_request_that_can_never_fit_is_refused_at_the_door() -> None:
     assert stepper.got[largest].token_ids == stepper.expected(largest)
 
 
-def test_a_small_request_does_not_starve_behind_one_that_needs_the_whole_pool() -> None:
+def test_a_small_request_does_not_starve_after_one_that_needs_the_whole_pool() -> None:
     stepper = Stepper(num_pages=5, page_size=4)
     stepper.add(prompt_of(4), max_tokens=3)
     stepper.add(prompt_of(16, first=1), max_tokens=1)  # has to wait for the first
@@ -166,7 +166,7 @@ def test_every_choice_counts_towards_the_bound_of_the_queue() -> None:
     stepper.check_outputs()
 
 
-def test_into_an_empty_queue_goes_a_request_of_any_number_of_choices() -> None:
+def test_an_empty_queue_accepts_a_request_with_any_number_of_choices() -> None:
     stepper = Stepper(max_queue=3, max_rows=4)
     stepper.request(prompt_of(4), n=8)
     with pytest.raises(QueueFullError):

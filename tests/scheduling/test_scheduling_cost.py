@@ -49,7 +49,7 @@ def step_cost(waiting: int, num_pages: int) -> int:
 
 
 @pytest.mark.parametrize("num_pages", [1000, 17], ids=["rows are short", "pages are short"])
-def test_the_cost_of_a_step_does_not_depend_on_the_number_of_those_who_wait(num_pages: int) -> None:
+def test_the_cost_of_a_step_does_not_depend_on_the_length_of_the_queue(num_pages: int) -> None:
     assert step_cost(10, num_pages) == step_cost(5000, num_pages)
 
 

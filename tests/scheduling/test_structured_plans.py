@@ -27,7 +27,7 @@ def test_only_steps_in_which_a_grammar_draws_are_structured() -> None:
     stepper.check_outputs()
 
 
-def test_who_waits_for_a_mask_sits_out_steps_and_others_do_not() -> None:
+def test_a_sequence_with_a_late_mask_skips_steps_and_others_do_not() -> None:
     stepper = Stepper()
     bound = stepper.add(prompt_of(5, first=1), 4, grammar=True)
     free = stepper.add(prompt_of(5, first=2), 9)

@@ -21,13 +21,13 @@ def test_first_come_first_served() -> None:
     assert admission_order(stepper, sequences) == [0, 1, 2, 3, 4]
 
 
-def test_a_lower_priority_value_goes_first() -> None:
+def test_a_lower_priority_value_comes_first() -> None:
     stepper = Stepper(max_rows=1)
     sequences = [stepper.add(prompt_of(4), priority=priority) for priority in (0, 2, -1, 0, 1, -1)]
     assert admission_order(stepper, sequences) == [2, 5, 0, 3, 4, 1]
 
 
-def test_nobody_starves_under_a_constant_stream_of_better_priority() -> None:
+def test_no_request_starves_under_a_constant_stream_of_better_priority() -> None:
     stepper = Stepper(max_rows=1)
     patient = stepper.add(prompt_of(4), max_tokens=1, arrival=0.0, priority=1)
     second = 0
@@ -52,7 +52,7 @@ def test_a_short_prompt_does_not_overtake_the_head_of_the_queue() -> None:
     stepper.check_outputs()
 
 
-def test_a_prompt_in_chunks_goes_on_before_the_next_one_starts() -> None:
+def test_a_prompt_in_chunks_is_finished_before_the_next_one_starts() -> None:
     stepper = Stepper(max_step_tokens=10)
     stepper.add(prompt_of(25))
     stepper.add(prompt_of(8, first=1))
@@ -60,7 +60,7 @@ def test_a_prompt_in_chunks_goes_on_before_the_next_one_starts() -> None:
     assert chunks[:4] == [[(0, 10)], [(10, 10)], [(20, 5), (0, 5)], [(5, 3)]]
 
 
-def test_those_who_decode_never_wait_for_a_long_prompt() -> None:
+def test_decodes_never_wait_for_a_long_prompt() -> None:
     stepper = Stepper(max_rows=4, max_step_tokens=8)
     decoding = stepper.add(prompt_of(4), max_tokens=30)
     stepper.step()
@@ -71,7 +71,7 @@ def test_those_who_decode_never_wait_for_a_long_prompt() -> None:
     assert stepper.got[decoding].finish_reason == "length"
 
 
-def test_the_youngest_of_the_lowest_priority_gives_way() -> None:
+def test_the_youngest_of_the_lowest_priority_is_preempted() -> None:
     stepper = Stepper(num_pages=8, page_size=4, max_rows=3)
     low = stepper.add(prompt_of(7, first=1), max_tokens=10, arrival=0.0, priority=1)
     stepper.step()  # it runs before the others come
@@ -86,7 +86,7 @@ def test_the_youngest_of_the_lowest_priority_gives_way() -> None:
     stepper.check_outputs()
 
 
-def test_a_victim_comes_back_before_those_who_came_later() -> None:
+def test_a_preempted_sequence_resumes_before_later_ones() -> None:
     stepper = Stepper(num_pages=6, page_size=4, max_rows=2)
     older = stepper.add(prompt_of(6), max_tokens=9)
     victim = stepper.add(prompt_of(8, first=1), max_tokens=8)

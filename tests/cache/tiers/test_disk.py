@@ -182,7 +182,7 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
-def test_what_is_no_file_blocks_nobody(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_pipes_and_folders_are_refused_and_stay(tmp_path: Path, make: Callable[[Path], None]) -> None:
     disk = DiskPages(tmp_path, 10_000)
     store(disk, KEYS[0])
     file = path_of(disk, KEYS[0])

@@ -149,7 +149,7 @@ async def test_several_ranks_keep_a_shard_each(device: str, tmp_path: Path) -> N
         assert engine.stats().cached_disk_tokens > 0
 
 
-async def test_flushing_drops_what_lies_in_host_memory() -> None:
+async def test_flushing_drops_pages_in_host_memory() -> None:
     chats = [chat(number) for number in range(CHATS)]
     async with engine_with() as engine:
         await talk(engine, [list(one) for one in chats])
@@ -239,7 +239,7 @@ async def test_a_flush_while_pages_are_on_their_way() -> None:
     assert turn.token_ids == first[0].token_ids
 
 
-async def test_a_failing_copy_costs_nobody_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_copy_ends_no_request(caplog: pytest.LogCaptureFixture) -> None:
     chats = [chat(number) for number in range(CHATS)]
     async with engine_with() as engine:
         first = await talk(engine, [list(one) for one in chats])

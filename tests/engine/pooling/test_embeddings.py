@@ -92,7 +92,7 @@ async def test_every_family_embeds_by_its_last_token(tmp_path: Path, family: str
 
 @pytest.mark.parametrize("lookahead", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["last", "mean"])
-async def test_one_by_one_together_cached_and_beside_generation(
+async def test_one_by_one_together_cached_and_during_generation(
     by_last: tuple[Path, PreTrainedModel], by_mean: tuple[Path, PreTrainedModel], kind: str, lookahead: bool
 ) -> None:
     folder, model = by_last if kind == "last" else by_mean
@@ -108,7 +108,7 @@ async def test_one_by_one_together_cached_and_beside_generation(
             assert np.allclose(matrix(embeddings), expected, **CLOSE)
 
 
-async def test_those_who_generate_beside_it_draw_what_they_draw_alone(by_last: tuple[Path, PreTrainedModel]) -> None:
+async def test_requests_that_generate_draw_the_same_next_to_pooled_ones(by_last: tuple[Path, PreTrainedModel]) -> None:
     folder, model = by_last
     asked: list[dict[str, Any]] = [
         {"temperature": 0, "max_tokens": 40, "ignore_eos": True},
@@ -250,7 +250,7 @@ async def test_as_sentence_transformers_files_say(
         (("Pooling",), {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True}, "mean_tokens"),
     ],
 )
-async def test_what_is_not_known_is_refused_and_the_rest_goes_on(
+async def test_unknown_modules_are_refused_and_generation_continues(
     tmp_path: Path, modules: tuple[str, ...], pooling: dict[str, object], why: str
 ) -> None:
     write(tmp_path, "qwen3", "vocabulary")
@@ -314,7 +314,7 @@ async def test_a_full_queue_takes_all_of_a_request_or_nothing() -> None:
         await idle(engine)
 
 
-async def test_whoever_stops_waiting_gives_everything_back(by_last: tuple[Path, PreTrainedModel]) -> None:
+async def test_a_cancelled_call_frees_everything(by_last: tuple[Path, PreTrainedModel]) -> None:
     async with running(by_last[0], max_step_tokens=16) as engine:
         task = asyncio.ensure_future(engine.embed([PROMPTS[-1]] * 40, request_id="mine"))
         await until(lambda: engine.stats().running)

@@ -66,7 +66,7 @@ async def test_chats_are_lists_of_mappings(engine: aengine.Engine) -> None:
         assert caught.value.param == named
 
 
-async def test_another_event_loop_is_told_so_instead_of_waiting_for_ever(engine: aengine.Engine) -> None:
+async def test_another_event_loop_gets_an_error_instead_of_waiting_forever(engine: aengine.Engine) -> None:
     async def elsewhere() -> None:
         with anyio.fail_after(5), pytest.raises(InvalidRequestError, match="event loop"):
             await engine.complete(PROMPT, max_tokens=2)

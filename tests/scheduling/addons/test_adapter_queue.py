@@ -57,7 +57,7 @@ def test_adapters_come_in_the_order_of_the_queue_ahead_of_rows() -> None:
     run(stepper)
 
 
-def test_the_least_recently_used_one_that_nobody_needs_makes_room() -> None:
+def test_the_least_recently_used_adapter_without_requests_is_evicted() -> None:
     stepper = Stepper(places=3)
     adapters = [stepper.adapter() for _ in range(4)]
     for adapter in (*adapters[:3], adapters[0]):
@@ -69,7 +69,7 @@ def test_the_least_recently_used_one_that_nobody_needs_makes_room() -> None:
     assert (queue_of(stepper).loads, queue_of(stepper).evictions) == (4, 1)
 
 
-def test_who_needs_an_adapter_keeps_it_until_no_step_names_it() -> None:
+def test_an_adapter_stays_until_no_step_names_it() -> None:
     """A place is free after the commit of the last step in flight, not after the one that ends the sequence."""
     stepper = Stepper(places=1, load_steps=0)
     first, second = stepper.adapter(), stepper.adapter()
@@ -136,7 +136,7 @@ def test_popular_ones_have_their_turn_again() -> None:
     assert max(served.values()) - min(served.values()) <= 2
 
 
-def test_adapters_do_not_hold_up_those_without() -> None:
+def test_adapters_do_not_delay_requests_without_one() -> None:
     stepper = Stepper(places=1, max_rows=2, load_steps=1)
     for _ in range(20):
         ask(stepper, stepper.adapter(), max_tokens=10)
@@ -146,7 +146,7 @@ def test_adapters_do_not_hold_up_those_without() -> None:
     run(stepper)
 
 
-def test_who_waits_for_the_same_adapter_enters_together() -> None:
+def test_sequences_of_one_adapter_enter_together() -> None:
     """Sequences of one adapter run together, so that it is not loaded for each of them."""
     stepper = Stepper(num_pages=4000, places=4, max_rows=64, load_steps=1)
     adapters = [stepper.adapter() for _ in range(20)]
@@ -167,7 +167,7 @@ def test_by_rank_where_rows_are_short() -> None:
     assert order == list(range(12))
 
 
-def test_a_better_priority_goes_first_here_too() -> None:
+def test_lower_priority_values_come_first_among_adapters() -> None:
     stepper = Stepper(places=1, max_rows=1, load_steps=1)
     first, second = stepper.adapter(), stepper.adapter()
     late = ask(stepper, first, arrival=0.0, priority=2)
@@ -190,7 +190,7 @@ def test_an_adapter_that_cannot_be_brought_leaves_its_place_to_others() -> None:
     assert stepper.got[served].finish_reason == "length"
 
 
-def test_those_that_nobody_waits_for_come_only_where_there_is_room() -> None:
+def test_adapters_without_requests_are_loaded_only_into_empty_places() -> None:
     stepper = Stepper(places=2, load_steps=0)
     adapters = [stepper.adapter() for _ in range(3)]
     for adapter in adapters:
@@ -236,7 +236,7 @@ def test_room_for_adapters_costs_a_step_without_them_nothing() -> None:
     assert cost(8) == cost(0)
 
 
-def test_others_may_join_in_a_claimed_place_until_those_who_held_it_have_gone() -> None:
+def test_others_may_join_a_claimed_place_until_its_rows_have_left() -> None:
     stepper = Stepper(places=1, load_steps=0)
     popular, rare = stepper.adapter(), stepper.adapter()
     holder = ask(stepper, popular, max_tokens=12)

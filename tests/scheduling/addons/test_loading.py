@@ -64,7 +64,7 @@ def test_without_a_tier_it_is_computed() -> None:
     assert again.cached < CACHED
 
 
-def test_others_overtake_who_stands_aside() -> None:
+def test_others_overtake_a_parked_sequence() -> None:
     steps, _ = evicted(copy_turns=6)
     slow = steps.add(prompt_of(PROMPT, 1), 2, arrival=1.0)
     begun(steps, slow)
@@ -101,7 +101,7 @@ def test_an_abort_leaves_the_load_alone() -> None:
     assert run(steps, 1).cached == CACHED
 
 
-def test_choices_fork_behind_a_load() -> None:
+def test_choices_fork_after_a_load() -> None:
     steps, _ = evicted()
     family = steps.request(prompt_of(PROMPT, 1), 3, n=3)
     steps.run()

@@ -50,7 +50,7 @@ def test_what_two_prompts_share_is_kept_for_the_third() -> None:
     assert found == [0, 0, 48]
 
 
-def test_the_least_recently_used_snapshot_gives_way() -> None:
+def test_the_least_recently_used_snapshot_is_evicted() -> None:
     steps = stepper(count=2)
     run(steps, prompt_of(9, first=1))
     run(steps, prompt_of(9, first=2))
@@ -71,7 +71,7 @@ def test_snapshots_go_with_their_pages() -> None:
     assert run(steps, prompt_of(40, first=1)).cached == 0
 
 
-def test_a_flush_drops_them_and_whoever_runs_leaves_none() -> None:
+def test_a_flush_drops_snapshots_and_running_sequences_file_none() -> None:
     steps = stepper()
     run(steps, prompt_of(30))
     steps.request(prompt_of(30), 20)

@@ -43,7 +43,7 @@ def test_an_output_holds_no_more_than_its_window() -> None:
     subject.check_outputs()
 
 
-def test_where_pages_of_windows_run_out_the_youngest_gives_way_and_all_end() -> None:
+def test_out_of_window_pages_the_youngest_is_preempted_and_all_end() -> None:
     subject = stepper(LEAST + 4)
     for first in range(6):
         subject.add(prompt_of(30 + first, first), 60, arrival=float(first))
@@ -68,7 +68,7 @@ def test_a_hit_takes_the_last_window_and_leaves_what_is_before() -> None:
     subject.check_outputs()
 
 
-def test_a_prompt_goes_on_where_others_have_parted_from_it() -> None:
+def test_a_prompt_continues_where_others_diverged() -> None:
     subject = stepper(LEAST + 10)
     for own in range(4):
         sequence = subject.add([*prompt_of(80), *prompt_of(40, 1 + own)], 8, arrival=float(own))

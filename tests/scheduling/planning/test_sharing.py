@@ -60,7 +60,7 @@ def test_where_groups_nest_what_saves_more_is_shared() -> None:
     stepper.run()
 
 
-def test_a_row_stands_in_one_run_only() -> None:
+def test_a_row_is_in_one_run_only() -> None:
     stepper = Stepper(page_size=4)
     long = prompt_of(20)
     for prompt in (long, [*long, *prompt_of(4, first=1)]):
