@@ -1,4 +1,4 @@
-"""How a checkpoint's embeddings, classes and scores are made of its hidden states, as its files say it."""
+"""Reads how a checkpoint makes embeddings, classes and scores of its hidden states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aengine.model.checkpoint.weights import stored_names
 from aengine.model.config import ModelConfig
 from aengine.model.fields import Fields, read_json, read_json_object, shown
 
-MODULES = "modules.json"  # sentence-transformers' list of what stands behind each other
+MODULES = "modules.json"  # sentence-transformers' list of modules, in order
 _MOST_MODULES = 16
 _SUBFOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _OLD_MODE = "pooling_mode_"  # followed by a mode, in files of sentence-transformers before version 5.4
@@ -26,22 +26,22 @@ _HEAD = "lm_head.weight"
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Embeddings and classes of one checkpoint."""
+    """How one checkpoint makes embeddings and classes."""
 
     kind: Literal["last", "mean"] = "last"
     normalize: bool = True  # embeddings have length 1
-    dimensions: tuple[int, ...] | None = None  # that embeddings may be cut to; (): any; None: they may not
-    refusal: str = ""  # why there are no embeddings, where there are none
+    dimensions: tuple[int, ...] | None = None  # that embeddings may be cut to. (): any. None: they may not be cut.
+    refusal: str = ""  # why there are no embeddings. Empty: there are some.
     labels: tuple[str, ...] = ()  # the classes' names
-    independent: bool = False  # each class has a probability of its own
-    raw: bool = False  # logits of classes are left as they are
-    yes_no: tuple[int, int] | None = None  # tokens whose logits say how well a document suits a query, and how badly
+    independent: bool = False  # whether each class has its own probability
+    raw: bool = False  # whether classes have logits instead of probabilities
+    yes_no: tuple[int, int] | None = None  # the tokens for a document that fits a query, and one that does not
 
     @classmethod
     def from_folder(cls, folder: Path, model: ModelConfig) -> PoolingConfig:
-        """Read config.json, and the files of sentence-transformers where there are some.
+        """Read config.json, and the files of sentence-transformers if there are any.
 
-        Without those an embedding is the last token's hidden state, of length 1. Raises `CheckpointError`.
+        Without these an embedding is the last token's hidden state, normalised to length 1. Raises `CheckpointError`.
         """
         path = folder / "config.json"
         fields = Fields(read_json_object(path), str(path))
@@ -55,9 +55,9 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def without_head(folder: Path, model: ModelConfig) -> ModelConfig:
-    """The model without an output matrix, where its checkpoint embeds and lacks one that config.json asks for.
+    """Return the model without an output matrix, if its checkpoint makes embeddings and lacks the matrix.
 
-    Raises `WeightsError` where the files cannot be read.
+    Raises `WeightsError` if the files cannot be read.
     """
     if model.head != "vocabulary" or model.tie_word_embeddings or not (folder / MODULES).exists():
         return model
@@ -83,7 +83,7 @@ def _labels(fields: Fields, count: int) -> tuple[str, ...]:
 
 
 def _activation(folder: Path, fields: Fields) -> str:
-    """What a cross-encoder's logits pass, by the name of torch's module; empty: as it is usual."""
+    """Return the torch module that a cross-encoder applies to its logits. Empty: the usual one."""
     path = folder / "config_sentence_transformers.json"
     if path.exists():
         name = Fields(read_json_object(path), str(path)).text("activation_fn", "")
@@ -113,7 +113,7 @@ def _with_modules(config: PoolingConfig, folder: Path, model: ModelConfig) -> Po
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """The class and the folder of each module."""
+    """Return the class and the folder of each module."""
     entries = read_json(path)
     if not isinstance(entries, list) or not 1 <= len(entries) <= _MOST_MODULES:
         raise CheckpointError(f"{path}: must hold a list of 1 to {_MOST_MODULES} modules")
@@ -142,5 +142,5 @@ def _with_mode(config: PoolingConfig, fields: Fields) -> PoolingConfig:
 def _with_yes_no(config: PoolingConfig, fields: Fields, model: ModelConfig) -> PoolingConfig:
     ids = [fields.ids(name, model.vocab_size) for name in ("true_token_id", "false_token_id")]
     if [len(one) for one in ids] != [1, 1]:
-        return config  # the logit of a single token is no probability
+        return config  # one token's logit alone is no probability
     return msgspec.structs.replace(config, yes_no=(ids[0][0], ids[1][0]))

@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside the language model stays where it is, and only that."""
+"""Tensors that do not belong to the language model are ignored, and no others."""
 
 from __future__ import annotations
 

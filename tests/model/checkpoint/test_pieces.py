@@ -1,4 +1,4 @@
-"""A tensor's pieces are the tensor: every byte of it once, in the order of the file, none larger than a buffer."""
+"""The pieces of a tensor have every byte once, in the order of the file. None is larger than a buffer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATH = Path("model.safetensors")
 
 
 def read(pieces: Sequence[Piece], stored: Tensor, start: int) -> None:
-    """Let every piece land, as the staging buffers do."""
+    """Copy every piece to its memory, as staging buffers do."""
     flat = stored.view(-1)
     for piece in pieces:
         first = (piece.start - start) // piece.dtype.itemsize

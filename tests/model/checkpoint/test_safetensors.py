@@ -1,4 +1,4 @@
-"""No header, however damaged or malicious, gets past `read_header` or brings it down."""
+"""`read_header` refuses every damaged or malicious header with a `WeightsError`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the sizes and dtypes, what lies in the files arrives; no buffer is refilled before it has left."""
+"""Tensors of all sizes and dtypes arrive, and no buffer is filled again before its copy has ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 
 class LateBuffer(StagingBuffer):
-    """A buffer of a device that copies as late as it may: at the wait, out of whatever is in the buffer by then."""
+    """A buffer whose copy happens as late as possible: in wait(), from what the buffer holds then."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes, CPU)
@@ -54,7 +54,7 @@ def pieces_of(path: Path, places: dict[str, Tensor], most_bytes: int) -> list[Pi
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, tuple[Tensor, torch.dtype]]:
-    """Tensors as they are stored, each with the dtype that it is wanted in."""
+    """Stored tensors, each with the dtype of its memory."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     tensors = {}
     for number in range(draw(st.integers(1, 5))):
@@ -110,7 +110,7 @@ def test_parts_of_a_fused_tensor_fill_their_own_rows(tmp_path: Path) -> None:
 
 
 class MeetingBuffer(LateBuffer):
-    """Reads only together with the others."""
+    """A buffer that reads only when all others read as well."""
 
     def __init__(self, nbytes: int, all_read: threading.Barrier) -> None:
         super().__init__(nbytes)
@@ -175,7 +175,7 @@ def test_loading_takes_a_bounded_part_of_the_host_memory() -> None:
 @pytest.mark.parametrize("wanted", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", DTYPES, ids=str)
 def test_a_gpu_gets_the_same(tmp_path: Path, stored: torch.dtype, wanted: torch.dtype) -> None:
-    """Many more pieces than buffers, on a stream of its own, as the runtime loads."""
+    """Many more pieces than buffers, on a stream that is not the default one, as in the runtime."""
     path = tmp_path / "model.safetensors"
     values = (torch.randn(3_000_001) * 100).to(stored)
     save_file({"a": values}, path)

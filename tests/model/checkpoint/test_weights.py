@@ -1,4 +1,4 @@
-"""Every parameter of a checkpoint is accounted for before a byte of it is loaded."""
+"""Every tensor of a checkpoint is matched with a parameter before any is read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Change = Callable[[dict[str, Tensor]], None]
 
 
 class Kept:
-    """A group whose places a test keeps."""
+    """A group that keeps its tensors for the test."""
 
     def __init__(self, group: Group, places: dict[str, Tensor]) -> None:
         self.entries = group.entries
@@ -48,7 +48,7 @@ class Kept:
 
 
 def build(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """What each parameter was filled with."""
+    """Return the contents of each parameter."""
     config = ModelConfig.from_folder(folder)
     decoder = Decoder(config, TorchKernels(), TorchAttention(), dtype, torch.device("cpu"))
     places: dict[str, Tensor] = {}
@@ -68,7 +68,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def tied(written: dict[str, Path], tmp_path: Path) -> Path:
-    """A checkpoint with tied embeddings, to be damaged."""
+    """A checkpoint with tied embeddings, for tests to damage."""
     return Path(shutil.copytree(written["qwen3"], tmp_path / "tied"))
 
 
@@ -84,7 +84,7 @@ def rewrite(folder: Path, change: Change) -> None:
 
 
 def shard(folder: Path, parts: int = 3) -> dict[str, str]:
-    """Split the weights of a folder over files and write their index; returns the map."""
+    """Split the weights of a folder into files, write their index, and return its map."""
     tensors = load_file(folder / SINGLE)
     (folder / SINGLE).unlink()
     files = [f"model-{i + 1:05}-of-{parts:05}.safetensors" for i in range(parts)]

@@ -1,4 +1,4 @@
-"""generation_config.json: where to stop and how to sample unless a request says otherwise."""
+"""generation_config.json: the tokens that end an answer, and defaults of sampling."""
 
 from __future__ import annotations
 

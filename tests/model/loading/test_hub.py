@@ -1,4 +1,4 @@
-"""What the user calls a model becomes a folder: without a network, on a hub cache laid out by hand."""
+"""A model's name becomes a folder. The hub's cache is written by hand; there is no network."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def snapshot(cache: Path, tmp_path: Path) -> Path:
-    """A cached repository as the hub's client lays it out: blobs, and a snapshot of links to them."""
+    """Write a cached repository as the hub's client does: blobs, and a snapshot of links to them."""
     repository = cache / "models--some--model"
     folder = repository / "snapshots" / COMMIT
     for part in (folder, repository / "blobs", repository / "refs"):

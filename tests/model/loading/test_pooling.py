@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of embeddings and classes, and that none of them is trusted."""
+"""Files about embeddings and classes are read, and refused if they are wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters that PEFT writes for small random checkpoints, what its merged weights compute, and ours beside them."""
+"""Small random adapters that PEFT writes. Its merged weights are compared with our adapters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROMPT_LENGTHS = (3, 17, 40)
 
 
 def write_adapter(model: PreTrainedModel, folder: Path, seed: int = 0, **settings: object) -> PreTrainedModel:
-    """Write a random adapter of the model into `folder`; the model with its weights merged."""
+    """Write a random adapter of the model into `folder`, and return the model with merged weights."""
     torch.manual_seed(seed)
     settings = {"r": 4, "lora_alpha": 6, "target_modules": ALL} | settings
     save = {"save_embedding_layers": settings.pop("save_embedding_layers", False)}
@@ -45,21 +45,21 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*save_embedding_layers.*", category=UserWarning)
-        # Where some layers are dense and others are not, PEFT renames what it looks for in one kind alone.
+        # If only some layers are dense, PEFT renames its targets for one kind of layer only.
         warnings.filterwarnings("ignore", message=".*_pattern keys did not match.*", category=RuntimeWarning)
         yield
 
 
 def merge(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """The model with the weights of the adapter in `folder` merged by PEFT."""
+    """Return the model with the adapter in `folder` merged by PEFT."""
     adapted = PeftModel.from_pretrained(copy.deepcopy(model), folder).eval()
     if model.config.tie_word_embeddings and "lm_head" in adapted.peft_config["default"].target_modules:
-        return adapted  # merged, it would change the embedding as well
+        return adapted  # merging it would also change the embedding
     return adapted.merge_and_unload().eval()
 
 
 def load(folder: Path, adapters: Sequence[Path], dtype: torch.dtype = torch.float32, **room: object) -> Decoder:
-    """The checkpoint in `folder` with the adapters in its places from 1 on. room: in place of what `survey` takes."""
+    """Load the checkpoint in `folder`, with the adapters in its places from 1 on. room: None means that of `survey`."""
     config = ModelConfig.from_folder(folder)
     config = config.with_lora(room_for(config, adapters, **room))
     decoder = load_model(
@@ -84,7 +84,7 @@ def put(decoders: Sequence[Decoder], adapters: Sequence[Path], dtype: torch.dtyp
 
 
 def mixed(count: int, vocab: int) -> list[Running]:
-    """Prompts with each adapter and with none, in turn."""
+    """Return prompts without an adapter and with each, in turn."""
     generator = torch.Generator().manual_seed(7)
     return [
         Running(torch.randint(0, vocab, (length,), generator=generator).tolist(), adapter=place)
@@ -94,7 +94,7 @@ def mixed(count: int, vocab: int) -> list[Running]:
 
 
 def assert_mixed(decoder: Decoder, models: Sequence[PreTrainedModel], **cut: int | None) -> None:
-    """Batches of the base and of all adapters compute what each model computes alone. models: the base's first."""
+    """Assert that mixed batches give what each model computes alone. models: the base's first."""
     harness = Harness(decoder, page_size=16)
     sequences = harness.run(mixed(len(models) - 1, decoder.config.vocab_size), NEW_TOKENS, **cut)  # type: ignore[arg-type]
     for place, model in enumerate(models):
@@ -102,7 +102,7 @@ def assert_mixed(decoder: Decoder, models: Sequence[PreTrainedModel], **cut: int
 
 
 def assert_computes(model: PreTrainedModel, sequences: Sequence[Running]) -> None:
-    """The sequences are greedy continuations by the model."""
+    """Assert that the sequences are greedy continuations by the model."""
     for sequence in sequences:
         expected, got = expected_logits(model, sequence.tokens), torch.stack(sequence.logits)
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
@@ -113,7 +113,7 @@ def assert_computes(model: PreTrainedModel, sequences: Sequence[Running]) -> Non
 
 
 def expected_logits(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
-    """Of the last drawn tokens, [NEW_TOKENS, vocab]."""
+    """Return the logits of the last tokens, [NEW_TOKENS, vocab]."""
     with torch.no_grad():
         logits: Tensor = model(torch.tensor([tokens[:-1]])).logits[0, -NEW_TOKENS:]
     return logits

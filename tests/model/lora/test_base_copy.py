@@ -1,4 +1,4 @@
-"""PEFT's default for an adapted output matrix: the file holds the base's own beside the factors."""
+"""PEFT's default for an adapted output matrix: the file also holds a copy of the base's matrix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE, COPY = "adapter_model.safetensors", "base_model.model.lm_head.base_layer.w
 
 
 class Written:
-    """A base, an adapter of its output matrix with the copy of it, and the same without."""
+    """A base, an adapter of its output matrix with a copy of the matrix, and the same without the copy."""
 
     def __init__(self, case: str, folder: Path) -> None:
         self.base, self.adapter, self.without = folder / "base", folder / "adapter", folder / "without"

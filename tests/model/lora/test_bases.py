@@ -1,4 +1,4 @@
-"""Adapters beside bases of every kind: over several ranks, in several files, tied to the embedding, quantised."""
+"""Adapters of all kinds of bases: on several ranks, in several files, with tied embeddings, quantised."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {  # the ca
 def test_over_ranks(base: str, count: int, tmp_path: Path) -> None:
     case, sizes, settings = BASES[base]
     model = write_checkpoint(case, tmp_path / "base", **(SIZES | sizes))
-    model.set_experts_implementation("eager")  # the others want widths of whole vectors
+    model.set_experts_implementation("eager")  # the others need widths of whole vectors
     adapters = [tmp_path / "one", tmp_path / "two"]
     models = [model, *(write_adapter(model, path, seed, **settings) for seed, path in enumerate(adapters))]
     room = room_for(ModelConfig.from_folder(tmp_path / "base"), adapters)
@@ -65,7 +65,7 @@ def test_beside_quantised_matrices(scheme: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [1, 8, 64, 256])
 def test_of_any_rank_in_bfloat16(rank: int, tmp_path: Path) -> None:
-    """The model's own rounding is all that is between the two."""
+    """The two differ only by the model's own rounding."""
     base = write_checkpoint("qwen3", tmp_path / "base")
     merged = write_adapter(base, tmp_path / "adapter", r=rank, lora_alpha=rank, target_modules=["q_proj", "down_proj"])
     decoder = load(tmp_path / "base", [tmp_path / "adapter"], torch.bfloat16)

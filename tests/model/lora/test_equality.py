@@ -1,4 +1,4 @@
-"""Batches that mix adapters and none compute what PEFT's merged weights compute, for what adapters may change."""
+"""Batches with and without adapters compute what PEFT's merged weights do, for all modules that adapters change."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..checkpoints import CASES, write_checkpoint
 from ..harness import Harness, Running
 from .adapters import ALL, assert_mixed, load, write_adapter
 
-ALWAYS = ("qwen3", "qwen2-moe-some-layers")  # the others among the slow tests
+ALWAYS = ("qwen3", "qwen2-moe-some-layers")  # all others are slow tests
 DENSE = [case for case in CASES if case not in ("mixtral", "qwen2-moe", "qwen3-moe", "olmoe")]
 FUSED = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"]
 LATENT = ["kv_a_proj_with_mqa", "o_proj", "gate_proj", "up_proj", "down_proj"]
-# Of the language model alone: PEFT knows no adapters for linears of that vision tower.
+# Only the language model's: PEFT cannot adapt linears of that vision tower.
 IN_WRAPPER = [f"language_model.layers.{i}.self_attn.{name}_proj" for name in "qo" for i in range(2)]
 SETTINGS: dict[str, dict[str, object]] = {
     "attention alone": {"target_modules": ["q_proj", "v_proj"]},
@@ -91,7 +91,7 @@ EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     "case",
     [
         "qwen3-moe",
-        "gpt-oss",  # inputs before outputs, columns of gate and up by turns
+        "gpt-oss",  # inputs before outputs; columns of gate and up alternate
         *(pytest.param(case, marks=pytest.mark.slow) for case in ("mixtral", "qwen2-moe", "olmoe")),
     ],
 )
@@ -115,7 +115,7 @@ def test_adapters_of_all_experts_in_one(case: str, parameters: list[str], tmp_pa
 
 
 class Operations(TorchDispatchMode):
-    """Notes what torch is asked to compute."""
+    """Records the functions of torch that are called."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Adapters of experts as other versions write them: each expert by itself, and all in one with the axes exchanged."""
+"""Adapters of experts from other versions of PEFT: one by one, or fused with exchanged axes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_each_expert_by_itself(case: str, tmp_path: Path) -> None:
 
 
 def exchanged(folder: Path, base: PreTrainedModel, **settings: object) -> PreTrainedModel:
-    """Write an adapter as PEFT did up to 0.18, and merge it as that did."""
+    """Write and merge an adapter as PEFT did up to 0.18."""
     merged, generator = copy.deepcopy(base), torch.Generator().manual_seed(5)
     tensors: dict[str, Tensor] = {}
     for index, layer in enumerate(merged.model.layers):
@@ -79,7 +79,7 @@ def test_all_in_one_with_inputs_and_outputs_exchanged(tmp_path: Path) -> None:
 
 
 def test_where_shapes_do_not_tell_the_version_does(tmp_path: Path) -> None:
-    base = write_checkpoint("qwen3-moe", tmp_path / "base")  # twice the inner width is the hidden one
+    base = write_checkpoint("qwen3-moe", tmp_path / "base")  # the hidden width is twice the inner one
     merged = exchanged(tmp_path / "adapter", base, peft_version="0.18.1")
     assert_mixed(load(tmp_path / "base", [tmp_path / "adapter"]), [base, merged])
     exchanged(tmp_path / "unversioned", base)

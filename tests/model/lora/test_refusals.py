@@ -1,4 +1,4 @@
-"""What cannot be applied exactly is refused by name: fields, tensors, files; what changes nothing is not."""
+"""Fields, tensors and files that cannot be applied exactly are refused by name. Harmless fields are accepted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Mod
 
 @pytest.fixture(scope="module")
 def sound(base: tuple[PreTrainedModel, ModelConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter of q_proj and v_proj."""
+    """Write an adapter of q_proj and v_proj."""
     folder = tmp_path_factory.mktemp("sound") / "adapter"
     write_adapter(base[0], folder, target_modules=["q_proj", "v_proj"])
     return folder
@@ -47,7 +47,7 @@ def sound(base: tuple[PreTrainedModel, ModelConfig], tmp_path_factory: pytest.Te
 
 @pytest.fixture
 def adapter(sound: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be spoilt."""
+    """Return a copy of it, for a test to damage."""
     return Path(shutil.copytree(sound, tmp_path / "adapter"))
 
 
@@ -134,12 +134,12 @@ def test_a_field_is_refused_by_its_name(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"fan_in_fan_out": True},  # PEFT itself takes it back, of linears
+        {"fan_in_fan_out": True},  # PEFT resets it for linears
         {"lora_dropout": 0.1, "inference_mode": False, "revision": "main", "base_model_name_or_path": "other/base"},
         {"init_lora_weights": "eva", "eva_config": {"rho": 2.0}},
         {"bias": "all"},  # the file has none
         {"modules_to_save": [], "layers_to_transform": [], "a_new_idea": None, "another": False},
-        {"target_modules": r"((a+)+)+\..*"},  # that never ends
+        {"target_modules": r"((a+)+)+\..*"},  # it would backtrack for ever
         {"target_modules": "all-linear", "exclude_modules": ["k_proj"]},
         {"rank_pattern": {"(k|o)_proj": 9}},
         {"task_type": "CAUSAL_LM", "lora_alpha": 6.5},
@@ -209,7 +209,7 @@ def test_named_modules_without_factors_stay_as_they_are_and_are_logged(
     base = write_checkpoint("qwen3-bias-untied", tmp_path / "base")
     change(adapter, target_modules=["q_proj", "v_proj", "k_proj"], init_lora_weights=True)
     change_tensors(adapter, {f"{PREFIX}.lora_A.weight": None, f"{PREFIX}.lora_B.weight": None})
-    with quiet(), warnings.catch_warnings(action="ignore", category=UserWarning):  # PEFT's own, for the same
+    with quiet(), warnings.catch_warnings(action="ignore", category=UserWarning):  # PEFT warns of the same
         merged = PeftModel.from_pretrained(copy.deepcopy(base), adapter).merge_and_unload()
     with caplog.at_level("WARNING", "aengine"):
         assert_mixed(load(tmp_path / "base", [adapter]), [base, merged])

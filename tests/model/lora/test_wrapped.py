@@ -1,4 +1,4 @@
-"""Adapters of models that see change the language model as PEFT's merged weights do, whatever else they change."""
+"""Adapters of models with vision change the language model as PEFT's merged weights do. Other parts are ignored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTINGS: dict[str, dict[str, object]] = {
             "model.language_model.layers.1.mlp.up_proj": 30,
             "^model.language_model.layers.0.mlp.down_proj": 1,
             "language_model.layers.1.mlp.gate_proj": 17,
-            "^model.layers.1.mlp.down_proj": 40,  # is nobody's name
+            "^model.layers.1.mlp.down_proj": 40,  # no module has this name
         },
         "rank_pattern": {"language_model.layers.1.mlp.up_proj": 7},
     },
@@ -57,7 +57,7 @@ def test_settings_mean_the_names_that_the_whole_model_has(
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model."])
 def test_other_versions_call_the_language_model_otherwise(prefix: str, tmp_path: Path) -> None:
-    """Older transformers, and those who trained the language model alone; their settings have their names."""
+    """Older versions of transformers, and adapters that were trained on the language model alone, have other names."""
     base, adapter = write_checkpoint("mistral3", tmp_path / "base"), tmp_path / "adapter"
     patterns = {"alpha_pattern": {"model.language_model.layers.1.mlp.up_proj": 30}}
     merged = write_adapter(base, adapter, target_modules=r".*language_model.*\.(q_proj|up_proj)", **patterns)

@@ -1,4 +1,4 @@
-"""Tiny checkpoints in every quantised format, each with a twin that holds what its matrices mean in float32."""
+"""Tiny checkpoints in every quantised format. Each has a twin with the same numbers in float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .encoders import Scheme
 from .schemes import SCHEMES
 
 _FILE = "model.safetensors"
-# Linears whose columns must be in one order because they are computed as one matrix.
+# Linears that are fused, so their columns must be in one order.
 _FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv"} | dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "in")
 _FUSED |= {"q_a_proj": "down", "kv_a_proj_with_mqa": "down"}
 
@@ -51,7 +51,7 @@ def write_quantized(scheme: str | Scheme, case: str, folder: Path, twin: Path, *
 
 
 def is_linear(name: str) -> bool:
-    """Whether a parameter is a matrix that formats quantise: not an embedding, norm, bias or router."""
+    """Return whether formats quantise a parameter: it is not an embedding, norm, bias or router."""
     endings = ("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight")
     return name.endswith((*endings, "in_proj_qkvz.weight", "in_proj_qkv.weight", "in_proj_z.weight"))
 

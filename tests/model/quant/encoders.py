@@ -1,7 +1,7 @@
-"""Small writers of every format, one number at a time, as the format's definition has it.
+"""Small writers of every format. They write one number at a time, by the format's definition.
 
-Each takes a matrix [n, k] float32 and gives the tensors of a checkpoint by their suffixes, and the matrix that they
-stand for, computed here by plain arithmetic.
+Each takes a matrix [n, k] float32. It returns the tensors of a checkpoint by their suffixes, and the matrix that they
+stand for, computed by plain arithmetic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Scheme:
-    """A format with its parameters: the settings in config.json, and how a matrix is written."""
+    """A format with its parameters: the settings in config.json, and a writer of matrices."""
 
     config: dict[str, object]  # `quantization_config`
     encode: Callable[[Tensor, torch.Generator], Encoded]
@@ -32,7 +32,7 @@ class Scheme:
 
 
 def word(numbers: list[int]) -> int:
-    """Eight 4-bit numbers in an int32, the first in the lowest bits."""
+    """Pack eight 4-bit numbers into an int32, the first in the lowest bits."""
     value = sum(number << (4 * i) for i, number in enumerate(numbers))
     return value - 2**32 if value >= 2**31 else value
 
@@ -47,7 +47,7 @@ def fp8(
     input_scale: str | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Encoded:
-    """`shape` is how the file spells the shape of the scales."""
+    """shape: of the scales in the file."""
     n, k = w.shape
     rows, columns = block[0] or n, block[1] or k
     grid = torch.empty(-(-n // rows), -(-k // columns), dtype=dtype)
@@ -67,7 +67,7 @@ def fp8(
 
 @dataclass(frozen=True)
 class Int4:
-    """A matrix in 4-bit numbers: code - zero, times the scale of its group."""
+    """A matrix of 4-bit numbers: code - zero, times the scale of its group."""
 
     codes: list[list[int]]  # [n][k]
     zeros: list[list[int]]  # [n][groups]
@@ -85,7 +85,7 @@ def int4(
     g_idx = [0] * k
     for place, column in enumerate(columns):
         g_idx[column] = place // size
-    groups = -(-k // size)  # the last one may be shorter
+    groups = -(-k // size)  # the last may be shorter
     members = [[j for j in range(k) if g_idx[j] == g] for g in range(groups)]
     codes, zeros = [[0] * k for _ in range(n)], [[8] * groups for _ in range(n)]
     scales, meant = torch.empty(n, groups, dtype=dtype), [[0.0] * k for _ in range(n)]
@@ -93,7 +93,7 @@ def int4(
         for g, group_members in enumerate(members):
             values = [row[j] for j in group_members]
             low, high = min(*values, 0.0), max(*values, 0.0)
-            # One number of the sixteen is left to absorb the rounding of the scale.
+            # One of the sixteen numbers is not used, so that a rounded scale still covers all values.
             scales[i, g] = max(abs(low), abs(high)) / 7 if symmetric else (high - low) / 14
             s = float(scales[i, g])
             if not symmetric:
@@ -123,7 +123,7 @@ def gptq(
         row = []
         for a in range(n // 8):
             value = word([q.zeros[8 * a + b][g] for b in range(8)])
-            if version == 1:  # the whole word less one in each of its numbers
+            if version == 1:  # subtracted from the whole word, with borrows
                 value = (value - 0x11111111) % 2**32
                 value -= 2**32 if value >= 2**31 else 0
             row.append(value)

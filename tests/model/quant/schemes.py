@@ -1,4 +1,4 @@
-"""Every format that checkpoints are published in, as config.json says it, with the encoder of its matrices."""
+"""Every format of published checkpoints: its settings in config.json, and the encoder of its matrices."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ SCHEMES: dict[str, Scheme] = {
         partial(gptq, group=16, symmetric=False, version=2, shuffled=True),
     ),
 }
-_QUICK = ("fp8-blocks-part-unchanged", "ct-fp8-channel", "ct-int4-zeros", "awq", "gptq-desc-act")  # one a layout
+_QUICK = ("fp8-blocks-part-unchanged", "ct-fp8-channel", "ct-int4-zeros", "awq", "gptq-desc-act")  # one for each layout
 
 
 def slow_but_some(schemes: Iterable[str] = SCHEMES, quick: Collection[str] = _QUICK) -> list[object]:
-    """Parameters of a test that takes a model for each scheme: all but the quick ones among the slow tests."""
+    """Return the parameters of a test that builds a model for each scheme. All but `quick` are slow tests."""
     return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in schemes]

@@ -1,4 +1,4 @@
-"""Whole checkpoints: every tensor of the files is read, and the matrices are those of the twin, fused or not."""
+"""Whole checkpoints: every tensor of the files is read, and the matrices equal those of the twin, fused or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""config.json's quantisation, as the writers of checkpoints spell it, and as nobody should."""
+"""The quantisation settings of config.json, as checkpoints have them, and settings that are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(config: object, key: str = "quantization_config") -> QuantConfig:
 
 
 def changed(scheme: str, path: str = "", **changes: object) -> dict[str, object]:
-    """The scheme's settings with some of those below `path` ("config_groups.group_0.weights") set otherwise."""
+    """Return the scheme's settings with changes below `path`, such as "config_groups.group_0.weights"."""
     config = json.loads(json.dumps(SCHEMES[scheme].config))
     section = config
     for key in path.split(".") if path else ():

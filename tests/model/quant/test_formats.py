@@ -1,4 +1,4 @@
-"""What every format reads and what it makes of it, against encoders that write one number at a time."""
+"""Every format unpacks what an encoder wrote one number at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def encode(scheme: str, n: int, k: int, seed: int = 0) -> Encoded:
 
 
 def load(linear: LinearFormat, n: int, k: int, encoded: Sequence[Encoded], prefixes: Sequence[str]) -> QuantizedWeight:
-    """As the loader does it: headers are checked, places filled, for several experts next to each other."""
+    """Unpack as the loader does: check headers, then fill tensors with a leading axis if there are several experts."""
     places: dict[str, list[Tensor]] = {}
     for prefix, one in zip(prefixes, encoded, strict=True):
         files = {f"{prefix}.{suffix}": tensor for suffix, tensor in one.tensors.items()}
@@ -158,8 +158,8 @@ def test_symmetric_weights_have_no_zeros_and_no_order(scheme: str) -> None:
 
 
 def test_a_zero_of_nothing_survives_the_borrow_of_gptq_v1() -> None:
-    """Stored as -1 it takes one from its neighbour, as every writer that subtracts whole words has it."""
-    w = random(8, 16).abs()  # no number below zero: zeros are 0
+    """A zero that is stored as -1 borrows from its neighbour, since writers subtract from whole words."""
+    w = random(8, 16).abs()  # no negative number, so zeros are 0
     encoded = gptq(w, torch.Generator(), group=16, symmetric=False, version=1)
     assert encoded.tensors["qzeros"].tolist() == [[-0x11111111]]
     weight = load(format_of("gptq"), 8, 16, [encoded], [PREFIX])

@@ -1,4 +1,4 @@
-"""Quantised checkpoints of models with latents: what makes keys and values is dequantised, all else stays as stored."""
+"""Quantised models with latents: the matrix of keys and values is dequantised, all others stay quantised."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from .encoders import Scheme
 from .schemes import SCHEMES, slow_but_some
 from .test_logits import PROMPTS, logits
 
-# Blocks of 128 rows hold parts of heads here, and end within what is projected to a latent, as those that are
-# published do (576 rows).
+# Blocks of 128 rows hold parts of heads, and end within the projection to a latent, as in published models (576 rows).
 SIZES: dict[str, object] = {
     "kv_lora_rank": 128,
     "q_lora_rank": 128,
@@ -29,7 +28,7 @@ SIZES: dict[str, object] = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 32,
 }
-QUICK = ("fp8-blocks", "gptq-desc-act")  # of whole scales and of packed codes in an order of their own
+QUICK = ("fp8-blocks", "gptq-desc-act")  # one with whole scales, one with packed codes in their own order
 CASES = [
     ("deepseek-v3", SIZES),
     *(
@@ -57,7 +56,7 @@ def test_logits_are_those_of_the_dequantised_twin(
     "name", ["re:.*kv_b_proj$", pytest.param("model.layers.1.self_attn.kv_b_proj", marks=pytest.mark.slow)]
 )
 def test_what_makes_keys_and_values_may_be_in_floats_beside_others(name: str, tmp_path: Path) -> None:
-    """As those who quantise GLM-4.7-Flash leave it."""
+    """Quantised GLM-4.7-Flash checkpoints are published like this."""
     known, unchanged = SCHEMES["ct-int4-zeros"], ("kv_b_proj",) if "re:" in name else (name,)
     chosen = Scheme({**known.config, "ignore": ["lm_head", name]}, known.encode, ("lm_head", *unchanged))
     write_quantized(chosen, "deepseek-v3", tmp_path / "quantised", tmp_path / "twin", **SIZES)

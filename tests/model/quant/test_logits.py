@@ -1,4 +1,4 @@
-"""A decoder of a quantised checkpoint computes what one of its dequantised twin does, on the CPU in float32."""
+"""A quantised checkpoint gives the logits of its dequantised twin, on the CPU in float32."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_rows_whose_last_group_is_shorter(scheme: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_float_matrix_that_nothing_ignores(wrapped: bool, tmp_path: Path) -> None:
-    """Writers leave the output matrix as it is, and do not always say so."""
+    """Writers do not quantise the output matrix, and do not always say so."""
     write_quantized("ct-int4", "mistral3" if wrapped else "llama2", tmp_path / "quantised", tmp_path / "twin")
     path = tmp_path / "quantised" / "config.json"
     config = json.loads(path.read_text())
@@ -79,7 +79,7 @@ def test_a_float_matrix_that_nothing_ignores(wrapped: bool, tmp_path: Path) -> N
 
 
 def test_biases_that_the_model_does_not_have_may_be_there_if_they_are_zero(tmp_path: Path) -> None:
-    """AutoGPTQ wrote one beside every matrix."""
+    """AutoGPTQ wrote a bias for every matrix."""
     folder, name = tmp_path / "quantised", "model.layers.1.mlp.up_proj.bias"
     write_quantized("gptq", "llama2", folder, tmp_path / "twin")
     stored = load_file(folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""What a rehearsal makes of a quantised checkpoint: the same linears, of tensors without contents."""
+"""On the meta device a quantised checkpoint becomes the same linears, of tensors without contents."""
 
 from __future__ import annotations
 

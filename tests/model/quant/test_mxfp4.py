@@ -1,4 +1,4 @@
-"""MXFP4 experts as gpt-oss stores them, against an encoder of single numbers and against transformers."""
+"""MXFP4 experts as gpt-oss stores them, compared with an encoder of single numbers and with transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole checkpoints of mixtures in MXFP4, under the names that gpt-oss has: computed as what they mean, or refused."""
+"""Whole checkpoints of mixtures in MXFP4, with gpt-oss's names: they give the logits of their twin, or are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK = "model.layers.0.mlp"
 
 
 def write_mxfp4(folder: Path, twin: Path, **sizes: object) -> None:
-    """A mixture whose experts are in MXFP4, rows of gate and up by turns, and its twin, dequantised."""
+    """Write a mixture with experts in MXFP4, whose rows of gate and up alternate, and its dequantised twin."""
     write_checkpoint("qwen3-moe", twin, **sizes)
     config, plain = json.loads((twin / "config.json").read_text()), load_file(twin / _FILE)
     stored = {name: tensor for name, tensor in plain.items() if ".experts." not in name}
@@ -60,7 +60,7 @@ def test_logits_are_those_of_the_dequantised_twin(folders: tuple[Path, Path]) ->
 
 @pytest.mark.parametrize("columns", [32, pytest.param(64, marks=pytest.mark.slow)])
 def test_ranks_compute_the_same(columns: int, tmp_path: Path) -> None:
-    """With some of the experts each, or with half of the columns of each, where those are whole groups."""
+    """Each rank has some of the experts, or half of the columns of each if these are whole groups."""
     write_mxfp4(tmp_path / "quantised", tmp_path / "twin", moe_intermediate_size=columns)
     prompts = [list(range(1, 20)), [7, 3, 7]]
     [alone] = Ranks(tmp_path / "twin", 1).generate(prompts, 4)
@@ -90,7 +90,7 @@ def test_what_no_block_adds_is_refused_by_name(
 
 
 def write_gpt_oss(folder: Path, twin: Path, **sizes: object) -> None:
-    """gpt-oss as it is published, and its twin, dequantised."""
+    """Write gpt-oss as it is published, and its dequantised twin."""
     write_checkpoint("gpt-oss", twin, **sizes)
     config, plain = json.loads((twin / "config.json").read_text()), load_file(twin / _FILE)
     stored = dict(plain)

@@ -1,4 +1,4 @@
-"""Lists of modules, as their writers mean them."""
+"""Lists of modules name what their writers mean."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_modules_to_not_convert_means_what_transformers_makes_of_it(text: str, m
 
 
 def test_words_within_a_name_count_too_as_autoawq_has_it() -> None:
-    """It takes any part of a name; whole words of it are what its lists mean: the router, not each gate_proj."""
+    """transformers matches any part of a name. Lists mean whole words: the router "gate", and not "gate_proj"."""
     found = [module for module in MODULES if module in hugging_face("gate", "visual")]
     assert found == [
         "model.layers.1.mlp.gate",

@@ -1,4 +1,4 @@
-"""The same bytes as others write and read: transformers here, the writers' own packages once, their words kept."""
+"""Bytes that other packages wrote. transformers is run here; words of other writers are kept in this file."""
 
 from __future__ import annotations
 

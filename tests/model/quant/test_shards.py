@@ -1,4 +1,4 @@
-"""Ranks of a quantised model compute what its dequantised twin does, each from its own part of the tensors."""
+"""Ranks of a quantised model read their own parts of tensors, and give the logits of the dequantised twin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPTS = [list(range(1, 20)), [7, 3, 7]]
 HEADS = {"num_attention_heads": 8, "head_dim": 16}
 DENSE = {**HEADS, "intermediate_size": 256, "vocab_size": 136}
 EXPERTS = {**HEADS, "num_experts": 9, "moe_intermediate_size": 64}
-# How many columns share a scale or an element, of the projection back from the heads, and of the MLP's.
+# The number of columns that share a scale or an element: of o_proj, and of down_proj.
 TOGETHER = {
     **dict.fromkeys(("fp8-blocks", "fp8-blocks-part-unchanged", "ct-fp8-block"), (1, 128)),
     **dict.fromkeys(("ct-int4", "awq"), (32, 32)),
@@ -59,7 +59,7 @@ def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.turns("count")
 @pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (4, 8))])
 def test_logits_are_those_of_the_dequantised_twin(dense: tuple[str, Path], count: int) -> None:
-    """The numbers of ranks take turns: one for each scheme."""
+    """Each scheme is tested with one of the numbers of ranks in turn."""
     scheme, folder = dense
     if scheme not in ORDERED and (128 // count % TOGETHER[scheme][0] or 256 // count % TOGETHER[scheme][1]):
         with pytest.raises(ConfigError, match=r"tensor_parallel_size: .* columns each, .* no multiple; lower it"):
@@ -87,7 +87,7 @@ def test_ranks_share_the_tensors_without_reading_any_of_it_twice(dense: tuple[st
         if not name.endswith((".weight", ".qweight", ".weight_packed")) or "norm" in name:
             continue
         kept = sum(math.prod(entries_of(rank.groups)[name].kept) for rank in ranks)
-        # Columns in an order of their own are picked after reading.
+        # If columns have their own order, all are read and some are picked afterwards.
         whole = 2 if scheme in ORDERED and (".o_proj." in name or ".down_proj." in name) else 1
         assert kept == whole * math.prod(entry.shape), name
 
@@ -99,9 +99,9 @@ def mixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4, 8])
-def test_experts_are_dealt_out_whole_where_their_columns_cannot_be(mixture: tuple[str, Path], count: int) -> None:
+def test_ranks_have_whole_experts_if_columns_cannot_be_divided(mixture: tuple[str, Path], count: int) -> None:
     scheme, folder = mixture
-    if 128 // count % TOGETHER[scheme][0]:  # attention's columns cannot be dealt out at all
+    if 128 // count % TOGETHER[scheme][0]:  # ranks cannot share the columns of attention's output
         with pytest.raises(ConfigError, match=r"o_proj.* columns each, .* no multiple; lower it"):
             Ranks(folder / "quantised", count)
     else:
@@ -136,7 +136,7 @@ def test_experts_in_one_tensor(columns: int, count: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("scheme", [pytest.param("ct-int4-actorder", marks=pytest.mark.slow), "gptq-desc-act"])
-def test_experts_with_ordered_columns_are_dealt_out_whole(scheme: str, tmp_path: Path) -> None:
+def test_ranks_have_whole_experts_if_columns_are_ordered(scheme: str, tmp_path: Path) -> None:
     usual = SCHEMES[scheme]
     unquantised = {"ignore": ["lm_head", "re:.*self_attn.*"], "dynamic": {"-:.*self_attn.*": {}}}
     key = "ignore" if "ignore" in usual.config else "dynamic"
@@ -145,7 +145,7 @@ def test_experts_with_ordered_columns_are_dealt_out_whole(scheme: str, tmp_path:
     assert_equal(write(tmp_path, changed, "qwen3-moe", **EXPERTS), 4)
 
 
-def test_what_cannot_be_dealt_out_is_refused_before_anything_is_read(
+def test_what_ranks_cannot_share_is_refused_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "awq", "qwen3-bias-untied", **DENSE)
@@ -173,19 +173,19 @@ def test_an_order_that_config_json_does_not_tell_is_refused_when_it_is_read(tmp_
     ),
 )
 def test_an_output_matrix_that_is_quantised(scheme: str, count: int, tmp_path: Path) -> None:
-    """Its rows are dealt out in whole elements, so that the last ranks have fewer or none."""
+    """Ranks have whole elements of its rows, so the last ranks have fewer rows or none."""
     usual = SCHEMES[scheme]
     config = {**usual.config, "lm_head": True} if scheme == "gptq" else {**usual.config, "ignore": []}
     changed = dataclasses.replace(usual, config=config, unchanged=())
-    inner = 1024 if scheme == "ct-fp8-block" else 256  # the smallest that divides
+    inner = 1024 if scheme == "ct-fp8-block" else 256  # the smallest that is divisible
     assert_equal(write(tmp_path, changed, "qwen3-bias-untied", **{**DENSE, "intermediate_size": inner}), count)
 
 
 @pytest.mark.parametrize(("columns", "experts"), [(64, 9), (128, 2), (512, 9)])
-def test_columns_are_dealt_out_in_groups_of_128_if_they_were_such_groups(
+def test_ranks_have_whole_groups_of_128_columns_if_there_are_such_groups(
     columns: int, experts: int, tmp_path: Path
 ) -> None:
-    """Other widths have no kernel; experts are dealt out whole instead, of 9 two to the first of 4 ranks."""
+    """Other widths have no kernel. Then ranks have whole experts: of 9, the first of 4 ranks has two."""
     changes = {"num_hidden_layers": 1, "moe_intermediate_size": columns}
     write(tmp_path, "ct-fp8-tensor-static", "qwen3-moe", **{**EXPERTS, **changes})
     first = entries_of(Ranks(tmp_path / "quantised", 4).decoders[0].groups)

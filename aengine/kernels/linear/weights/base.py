@@ -8,7 +8,6 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 
 class QuantizedWeight(ABC):
@@ -74,4 +73,7 @@ def some_rows(tensor: Tensor, first: int, end: int) -> Tensor:
 
 def pad_rows(tensor: Tensor, count: int) -> Tensor:
     """[..., n, k] -> [..., n + count, k], with zeros below."""
-    return pad(tensor, (0, 0, 0, count))
+    *lead, n, k = tensor.shape
+    padded = tensor.new_zeros(*lead, n + count, k)  # torch's own pad does not take 8-bit floats
+    padded[..., :n, :] = tensor
+    return padded

@@ -92,6 +92,4 @@ class Fp8Weight(QuantizedWeight):
             height = max(height, n + count)
         else:
             scale = pad_rows(scale, -(-(n + count) // height) - scale.shape[-2])
-        weight = self.weight.new_zeros(*self.weight.shape[:-2], n + count, self.weight.shape[-1])
-        weight[..., :n, :] = self.weight
-        return replace(self, weight=weight, scale=scale, block=(height, self.block[1]))
+        return replace(self, weight=pad_rows(self.weight, count), scale=scale, block=(height, self.block[1]))
