@@ -77,14 +77,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="return <think> blocks as reasoning_content; auto: if the model knows them"),
     ] = "auto"
     lora_folders: Annotated[
-        tuple[str, ...], Meta(description="folders from which adapters may be loaded over HTTP (with lora_loading)")
+        tuple[str, ...], Meta(description="folders below which adapters may be loaded over HTTP (with lora_loading)")
     ] = ()
     lora_hub: Annotated[
         bool,
         Meta(description="allow loading adapters over HTTP by Hugging Face id, which downloads them"),
     ] = False
     reload_folders: Annotated[
-        tuple[str, ...], Meta(description="folders from which weights may be reloaded over HTTP")
+        tuple[str, ...], Meta(description="folders below which weights may be reloaded over HTTP")
     ] = ()
     vllm_metrics: Annotated[
         bool, Meta(description="also give /metrics under vLLM's names, for routers and autoscalers that read these")
@@ -137,7 +137,7 @@ class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shutdown_timeout: Annotated[
         float, Meta(ge=0, description="seconds in which running answers may finish when the server is stopped")
     ] = 30.0
-    backlog: Annotated[int, Meta(ge=1, le=65535, description="connections that may wait for being accepted")] = 2048
+    backlog: Annotated[int, Meta(ge=1, le=65535, description="connections that may wait to be accepted")] = 2048
     keep_alive_timeout: Annotated[
         float,
         Meta(
