@@ -96,8 +96,8 @@ class AnswerReading:
             self._calls = FORMATS[call_format]
         if tools.forced and self._calls is None and not self._harmony_calls:
             raise InvalidRequestError(
-                "tool_choice: this model's way to call tools is not known, so that it cannot be made to; "
-                "the server's knob tool_format names it",
+                "tool_choice: the format of this model's calls is unknown, so no call can be forced; "
+                "set the server's knob tool_format",
                 "tool_choice",
             )
         self._structured = structured is not None and not tools.forced

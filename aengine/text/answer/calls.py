@@ -18,8 +18,8 @@ _LONGEST = 200  # characters of a name and the blanks after it
 class CallSearch:
     """Finds the beginning of a call. Passes the text before it on, and holds back only an end that may begin a call.
 
-    A call begins with a marker. If `lenient`, a call is also found by another marker in its place, or by a marker
-    within it if the model left out the first one. A marker quoted in Markdown begins no call. A name before the inner
+    A call begins with a marker. If `lenient`, another marker in its place counts as well. If the model left it out, a
+    marker within the call shows that there is one. A marker quoted in Markdown begins no call. A name before the inner
     marker must be one of `names`.
     """
 

@@ -77,7 +77,7 @@ class Grammars:
         if not self.eos_ids:
             self._missing = "the checkpoint names no end-of-sequence token, so that no output could end"
         elif tokenizer.pieces is None:
-            self._missing = "the text of this checkpoint's tokenizer is not that of its tokens, one after the other"
+            self._missing = "this checkpoint's tokenizer does not decode tokens one by one"
         else:
             vocabulary = TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, self.eos_ids))
             self._tokenizer = LLTokenizer(vocabulary, eos_token=list(self.eos_ids))

@@ -77,7 +77,7 @@ class ControlTokens:
             return None
         mark = next((mark for mark in map(chr, chain(*_MARKS)) if mark not in used), None)
         if mark is None:
-            raise InvalidRequestError("the messages use every rare character there is", "messages")
+            raise InvalidRequestError("the messages use every rare character that could mark them", "messages")
         return Marker(self, mark)
 
     def found_in(self, text: str) -> list[str]:

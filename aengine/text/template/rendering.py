@@ -150,8 +150,8 @@ class ChatTemplates:
             plain = with_tools(plain, offered) if isinstance(offered, list) and offered else plain
         elif offered and not self._reads_tools:
             raise InvalidRequestError(
-                "tools: the model would not see them, its chat template has no place for tools; describe them in a "
-                "message, or serve the model with another template",
+                "tools: the model would not see them, because its chat template has no place for tools; describe them "
+                "in a message, or serve the model with another template",
                 "tools",
             )
         if self._harmony:
@@ -238,7 +238,7 @@ class ChatTemplates:
                 return "".join(template.generate({**self._variables, **data}))
         except SecurityError as error:
             raise CheckpointError(
-                f"{self._where}: its chat template does what it may not: {error} Send a prompt instead of messages"
+                f"{self._where}: its chat template does something forbidden: {error} Send a prompt instead of messages"
             ) from error
         except Exception as error:  # an expression may raise anything: undefined fields, wrong types
             message = _refusal(error) if marker is None else marker.unmark(_refusal(error))
@@ -324,7 +324,7 @@ class _End:
         before, found, _ = text.rpartition(self._tag.rstrip())
         if not found:
             raise InvalidRequestError(
-                "continue_final_message: the chat template leaves the last message out, or its end",
+                "continue_final_message: the chat template leaves out the last message or its end",
                 "continue_final_message",
             )
         return before if self._tag in text else before.removesuffix(self._blanks)

@@ -28,7 +28,7 @@ async def banned_sequences(words: Sequence[str], tokenizer: Tokenizer, vocab_siz
                 ids = tuple(tokenizer.encode_now(text, add_special_tokens=False))
                 if len(ids) > MAX_TOKENS:
                     raise InvalidRequestError(
-                        f"{word!r} has {len(ids)} tokens; a bad word may have {MAX_TOKENS}", "bad_words"
+                        f"{word!r} has {len(ids)} tokens; the limit for a bad word is {MAX_TOKENS}", "bad_words"
                     )
                 if ids and max(ids) < vocab_size:
                     found[ids] = None

@@ -93,21 +93,18 @@ def refuse_growth(path: Path, text: str) -> None:
     growth = _growth(described.normalizer) * _growth(described.pre_tokenizer)
     if growth > _MAX_GROWTH:
         raise CheckpointError(
-            f"{path}: its normalizer or pre_tokenizer can make {growth:g} characters of one, at most {_MAX_GROWTH} are "
-            "taken"
+            f"{path}: its normalizer or pre_tokenizer can make {growth:g} characters of one; the limit is {_MAX_GROWTH}"
         )
     if (growth := _growth(described.decoder)) > _MAX_DECODED_GROWTH:
         raise CheckpointError(
-            f"{path}: its decoder can make {growth:g} characters of one, at most {_MAX_DECODED_GROWTH} are taken"
+            f"{path}: its decoder can make {growth:g} characters of one; the limit is {_MAX_DECODED_GROWTH}"
         )
     try:
         added = sum(map(_added, _steps(described.post_processor)))
     except (TypeError, KeyError):
         raise CheckpointError(f"{path} is not a tokenizer: its post_processor has an unknown form") from None
     if added > _MAX_ADDED:
-        raise CheckpointError(
-            f"{path}: its post_processor adds {added:g} ids to a text, at most {_MAX_ADDED} are taken"
-        )
+        raise CheckpointError(f"{path}: its post_processor adds {added:g} ids to a text; the limit is {_MAX_ADDED}")
 
 
 def largest_growth(backend: Backend) -> float:

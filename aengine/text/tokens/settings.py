@@ -72,7 +72,7 @@ def read_text(path: Path, most: int = _MAX_FILE_BYTES) -> str:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device might never end
-            raise CheckpointError(f"{path} cannot be read: it is no regular file")
+            raise CheckpointError(f"{path} cannot be read: it is not a regular file")
         if status.st_size > most:
             raise CheckpointError(f"{path} is larger than {format_bytes(most)}")
         text = path.read_bytes().decode("utf-8")  # takes a fifth of the time of `read_text`
@@ -165,7 +165,7 @@ def refuse_without_json(folder: Path) -> None:
     found = f"; there is {', '.join(there)}" if there else ""
     if code := _code(folder):
         found += (
-            f"; its tokenizer is code of the repository's own ({code}, which `trust_remote_code` would run elsewhere), "
+            f"; its tokenizer is code in the repository ({code}, which `trust_remote_code` would run elsewhere), "
             f"and such code is never run here"
         )
     raise CheckpointError(

@@ -109,7 +109,7 @@ class Tokenizer:
             # Checked before they are used: a hundred thousand added tokens take seconds.
             _check_ids(path, max(added, default=0))
             if len(added) > _MAX_ADDED_TOKENS:
-                raise CheckpointError(f"{path} has {len(added)} added tokens, at most {_MAX_ADDED_TOKENS} are taken")
+                raise CheckpointError(f"{path} has {len(added)} added tokens; the limit is {_MAX_ADDED_TOKENS}")
             tokenizer = cls(backend, settings, str(folder), MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size)
             tokenizer.decode(tokenizer.encode_now("a b"))
         _check_ids(path, tokenizer.vocab_size - 1)
@@ -300,7 +300,7 @@ class Tokenizer:
     ) -> list[int]:
         size = _characters(text)
         if size > self._most_characters:
-            raise InvalidRequestError(f"the text has {size} characters, at most {self._most_characters} are tokenized")
+            raise InvalidRequestError(f"the text has {size} characters; the limit is {self._most_characters}")
         try:
             for part in (text,) if isinstance(text, str) else text:
                 part.encode()

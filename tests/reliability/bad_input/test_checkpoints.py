@@ -67,7 +67,7 @@ def test_other_endpoints_say_the_same(poisoned: Hostile) -> None:
             error = poisoned.refused(endpoint, body, "messages", "chat template")
             assert error["code"] == code
     assert (
-        "checkpoint-of-mallory: its chat template does what it may not"
+        "checkpoint-of-mallory: its chat template does something forbidden"
         in poisoned.post(CHAT, {"messages": [{"role": "user", "content": "class"}]}).json()["error"]["message"]
     )
 

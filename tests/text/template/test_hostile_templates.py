@@ -130,7 +130,7 @@ def test_no_way_to_pythons_internals(name: str) -> None:
 
 
 def test_an_escape_is_the_checkpoints_fault() -> None:
-    with pytest.raises(CheckpointError, match=r"the folder: its chat template does what it may not.*__class__"):
+    with pytest.raises(CheckpointError, match=r"the folder: its chat template does something forbidden.*__class__"):
         templates(ESCAPES["class"]).render(MESSAGES)
 
 

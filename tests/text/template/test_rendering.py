@@ -189,7 +189,7 @@ async def test_what_cannot_be_continued(make: Make, message: dict[str, Any]) -> 
 
 
 async def test_a_template_that_leaves_the_last_message_out(make: Make) -> None:
-    with pytest.raises(InvalidRequestError, match="leaves the last message out"):
+    with pytest.raises(InvalidRequestError, match="leaves out the last message"):
         await make("{{ messages[0].content }}").ours.encode_chat(
             [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], continue_final_message=True
         )

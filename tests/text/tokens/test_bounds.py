@@ -191,7 +191,7 @@ async def test_a_text_that_takes_too_long_is_refused(
 async def test_the_length_of_a_text_is_bounded_by_what_it_may_become(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, family(normalizers.Replace("a", "b" * 100)))
     most = MAX_OUTPUT // 500
-    with pytest.raises(InvalidRequestError, match=f"the text has {most + 1} characters, at most {most} are tokenized"):
+    with pytest.raises(InvalidRequestError, match=f"the text has {most + 1} characters; the limit is {most}"):
         await Tokenizer.load(tmp_path).encode("x" * (most + 1))
 
 

@@ -153,7 +153,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
                     }
                 ),
             },
-            r"there is tiktoken\.model .*code of the repository's own \(tokenization_kimi\.TikTokenTokenizer, which "
+            r"there is tiktoken\.model .*code in the repository \(tokenization_kimi\.TikTokenTokenizer, which "
             r"`trust_remote_code` would run elsewhere\), and such code is never run here; put a tokenizer\.json there",
         ),
     ],
