@@ -21,7 +21,7 @@ from aengine.kernels.launch import Launch
 
 
 class OfflineDriver:
-    """Answers what Triton asks a driver. device: a number of its own, because kernels cache variants by device."""
+    """A stand-in for Triton's driver. device: a number of its own, because kernels cache variants by device."""
 
     def __init__(self, capability: int, device: int) -> None:
         self._capability = capability
@@ -38,7 +38,7 @@ class OfflineDriver:
 
 
 class Share:
-    """Which kernel variants this process compiles: every `count`-th of those launched, from `index` on.
+    """Which kernel variants this process compiles: every `count`-th that is launched, from `index` on.
 
     So several processes with the same launches divide the work without communication.
     """

@@ -17,7 +17,7 @@ from aengine import kernels
 from tests.covering import covering
 
 CASES = 12  # of a file
-# Functions with assembly, which the interpreter does not support, and those that it replaces in reductions.
+# Functions with assembly, which the interpreter does not support, and functions that it replaces in reductions.
 NOT_INTERPRETED = (
     "aengine.kernels.collective.lanes.",
     "aengine.kernels.collective.kernels.",
@@ -47,7 +47,7 @@ def every_function() -> set[str]:
 
 
 def pytest_configure() -> None:
-    for method in ("run", "__call__"):  # of kernels, and of what they call
+    for method in ("run", "__call__"):  # of kernels, and of functions that they call
         real = getattr(InterpretedFunction, method)
 
         def noted(self: Any, *args: Any, real: Any = real, **options: Any) -> Any:
@@ -58,7 +58,7 @@ def pytest_configure() -> None:
 
 
 def may_be_tried(cases: list[pytest.Function]) -> list[pytest.Function]:
-    """Return the cases that a test's `thinned` mark allows, or all if it only allows those of a GPU."""
+    """Return the cases that a test's `thinned` mark allows, or all if it only allows cases for a GPU."""
     marker = cases[0].get_closest_marker("thinned")
     where = marker.kwargs.get("where") if marker else None
     return [case for case in cases if where is None or where(**case.callspec.params)] or cases

@@ -95,7 +95,7 @@ HAVE_FP8 = pytest.mark.parametrize(
 
 @dataclass
 class Compiler:
-    """Records what it compiles. shared: bytes of shared memory of each kernel; names: of the kernels."""
+    """Records compiled kernels. shared: bytes of shared memory of each kernel; names: of the kernels."""
 
     gpu: Gpu
     shared: list[int] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""Products and experts of a model's own shapes at every number of rows that has a cut of its own, in every format.
+"""Products and experts of real shapes, in every format, at all numbers of rows that may have a config of their own.
 
-A cut that is chosen for some numbers of rows alone is tried at all of them: twice, and once more onto a residual.
+Each case runs twice, and once more with a residual.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.kernels.experts.test_triton_experts import spread
 
 pytestmark = pytest.mark.gpu
 
-# How far: rounding to bf16 alone makes 2.3e-3 of it; inputs of FP8 products are rounded as well.
+# The largest errors. Rounding to bf16 alone causes 2.3e-3. Inputs of FP8 products are rounded as well.
 FORMATS = {"bf16": 2.8e-3, "fp8": 5e-2, "int4": 3e-3, "mxfp4": 2.8e-3}
 ROWS = [*range(1, 130), *range(130, 513, 7), 1023, 1024, 2048]
 GATED_ROWS = [*range(479, 514), 640, 641, 959, 1023, 1024, 1025, 2048, 4095, 8192]
@@ -36,7 +36,7 @@ TOKENS = [*range(1, 70), 96, 128, 200, 256, 333, 512, 1000, 2048]
 
 
 def quantized(form: str, *shape: int, device: torch.device) -> QuantizedWeight:
-    """A random matrix [..., n, k] of about the magnitude that keeps sums near one."""
+    """Return a random matrix [..., n, k] whose products are near one."""
     *experts, n, k = shape
     if form == "fp8":
         matrices = torch.randn(math.prod(experts), n, k, device=device) / k**0.5
@@ -52,7 +52,7 @@ def quantized(form: str, *shape: int, device: torch.device) -> QuantizedWeight:
 
 
 def linear_of(form: str, n: int, k: int, device: torch.device) -> tuple[Linear, Tensor]:
-    """A random linear, and its weight [n, k] in float32."""
+    """Return a random linear, and its weight [n, k] in float32."""
     kernels = TritonKernels()
     if form == "bf16":
         weight = (torch.randn(n, k, device=device) / k**0.5).bfloat16()
@@ -129,6 +129,6 @@ def test_experts_give_their_sum(
         error = relative_error(once, expected)
         if not error < 2 * FORMATS[form] or not torch.equal(
             once, again
-        ):  # what is between the products is rounded, too
+        ):  # the activations between the products are rounded, too
             wrong.append((tokens, error))
     assert not wrong

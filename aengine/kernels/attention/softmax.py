@@ -62,7 +62,7 @@ def merge_parts(best, total, acc, part_best, part_total, values):
 
 @triton.jit
 def take_share(counts, exists, worker, workers, LEAST: tl.constexpr):
-    """Give a worker its share of the line on which all rows' blocks lie end to end.
+    """Give a worker its share of the line of all rows' blocks, end to end.
 
     counts [rows]: blocks of each row; exists [rows]: which rows there are; LEAST: blocks of a share at least.
     Returns the size of a share, the worker's blocks on the line (from, up to), the row of the first block,
@@ -82,7 +82,7 @@ def take_share(counts, exists, worker, workers, LEAST: tl.constexpr):
 
 @triton.jit
 def page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE: tl.constexpr):
-    """Return the pages of these positions of a row; 0 from seq_len on."""
+    """Return the pages of positions of a row; 0 from seq_len on."""
     return tl.load(
         page_table_ptr + row.to(tl.int64) * table_stride + positions // PAGE, mask=positions < seq_len, other=0
     )

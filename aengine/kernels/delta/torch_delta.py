@@ -121,7 +121,7 @@ def _delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, s: Tensor) 
     """Return the results [heads, n, value_dim] of n consecutive tokens, and the state after them.
 
     q, k [heads, n, key_dim], v [heads, n, value_dim], g, beta [heads, n], state s [heads, key_dim, value_dim]. Each
-    token's correction depends on those of earlier tokens: a triangular system.
+    token's correction depends on earlier corrections: a triangular system.
     """
     total = g.cumsum(-1)
     later = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).triu(1)

@@ -1,6 +1,6 @@
 """How the tokens of a block depend on each other, independent of the state before the block.
 
-Each token's correction depends on those of earlier tokens of its block. This is a triangular system (I + L) w = ...,
+Each token's correction depends on the earlier corrections of its block. This is a triangular system (I + L) w = ...,
 in which L says how much one token's key finds of another's. The inverse depends on no state, so one launch inverts the
 systems of all blocks of all chunks: by substitution within 16 tokens, then twice by halves, [A 0; E B]^-1 = [A^-1 0;
 -B^-1 E A^-1 B^-1].
@@ -37,7 +37,7 @@ class Within:
 
 @triton.jit
 def _joined(system, inverse, HALF: tl.constexpr, PRECISION: tl.constexpr):
-    """Return the inverses of diagonal blocks of 2 * HALF rows, given those of HALF rows."""
+    """Return the inverses of diagonal blocks of 2 * HALF rows, given the inverses for HALF rows."""
     i = tl.arange(0, system.shape[0])
     pair = i // (2 * HALF)
     below = (pair[:, None] == pair[None, :]) & (i[:, None] // HALF > i[None, :] // HALF)

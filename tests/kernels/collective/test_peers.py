@@ -214,7 +214,7 @@ def test_a_rank_that_waits_too_long_gives_up_and_reports_it(ranks: Ranks, config
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_a_rank_that_gave_up_sends_nothing_for_later_calls(ranks: Ranks) -> None:
-    """The others may only receive what it sent for earlier calls. Its addresses must not arrive."""
+    """The others may only receive data that it sent for earlier calls. Its addresses must not arrive."""
     parts = [torch.ones(64, 4096, device=device) for device in ranks.devices]
     reset_collectives(ranks.collectives, 0.05)
     ranks.wait()

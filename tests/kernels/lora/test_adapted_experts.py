@@ -37,7 +37,7 @@ pytestmark = [
 PLACES = 4
 FORMATS = ["floats", "fp8-blocks", "fp8-channels", "int4-32", "int4-128", "int4-zeros", "mxfp4"]
 FEW = FewConfig(16, FewCut(16, 128, 2, 4), FewCut(32, 64, 2, 4))
-CUTS: dict[str, tuple[str, object]] = {  # of which format; beside those that the shape chooses
+CUTS: dict[str, tuple[str, object]] = {  # format, config; in addition to the shapes' own configs
     "few": ("floats", FEW),
     "many": ("floats", ManyConfig(64, ManyCut(128, 64, 3, 4), ManyCut(64, 64, 3, 4))),
     "many-gathered": ("floats", ManyConfig(64, ManyCut(128, 64, 3, 4), ManyCut(64, 64, 3, 4), gather=True)),
