@@ -20,6 +20,7 @@ from aengine.engine.addons.kv_events import Publisher, published_events
 from aengine.engine.facts import NOT_ENTERED, EngineFacts
 from aengine.engine.generation import Messages, Prompt
 from aengine.engine.loaded import Loaded, load
+from aengine.engine.requests.arguments import Routing
 from aengine.engine.requests.stream import Stream, collect, drain
 from aengine.engine.service import Service
 from aengine.engine.sleep import run_to_end
@@ -166,16 +167,8 @@ class Engine(EngineFacts):
         Raises `InvalidRequestError`, `ContextLengthError`, `QueueFullError`, `ModelNotFoundError`;
         `EngineNotReadyError`, `EngineClosedError` or `EngineFailedError` if the engine does not serve.
         """
-        return await self._serving().generation.submit(
-            prompt,
-            params,
-            sampling,
-            clip=clip,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            adapter=adapter,
-        )
+        routing = Routing(request_id, priority, cache_salt, adapter)
+        return await self._serving().generation.submit(prompt, params, sampling, routing, clip)
 
     async def submit_chat(
         self,
@@ -200,13 +193,10 @@ class Engine(EngineFacts):
             messages,
             params,
             sampling,
+            Routing(request_id, priority, cache_salt, adapter),
             tools=tools,
             template_kwargs=template_kwargs,
             continue_final_message=continue_final_message,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            adapter=adapter,
         )
 
     async def encode_chat(

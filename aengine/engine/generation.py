@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from aengine.config import ServerConfig
 from aengine.engine.loaded import Loaded
-from aengine.engine.requests.arguments import check_routing, dict_list, one_chat, one_prompt, resolved_params
+from aengine.engine.requests.arguments import Routing, dict_list, one_chat, one_prompt, resolved_params
 from aengine.engine.requests.live import LiveRequest
 from aengine.engine.requests.registry import Requests
 from aengine.engine.requests.stream import Stream
@@ -37,12 +37,8 @@ class Generation:
         prompt: Prompt,
         params: SamplingParams | None,
         sampling: Mapping[str, Any],
-        *,
+        routing: Routing,
         clip: bool = False,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
     ) -> Stream:
         """Validate, tokenize and enqueue. All requests that generate are admitted here.
 
@@ -54,8 +50,8 @@ class Generation:
         requests.gate.check()
         vocab_size = loaded.runtime.model.vocab_size
         params = resolved_params(loaded.default_params, params, sampling, vocab_size)
-        check_routing(priority, cache_salt, adapter)
-        loaded.adapter(adapter)
+        routing.check()
+        loaded.adapter(routing.adapter)
         tokenizer = loaded.tokenizer
         banned = await banned_sequences(params.bad_words, tokenizer, vocab_size)
         if isinstance(prompt, str):
@@ -67,16 +63,16 @@ class Generation:
         grammar = await loaded.grammar(params)
         await requests.gate.enter()
         requests.check()  # the engine may have been closed meanwhile
-        loaded_adapter = loaded.adapter(adapter)
-        request_id = requests.new_id(request_id)
+        adapter = loaded.adapter(routing.adapter)
+        request_id = requests.new_id(routing.request_id)
         sequence = loaded.sequences.for_generation(
             token_ids,
             params,
             constrained=grammar is not None,
             banned=banned,
-            rank=requests.rank(priority),
-            salt=cache_salt,
-            adapter=loaded_adapter,
+            rank=requests.rank(routing.priority),
+            salt=routing.cache_salt,
+            adapter=adapter,
         )
         request = LiveRequest(
             request_id, sequence, grammar, tokenizer, requests.abort, requests.forget, self._latencies
@@ -90,19 +86,16 @@ class Generation:
         messages: Messages,
         params: SamplingParams | None,
         sampling: Mapping[str, Any],
+        routing: Routing,
         *,
         tools: Sequence[Mapping[str, Any]] | None,
         template_kwargs: Mapping[str, Any] | None,
         continue_final_message: bool,
-        request_id: str | None,
-        priority: int,
-        cache_salt: str | None,
-        adapter: str | None,
     ) -> ReadStream:
         """Render a chat and submit it. The stream separates thoughts and tool calls from the text."""
         loaded = self._loaded
-        check_routing(priority, cache_salt, adapter)
-        loaded.adapter(adapter)
+        routing.check()
+        loaded.adapter(routing.adapter)
         tools = None if tools is None else dict_list(tools, "tools")
         prompt = await self.encode_chat(
             messages,
@@ -121,15 +114,8 @@ class Generation:
             structured=params.structured,
         )
         with renamed_param({"prompt": "messages"}):
-            stream = await self.submit(
-                prompt.token_ids,
-                reading.engine_params(params, prompt.opens_thought),
-                {},
-                request_id=request_id,
-                priority=priority,
-                cache_salt=cache_salt,
-                adapter=adapter,
-            )
+            engine_params = reading.engine_params(params, prompt.opens_thought)
+            stream = await self.submit(prompt.token_ids, engine_params, {}, routing)
         bytes_of = loaded.tokenizer.token_bytes
         return ReadStream(stream, [reading.reader(prompt.opens_thought, bytes_of) for _ in range(params.n)])
 

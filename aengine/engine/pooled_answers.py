@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from aengine.engine.loaded import Loaded
 from aengine.engine.pooling.scorer import Scorer, refuse_scores
 from aengine.engine.pooling.vectors import cosine, embedding_of, probabilities, vector_of
-from aengine.engine.requests.arguments import check_routing, prompt_list, text_list
+from aengine.engine.requests.arguments import Routing, prompt_list, text_list
 from aengine.engine.requests.pooled import PooledRequest
 from aengine.engine.requests.registry import Requests
 from aengine.errors import InvalidRequestError, renamed_param
@@ -26,20 +25,10 @@ MAX_TOKENS = 2**21  # tokens of one request; they take 100 MB while they wait
 Prompt = str | Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """The options that a pooled request has in common with one that generates."""
-
-    request_id: str | None = None
-    priority: int = 0
-    cache_salt: str | None = None
-    adapter: str | None = None
-
-
 class Pooling:
     """`Engine`'s requests that pool. Their prompts go through the same steps and the same cache as any others.
 
-    routing: the fields of `Routing`.
+    routing: fields of `Routing`; they are checked after the prompts.
     """
 
     def __init__(self, loaded: Loaded, requests: Requests, latencies: Latencies) -> None:
@@ -153,7 +142,8 @@ class Pooling:
 
     async def _pooled(self, prompts: Sequence[list[int]], pool: Pool, routing: dict[str, Any]) -> PooledRequest:
         """Enqueue prompts and wait until all are pooled. Cancelling frees their memory."""
-        loaded, requests, checked = self._loaded, self._requests, _routing(**routing)
+        loaded, requests, checked = self._loaded, self._requests, Routing.from_options(routing)
+        checked.check()
         await requests.gate.enter()
         requests.check()  # the engine may have been closed meanwhile
         request_id = requests.new_id(checked.request_id)
@@ -172,14 +162,6 @@ class Pooling:
         finally:
             requests.abort(request)
         return request
-
-
-def _routing(**options: Any) -> Routing:
-    for name in options.keys() - Routing.__slots__:
-        raise InvalidRequestError(f"unknown parameter {name!r}", name)
-    routing = Routing(**options)
-    check_routing(routing.priority, routing.cache_salt, routing.adapter)
-    return routing
 
 
 def _counted(total: int, ids: list[int], name: str) -> int:

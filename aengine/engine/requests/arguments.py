@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -104,6 +105,28 @@ def dict_list(value: object, name: str) -> list[dict[str, Any]]:
         if all(isinstance(item, Mapping) for item in items):
             return [dict(item) for item in items]
     raise InvalidRequestError(f"{name} must be a list of mappings", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The options of every request: its id, its place in the queue, its cache namespace and its adapter."""
+
+    request_id: str | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    adapter: str | None = None
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Routing:
+        """Return the options as a `Routing`. Raises `InvalidRequestError` for unknown ones."""
+        for name in options:
+            if name not in cls.__slots__:
+                raise InvalidRequestError(f"unknown parameter {name!r}", name)
+        return cls(**options)
+
+    def check(self) -> None:
+        """Raise `InvalidRequestError` for values of wrong types."""
+        check_routing(self.priority, self.cache_salt, self.adapter)
 
 
 def check_routing(priority: object, cache_salt: object, adapter: object) -> None:
