@@ -176,3 +176,13 @@ def test_links_lead_somewhere(path: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", path.read_text()):
         headings = re.findall(r"^#+ (.*)", (path.parent / target if target else path).read_text(), re.M)
         assert anchor in [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings], anchor
+
+
+def test_the_tour_passes_about_three_thousand_lines() -> None:
+    document = (ROOT / "aengine" / "README.md").read_text()
+    tour = document.partition("## A tour")[2].partition("\n## ")[0]
+    files = re.findall(r"^\| \[`([\w/]+\.py)`\]\(\1\) \| .+ \|$", tour, re.M)
+    lines = sum(len((ROOT / "aengine" / file).read_text().splitlines()) for file in files)
+    assert len(files) >= 12
+    assert 2500 <= lines <= 3300
+    assert f"about {round(lines, -2):,} lines" in tour
