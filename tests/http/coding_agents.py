@@ -1,4 +1,4 @@
-"""What Codex 0.169 and Claude Code 2.1 send, field for field as recorded from them; the texts are our own."""
+"""Requests with the fields that Codex 0.169 and Claude Code 2.1 send, as recorded. The texts are our own."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _said(role: str, *texts: str) -> dict[str, Any]:
 
 
 def codex_request(*more: dict[str, Any]) -> dict[str, Any]:
-    """A turn of Codex; `more`: the items that an answer brought, as Codex sends them back, and what its tools said."""
+    """A turn of Codex. more: the items of the answer, as Codex sends them back, and its tools' outputs."""
     return {
         "model": "fake",
         "stream": True,
@@ -96,7 +96,7 @@ def codex_request(*more: dict[str, Any]) -> dict[str, Any]:
 
 
 def claude_request(*more: dict[str, Any]) -> dict[str, Any]:
-    """A turn of Claude Code; `more`: the messages after its user's."""
+    """A turn of Claude Code. more: the messages after the user's."""
     cached = {"cache_control": {"type": "ephemeral"}}
     return {
         "model": "fake",

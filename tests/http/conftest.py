@@ -1,4 +1,4 @@
-"""The demo model behind a real hypercorn, once for all tests that only talk to it."""
+"""The demo model in a real hypercorn, shared by all tests that only send requests to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def demo_url() -> Iterator[str]:
 
 @pytest.fixture
 def demo(demo_url: str) -> Iterator[httpx2.Client]:
-    """A client of it, once nothing runs there any more of what the test before has left."""
+    """A client of the demo server, after the requests of the previous test have ended."""
     with httpx2.Client(base_url=demo_url, timeout=30, trust_env=False) as client:
         while client.get("/load").json()["server_load"]:
             pass

@@ -1,4 +1,4 @@
-"""The demo model behind a real hypercorn: in the test's own loop, or in a thread for clients that block."""
+"""The demo model in a real hypercorn: in the test's own loop, or in a thread for blocking clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.http.serving import hosting
 
 
 class DemoEngine(aengine.Engine):
-    """A small engine that says when it has been entered; `knobs` are those of `EngineConfig`."""
+    """A small engine with an event for its start. knobs: of `EngineConfig`."""
 
     def __init__(self, **knobs: Any) -> None:
         super().__init__(**({"device": "cpu", "max_num_seqs": 32, "kv_cache_gib": 0.1, "progress": False} | knobs))
@@ -30,7 +30,7 @@ class DemoEngine(aengine.Engine):
 
 @asynccontextmanager
 async def hosted_demo(engine: DemoEngine | None = None, **knobs: Any) -> AsyncIterator[str]:
-    """The address of a server with these `ServerConfig` knobs, once it is ready."""
+    """The address of a server with these `ServerConfig` knobs, when it is ready."""
     made = engine or DemoEngine()
     app = create_app(EngineConfig(), ServerConfig(**knobs), engine_factory=lambda config: made)
     async with hosting(app) as (port, _):
@@ -41,7 +41,7 @@ async def hosted_demo(engine: DemoEngine | None = None, **knobs: Any) -> AsyncIt
 
 @contextmanager
 def demo_server(engine_knobs: dict[str, Any] | None = None, **knobs: Any) -> Iterator[str]:
-    """`hosted_demo` in a thread with a loop of its own."""
+    """`hosted_demo` in a thread with its own loop."""
     ready: Future[str] = Future()
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()

@@ -1,4 +1,4 @@
-"""An engine in memory: it recites, or it says what the test puts into its streams. No torch, no model."""
+"""An engine without torch or a model: it recites words, or streams the fragments that a test provides."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ IDLE = Stats(
 )
 
 
-# What /v1/models says of it.
+# Its entry in /v1/models.
 CARD = {
     "id": "fake",
     "object": "model",
@@ -73,7 +73,7 @@ CARD = {
 
 
 class FragmentStream(msgspec.Struct):
-    """What the HTTP layer asked for."""
+    """A request that the HTTP layer has submitted."""
 
     prompt: Any  # text or ids
     params: SamplingParams
@@ -81,7 +81,7 @@ class FragmentStream(msgspec.Struct):
 
 
 class Chat(msgspec.Struct):
-    """What was to be rendered."""
+    """A chat that the HTTP layer has rendered."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -97,7 +97,7 @@ class FakeStream:
         self.aborted = asyncio.Event()
         self.ended = False
         self._waiting: deque[Fragment] = deque()
-        self._one_by_one = one_by_one  # as if every fragment were taken before the next one comes
+        self._one_by_one = one_by_one  # take() returns one fragment at a time
         self._error: BaseException | None = None
         self._news = asyncio.Event()
 
@@ -134,7 +134,7 @@ class FakeStream:
 
 
 class FakeTokenizer:
-    """One id per word: how long it is. From 100 on they are those of `WORDS`."""
+    """The id of a word is its length. Ids from 100 are those of `WORDS`."""
 
     async def encode(
         self, text: str, add_special_tokens: bool = True, context: int | None = None, left: int = 1
@@ -162,13 +162,13 @@ class FakeTokenizer:
 
 
 class FakeEngine:
-    """Recites its `words`, or with `held=True` leaves its streams to the test; with `refuse` it admits nothing."""
+    """Recites its `words`. held: the test fills the streams. refuse: the error of every request."""
 
     def __init__(self, *, held: bool = False, refuse: Exception | None = None) -> None:
         self.model_name = "fake"
         self.model_names = ("fake", "/models/fake")
         self.max_model_len = 64
-        self.flushed = 0  # times
+        self.flushed = 0  # the number of flushes
         self.created = 1_700_000_000
         self.default_params = SamplingParams(temperature=0.5)
         self.failure: BaseException | None = None
@@ -194,7 +194,7 @@ class FakeEngine:
         self.sleep_mode = False
         self.is_sleeping = False
         self.refusal = ""
-        self.changes: list[tuple[object, ...]] = []  # of what lies on the device
+        self.changes: list[tuple[object, ...]] = []  # of the device's contents
         self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
@@ -207,7 +207,7 @@ class FakeEngine:
         self.left = True
 
     async def next_stream(self) -> FakeStream:
-        """The stream of the next request to arrive, in the order of arrival."""
+        """Return the stream of the next request, in the order of arrival."""
         async with asyncio.timeout(30):
             return await self._streams.get()
 
@@ -300,7 +300,7 @@ class FakeEngine:
 
 
 if TYPE_CHECKING:
-    _conforms: EngineLike = FakeEngine()  # mypy checks that the fake has all that the HTTP layer asks of an engine
+    _conforms: EngineLike = FakeEngine()  # mypy checks the fake against the protocol
 
 
 def adapter_info(name: str, path: str, running: int = 0, waiting: int = 0) -> AdapterInfo:
@@ -317,7 +317,7 @@ def adapter_info(name: str, path: str, running: int = 0, waiting: int = 0) -> Ad
 
 
 def recital(prompt_tokens: int, params: SamplingParams, words: Sequence[str] = WORDS) -> list[Fragment]:
-    """The words one token each, round robin over the choices, cut at max_tokens."""
+    """Return the words, one token each, for all choices in turn, up to max_tokens."""
     count = min(params.max_tokens or len(words), len(words))
     usage = Usage(prompt_tokens, count * params.n, CACHED_TOKENS)
     fragments = [
@@ -336,7 +336,7 @@ def recital(prompt_tokens: int, params: SamplingParams, words: Sequence[str] = W
 
 
 def joined(fragments: list[Fragment], together: int) -> list[Fragment]:
-    """The fragments of one choice, so many of them as one."""
+    """Join this many fragments of one choice to one."""
     if together == 1:
         return fragments
     runs = [fragments[start : start + together] for start in range(0, len(fragments), together)]

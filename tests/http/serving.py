@@ -38,13 +38,13 @@ class Server:
         return await self.client.post(path, json=body)
 
     async def events(self, path: str, **body: Any) -> list[Any]:
-        """The parsed events of a streaming request; `[DONE]` stays text."""
+        """Return the parsed events of a streaming request. `[DONE]` stays text."""
         response = await self.post(path, **body)
         assert response.status_code == 200, response.text
         return parse_events(response.text)
 
     async def connect(self, path: str, *, receive_buffer: int | None = None, **body: Any) -> socket.socket:
-        """A raw connection with a request already sent on it."""
+        """Return a raw connection on which the request has been sent."""
         raw = socket.socket()
         if receive_buffer is not None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -62,7 +62,7 @@ def raw_request(path: str, body: dict[str, Any]) -> bytes:
 
 
 def streaming_command(port: int, path: str, body: dict[str, Any]) -> list[str]:
-    """A program that prints a stream as it comes: curl, or where there is none a few lines of Python."""
+    """Return a program that prints a stream as it arrives: curl, or else a few lines of Python."""
     if curl := shutil.which("curl"):
         return [curl, "-sN", "--noproxy", "*", f"http://127.0.0.1:{port}{path}", "-d", json.dumps(body)]
     code = (
@@ -75,7 +75,7 @@ def streaming_command(port: int, path: str, body: dict[str, Any]) -> list[str]:
 
 
 async def read_until(raw: socket.socket, end: bytes) -> bytes:
-    """What the connection says up to and including `end`, or until it closes."""
+    """Read up to and including `end`, or until the connection closes."""
     loop, heard = asyncio.get_running_loop(), b""
     async with asyncio.timeout(30):
         while end not in heard and (data := await loop.sock_recv(raw, 65536)):
@@ -84,7 +84,7 @@ async def read_until(raw: socket.socket, end: bytes) -> bytes:
 
 
 def parse_events(text: str) -> list[Any]:
-    """Checks the framing too: every event is one `data:` line and a blank one."""
+    """Parse events, and check that each is one `data:` line and a blank line."""
     assert text.endswith("\n\n")
     events = []
     for block in text[:-2].split("\n\n"):
@@ -95,7 +95,7 @@ def parse_events(text: str) -> list[Any]:
 
 
 def listen() -> tuple[int, int]:
-    """A listening socket on a free loopback port, as (file descriptor, port). Whoever gets it closes it."""
+    """Return a listening socket on a free loopback port, as (file descriptor, port). The caller closes it."""
     sock = socket.create_server(("127.0.0.1", 0), backlog=128)
     port: int = sock.getsockname()[1]
     return sock.detach(), port
@@ -119,7 +119,7 @@ async def serving(
 async def hosting(
     app: ASGIApp, graceful_timeout: float = 0.1, **settings: Any
 ) -> AsyncIterator[tuple[int, asyncio.Event]]:
-    """A hypercorn with these settings that runs `app`: its port, and what stops it."""
+    """Run `app` in a hypercorn with these settings. Yields its port, and the event that stops it."""
     stop = asyncio.Event()
     file, port = listen()
     config = Config()
@@ -128,7 +128,7 @@ async def hosting(
     config.errorlog = None
     for name, value in settings.items():
         setattr(config, name, value)
-    # A plain task: hypercorn wants to be told to stop, and answers cancellation with an error of its own.
+    # A plain task: hypercorn stops by an event, and raises an error if it is cancelled.
     task = asyncio.create_task(serve(app, config, shutdown_trigger=stop.wait))  # type: ignore[arg-type]
     try:
         yield port, stop
@@ -138,7 +138,7 @@ async def hosting(
 
 
 def with_lifespan(app: ASGIApp) -> ASGIApp:
-    """What answers requests with `app`, and starts and stops."""
+    """Return an application that answers requests with `app` and also handles the lifespan."""
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -1,4 +1,4 @@
-"""How much code of the HTTP layer one streamed chat runs through: what a reader has to know to follow a request."""
+"""The functions and files of the HTTP layer that one streamed chat passes. A reader must know them all."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.anyio
 
 FUNCTIONS, FILES = 66, 16
 ROOM = Path(aengine.http.__file__).parent
-BESIDE = {ROOM / "loop_delay.py"}  # runs all the time, whoever asks for what
+ALWAYS = {ROOM / "loop_delay.py"}  # runs all the time
 EACH_SECOND = {
     "OpenConnections._look",
     "AcceptedConnection.look",
     "InFlight.watch_readers",
     "InFlight._cut_stalled",
-}  # and so do these
+}  # run every second
 
 
 async def test_a_streamed_chat_passes_few_functions_of_few_files() -> None:
@@ -34,13 +34,13 @@ async def test_a_streamed_chat_passes_few_functions_of_few_files() -> None:
     def note(frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
         if event != "call" or code.co_qualname in EACH_SECOND or code.co_name.startswith("<"):
-            return  # a comprehension is no function to a reader
-        if (path := Path(code.co_filename)).is_relative_to(ROOM) and path not in BESIDE:
+            return  # a comprehension is not a function of its own to a reader
+        if (path := Path(code.co_filename)).is_relative_to(ROOM) and path not in ALWAYS:
             seen.add((path.relative_to(ROOM), code.co_qualname))
 
     async with serving(engine) as server:
         chat = {"messages": [{"role": "user", "content": "hello there"}], "stream": True, "temperature": 0}
-        await server.events("/v1/chat/completions", **chat)  # the connection stands, and what is made once is made
+        await server.events("/v1/chat/completions", **chat)  # open the connection, and fill the caches
         before = sys.getprofile()
         sys.setprofile(note)
         try:

@@ -1,4 +1,4 @@
-"""Codex and Claude Code, as they come: a turn that calls a tool, and the one that brings its result."""
+"""Codex and Claude Code: a turn that calls a tool, and the turn with its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THOUGHT = ("<think>\n", "I add", "\n</think>\n\n", "Let me see.")
 
 
 def agent_engine(name: str, arguments: dict[str, str]) -> FakeEngine:
-    """One that thinks, says something, and calls a tool."""
+    """An engine that thinks, answers, and calls a tool."""
     engine = FakeEngine()
     engine.answer_format = AnswerFormat(calls="hermes", thoughts=True)
     engine.max_model_len = 40_000
@@ -55,7 +55,7 @@ async def test_codex_calls_a_tool_and_goes_on_with_its_result() -> None:
     first, second = engine.chats
     assert first.tools is not None
     names = [tool["function"]["name"] for tool in first.tools]
-    assert names == ["exec_command", "get_goal", "multi_agent_v1__close_agent"]  # and nothing of a web search
+    assert names == ["exec_command", "get_goal", "multi_agent_v1__close_agent"]  # no web search
     asked, answered = second.messages[-2:]
     assert (asked["role"], asked["reasoning_content"], asked["tool_calls"][0]["function"]["name"]) == (
         "assistant",
@@ -80,7 +80,7 @@ async def claude_turn(server: Server, body: dict[str, Any]) -> list[dict[str, An
 async def test_claude_code_calls_a_tool_and_goes_on_with_its_result() -> None:
     engine = agent_engine("Bash", {"command": "echo 42"})
     async with serving(engine) as server:
-        assert (await server.client.head("/")).status_code == 200  # what it asks first
+        assert (await server.client.head("/")).status_code == 200  # its first request
         events = await claude_turn(server, claude_request())
         begun = [event["content_block"] for event in events if event["type"] == "content_block_start"]
         assert [block["type"] for block in begun] == ["thinking", "text", "tool_use"]

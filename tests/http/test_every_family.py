@@ -1,4 +1,4 @@
-"""Every family is served from a random checkpoint in the format that its publisher uses, and its calls are read."""
+"""Every family is served from a random checkpoint in its publisher's format, and its calls are read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BESIDE = ("lm_head", "visual", "vision_tower", "multi_modal_projector")
 
 
 def beside(scheme: str, *more: str) -> Scheme:
-    """The scheme of a model that sees as well, or of one of which only a part is quantised."""
+    """The scheme of a model with a vision part, or of a partly quantised one."""
     known, names = SCHEMES[scheme], [*BESIDE, *more]
     key = "ignore" if "config_groups" in known.config else "modules_to_not_convert"
     listed = [f"re:.*{name}.*" for name in names] if key == "ignore" else names
@@ -128,7 +128,7 @@ def write(family: Family, folder: Path) -> None:
 
 @asynccontextmanager
 async def served(folder: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    """What `aengine serve` runs, behind a real hypercorn."""
+    """The application of `aengine serve` in a real hypercorn."""
     config = EngineConfig(
         model=str(folder), device="cpu", max_num_seqs=8, kv_cache_gib=0.1, max_model_len=1024, progress=False
     )
@@ -156,9 +156,9 @@ async def events(client: httpx2.AsyncClient, **body: Any) -> list[Any]:
 
 
 async def calls_are_read(client: httpx2.AsyncClient, tools: list[dict[str, Any]]) -> None:
-    """A grammar has the model call in its own format, which is read as it comes."""
+    """A grammar makes the model write a call in its own format, and the call is read from the stream."""
     think = Tokenizer.from_file(str(DEMO / "tokenizer.json")).token_to_id("<think>")
-    for seed in range(5):  # some of what it draws are blanks for ever, where there may be blanks
+    for seed in range(5):  # some draws repeat spaces for ever, if the grammar allows them
         drawn = {"temperature": 2.0, "seed": seed, "max_tokens": 400, "logit_bias": {str(think): -100}}
         found = await events(client, tools=tools, tool_choice="required", parallel_tool_calls=False, **drawn)
         choices = [event["choices"][0] for event in found]
@@ -183,7 +183,7 @@ async def test_a_family_answers_and_its_calls_are_read_while_they_come(name: str
         takes_tools = family.harmony or family.calls is not None
         if takes_tools:
             asked.append({"tools": tools})
-        for body in asked:  # whatever it writes, an answer comes of it
+        for body in asked:  # every text gives an answer
             choices = [event["choices"][0] for event in await events(client, **body)]
             assert choices[-1]["finish_reason"] in ("stop", "length", "tool_calls")
             deltas = [choice["delta"] for choice in choices]

@@ -1,4 +1,4 @@
-"""Every answer whole, as it goes over the wire: what clients read is renamed, dropped or added here first."""
+"""Every answer as sent over the wire. These tests change whenever clients see a change."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 ALL_THE_TIME = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
-async def told(server: Server, path: str, **body: Any) -> Any:
-    """A whole answer."""
+async def post(server: Server, path: str, **body: Any) -> Any:
+    """Return the body of a whole answer."""
     answer = await ask(server, "POST", path, body)
     assert answer[:2] == (200, JSON)
     return answer.body
 
 
 async def streamed(server: Server, path: str, **body: Any) -> list[Any]:
-    """The events before [DONE]."""
+    """Return the events before [DONE]."""
     answer = await ask(server, "POST", path, body)
     assert answer[:2] == (200, EVENTS)
     *events, done = answer.body
@@ -67,7 +67,7 @@ def chat_usage(prompt: int, completion: int) -> dict[str, Any]:
 
 async def test_generate() -> None:
     async with serving() as server:
-        assert await told(server, GENERATE, prompt="one two", max_tokens=2, stream=False) == {
+        assert await post(server, GENERATE, prompt="one two", max_tokens=2, stream=False) == {
             "id": "gen-ID",
             "text": "Paris, said",
             "token_ids": [100, 101],
@@ -92,7 +92,7 @@ async def test_generate_several_with_logprobs() -> None:
     ]
     said = {"text": "Paris", "token_ids": [100], "finish_reason": "length", "logprobs": logprobs}
     async with serving() as server:
-        assert await told(server, GENERATE, stream=False, **body) == {
+        assert await post(server, GENERATE, stream=False, **body) == {
             "id": "gen-ID",
             **said,
             "choices": [{"index": 0, **said}, {"index": 1, **said}],
@@ -111,7 +111,7 @@ SCORED = Fragment(
     usage=Usage(2, 1, 0),
     prompt_logprobs=[
         PromptLogprob(3, -1.5, 2, [1, 5], [-0.5, -1.75]),
-        PromptLogprob(2, -0.5, 1, [4, 2], [-0.5, -0.5]),  # one of two likeliest
+        PromptLogprob(2, -0.5, 1, [4, 2], [-0.5, -0.5]),  # one of two equally likely tokens
     ],
 )
 PROMPT_LOGPROBS = {
@@ -131,7 +131,7 @@ PROMPT_LOGPROBS = {
 
 
 class Saying(FakeEngine):
-    """Answers each prompt with these fragments, all of them at once."""
+    """Answers each prompt with these fragments, all at once."""
 
     def __init__(self, answer: Callable[[Any], Sequence[Fragment]]) -> None:
         super().__init__(held=True)
@@ -144,9 +144,9 @@ class Saying(FakeEngine):
 
 
 async def held(path: str, *fragments: Fragment, **body: Any) -> Any:
-    """What the server makes of these fragments."""
+    """Return the server's answer from these fragments."""
     async with serving(Saying(lambda prompt: fragments)) as server:
-        return await (streamed if body.get("stream") else told)(server, path, **body)
+        return await (streamed if body.get("stream") else post)(server, path, **body)
 
 
 async def test_the_prompts_logprobs_at_every_endpoint() -> None:
@@ -180,7 +180,7 @@ def completed(text: str, reason: str | None, logprobs: Any = None, index: int = 
 
 
 async def test_completions_of_several_prompts() -> None:
-    """Choices are numbered through; usage is that of all prompts together, what was cached as well."""
+    """Choices are numbered over all prompts. Usage, cached tokens included, is the sum over all prompts."""
 
     def twice(prompt: str) -> list[Fragment]:
         first, second = (Fragment(f"{prompt} {index}", (1,), finish_reason="stop", index=index) for index in range(2))
@@ -189,7 +189,7 @@ async def test_completions_of_several_prompts() -> None:
     body = {"prompt": ["abc", "de"], "max_tokens": 2, "n": 2}
     choices = [completed(text, "stop", index=index) for index, text in enumerate(("abc 0", "abc 1", "de 0", "de 1"))]
     async with serving(Saying(twice)) as server:
-        assert await told(server, COMPLETIONS, **body) == {**COMPLETION, "choices": choices, "usage": usage(5, 4, 3)}
+        assert await post(server, COMPLETIONS, **body) == {**COMPLETION, "choices": choices, "usage": usage(5, 4, 3)}
         *chunks, last = await streamed(server, COMPLETIONS, **body, **ALL_THE_TIME)
     assert sorted((chunk["choices"][0] for chunk in chunks), key=lambda choice: choice["index"]) == choices
     assert [chunk["usage"] for chunk in chunks] == [
@@ -215,7 +215,7 @@ async def test_completions_streamed() -> None:
 
 
 async def test_completions_with_logprobs() -> None:
-    """The offsets of a stream run on from chunk to chunk."""
+    """The offsets of a stream continue from chunk to chunk."""
 
     def logprobs(start: int, end: int) -> dict[str, Any]:
         return {
@@ -227,7 +227,7 @@ async def test_completions_with_logprobs() -> None:
 
     body = {"prompt": "one", "max_tokens": 2, "logprobs": 1}
     async with serving() as server:
-        assert await told(server, COMPLETIONS, **body) == {
+        assert await post(server, COMPLETIONS, **body) == {
             **COMPLETION,
             "choices": [completed("Paris, said", "length", logprobs(0, 2))],
             "usage": usage(1, 2),
@@ -239,7 +239,7 @@ async def test_completions_with_logprobs() -> None:
 
 
 async def test_completions_that_echo() -> None:
-    """The prompt's first token follows nothing; without new tokens the one that had to be drawn is not told."""
+    """The prompt's first token has no logprob. With max_tokens 0 the generated token is not shown."""
     same = TopLogprob(8, "y", -2.0), TopLogprob(9, "y", -3.0)  # two tokens of one text: the likelier counts
     drawn = TokenLogprob(1, "é", -0.25, same), TokenLogprob(1, "z", -0.5)
     scores = (SCORED.prompt_logprobs or [])[:1]
@@ -279,7 +279,7 @@ async def test_chats() -> None:
     body = {**HELLO, "max_tokens": 2}
     async with serving() as server:
         message = {"role": "assistant", "content": "Paris, said"}
-        assert await told(server, CHAT, **body) == {
+        assert await post(server, CHAT, **body) == {
             **WHOLE_CHAT,
             "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}],
             "usage": chat_usage(2, 2),
@@ -302,13 +302,13 @@ async def test_chats() -> None:
 
 
 async def test_chats_with_logprobs_of_parts_of_characters() -> None:
-    """A part of a character is told as U+FFFD, its own bytes beside it; one that the model wrote has that one's."""
+    """A part of a character is shown as U+FFFD with its bytes. A U+FFFD of the model has its own bytes."""
     part = TokenLogprob(5, "\ufffd", -0.25, (TopLogprob(4, "\ufffd", -2.0), TopLogprob(6, "é", -3.0)))
     fragments = Fragment("", (5,), (part,)), Fragment("é", (6,), None, "stop", Usage(2, 2, 0))
     entry = {
         "token": "\ufffd",
         "logprob": -0.25,
-        "bytes": list(b"xxxxx"),  # as FakeTokenizer has it
+        "bytes": list(b"xxxxx"),  # from FakeTokenizer
         "top_logprobs": [
             {"token": "\ufffd", "logprob": -2.0, "bytes": list(b"xxxx")},
             {"token": "é", "logprob": -3.0, "bytes": [0xC3, 0xA9]},
@@ -324,7 +324,9 @@ async def test_chats_with_logprobs_of_parts_of_characters() -> None:
     }
     assert await held(CHAT, *fragments, **asked, stream=True) == [
         delta(role="assistant", content=""),
-        delta(content="é", logprobs={"content": [entry]}, reason="stop"),  # both were there: said together
+        delta(
+            content="é", logprobs={"content": [entry]}, reason="stop"
+        ),  # both were waiting, so they are sent together
     ]
 
 
@@ -349,7 +351,7 @@ async def test_chats_with_a_thought_and_calls() -> None:
         "tool_calls": calls,
     }
     async with serving(engine) as server:
-        assert await told(server, CHAT, **HELLO, **TOOLS) == {
+        assert await post(server, CHAT, **HELLO, **TOOLS) == {
             **WHOLE_CHAT,
             "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls"}],
             "usage": chat_usage(2, len(SAID)),
@@ -431,8 +433,8 @@ async def test_the_names_of_the_metrics() -> None:
         answer = await ask(server, "GET", "/metrics")
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/plain; version=")
-    told = {tuple(line.split()[2:4]) for line in answer.body.splitlines() if line.startswith("# TYPE aengine_")}
-    assert told == {
+    types = {tuple(line.split()[2:4]) for line in answer.body.splitlines() if line.startswith("# TYPE aengine_")}
+    assert types == {
         ("aengine_ready", "gauge"),
         ("aengine_loop_delay_seconds", "gauge"),
         ("aengine_sends_blocked", "gauge"),

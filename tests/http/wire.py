@@ -1,6 +1,6 @@
-"""Answers as they go over the wire, to be compared whole.
+"""Answers as sent over the wire, for comparison as a whole.
 
-What is of the moment is looked at and put aside: an id has its form and is the same in all chunks, a time is now.
+Random ids and times are checked and replaced: an id has its format and is the same in all chunks, and a time is now.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from tests.http.serving import Server, parse_events
 _ID = re.compile(r'"id":"((?:gen|cmpl|chatcmpl)-)[0-9a-f]{32}"')
 _CALL = re.compile(r'"call_[0-9a-f]{24}"')
 _CREATED = re.compile(r'"created":(\d+)')
-_OF_THE_SERVER = frozenset({"date", "server", "content-length", "transfer-encoding"})  # hypercorn's, or the body's
-NOW = 0  # in place of a time
+_OF_THE_SERVER = frozenset(
+    {"date", "server", "content-length", "transfer-encoding"}
+)  # headers of hypercorn and of the body
+NOW = 0  # replaces a time
 REQUEST_ID = "an-id-of-the-client"
 
 
 class Answer(NamedTuple):
-    """body: JSON, a list of events where it is a stream of them, or text."""
+    """An answer. body: JSON, a list of events, or text."""
 
     status: int
     headers: dict[str, str]
@@ -31,7 +33,7 @@ class Answer(NamedTuple):
 
 
 async def ask(server: Server, method: str, path: str, body: object = None, **headers: str) -> Answer:
-    """One request by an id of ours."""
+    """Send one request with a fixed request id."""
     told = {"X-Request-Id": REQUEST_ID} | {name.replace("_", "-"): value for name, value in headers.items()}
     content = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
     response = await server.client.request(method, path, content=content, headers=told)
@@ -48,7 +50,7 @@ def answer_of(response: httpx2.Response) -> Answer:
 
 
 def timeless(text: str) -> str:
-    """An answer with `gen-ID` and the like for its id, `call_1`, `call_2`, ... for its calls, `NOW` for its time."""
+    """Replace the id by `gen-ID` or similar, the calls' ids by `call_1`, `call_2`, ..., and the time by `NOW`."""
     assert len({found[0] for found in _ID.finditer(text)}) <= 1, "one answer, one id"
     calls: dict[str, str] = {}
     for found in _CALL.findall(text):

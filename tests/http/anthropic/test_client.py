@@ -1,4 +1,4 @@
-"""Anthropic's client, as its users call it, against an engine that recites."""
+"""Anthropic's client, with an engine that recites."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_with_async() -> None:
 
 async def test_betas_and_metadata_are_taken_whatever_they_are() -> None:
     async with serving() as server, async_client(server) as client:
-        message = await client.beta.messages.create(  # as /v1/messages?beta=true
+        message = await client.beta.messages.create(  # sends /v1/messages?beta=true
             **ASKED,
             betas=["interleaved-thinking-2025-05-14", "of-tomorrow-2031-01-01"],
             metadata={"user_id": "u", "of_tomorrow": [1]},  # type: ignore[typeddict-unknown-key]
@@ -83,7 +83,7 @@ async def test_betas_and_metadata_are_taken_whatever_they_are() -> None:
         )
         assert message.content[0].type == "text"
         await client.messages.create(**ASKED, extra_body={"metadata": None, "betas": "x", "speed": "fast"})
-        response = await server.client.post("/v1/messages?beta=true", json=ASKED)  # without any of its headers
+        response = await server.client.post("/v1/messages?beta=true", json=ASKED)  # without Anthropic's headers
         assert response.status_code == 200
 
 
@@ -107,7 +107,7 @@ async def test_errors_have_the_clients_own_types(
     assert (raised.value.status_code, raised.value.type) == (status, type_)
     assert raised.value.request_id
     assert raised.value.body["request_id"] == raised.value.request_id  # type: ignore[index]
-    if isinstance(error, ContextLengthError):  # what Claude Code looks for, to shorten a conversation
+    if isinstance(error, ContextLengthError):  # Claude Code shortens a conversation at these words
         assert str(raised.value.api_message).startswith("prompt is too long: ")
 
 
@@ -153,7 +153,7 @@ async def test_an_overloaded_server_is_asked_again() -> None:
 
 
 async def failing(end: Callable[[Any], None]) -> anthropic.APIStatusError:
-    """The error of a stream that has begun, and that the engine then ends so."""
+    """Return the error of a stream that the engine ends with an error."""
     engine = FakeEngine(held=True)
     async with serving(engine) as server, async_client(server) as client:
         stream = await client.messages.create(**ASKED, stream=True)

@@ -1,4 +1,4 @@
-"""Tools, thoughts and forms of the demo model, as users of Anthropic's client get them."""
+"""Tools, thoughts and structured output of the demo model with Anthropic's client."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def text_of(message: Any) -> str:
 
 
 def without_ids(message: Any) -> list[dict[str, Any]]:
-    """The blocks as plain data. Ids are random; `parsed_output` is the client's own."""
+    """Return the blocks as plain data, without random ids and the client's own `parsed_output`."""
     blocks = [block.to_dict() for block in message.content]
     return [{name: value for name, value in block.items() if name not in ("id", "parsed_output")} for block in blocks]
 
@@ -66,7 +66,7 @@ async def test_a_question_a_call_its_result_and_the_answer(client: anthropic.Asy
     history = [user(QUESTION), first.to_param(), user([result(call, [{"type": "text", "text": RESULT}])])]
     second = await client.messages.create(**ASKED, messages=history, tools=TOOLS)
     assert (text_of(second), second.stop_reason) == (ANSWER, "end_turn")
-    # The call is read back as the model wrote it, so that all before the result is in the prefix cache.
+    # The call is rendered as the model wrote it, so everything before the result is in the prefix cache.
     assert second.usage.input_tokens < 48
     assert (second.usage.cache_read_input_tokens or 0) >= first.usage.output_tokens
 
@@ -127,7 +127,7 @@ async def test_streamed_pieces_make_the_same_message(
     assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
     assert final.usage.output_tokens_details == whole.usage.output_tokens_details
     calls = sum(block.type == "tool_use" for block in whole.content)
-    assert events.count("input_json") >= 3 * calls  # they come as they are written
+    assert events.count("input_json") >= 3 * calls  # they are streamed while the model writes
     assert events.count("content_block_start") == events.count("content_block_stop") == len(whole.content)
 
 
@@ -194,7 +194,7 @@ async def test_the_end_of_the_context_is_no_mistake(client: anthropic.AsyncAnthr
     assert message.stop_reason == "end_turn"
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* maximum context length"):
         await client.messages.create(**ASKED, messages=[user("a b c " * 50_000)])
-    # It can still be counted:
+    # Counting still works:
     counted = await client.messages.count_tokens(model=MODEL, messages=[user("a b c " * 5_000)])
     assert counted.input_tokens >= 15_000
 

@@ -1,4 +1,4 @@
-"""Streamed answers: which events come in which order, and that they make the same message as a whole answer."""
+"""Streamed answers: the order of events, and that they give the same message as a whole answer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def plan(**fields: Any) -> AnswerPlan:
 
 
 def parse(events: bytes) -> list[dict[str, Any]]:
-    """The payloads; checks that each has its type for a name."""
+    """Return the payloads, and check that each event's name is its type."""
     payloads = []
     for event in filter(None, events.decode().split("\n\n")):
         name, _, data = event.partition("\n")
@@ -72,7 +72,7 @@ def streamed(
 
 
 def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message that a client makes of the events, which it holds to their order."""
+    """Return the message that a client makes from the events, and check their order."""
     start, ping, *middle, ending, stop = events
     assert (start["type"], ping, stop) == ("message_start", {"type": "ping"}, {"type": "message_stop"})
     message: dict[str, Any] = start["message"]
@@ -127,7 +127,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.hypothesis
 @given(st.sampled_from(ANSWERS), st.data())
 def test_events_make_the_whole_message(text: str, data: st.DataObject) -> None:
-    """However the text is cut, and whether thoughts are shown or not."""
+    """For any pieces of the text, and with and without thoughts."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     asked = plan(shows_thoughts=data.draw(st.booleans()))
@@ -176,7 +176,7 @@ def test_why_it_ended(
     matched = stop_string if stop_reason == "stop_sequence" else None
     assert ending["delta"] == {"stop_reason": stop_reason, "stop_sequence": matched}
     assert ending["usage"] == {
-        "input_tokens": 5,  # without those from the cache
+        "input_tokens": 5,  # without cached tokens
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 4,
         "output_tokens": 1,
@@ -185,7 +185,7 @@ def test_why_it_ended(
 
 
 def test_no_tokens_are_none() -> None:
-    """`max_tokens: 0` fills the cache: what the engine had to generate for it is not shown, nor counted."""
+    """`max_tokens: 0` fills the cache. The generated token is neither shown nor counted."""
     _, _, ending, _ = streamed(["x"], plan(max_tokens=0), "length")
     assert ending["delta"]["stop_reason"] == "max_tokens"
     assert ending["usage"]["output_tokens"] == 0

@@ -1,4 +1,4 @@
-"""Whatever blocks a conversation is made of: an answer in Anthropic's form, or a refusal in it."""
+"""Every conversation of random blocks gets an answer or a refusal in Anthropic's format."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def decode(content: bytes) -> MessageBody:
 
 
 def read_events(text: str) -> dict[str, Any]:
-    """The last state of a streamed message, its content left out."""
+    """Return the last state of a streamed message, without its content."""
     assert text.endswith('event: message_stop\ndata: {"type":"message_stop"}\n\n'), text
     events = [json.loads(part.partition("\ndata: ")[2]) for part in text.split("\n\n") if part]
     message: dict[str, Any] = events[0]["message"]

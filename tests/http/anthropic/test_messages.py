@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens` on the wire."""
+"""`POST /v1/messages` and `/v1/messages/count_tokens`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAST = Fragment("!", (9,), None, "stop", Usage(2, 1, 0))
 
 
 async def refused(server: Server, path: str, status: int, kind: str, **body: Any) -> str:
-    """The message of a refusal, whose form is checked."""
+    """Return the message of a refusal, and check its format."""
     return message_of(await server.post(path, **body), status, kind)
 
 
@@ -45,7 +45,7 @@ def message_of(response: Any, status: int, kind: str) -> str:
 @pytest.mark.parametrize("path", [PATH, COUNT])
 @pytest.mark.parametrize("within", ["messages", "blocks", "system"])
 async def test_many_blocks_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch, path: str, within: str) -> None:
-    """They become messages for the template in a thread, and few of them do not."""
+    """Many blocks are converted in a thread, and few are not."""
     threads = []
 
     def noted(*args: Any, **options: Any) -> Any:
@@ -277,7 +277,7 @@ async def test_a_count_stands_in_no_queue() -> None:
 
 
 async def test_pings_break_a_silence() -> None:
-    """Before the first token as well as between two: a long prompt takes a while to read."""
+    """Before the first token and between tokens, because a long prompt takes a while."""
     async with serving(FakeEngine(held=True), heartbeat=0.05) as server:
         raw = await server.connect(PATH, **ASKED, stream=True)
         held = await server.engine.next_stream()

@@ -1,4 +1,4 @@
-"""Messages of content blocks, as the chat template gets them."""
+"""Messages of content blocks as messages for the chat template."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_is_said_to_the_system_further_down_stays_in_its_place() -> None:
         {"role": "system", "content": "new rules"},
         {"role": "user", "content": "b"},
     ]
-    # For templates that know one system message alone:
+    # For templates that allow only one system message:
     assert rendered(*history, system="rules", late_system="user") == [
         {"role": "system", "content": "rules"},
         {"role": "user", "content": "a\nnew rules\nb"},
@@ -201,7 +201,7 @@ turns = st.sampled_from(sorted(BLOCKS)).flatmap(
 @pytest.mark.hypothesis
 @given(st.lists(turns, min_size=1, max_size=6), st.text(max_size=8) | st.lists(texts, max_size=2))
 def test_nothing_that_was_said_is_lost(history: list[dict[str, Any]], system: Any) -> None:
-    """Every text, thought, call and result is in the messages, in its order; and no two turns of one role meet."""
+    """Every text, thought, call and result is in the messages, in order. No two turns of one role are adjacent."""
     said, called, thought = [], [], []
     for content in (system, *(turn["content"] for turn in history)):
         for block in [text(content)] if isinstance(content, str) else content:

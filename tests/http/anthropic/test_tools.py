@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice`: what is offered, and what is refused."""
+"""`tools` and `tool_choice`: offered tools and refusals."""
 
 from __future__ import annotations
 

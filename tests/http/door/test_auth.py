@@ -1,4 +1,4 @@
-"""API keys: what is open, what is not, and the ways around that are none."""
+"""API keys: open paths, protected paths, and attempts to get around the key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = {"Authorization": "Bearer first-key"}
 
 
 async def raw_status(server: Server, head: str) -> str:
-    """The status of a request whose first lines are sent as they are."""
+    """Return the status of a request whose head is sent unchanged."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode("latin-1"))
     async with asyncio.timeout(30):
@@ -137,7 +137,7 @@ async def test_the_key_may_come_as_anthropics_clients_send_it(key: str) -> None:
         ([("x-api-key", "wrong"), ("x-api-key", "first-key")], 401),
         ([("x-api-key", "wrong"), ("Authorization", "Bearer wrong")], 401),
         ([("x-api-key", "wrong"), ("Authorization", "Basic first-key")], 401),
-        # Both, as who has set both in his environment sends them:
+        # A client sends both if both variables are set:
         ([("x-api-key", "first-key"), ("Authorization", "Bearer wrong")], 200),
         ([("x-api-key", "wrong"), ("Authorization", "Bearer first-key")], 200),
         ([("x-api-key", "wrong"), ("Authorization", "Bearer first-key"), ("Authorization", "Bearer third")], 401),

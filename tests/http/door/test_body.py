@@ -1,4 +1,4 @@
-"""What a body may be: its size, its type, its form. Every refusal is OpenAI's error JSON and names the field."""
+"""The size, type and form of bodies. Every refusal is an error in OpenAI's format and names the field."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error() -> N
     [
         (b'{"prompt": "a", "max_tokens": ' + b"1" * 5_000_000 + b"}", 413, "digits"),
         (b'{"prompt": [1.' + b"0" * 5_000_000 + b"]}", 413, "digits"),
-        (b'{"prompt": "' + b"7" * 2_097_152 + b'", "max_tokens": 1}', 200, ""),  # the longest text there may be
+        (b'{"prompt": "' + b"7" * 2_097_152 + b'", "max_tokens": 1}', 200, ""),  # the longest allowed text
         (b'{"prompt": "a", %b}' % b",".join(b'"%d": 1' % number for number in range(1000)), 400, "1001 fields"),
     ],
     ids=["a number", "a number within", "a text", "fields"],
@@ -169,7 +169,7 @@ async def test_what_would_hold_the_loop_is_refused(body: bytes, status: int, wor
 
 
 def test_floats_in_unknown_fields_are_left_as_they_are() -> None:
-    """There may be many, and nobody reads them."""
+    """There may be many, and they are not read."""
     body = b'{"messages": [], "max_tokens": 2.0, "x": 1.0, "seed": 1.' + b"0" * 100 + b"}"
     whole = bytes(_whole_numbers(body, msgspec.json.Decoder(ChatRequest)))
     assert b'"max_tokens":2,' in whole
@@ -202,7 +202,7 @@ def test_long_names_above_long_lists_cost_nothing_to_look_through() -> None:
     body = b'{"a":NaN,"' + b"a" * 32_000 + b'":[' + b"0," * 16_000 + b"0]}"
     begun = time.process_time()
     assert find_unencodable(body) == ("a", "JSON has no NaN")
-    assert time.process_time() - begun < 1  # all lengths multiplied would be minutes
+    assert time.process_time() - begun < 1  # quadratic time would be minutes
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Errors: their status, their JSON, and what they keep to themselves."""
+"""Errors: their status, their JSON, and what they do not reveal."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_bug_is_told_by_its_kind_alone() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_failure_on_the_way(stream: bool) -> None:
-    """A status while there is still time for one; afterwards an event."""
+    """An error before the answer begins has a status; a later one is an event."""
     async with serving(FakeEngine(held=True)) as server:
         raw = await server.connect("/generate", prompt="a", stream=stream)
         held = await server.engine.next_stream()

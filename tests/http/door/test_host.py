@@ -1,4 +1,4 @@
-"""`Host`: who reaches this machine alone by a name that is not its own was led here by somebody else's DNS."""
+"""`Host`: a request over loopback with a foreign name was sent by DNS rebinding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOPBACK = ("127.0.0.1", 8000)
 
 
 async def passes(host: str | None, *allowed: str, server: tuple[str, int | None] | None = LOOPBACK) -> bool:
-    """Whether a request to `server` gets through; `host` may be two, with a | in between."""
+    """Whether a request is served. host: one name, or two with a | in between."""
     headers = [] if host is None else [(b"host", one.encode()) for one in host.split("|")]
     scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "server": server}
     return Hosts(allowed).refusal(scope) is None

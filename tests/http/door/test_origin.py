@@ -1,4 +1,4 @@
-"""Web pages: a foreign one is refused unless the operator allows its origin."""
+"""Web pages: a foreign page is refused unless its origin is allowed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.anyio
 PREFLIGHT = {
     "Access-Control-Request-Method": "POST",
     "Access-Control-Request-Headers": "content-type,x-mine",
-    "Access-Control-Request-Private-Network": "true",  # a page on the internet, a server at home
+    "Access-Control-Request-Private-Network": "true",  # a page on the internet calls a server in a private network
 }
 
 
@@ -41,7 +41,7 @@ async def test_the_servers_own_page_and_programs_are_not() -> None:
 
 
 async def test_a_page_whose_name_was_made_to_lead_here_is_not_the_servers_own() -> None:
-    """DNS rebinding: `Origin` and `Host` agree, on a name that nobody has given this server."""
+    """DNS rebinding: `Origin` and `Host` agree on a name that is not this server's."""
     async with serving() as server:
         headers = {"Origin": f"http://evil.example:{server.port}", "Host": f"evil.example:{server.port}"}
         rebound = await server.client.post("/generate", json={"prompt": "a"}, headers=headers)

@@ -1,4 +1,4 @@
-"""Paths: those that are meant, and what is said of those that are none."""
+"""Aliases of paths, and the answers for paths that do not exist."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLAIN = [path for _, path in SERVED if "{" not in path]
         ("/models/org/name", "/v1/models/org/name"),
         ("/v1/v1/models/org/name/", "/v1/models/org/name"),
         ("/v1/tokenize", "/tokenize"),
-        ("/generate/", "/v1/generate"),  # the same
+        ("/generate/", "/v1/generate"),  # an alias
         ("/v1/v1/generate", "/v1/generate"),
     ],
 )
@@ -71,7 +71,11 @@ async def test_a_client_may_have_any_base_url(base: str) -> None:
         ("GET", "/model", "did you mean GET /v1/models?"),
         ("POST", "/v1/audio/speech", "GET /openapi.json lists all"),
         ("GET", "/tokenise", "did you mean POST /tokenize?"),
-        ("POST", "/v1/chat/completions/chat/completions", "did you mean POST /v1/chat/completions?"),  # a base URL
+        (
+            "POST",
+            "/v1/chat/completions/chat/completions",
+            "did you mean POST /v1/chat/completions?",
+        ),  # a base URL with the path
         ("GET", "/v1/chat/completions/models", "did you mean GET /v1/models?"),
         ("POST", "/v1/chat", "did you mean POST /v1/chat/completions?"),
         ("POST", "/v1", "GET /openapi.json lists all"),

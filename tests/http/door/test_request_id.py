@@ -1,4 +1,4 @@
-"""`X-Request-Id`, in and out."""
+"""`X-Request-Id` of requests and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A burst goes through in order, a few in each pass of the loop."""
+"""A burst of requests passes in order, a few in each pass of the loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def burst(turnstile: Turnstile, count: int) -> tuple[list[int], list[int]]:
-    """Who went through, in order, and how many in each pass of the loop."""
+    """Return the admitted tasks in order, and their number in each pass of the loop."""
     order: list[int] = []
     passes: list[int] = []
 
@@ -33,7 +33,7 @@ async def test_a_burst_goes_through_in_order_a_few_at_a_time() -> None:
     order, passes = await burst(Turnstile(4), 19)
     assert order == list(range(19))
     assert max(passes) == 4
-    assert len(passes) < 12  # nobody waits longer than it takes
+    assert len(passes) < 12  # no pass is wasted
 
 
 async def test_one_by_one_nobody_waits() -> None:
@@ -52,7 +52,7 @@ async def test_who_leaves_the_queue_takes_nobody_elses_turn() -> None:
         entered.append(number)
 
     tasks = [asyncio.create_task(enter(number)) for number in range(4)]
-    await asyncio.sleep(0)  # the first is through, the others wait
+    await asyncio.sleep(0)  # the first has passed, the others wait
     tasks[1].cancel()
     tasks[3].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

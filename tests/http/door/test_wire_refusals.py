@@ -1,4 +1,4 @@
-"""Every refusal whole, as it goes over the wire: status, headers, and each of the four fields of its error."""
+"""Every refusal as sent over the wire: status, headers, and the four fields of its error."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_what_the_engine_refuses(error: Exception, expected: Answer) -> No
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_fails_on_the_way(stream: bool) -> None:
-    """A stream has begun: its error is the last event, and no [DONE] follows."""
+    """An error in a stream is its last event, without [DONE]."""
     engine = FakeEngine(held=True)
     async with serving(engine) as server:
         asking = asyncio.create_task(ask(server, "POST", "/v1/completions", {**WORK, "stream": stream}))
@@ -92,7 +92,7 @@ async def test_what_fails_on_the_way(stream: bool) -> None:
 
 
 async def test_a_message_is_cut_where_it_gets_long() -> None:
-    """It repeats what was asked for, and that may be megabytes."""
+    """Errors repeat parts of the request, which may be megabytes."""
     for length, told in ((MAX_MESSAGE, "x" * MAX_MESSAGE), (MAX_MESSAGE + 1, "x" * MAX_MESSAGE + "...")):
         async with serving(FakeEngine(refuse=InvalidRequestError("x" * length, "x" * length))) as server:
             assert await ask(server, "POST", "/generate", WORK) == refusal(400, told, param=told)
@@ -210,7 +210,7 @@ async def test_a_body_that_does_not_come() -> None:
     async with serving(body_timeout=0.1) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nX-Request-Id: an-id\r\n\r\n{")
-        answer = (await reader.read()).decode()  # to its end: the connection is closed
+        answer = (await reader.read()).decode()  # up to the end: the connection is closed
         writer.close()
     head, _, body = answer.partition("\r\n\r\n")
     assert head.startswith("HTTP/1.1 408")
@@ -219,7 +219,7 @@ async def test_a_body_that_does_not_come() -> None:
 
 
 async def test_a_page_that_may_call_is_told_so() -> None:
-    """Its reader's browser asks first, and shows it only the headers that are named."""
+    """The browser sends a preflight, and shows the page only the listed headers."""
     async with serving(FakeEngine(refuse=QueueFullError("full")), allowed_origins=(PAGE["origin"],)) as server:
         refused = await ask(server, "POST", "/generate", WORK, **PAGE)
         asked = {"access_control_request_method": "POST", "access_control_request_headers": "authorization"}
@@ -247,7 +247,7 @@ async def test_a_page_that_may_call_is_told_so() -> None:
 
 
 async def test_a_server_that_loads_and_one_that_leaves() -> None:
-    """Work is refused with 503, and so are the questions of whoever sends it there."""
+    """Work is refused with 503, and so are the requests of routers."""
     loaded, engine = asyncio.Event(), FakeEngine()
     enter = engine.__aenter__
 
@@ -283,7 +283,7 @@ async def test_a_server_that_loads_and_one_that_leaves() -> None:
 
 @pytest.mark.parametrize("loaded", [False, True])
 async def test_an_engine_that_could_not_be_started_and_one_that_failed(loaded: bool) -> None:
-    """The reason is told without folders."""
+    """The reason has no folders."""
 
     class Broken(FakeEngine):
         async def __aenter__(self) -> Self:

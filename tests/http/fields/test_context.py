@@ -1,4 +1,4 @@
-"""max_tokens beyond the context: cut where OpenAI's and Anthropic's clients ask, so that the answer ends by length."""
+"""max_tokens beyond the context is reduced at OpenAI's and Anthropic's endpoints; the answer ends by length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTEXT = 64
 PROMPT = "The capital of France is"
 CHAT = [{"role": "user", "content": PROMPT}]
 MOST = 32_000  # tokens, as agents ask for them
-ON: dict[str, Any] = {"temperature": 0, "ignore_eos": True}  # nothing ends the answer but its length
+ON: dict[str, Any] = {"temperature": 0, "ignore_eos": True}  # only the length ends the answer
 
 PATHS: list[tuple[str, str, dict[str, Any]]] = [
     ("/v1/completions", "max_tokens", {"prompt": PROMPT, **ON}),

@@ -1,4 +1,4 @@
-"""How many logprobs an answer may hold: beyond that it is refused by field, number and bound."""
+"""The bound on an answer's logprobs. A refusal has the field, the number and the bound."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ ENOUGH: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "a", "logprobs": 20, "n": 128, "max_tokens": 50, "stream": True}),  # nothing is kept
     (COMPLETIONS, {"prompt": [IDS] * 8, "n": 128}),  # no logprobs at all
     (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 20, "n": 128, "max_tokens": 50, "stream": True}),
-    (CHAT, {"messages": [{"role": "user", "content": "a " * 40}], "prompt_logprobs": 20, "n": 128}),  # stand there once
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": "a " * 40}], "prompt_logprobs": 20, "n": 128},
+    ),  # they are in the answer once
     (GENERATE, {"input_ids": IDS, "prompt_logprobs": 20, "n": 128, "stream": False}),
     (GENERATE, {"input_ids": IDS, "prompt_logprobs": 20, "n": 4}),
 ]
@@ -83,7 +86,7 @@ async def test_out_of_range_is_told_as_such() -> None:
 
 
 async def test_without_max_tokens_the_output_ends_at_the_bound() -> None:
-    """Where that is nearer than the end of the context, and only where the answer is not streamed."""
+    """If the bound is nearer than the end of the context, and the answer is not streamed."""
     engine = FakeEngine()
     chat = {"messages": HI, "logprobs": True, "top_logprobs": 9}
     async with serving(engine, max_answer_candidates=1000) as server:
@@ -96,7 +99,7 @@ async def test_without_max_tokens_the_output_ends_at_the_bound() -> None:
 
 @pytest.mark.slow
 def test_an_answer_with_logprobs_of_a_long_prompt(demo: httpx2.Client) -> None:
-    """The usual way to evaluate a model: as many logprobs as prompts have tokens, over several prompts."""
+    """Evaluations ask for the logprobs of all tokens of several prompts."""
     prompts = [[(7 * place + start) % 4000 for place in range(500)] for start in range(4)]
     asked = {"prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": 0, "prompt_logprobs": 2}
     choices = demo.post(COMPLETIONS, json=asked).json()["choices"]

@@ -1,4 +1,4 @@
-"""Every parameter at every endpoint that generates: what it does on the demo model, and what of it is refused."""
+"""Every parameter at every generating endpoint: its effect on the demo model, and refused values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 PERIOD = 13  # the id of "."
 
-# parameter -> a value that is taken
+# parameter -> an accepted value
 TAKEN: dict[str, Any] = {
     "model": "aengine-demo",
     "max_tokens": 3,
@@ -47,7 +47,7 @@ TAKEN: dict[str, Any] = {
     "unknown_to_us": {"is": "ignored"},
 }
 
-# parameter -> values that are not
+# parameter -> refused values
 REFUSED: dict[str, list[Any]] = {
     "max_tokens": [0, -1, "3", 1.5],
     "min_tokens": [-1, 7, "1"],
@@ -125,7 +125,7 @@ def text(demo: httpx2.Client, path: str, **given: Any) -> str:
     return str(choices(ask(demo, path, **given))[0]["text"])
 
 
-# /v1/completions has its parameters by the same rules as /generate.
+# /v1/completions has the same rules as /generate.
 every_path = pytest.mark.parametrize(
     "path", [pytest.param(path, marks=pytest.mark.slow if path == "/v1/completions" else ()) for path in PATHS]
 )
@@ -300,7 +300,7 @@ def test_an_echo_with_logprobs(demo: httpx2.Client) -> None:
 
 
 def test_an_echo_alone(demo: httpx2.Client) -> None:
-    """How a text is scored: nothing is generated, its own logprobs are told."""
+    """A text is scored by its logprobs, without generating."""
     answer = ask(demo, "/v1/completions", prompt=[PROMPT, "One two three"], echo=True, logprobs=1, max_tokens=0)
     assert [choice["text"] for choice in answer["choices"]] == [PROMPT, "One two three"]
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "length"]

@@ -1,4 +1,4 @@
-"""What a request says of its output's form reaches the engine, whichever API it speaks."""
+"""The form of the output reaches the engine from every API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMS: list[tuple[dict[str, Any], Structured | None]] = [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}},
         Structured(json=SCHEMA, strict=True, origin="response_format"),
     ),
-    *(  # as llama.cpp, TGI and others have it
+    *(  # as in llama.cpp, TGI and others
         ({"response_format": {"type": kind, **where}}, Structured(json=SCHEMA, origin="response_format"))
         for kind in ("json_object", "json_schema")
         for where in ({"schema": SCHEMA}, {"value": SCHEMA}, {"json_schema": {"schema": SCHEMA}})
@@ -43,7 +43,7 @@ FORMS: list[tuple[dict[str, Any], Structured | None]] = [
         Structured(grammar='start: "a"', origin="structured_outputs.grammar"),
     ),
     ({"guided_json": SCHEMA}, Structured(json=SCHEMA, origin="guided_json")),
-    (  # as clients ask that serve several versions of vLLM
+    (  # as clients for several versions of vLLM ask
         {"structured_outputs": {"grammar": "start: /a/"}, "guided_grammar": "start: /a/"},
         Structured(grammar="start: /a/", origin="structured_outputs.grammar"),
     ),

@@ -1,4 +1,4 @@
-"""Fields that no struct has: refused by name where the answer would be another, taken where not, else logged once."""
+"""Unsupported fields are refused by name if they would change the answer, else accepted or logged once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STRUCTS: Mapping[str, type[RequestBody]] = {
 }
 
 
-# Fields of other endpoints that ask for what is done anyway.
+# Fields of other endpoints that ask for the default behaviour.
 OF_OTHERS: Mapping[str, Mapping[str, Any]] = {
     CHAT: {"best_of": 1, "truncation": "auto"},
     COMPLETIONS: {"truncation": "disabled"},
@@ -47,7 +47,7 @@ def raw(fields: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
 
 @functools.cache
 def unknown_fields() -> UnknownFields:
-    """Those of a server, which know the fields of all endpoints."""
+    """Return the unknown fields of a server, which knows the fields of all endpoints."""
     state = ServerState(ServerConfig())
     operations(state)
     return state.unknown_fields

@@ -1,4 +1,4 @@
-"""Accepted connections: they end with their client, make room for new ones, and wait for no reader for ever."""
+"""Connections close with their client, make room for new ones, and never wait for a reader for ever."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Peer:
         return Peer(*await asyncio.open_connection("127.0.0.1", port))
 
     async def ask(self) -> bytes:
-        """The answer; empty where the connection has been closed."""
+        """Return the answer; empty if the connection has been closed."""
         async with asyncio.timeout(30):
             try:
                 self._writer.write(ASK)
@@ -64,7 +64,7 @@ class Peer:
 
 async def counted(connections: OpenConnections, count: int) -> None:
     async with asyncio.timeout(30):
-        while connections.count != count:  # noqa: ASYNC110 - until there are as many
+        while connections.count != count:  # noqa: ASYNC110 - no event exists
             await asyncio.sleep(0.001)
 
 
@@ -81,7 +81,7 @@ async def test_a_connection_ends_with_its_client(connections: OpenConnections, a
 
 
 async def test_a_connection_whose_client_leaves_while_it_is_answered_ends_too(connections: OpenConnections) -> None:
-    """Its answer is whole, and hypercorn would call the connection idle once more."""
+    """The answer is complete, and hypercorn would treat the connection as idle again."""
     begun = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +110,7 @@ def reset(raw: socket.socket) -> None:
 async def test_a_client_that_pipelines_and_leaves_is_noticed_and_forgotten(
     connections: OpenConnections, leave: Callable[[socket.socket], None], behind: bytes
 ) -> None:
-    """hypercorn reads nothing further while it answers, and would take up the other requests after that."""
+    """hypercorn reads nothing while it answers, and would begin with the other requests afterwards."""
     begun = 0
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +126,7 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed_and_forgotten(
             await loop.sock_connect(raw, ("127.0.0.1", port))
             sending = asyncio.create_task(loop.sock_sendall(raw, ASK + behind))
             async with asyncio.timeout(30):
-                while not begun:  # noqa: ASYNC110 - until it is answered
+                while not begun:  # noqa: ASYNC110 - no event exists
                     await asyncio.sleep(0.001)
             await asyncio.wait([sending], timeout=0.1)
             sending.cancel()
@@ -138,7 +138,7 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed_and_forgotten(
 async def test_once_its_client_has_left_nothing_is_written_to_a_connection(
     connections: OpenConnections, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """asyncio would write a line to the log for each answer."""
+    """asyncio would log a line for each write."""
     begun, left = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,7 +151,7 @@ async def test_once_its_client_has_left_nothing_is_written_to_a_connection(
         peer.send(ASK * 200)
         await begun.wait()
         peer.reset()
-        await asyncio.sleep(0.05)  # until the server has it
+        await asyncio.sleep(0.05)  # until the server has received it
         left.set()
         await counted(connections, 0)
     assert not caplog.messages
@@ -183,7 +183,7 @@ async def test_where_none_is_idle_a_new_connection_is_closed(connections: OpenCo
     async with hosting(with_lifespan(app), keep_alive_timeout=600) as (port, _):
         busy = [await Peer.connect(port) for _ in range(MOST)]
         answers = [asyncio.create_task(peer.ask()) for peer in busy]
-        while connections.idle or connections.count < MOST:  # noqa: ASYNC110 - until all of them are busy
+        while connections.idle or connections.count < MOST:  # noqa: ASYNC110 - no event exists
             await asyncio.sleep(0.001)
         one_more = await Peer.connect(port)
         assert not await one_more.ask()
@@ -194,7 +194,7 @@ async def test_where_none_is_idle_a_new_connection_is_closed(connections: OpenCo
 
 
 def accepted_by(connections: OpenConnections, monkeypatch: pytest.MonkeyPatch) -> list[AcceptedConnection]:
-    """The connections that servers accept from now on, as they come."""
+    """Collect the connections that servers accept from now on."""
     accepts: list[AcceptedConnection] = []
 
     def accept(*args: Any) -> AcceptedConnection:
@@ -208,7 +208,7 @@ def accepted_by(connections: OpenConnections, monkeypatch: pytest.MonkeyPatch) -
 async def test_a_connection_that_closes_keeps_its_place_until_what_it_has_is_sent_or_time_is_up(
     connections: OpenConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A body that is no HTTP makes hypercorn close under its answer, and wait; nobody is to end that wait by a look."""
+    """Data that is not HTTP makes hypercorn close and wait. The regular check must not end this wait."""
     monkeypatch.setattr(accepted, "_LOOK", 0.02)
     monkeypatch.setattr(accepted, "_CLOSING", 1.0)
     waits = asyncio.Event()
@@ -235,16 +235,16 @@ async def test_a_connection_that_closes_keeps_its_place_until_what_it_has_is_sen
             await loop.sock_sendall(raw, b"zzz\r\n")
             transport = accepts[0].writer.transport
             async with asyncio.timeout(30):
-                while connections.count:  # noqa: ASYNC110 - nobody tells
+                while connections.count:  # noqa: ASYNC110 - no event exists
                     await asyncio.sleep(0.01)
             await asyncio.sleep(0)
-            assert not transport.get_write_buffer_size()  # aborted, not forgotten
+            assert not transport.get_write_buffer_size()  # aborted
 
 
 async def test_a_client_that_does_not_read_the_last_of_an_answer_is_dropped_in_time(
     connections: OpenConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be idle by then: what waits in asyncio's buffer is below its mark."""
+    """The connection may be idle, because the data in asyncio's buffer is below its limit."""
     monkeypatch.setattr(accepted, "_CLOSING", 0.1)
     sent = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Pieces of a streamed answer go out as chunks without hypercorn's and h11's work for each, where there are chunks."""
+"""Pieces of a chunked answer are written directly, without the work of hypercorn and h11."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BODY = {"input_ids": [1, 2, 3], "max_tokens": 20}
 
 
 async def answer(port: int, version: bytes) -> bytes:
-    """Everything that comes until the connection ends."""
+    """Return everything up to the end of the connection."""
     request = raw_request("/generate", BODY).replace(b"HTTP/1.1", b"HTTP/" + version)
     async with await anyio.connect_tcp("127.0.0.1", port) as connection:
         await connection.send(request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
@@ -27,7 +27,7 @@ async def answer(port: int, version: bytes) -> bytes:
 
 
 def whole(received: bytes) -> bytes:
-    """The body, as another implementation reads it."""
+    """Return the body as another implementation reads it."""
     reader = h11.Connection(h11.CLIENT)
     reader.send(h11.Request(method="POST", target="/", headers=[("host", "x"), ("content-length", "0")]))
     reader.send(h11.EndOfMessage())
@@ -42,7 +42,7 @@ def whole(received: bytes) -> bytes:
 
 @pytest.mark.parametrize(("version", "by_h11"), [(b"1.1", range(1, 2)), (b"1.0", range(3, 1000))], ids=["1.1", "1.0"])
 async def test_pieces(version: bytes, by_h11: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    """by_h11: how many of them it may have sent."""
+    """by_h11: the number of pieces that h11 may send."""
     engine = FakeEngine()
     sent: list[h11.Data] = []
     send = h11.Connection.send

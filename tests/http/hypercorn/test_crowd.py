@@ -1,4 +1,4 @@
-"""Memory is given back when most of many connections have left, once for each crowd."""
+"""Memory is returned when most of many connections have closed, once for each crowd."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def wave(of: Crowd, most: int, left: int = 0) -> None:
-    """Connections come one after the other until there are `most`, and go until `left` are left."""
+    """Open connections one by one until `most` are open, and close them until `left` are open."""
     for count in range(1, most + 1):
         of.grew(count)
     for count in range(most - 1, left - 1, -1):
@@ -35,7 +35,7 @@ async def test_once_after_each_crowd() -> None:
     await wave(of, CROWD - 1)
     assert len(given) == 0
     await wave(of, CROWD, left=CROWD // 10 + 1)
-    assert len(given) == 0  # too many are there still
+    assert len(given) == 0  # too many are still open
     await wave(of, CROWD)
     assert len(given) == 1
     await wave(of, 50)

@@ -1,4 +1,4 @@
-"""A server that is about to leave: no new work, time for what runs, and an error for what takes too long."""
+"""A server that shuts down refuses new work, lets running requests finish, and ends slow ones with an error."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_request_that_is_cut_off_before_it_has_said_all_is_refused() -> 
         await app.settled.wait()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(raw_request("/generate", {"prompt": "a"})[:-3])
-        while not app._http._active:  # type: ignore[union-attr]  # noqa: ASYNC110 - until it is there
+        while not app._http._active:  # type: ignore[union-attr]  # noqa: ASYNC110 - no event exists
             await asyncio.sleep(0.001)
         app.cut_off()
         async with asyncio.timeout(10):

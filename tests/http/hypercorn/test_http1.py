@@ -1,4 +1,4 @@
-"""HTTP/1.1 alone: HTTP/2 and WebSocket are refused in one answer, and no refused connection keeps its place."""
+"""Only HTTP/1.1: HTTP/2 and WebSocket are refused in one answer, and refused connections close."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.http.serving import serving
 pytestmark = pytest.mark.anyio
 
 MOST = 3  # connections
-# A client's first flight: SETTINGS, WINDOW_UPDATE, and HEADERS of GET / over http.
+# A client's first data: SETTINGS, WINDOW_UPDATE, and HEADERS of GET /.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAMES = bytes.fromhex("000000040000000000 000004080000000000 7fff0000 000003010500000001 828684")
-# The server's SETTINGS, empty, and GOAWAY: no stream was taken up, HTTP_1_1_REQUIRED.
+# The server's empty SETTINGS, and GOAWAY: no stream was processed, HTTP_1_1_REQUIRED.
 GOAWAY = bytes.fromhex("000000040000000000 000029070000000000 00000000 0000000d") + b"this server speaks HTTP/1.1 alone"
 KEY = b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 VERSION = b"Sec-WebSocket-Version: 13\r\n"
 
 
 async def ask(port: int, data: bytes) -> tuple[bytes, asyncio.StreamWriter]:
-    """The head of the first answer and its body, and the connection, still open on this side."""
+    """Return the first answer, head and body, and the connection, which is open on this side."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     async with asyncio.timeout(10):
@@ -52,7 +52,7 @@ async def ask(port: int, data: bytes) -> tuple[bytes, asyncio.StreamWriter]:
 async def test_websocket_handshakes_are_a_404_and_keep_no_connection_busy(
     monkeypatch: pytest.MonkeyPatch, path: bytes, version: bytes, headers: bytes
 ) -> None:
-    """More clients than there is room for send one and stay: one more is answered all the same."""
+    """More clients than allowed send a handshake and stay connected. Another client is still answered."""
     monkeypatch.setattr(installing, "most_connections", lambda: MOST)
     handshake = b"GET %b HTTP/%b\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n%b\r\n"
     async with serving() as server:
@@ -69,12 +69,12 @@ async def test_websocket_handshakes_are_a_404_and_keep_no_connection_busy(
 
 
 async def all_of(port: int, data: bytes) -> bytes:
-    """What the server says until it closes the connection."""
+    """Return the data up to the end of the connection."""
     loop, heard = asyncio.get_running_loop(), b""
     with socket.socket() as raw:
         raw.setblocking(False)
         await loop.sock_connect(raw, ("127.0.0.1", port))
-        with suppress(ConnectionError):  # it may be closed before all has been sent, or read
+        with suppress(ConnectionError):  # it may close before all is sent or read
             await loop.sock_sendall(raw, data)
         with suppress(ConnectionError):
             async with asyncio.timeout(10):
@@ -87,13 +87,13 @@ async def all_of(port: int, data: bytes) -> bytes:
 async def test_a_client_that_speaks_http2_at_once_is_told_so_in_one_answer(
     monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
-    """Clients show the reason that stands in GOAWAY; its connection leaves at once."""
+    """Clients show the reason in GOAWAY. The connection closes at once."""
     open_ones = OpenConnections(MOST)
     monkeypatch.setattr(installing, "OpenConnections", lambda most: open_ones)
     async with serving(api_keys=("secret",)) as server:
         assert await all_of(server.port, data) == GOAWAY
         async with asyncio.timeout(10):
-            while open_ones.count:  # noqa: ASYNC110 - nobody tells
+            while open_ones.count:  # noqa: ASYNC110 - no event exists
                 await asyncio.sleep(0.001)
 
 

@@ -1,4 +1,4 @@
-"""Readers: who takes a long answer slowly is waited for, who takes nothing is cut off, and neither hurts the watch."""
+"""The server waits for slow readers and closes the connections of stalled ones; the watch survives both."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_long_answer_goes_out_in_pieces_and_whole() -> None:
 
 
 async def test_a_reader_that_takes_each_piece_in_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence of the answer before a message does not count, nor do the pieces that the reader took before."""
+    """Neither silence before a message counts nor pieces that the reader has read."""
     now = 0.0
     monkeypatch.setattr("aengine.http.hypercorn.in_flight.monotonic", lambda: now)
 
@@ -82,7 +82,7 @@ async def test_who_takes_nothing_is_cut_off() -> None:
 
 
 async def test_where_the_connection_goes_on_a_stream_says_why_it_ends() -> None:
-    """Under another server than hypercorn: the reader takes nothing until it is given up."""
+    """In another server than hypercorn, the connection stays open when a stalled reader is given up."""
     given_up, told = asyncio.Event(), list[bytes]()
 
     async def send(message: Message) -> None:
@@ -110,7 +110,7 @@ async def test_where_the_connection_goes_on_a_stream_says_why_it_ends() -> None:
 
 
 async def test_who_sends_without_end_reads_nothing_and_then_resets_is_let_go() -> None:
-    """The answer comes before the body has, and hypercorn's queue of body messages is full when the client leaves."""
+    """The answer precedes the body, and hypercorn's queue of body messages is full when the client leaves."""
     answer = Response(bytes(20 * LONG))
 
     in_flight = InFlight(Receiving(answer))

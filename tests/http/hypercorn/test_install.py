@@ -1,4 +1,4 @@
-"""The access log: a line for each request, whatever stands in it."""
+"""The access log has exactly one line for each request, whatever the request contains."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_what_a_client_sends_forges_no_line(
 
 
 async def test_a_format_of_ones_own_is_escaped_too(caplog: pytest.LogCaptureFixture) -> None:
-    """Of every field."""
+    """Every field is escaped."""
     install(asyncio.get_running_loop())
     config = Config()
     config.accesslog = logging.getLogger("tests.access")

@@ -1,4 +1,4 @@
-"""Clients that leave: what is done for them is cancelled, unless it is all but done."""
+"""If a client leaves, its handler is cancelled, unless the last message is being sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAST: Message = {"type": "http.response.body", "body": b""}
 
 
 class Client:
-    """Sends a body in two messages, and then leaves when it is told to."""
+    """Sends a body in two messages, and disconnects on request."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = [
@@ -80,7 +80,7 @@ async def test_who_waits_for_the_disconnect_itself_is_cancelled_as_well() -> Non
 
 
 async def test_the_last_message_is_not_cut_in_two() -> None:
-    """The server's own disconnect, when the answer is complete, comes while its last message is being sent."""
+    """The server reports a disconnect after a complete answer, while the last message is being sent."""
     client = Client()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

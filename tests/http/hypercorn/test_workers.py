@@ -1,4 +1,4 @@
-"""A second worker is refused with one sentence, and what started with it goes down with it."""
+"""A second worker is refused with one sentence, and the server ends."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _worker(entered: Event, leave: Event) -> None:
 
 @pytest.mark.slow
 def test_the_lock_goes_from_worker_to_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when hypercorn replaces its worker: the next one gets in as soon as the last one is gone, however it went."""
+    """When hypercorn replaces its worker, the next one starts as soon as the last one has ended in any way."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     context = multiprocessing.get_context("spawn")
     for end in ("politely", "killed", "politely"):
@@ -129,5 +129,5 @@ def test_a_knob_that_cannot_work_is_told_in_one_sentence(tmp_path: Path, workers
     assert "page_size" in done.stderr
     assert "AENGINE_PAGE_SIZE" in done.stderr
     assert "Traceback" not in done.stderr
-    if workers == "0":  # with workers, hypercorn's own exit status does not tell
+    if workers == "0":  # with workers, hypercorn's exit status does not show it
         assert done.returncode == 1

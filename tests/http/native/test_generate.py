@@ -92,7 +92,7 @@ async def test_logprobs() -> None:
 
 
 def test_takes_every_sampling_parameter_by_its_name() -> None:
-    fields = {*GenerateRequest.__struct_fields__, "structured"}  # which has names of its own
+    fields = {*GenerateRequest.__struct_fields__, "structured"}  # which has other names
     assert set(SamplingParams.__struct_fields__) <= fields
 
 
@@ -138,7 +138,7 @@ async def test_what_is_not_given_is_the_checkpoints_default() -> None:
         await server.post("/generate", prompt=[1])
         first, second = server.engine.submitted
     assert first.params == SamplingParams(temperature=0.5, max_tokens=3, stop=("end",))
-    assert second.params.max_tokens == 63  # 128 do not fit into the context of 64, and nobody asked for them
+    assert second.params.max_tokens == 63  # the default of 128 does not fit the context of 64
 
 
 async def test_128_tokens_by_default() -> None:

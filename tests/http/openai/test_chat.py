@@ -92,7 +92,7 @@ async def test_messages_reach_the_template_as_plain_text() -> None:
         {"role": "tool", "content": "3", "tool_call_id": "1"},
     ]
     tools = [{"type": "function", "function": {"name": "f"}}]
-    asked = [{"type": "function", "function": {"name": "f", "strict": True}}]  # the last is not the model's to know
+    asked = [{"type": "function", "function": {"name": "f", "strict": True}}]  # the model does not see the last one
     async with serving() as server:
         response = await server.post(PATH, messages=messages, tools=asked, chat_template_kwargs={"thinking": False})
         assert response.status_code == 200

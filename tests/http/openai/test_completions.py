@@ -98,7 +98,7 @@ async def test_prompts_in_four_spellings(prompt: Any, seen: list[Any]) -> None:
 async def test_other_prompts_are_refused(prompt: Any) -> None:
     async with serving() as server:
         response = await server.post(PATH, prompt=prompt)
-    if prompt == [[]]:  # well-formed; whether a prompt may be empty is the engine's to say
+    if prompt == [[]]:  # well-formed; the engine refuses empty prompts
         assert response.status_code == 200
     else:
         assert response.status_code == 400
@@ -156,7 +156,7 @@ async def test_what_echo_repeats_is_bounded(stream: bool, monkeypatch: pytest.Mo
         error = refused.json()["error"]
         assert error["param"] == "echo"
         assert "repeat 44 characters and more, but an answer may repeat 40" in error["message"]
-        for _ in range(2):  # those before it
+        for _ in range(2):  # of the prompts before it
             await (await server.engine.next_stream()).aborted.wait()
         taken = asyncio.create_task(server.post(PATH, **asked))
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Details of chats that clients look at: how many tokens were thought, and the bytes of tokens."""
+"""Details of chats that clients read: the number of thought tokens, and the bytes of tokens."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_openais_client_finds_them(demo_url: str) -> None:
         assert done.choices[0].logprobs is not None
         assert done.choices[0].logprobs.content is not None
         assert all(entry.bytes for entry in done.choices[0].logprobs.content)
-        again: Any = [*QUESTION, message.model_dump(), *QUESTION]  # as many clients keep a history
+        again: Any = [*QUESTION, message.model_dump(), *QUESTION]  # the history of many clients
         assert client.chat.completions.create(model="aengine-demo", messages=again, max_tokens=3).choices
         with pytest.raises(openai.BadRequestError) as error:
             client.chat.completions.create(model="aengine-demo", messages=[{"role": "user", "content": "a " * 9000}])

@@ -1,4 +1,4 @@
-"""The prompt in front of each choice: told once, and in pieces that no loop waits for."""
+"""The prompt before each choice, once, and in pieces that do not block the loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_the_text_comes_first_and_the_tokens_in_slices() -> None:
     assert [fragment.text for fragment in fragments] == ["prompt", "", "", "", "x"]
     assert [len(fragment.logprobs or ()) for fragment in fragments] == [SLICE, SLICE, SLICE, 1, 0]
     told = [one for fragment in fragments for one in fragment.logprobs or ()]
-    assert told[0].top == ()  # it follows nothing
+    assert told[0].top == ()  # the first token has no candidates
     assert all([top.logprob for top in one.top] == [-0.5, -1.5] for one in told[1:])
 
 

@@ -1,4 +1,4 @@
-"""Answers of models that write in channels, at the endpoints that chat: no answer is an error."""
+"""Answers of models with channels (harmony), at all chat endpoints. No answer is an error."""
 
 from __future__ import annotations
 

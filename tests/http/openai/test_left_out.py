@@ -1,4 +1,4 @@
-"""Images and files that a model cannot read: a text stands for them, or the newest message is refused."""
+"""Images and files: a text replaces them in the history, and the newest message with them is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def user(path: str, *parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def result(path: str, image: dict[str, Any]) -> list[dict[str, Any]]:
-    """A call of a tool that brings an image."""
+    """A tool call whose result is an image."""
     if path == CHAT:
         call = {"id": "c", "type": "function", "function": {"name": "see", "arguments": "{}"}}
         return [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": [image]}]

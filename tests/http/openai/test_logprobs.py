@@ -1,4 +1,4 @@
-"""Offsets of tokens into the text that is sent."""
+"""Offsets of tokens into the text of the answer."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Pieces(FakeTokenizer):
         ([3, EOS, 7, EOS], {BOS, EOS}, "", 0, [0, 1, 1, 2]),
         ([3, EOS, 7, EOS], (), "", 0, [0, 1, 5, 6]),
         ([BOS, 3, 4, 5, 6, 7, 3], {BOS}, "a👋b", 6, [0, 0, 1, 1, 1, 2, 3]),
-        ([BOS, BLANK, 3, 7], {BOS}, "Thea", 3, [0, 0, 3, 4]),  # a blank that the tokenizer put in front
+        ([BOS, BLANK, 3, 7], {BOS}, "Thea", 3, [0, 0, 3, 4]),  # a space that the tokenizer adds
         ([BLANK, 3, 7], {BOS}, " Thea", 2, [0, 4, 5]),
-        ([BOS, BOS, 3, EOS, 7], {BOS, EOS}, "<s>a", 4, [0, 3, 3, 4, 4]),  # one that was written, one that was added
-        ([3, 3, 3, 7], {BOS}, "AA", 3, [0, 1, 2, 2]),  # a text that the tokenizer changed: never beyond it
+        ([BOS, BOS, 3, EOS, 7], {BOS, EOS}, "<s>a", 4, [0, 3, 3, 4, 4]),  # one from the client, one from the tokenizer
+        ([3, 3, 3, 7], {BOS}, "AA", 3, [0, 1, 2, 2]),  # the tokenizer changes the text: offsets never exceed it
     ],
 )
 def test_where_tokens_begin(ids: list[int], hidden: set[int], echo: str, echoed: int, offsets: list[int]) -> None:

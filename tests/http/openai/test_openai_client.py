@@ -1,4 +1,4 @@
-"""The official client, as its users call it."""
+"""OpenAI's client."""
 
 from __future__ import annotations
 

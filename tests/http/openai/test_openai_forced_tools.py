@@ -1,4 +1,4 @@
-"""`tool_choice` that forces: the answer is a call, whatever the model would have said."""
+"""Forced `tool_choice`: the answer is a call, whatever the model would have written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TOOLS: Any = [
 
 
 def check(call: Any, among: set[str]) -> None:
-    """A call of one of these tools whose arguments are of its schema's form."""
+    """Check that the call is of one of these tools and its arguments follow the schema."""
     assert call.function.name in among
     arguments = json.loads(call.function.arguments)
     assert set(arguments) == {"get_weather": {"city"}, "add": {"a", "b"}, "stop": set()}[call.function.name]
@@ -147,7 +147,7 @@ async def test_only_allowed_tools_are_called(demo_url: str, mode: str) -> None:
             choices.append(chat.choices[0])
     (call,) = choices[0].message.tool_calls or ()
     check(call, {"get_weather"})
-    (call,) = choices[1].message.tool_calls or ()  # it calls a tool by itself here, which must be this one
+    (call,) = choices[1].message.tool_calls or ()  # the call is not forced, but must be of this tool
     assert call.type == "function"
     assert call.function.name == "add"
     if mode == "required":

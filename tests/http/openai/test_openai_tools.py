@@ -1,4 +1,4 @@
-"""Tools and thoughts of the demo model, as users of the official client get them."""
+"""Tools and thoughts of the demo model with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
 def without_ids(message: Any) -> dict[str, Any]:
-    """A message as plain data. Ids are random; `parsed` and its like are the client's own."""
+    """Return a message as plain data, without random ids and the client's own fields such as `parsed`."""
     plain: dict[str, Any] = message.model_dump(include={"role", "content", "tool_calls", "reasoning_content"})
     for call in plain.get("tool_calls") or ():
         assert call.pop("id").startswith("call_")
@@ -57,7 +57,7 @@ async def test_a_question_a_call_its_result_and_the_answer(demo_url: str) -> Non
         assert second.choices[0].message.content == ANSWER
         assert second.choices[0].finish_reason == "stop"
         assert second.choices[0].message.tool_calls is None
-        # The call is read back as the model wrote it, so that all before the result is in the prefix cache.
+        # The call is rendered as the model wrote it, so everything before the result is in the prefix cache.
         usage = second.usage
         assert usage is not None
         assert usage.prompt_tokens_details is not None
@@ -86,7 +86,7 @@ async def test_streamed_pieces_make_the_same_message(demo_url: str, question: st
     assert [piece.function.name for piece in pieces if piece.id and piece.function] == [
         call.function.name for call in calls if call.type == "function"
     ]
-    assert len(pieces) >= 4 * len(calls)  # they come as they are written
+    assert len(pieces) >= 4 * len(calls)  # they are streamed while the model writes
 
 
 @pytest.mark.slow
@@ -124,7 +124,9 @@ async def test_a_thought_and_the_answer(demo_url: str) -> None:
 @pytest.mark.slow
 async def test_a_thought_and_an_answer_of_a_given_form(demo_url: str) -> None:
     asked: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
-    form: dict[str, Any] = {"structured_outputs": {"regex": r"[0-9]+ \+ [0-9]+ = [0-9]{2}!"}}  # it would end with a dot
+    form: dict[str, Any] = {
+        "structured_outputs": {"regex": r"[0-9]+ \+ [0-9]+ = [0-9]{2}!"}
+    }  # without the regex it would end with a dot
     async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
         whole = (await client.chat.completions.create(**asked, extra_body=THINKING | form)).choices[0]
         thought, content = "", ""

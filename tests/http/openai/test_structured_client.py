@@ -1,4 +1,4 @@
-"""Structured output through the whole server, as the official client asks for it."""
+"""Structured output through the whole server with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Step(BaseModel):
-    model_config = ConfigDict(extra="forbid")  # or a hot model invents fields without end
+    model_config = ConfigDict(extra="forbid")  # otherwise a model at high temperature may add fields for ever
 
     number: int
     kind: Literal["first", "second"]

@@ -1,4 +1,4 @@
-"""What a request says to its chat template: how hard to think, what to begin or to continue, what to leave away."""
+"""Options of the chat template: reasoning effort, beginning or continuing a message, and variables."""
 
 from __future__ import annotations
 

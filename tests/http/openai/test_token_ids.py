@@ -1,4 +1,4 @@
-"""`return_token_ids`, `return_tokens_as_token_ids` and `text_offset` on the wire."""
+"""`return_token_ids`, `return_tokens_as_token_ids` and `text_offset` in answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def whole(demo: httpx2.Client, path: str, **more: Any) -> dict[str, Any]:
 
 def chunks(demo: httpx2.Client, path: str, **more: Any) -> list[dict[str, Any]]:
     text = demo.post(path, json={**ASKED[path], **more, "stream": True}).text
-    return [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n")[:-2]]  # but for [DONE]
+    return [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n")[:-2]]  # without [DONE]
 
 
 def tokenized(demo: httpx2.Client, **prompt: Any) -> list[int]:
@@ -74,7 +74,7 @@ def test_tokens_of_logprobs_as_ids(demo: httpx2.Client) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_offsets_are_into_the_text_that_was_sent(demo: httpx2.Client, stream: bool) -> None:
-    """Behind characters of several tokens, in an echo and in what follows it."""
+    """After characters of several tokens, in an echo and in the text after it."""
     prompt = "Été 👋🏽 naïve <|im_end|> is"
     asked = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 6, "ignore_eos": True, "n": 1}
     told = chunks(demo, COMPLETIONS, **asked) if stream else [whole(demo, COMPLETIONS, **asked)]

@@ -1,4 +1,4 @@
-"""Tools on `/v1/chat/completions`: what goes to the model, what comes back, and what is refused."""
+"""Tools on `/v1/chat/completions`: the prompt, the answer, and refusals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def message(engine: FakeEngine, **fields: Any) -> tuple[dict[str, Any], st
 
 
 def thought(text: str) -> dict[str, Any]:
-    """Under both its names."""
+    """The fields of a thought, under both names."""
     return {"reasoning_content": text, "reasoning": text}
 
 
@@ -233,7 +233,7 @@ async def test_continuous_usage_grows_with_the_tokens_that_were_read() -> None:
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I call."
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    assert all(deltas[:-1])  # nothing is sent for a token that says nothing yet
+    assert all(deltas[:-1])  # no event for a token without text
 
 
 async def test_a_thought_that_the_prompt_opens() -> None:
@@ -419,7 +419,7 @@ def test_what_could_be_taken_for_a_call_is_none(calls: Any, form: Structured) ->
 
 
 def test_where_an_answer_is_bound_every_marker_is_seen() -> None:
-    """One that is not would join what stands on both its sides to another marker, or to the beginning of a call."""
+    """A hidden marker would join the texts around it to another marker or to the beginning of a call."""
     markers = {"<think>": 7, "</think>": 8, "<tool_call>": 9, "</tool_call>": 10, "<|python_tag|>": 11}
     form = AnswerFormat(calls="hermes", markers=markers, special_markers=frozenset(markers))
     for fields, shown in (({}, (9, 10)), ({"tools": STRICT}, (7, 8, 9, 10, 11))):

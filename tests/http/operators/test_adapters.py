@@ -1,4 +1,4 @@
-"""Adapters over HTTP: models that requests name; loaded and unloaded where the operator lets clients do that."""
+"""Adapters over HTTP: requests name them, and clients load and unload them if the operator allows it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    """It has one adapter, and loads others."""
+    """An engine with one adapter that loads others."""
     made = FakeEngine()
     made.lora_loading = True
     made.adapters = [
@@ -40,7 +40,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two adapters lie below the folder that clients may load from, one beside it."""
+    """A folder for clients with two adapters, and one adapter outside of it."""
     for name in ("allowed/one", "allowed/deep/two", "beside"):
         (tmp_path / name).mkdir(parents=True)
     return tmp_path / "allowed"
@@ -179,11 +179,11 @@ async def test_behind_the_key(engine: FakeEngine, path: str) -> None:
     assert len(engine.adapters) == 2
 
 
-# ---- what a path may lead to ----------------------------------------------------------------------------------
+# ---- allowed paths -------------------------------------------------------------------------------------------
 
 
 def test_paths_below_the_folders(folder: Path) -> None:
-    (folder / "deep/two/weights").symlink_to(folder / "one")  # as the hub's cache links files within
+    (folder / "deep/two/weights").symlink_to(folder / "one")  # the hub's cache links files like this
     folders = AdapterFolders(("/nowhere", str(folder)), hub=False)
     assert folders.find("one") == folders.find(str(folder / "one")) == str(folder / "one")
     assert folders.find("deep/two") == folders.find("one/../deep/./two") == str(folder / "deep/two")
@@ -208,7 +208,7 @@ def test_paths_below_the_folders(folder: Path) -> None:
 def test_paths_that_lead_elsewhere_or_nowhere_are_all_the_same(folder: Path, path: str) -> None:
     (folder / "out").symlink_to(folder.parent / "beside")
     (folder / "loop").symlink_to(folder / "loop")
-    for name in ("a-file", "a-folder/deep"):  # links of an adapter's own, to be read as its weights
+    for name in ("a-file", "a-folder/deep"):  # links in an adapter's folder
         (folder / name).mkdir(parents=True)
         (folder / name / "adapter_model.safetensors").symlink_to(folder.parent / "beside" / "secret")
     folders = AdapterFolders((str(folder),), hub=False)
@@ -225,7 +225,7 @@ def test_hugging_face_ids_only_where_they_are_allowed(monkeypatch: pytest.Monkey
         with pytest.raises(HTTPError):
             AdapterFolders((), hub=True).find(path)
     monkeypatch.chdir(tmp_path)
-    os.makedirs("owner/name")  # which would be read in the id's place
+    os.makedirs("owner/name")  # an existing path would be read instead of the id
     with pytest.raises(HTTPError):
         AdapterFolders((), hub=True).find("owner/name")
 
@@ -325,7 +325,7 @@ async def test_an_unloading_whose_client_leaves_goes_on_and_refuses_everyone_at_
         pieces = 0
         while await running.take():
             pieces += 1
-        assert pieces > 0  # who has it keeps it to the end
+        assert pieces > 0  # a running request keeps its adapter
         await client.load_adapter("first", "a0")
         again = await client.complete(PROMPT, adapter="first", **GREEDY)
         assert list(again.token_ids) == written.greedy(written.merged, PROMPT, 12)

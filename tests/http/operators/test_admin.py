@@ -34,7 +34,7 @@ def test_an_aborted_stream_says_so_and_ends(demo: httpx2.Client, path: str) -> N
     reasons = [reason for event in events[:-1] for reason in finish_reasons(json.loads(event))]
     assert set(reasons) == {"abort"}
     assert len(reasons) == (2 if path == "/v1/completions" else 1)
-    assert demo.post("/abort", json={"request_id": name}).json() == {"aborted": 0}  # it is forgotten
+    assert demo.post("/abort", json={"request_id": name}).json() == {"aborted": 0}  # it has ended
 
 
 def test_by_the_id_in_the_answer(demo: httpx2.Client) -> None:
@@ -70,8 +70,8 @@ def test_a_request_in_the_queue(demo_url: str) -> None:
         httpx2.Client(base_url=demo_url, timeout=30, trust_env=False) as client,
         client.stream("POST", "/v1/completions", json=body | {"stream": True}) as running,
     ):
-        lines = running.iter_lines()  # held on to: letting go of it would close the connection
-        next(lines)  # every row is taken
+        lines = running.iter_lines()  # kept, because dropping it would close the connection
+        next(lines)  # every row is in use
         answers: list[httpx2.Response] = []
         waiting = threading.Thread(
             target=lambda: answers.append(
@@ -116,5 +116,5 @@ def test_what_embeds_or_scores_ends_too(demo: httpx2.Client, path: str) -> None:
     asking.join()
     [answer] = answers
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "aborted")
-    assert "Retry-After" not in answer.headers  # nobody should ask again by himself
+    assert "Retry-After" not in answer.headers  # clients should not retry by themselves
     assert demo.post("/abort", json={"request_id": name}).json() == {"aborted": 0}

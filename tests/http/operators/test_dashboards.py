@@ -1,4 +1,4 @@
-"""Dashboards over `/metrics`: our own, and the one that vLLM ships with."""
+"""Dashboards with figures of `/metrics`: our own, and vLLM's."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import aengine
 from tests.http.demo_server import demo_server
 
 OURS = Path(aengine.__file__).parent / "http" / "operators" / "grafana.json"
-FUNCTIONS = {"histogram_quantile", "increase", "instance", "le", "max", "rate", "sum"}  # of PromQL, and labels
+FUNCTIONS = {"histogram_quantile", "increase", "instance", "le", "max", "rate", "sum"}  # PromQL functions, and labels
 
-# What the dashboard in vLLM's examples (observability/prometheus_grafana) asks for, without vllm: in front.
+# Metrics of the dashboard in vLLM's examples (observability/prometheus_grafana), without the prefix vllm:.
 VLLMS = (
     *("e2e_request_latency_seconds_bucket", "e2e_request_latency_seconds_sum", "e2e_request_latency_seconds_count"),
     *("inter_token_latency_seconds_bucket", "inter_token_latency_seconds_sum", "inter_token_latency_seconds_count"),
@@ -28,7 +28,7 @@ VLLMS = (
     *("request_success_total", "request_queue_time_seconds_sum", "request_prefill_time_seconds_sum"),
     *("request_decode_time_seconds_sum", "request_max_num_generation_tokens_sum"),
 )
-# What else vLLM's documentation of its metrics says of requests and steps.
+# Further metrics of requests and steps in vLLM's documentation.
 HISTOGRAMS = (
     *("request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens", "request_params_n"),
     *("request_prefill_time_seconds", "request_decode_time_seconds", "request_inference_time_seconds"),
@@ -43,7 +43,7 @@ PROMPT = list(range(300, 320))
 
 @pytest.fixture(scope="module")
 def shown() -> list[Sample]:
-    """The samples of a server after three requests: of 5 tokens, of 8 and 8, and the first one again, cached."""
+    """Return a server's samples after three requests: of 5 tokens, of 8 and 8, and the cached first one again."""
     with (
         demo_server({"max_model_len": CONTEXT}, vllm_metrics=True) as url,
         httpx2.Client(base_url=url, timeout=60, trust_env=False) as client,
@@ -86,8 +86,8 @@ def test_vllms_dashboard_finds_everything_that_it_asks_for(shown: list[Sample]) 
 def test_requests_are_counted_as_vllm_counts_them(shown: list[Sample]) -> None:
     sums = {
         "request_prompt_tokens": (60, 3),
-        "request_prefill_kv_computed_tokens": (20 + 4 + 4, 3),  # whole pages of 16 are found
-        "request_generation_tokens": (26, 4),  # of each output
+        "request_prefill_kv_computed_tokens": (20 + 4 + 4, 3),  # only whole pages of 16 are cached
+        "request_generation_tokens": (26, 4),  # for each output
         "request_max_num_generation_tokens": (18, 3),
         "request_params_n": (4, 3),
         "request_params_max_tokens": (18, 3),

@@ -1,4 +1,4 @@
-"""`GET /docs`, and the paths that clients of other servers ask for."""
+"""`GET /docs`, and paths that clients of other servers use."""
 
 from __future__ import annotations
 

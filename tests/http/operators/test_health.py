@@ -1,4 +1,4 @@
-"""`/health`, `/ready`, `/version`, and the life of the engine behind them."""
+"""`/health`, `/ready`, `/version`, in all phases of the engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_loaded_server_is_ready() -> None:
 
 
 class LoadingEngine(FakeEngine):
-    """Loads until told that it is loaded, or how it failed."""
+    """An engine that loads until the test lets it finish or fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ async def test_a_server_whose_engine_cannot_load_says_why(
 
 
 async def test_a_server_that_drains_says_so() -> None:
-    """So that who sends it work sends it elsewhere while running answers finish."""
+    """So that routers send work elsewhere while running answers finish."""
     engine = FakeEngine(held=True)
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
     async with hosting(app) as (port, _), httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:

@@ -1,4 +1,4 @@
-"""What routers outside read of the load."""
+"""The load for routers."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ async def test_who_leaves_before_the_answer_begins_is_counted_too() -> None:
         raw.close()
         async with asyncio.timeout(30):
             await stream.aborted.wait()
-            while len(counted := await answers_counted(server)) < 2:  # it and GET /metrics
+            while len(counted := await answers_counted(server)) < 2:  # the request and GET /metrics
                 pass
     assert counted[("POST", "/generate", "499")] == 1
 
@@ -211,7 +211,7 @@ async def test_a_version_that_is_none_gets_the_plain_text(asked: str) -> None:
 
 
 async def test_names_that_routers_of_vllm_read() -> None:
-    """Each with the value that stands under aengine's own name."""
+    """Each has the value of aengine's own metric."""
     async with serving(served_model_name="mine", vllm_metrics=True) as server:
         latencies = server.engine.latencies
         for histogram in (latencies.first_token, latencies.inter_token, latencies.whole, latencies.queued):
@@ -258,7 +258,7 @@ async def test_and_not_unless_told_to() -> None:
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
-    """By name and label value."""
+    """Return the samples by name and label values."""
     return {
         (sample.name, next(iter(sample.labels.values()), "")): sample.value
         for family in text_string_to_metric_families(text)
@@ -296,7 +296,7 @@ def test_requests_of_the_demo_model_are_timed(demo: httpx2.Client) -> None:
         alone[f"aengine_{name}_seconds_sum", ""] - before[f"aengine_{name}_seconds_sum", ""]
         for name in ("request_queue_time", "time_to_first_token", "request_latency")
     )
-    assert 0 < queued < first < all_of_it  # of the one request that had ended by then
+    assert 0 < queued < first < all_of_it  # of the one request that has ended
 
 
 def test_a_histogram_counts_by_the_smallest_bound_not_exceeded() -> None:
@@ -319,7 +319,7 @@ def test_the_worst_delay_is_remembered_for_a_while() -> None:
 
 async def test_a_blocked_loop_shows() -> None:
     async with serving() as server:
-        time.sleep(0.2)  # noqa: ASYNC251 - that is what shall show
+        time.sleep(0.2)  # noqa: ASYNC251 - blocks the loop on purpose
         text = (await server.client.get("/metrics")).text
     assert samples(text)["aengine_loop_delay_seconds", ""] > 0.1
 

@@ -1,4 +1,4 @@
-"""`/openapi.json`, and whether the server keeps to it whatever it is sent."""
+"""`/openapi.json`, and whether the server follows it for every request."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ BOUNDED = settings(
 CONTEXT = 64  # tokens; bounds what a generated request can cost
 
 
-NOT_THE_DEMOS = ("/classify",)  # it has no classes
+NOT_THE_DEMOS = ("/classify",)  # the demo model has no classes
 OPERATIONS = operations(ServerState(ServerConfig()))
-MISFITS = ("/generate", "/v1/models/{model}")  # the others' among the slow ones
-FITTING = (*MISFITS, "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/health")  # likewise
+MISFITS = ("/generate", "/v1/models/{model}")  # the other endpoints are among the slow tests
+FITTING = (*MISFITS, "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/health")  # the same
 
 
 def modes(operation: Operation) -> list[tuple[GenerationMode, tuple[str, ...]]]:
-    """What is sent to it, and for which paths that is quick. Nothing can be wrong about a request without input, and
-    two paths to one handler differ in nothing that it could read.
+    """Return the kinds of requests for an operation, and the paths for which they are quick.
+
+    A request without input cannot be wrong. Two paths to one handler need one test.
     """
     fits, misfits = (GenerationMode.POSITIVE, FITTING), (GenerationMode.NEGATIVE, MISFITS)
     first = next(one for one in OPERATIONS if one.handler == operation.handler)
@@ -73,7 +74,7 @@ def described(short_demo: str) -> BaseSchema:
     ],
 )
 def test_every_answer_is_as_described(described: BaseSchema, asked: Operation, mode: GenerationMode) -> None:
-    """What fits the schema and what does not: no 5xx, no undescribed status, no body of another shape."""
+    """Valid and invalid requests get no 5xx, no undescribed status and no body of another shape."""
     path = asked.template
     operation = described[path][asked.method]
 
@@ -82,7 +83,7 @@ def test_every_answer_is_as_described(described: BaseSchema, asked: Operation, m
     def holds(case: schemathesis.Case) -> None:
         if mode is GenerationMode.POSITIVE:
             make_likelier(case.body)
-        # What a schema cannot say (ids below the vocabulary's size, lengths in tokens) may be refused.
+        # Rules that a schema cannot express (the vocabulary's size, lengths in tokens) may lead to refusals.
         response = case.call_and_validate(headers=KEY_HEADER, timeout=30, excluded_checks=[positive_data_acceptance])
         statuses[response.status_code] += 1
 
@@ -105,7 +106,7 @@ TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", 
     ids=lambda fields: str(fields[0]),
 )
 def test_so_are_answers_that_follow_a_form_or_may_call_tools(short_demo: str, fields: tuple[str, ...]) -> None:
-    """These fields are seldom among all the others that a request may have; here they always are."""
+    """Random requests seldom have these fields; here they always have them."""
     document = httpx2.get(f"{short_demo}/openapi.json", headers=KEY_HEADER, trust_env=False).json()
     request = document["components"]["schemas"]["ChatRequest"]
     asked = ("messages", "max_tokens", "stream", *fields)
@@ -133,20 +134,20 @@ def without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_likelier(body: Any) -> None:
-    """Most requests name a model that is not served and a token that is none; then little would be tried."""
+    """Replace unknown models and invalid tokens, which most random requests have."""
     if isinstance(body, dict):
         for name in ("model", "input_ids", "logit_bias", "stop_token_ids", "stream_options", "best_of", "suffix"):
             body.pop(name, None)
         for name, value in body.items():
             if isinstance(value, float) and value.is_integer():
-                body[name] = int(value)  # which a schema takes for an integer
+                body[name] = int(value)  # a schema accepts it as an integer
         for name in ("max_tokens", "max_completion_tokens", "min_tokens", "n"):
             if isinstance(body.get(name), int):
                 body[name] = 1 + body[name] % 8
         for message in body.get("messages") or ():
             for part in message["content"] if isinstance(message.get("content"), list) else ():
                 part["type"], part["text"] = "text", part.get("text") or ""
-        if "text_1" in body or "queries" in body:  # which a schema cannot say: both of a pair, and as many
+        if "text_1" in body or "queries" in body:  # a schema cannot require both fields with equal lengths
             for name in ("text_1", "text_2", "queries", "documents", "instruction"):
                 body.pop(name, None)
             body["text_1"], body["text_2"] = "a text", ["another", "a third"]
@@ -157,11 +158,11 @@ def make_likelier(body: Any) -> None:
 
 
 def make_response_likelier(body: dict[str, Any]) -> None:
-    """Most texts are no type of an item, a part or a tool, and no id of a response."""
+    """Replace most texts by valid types and ids."""
     for name in ("previous_response_id", "truncation", "top_logprobs", "max_output_tokens"):
         body.pop(name, None)
     items = body["input"] if isinstance(body["input"], list) else []
-    for item in (each for each in items if isinstance(each, dict)):  # texts and ids are embedded
+    for item in (each for each in items if isinstance(each, dict)):  # items may be texts or ids
         kind = {"call_id": "function_call_output", "summary": "reasoning"}
         item["type"] = next((kind[name] for name in kind if name in item), "message")
         if item["type"] == "message":

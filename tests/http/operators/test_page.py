@@ -1,4 +1,4 @@
-"""`GET /`: one page that is sufficient to itself, with headers that let nothing else in."""
+"""`GET /`: one self-contained page, with headers that allow nothing else."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ async def test_it_is_neither_framed_nor_sniffed_nor_referred_to() -> None:
 async def test_it_names_no_other_place() -> None:
     text = (await page()).text
     assert re.findall(r"https?://[^\s'\"`\\)]+", text) == [
-        "http://www.w3.org/2000/svg",  # a namespace, in the icon
-        "http://${shown}",  # a link that a model wrote without it
+        "http://www.w3.org/2000/svg",  # a namespace in the icon
+        "http://${shown}",  # adds the scheme to a link in a model's text
     ]
     assert re.findall(r"\b(?:src|srcset|action)\s*=", text) == []
     assert re.findall(r"\son\w+\s*=", re.sub(r"<script.*</script>", "", text, flags=re.S)) == []

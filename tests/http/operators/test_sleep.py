@@ -1,4 +1,4 @@
-"""Sleep, wake-up and reload over HTTP, and through the client: off unless the operator allows it, behind the keys."""
+"""Sleep, wake-up and reload over HTTP and through the client. They need a knob, and a key if there are keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT = [300 + number * 7 % 2000 for number in range(40)]
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    """It can sleep."""
+    """An engine that can sleep."""
     made = FakeEngine()
     made.sleep_mode = True
     return made
@@ -30,7 +30,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of the two checkpoints one lies below it."""
+    """A folder with one of two checkpoints below it."""
     for name in ("allowed/step-1", "beside"):
         (tmp_path / name).mkdir(parents=True)
     return tmp_path / "allowed"
@@ -99,7 +99,7 @@ async def test_who_takes_nothing_up_is_not_ready(engine: FakeEngine) -> None:
         engine.refusal = "the engine is asleep"
         response = await server.client.get("/ready")
         assert (response.status_code, response.json()["reason"]) == (503, "the engine is asleep")
-        assert (await server.client.get("/health")).status_code == 200  # nobody should restart it
+        assert (await server.client.get("/health")).status_code == 200  # a sleeping server is healthy
         engine.refusal = ""
         assert (await server.client.get("/ready")).status_code == 200
 
@@ -125,7 +125,7 @@ async def test_end_to_end_through_the_client(tmp_path: Path) -> None:
             assert changed.token_ids == (await alone.complete(PROMPT, **GREEDY)).token_ids != before.token_ids
         with pytest.raises(WeightsError, match="hidden_size is 128") as refused:
             await client.reload("wrong")
-        assert str(tmp_path) not in str(refused.value)  # a client learns no folders
+        assert str(tmp_path) not in str(refused.value)  # errors have no folders
         with pytest.raises(ServerError, match="no such folder"):
             await client.reload("nowhere")
         with pytest.raises(InvalidRequestError, match="level must be 1"):

@@ -1,4 +1,4 @@
-"""`/v1/embeddings` and `/classify` by hand and by OpenAI's client, on small checkpoints."""
+"""`/v1/embeddings` and `/classify` on small checkpoints, with and without OpenAI's client."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_openais_client_in_both_encodings(engine: DemoEngine, client: http
     name = engine.model_name
     async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as sdk:
         floats = await sdk.embeddings.create(model=name, input=TEXTS, encoding_format="float")
-        default = await sdk.embeddings.create(model=name, input=TEXTS)  # asks for base64 and reads it
+        default = await sdk.embeddings.create(model=name, input=TEXTS)  # requests base64 and decodes it
         short = await sdk.embeddings.create(model=name, input=TEXTS[0], dimensions=8)
         ids = [engine.tokenizer.encode_now(text) for text in TEXTS]
         by_ids = await sdk.embeddings.create(model=name, input=ids)

@@ -1,4 +1,4 @@
-"""`/score` and `/rerank` in the words of vLLM, Jina and Cohere."""
+"""`/score` and `/rerank` in the formats of vLLM, Jina and Cohere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of events as they go over the wire, held to OpenAI's own types and order."""
+"""Parses streams of events, and checks them against OpenAI's types and order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENDS = {"response.completed", "response.incomplete", "response.failed"}
 
 
 def parse(text: str) -> list[dict[str, Any]]:
-    """The events of a stream; each has its type as its name, and is what OpenAI's client takes for one."""
+    """Return the events of a stream. Each has its type as its name, and OpenAI's client can parse it."""
     assert text.endswith("\n\n")
     events = []
     for block in text[:-2].split("\n\n"):
@@ -26,9 +26,9 @@ def parse(text: str) -> list[dict[str, Any]]:
 
 
 def check_order(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Whether the events are numbered through and tell of each item from its beginning to its end, one after the other.
+    """Check that events are numbered, and that each item has its events from the beginning to the end, one by one.
 
-    Returns the response of the last one, which holds exactly the items that were told of.
+    Returns the response of the last event, which has exactly these items.
     """
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     created, in_progress, *told, last = events
@@ -83,7 +83,7 @@ def _check_item(events: list[dict[str, Any]], index: int) -> dict[str, Any]:
 
 
 def without_ids(response: dict[str, Any]) -> dict[str, Any]:
-    """A response without what differs between two answers to the same request."""
+    """Return a response without the fields that differ between two answers to the same request."""
     output = [
         {name: value for name, value in item.items() if name not in ("id", "call_id")} for item in response["output"]
     ]

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK in its default mode, which speaks this API."""
+"""OpenAI's Agents SDK in its default mode, which uses this API."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_an_agent_calls_its_tool_and_answers(demo_url: str, streamed: bool
         else:
             result = await agents.Runner.run(weather, QUESTION)
         assert cities[0] == "Paris"
-        if not thinks:  # what the demo model makes of a result after a thought is its own affair
+        if not thinks:  # the demo model's answer to a result after a thought is not determined
             assert result.final_output == ANSWER
             assert [item.type for item in result.new_items] == [
                 "tool_call_item",

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: what goes to the model, what comes back whole, and the same as events."""
+"""`POST /v1/responses`: the prompt, the whole answer, and the same answer as events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def saying(*words: str, form: AnswerFormat = QWEN) -> FakeEngine:
 
 
 async def respond(server: Server, **body: Any) -> dict[str, Any]:
-    """A whole response, which is the same as a stream's last event."""
+    """Return a whole response, and check that a stream's last event has the same."""
     body = {"input": "one two", **body}
     answer = await server.post(PATH, **body)
     assert answer.status_code == 200, answer.text
@@ -126,7 +126,7 @@ async def test_a_thought_stands_in_the_summary_where_that_is_asked_for(field: st
 
 
 async def test_what_came_back_goes_to_the_model_as_it_was() -> None:
-    """In every form in which clients keep a thought: its content, what is sealed of it, or its summary."""
+    """In every form in which clients keep a thought: its content, encrypted content, or summary."""
     engine = saying(*ALL)
     said = {
         "role": "assistant",
@@ -510,7 +510,7 @@ async def test_openais_own_client_has_no_field_that_is_merely_unknown(caplog: py
 
 
 async def test_a_request_as_codex_sends_it(caplog: pytest.LogCaptureFixture) -> None:
-    """All of its fields; of a thought it sends back the summary and what is sealed, of its items no id."""
+    """A request with all of Codex's fields. Thoughts have a summary and encrypted content, items no ids."""
     engine = saying(*ALL)
     shell = {**F, "name": "f", "description": "Runs a command."}
     said = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "permissions"}]}

@@ -1,4 +1,4 @@
-"""The text within a custom tool's arguments, decoded while it is being written."""
+"""The text in a custom tool's arguments, decoded while the model writes it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_whatever_is_written_the_cuts_do_not_matter(data: st.DataObject, rest: s
         ('{"input": "a\\u00', "a"),
         ("{}", ""),
         ("", ""),
-        ('{"input": 3}', '{"input": 3}'),  # another form is the input as it stands
+        ('{"input": 3}', '{"input": 3}'),  # arguments in another form are the input unchanged
         ('{"patch": "a"}', '{"patch": "a"}'),
         ('{"input": "a", "more": "b"}', "a"),
         ('{"input": "\\ud800"}', "\ufffd"),

@@ -1,4 +1,4 @@
-"""Whatever a model writes, and however it is cut: the events are in order, and make the whole response."""
+"""For every text in any pieces, the events are in order and give the whole response."""
 
 from __future__ import annotations
 

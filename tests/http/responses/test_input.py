@@ -113,7 +113,7 @@ def test_a_thought_of_which_nothing_is_left() -> None:
     [
         lambda text: {"role": "system", "content": text},
         thought,
-        message,  # after a call, where they are one answer
+        message,  # after a call, as part of one answer
     ],
     ids=["instructions", "thoughts", "texts"],
 )

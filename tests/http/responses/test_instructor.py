@@ -1,4 +1,4 @@
-"""instructor in its mode for this API: typed answers, by a tool that must be called."""
+"""instructor in its mode for this API: typed answers through a forced tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses that are kept: read again, gone on with, listed and forgotten."""
+"""Kept responses: reading, continuing, listing and deleting."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_response_that_goes_on_with_others() -> None:
         assert answer["tool_calls"][0]["id"] == call["call_id"]
         assert three == {"role": "user", "content": "three"}
         assert second["previous_response_id"] == first["id"]
-        # forgotten, it cannot be gone on with, and neither can what went on with it
+        # a deleted response cannot be continued, nor can one that continued it
         await server.client.delete(f"{PATH}/{first['id']}")
         status, message = await refused(server, "POST", PATH, input="x", previous_response_id=second["id"])
         assert (status, first["id"] in message) == (400, True)

@@ -1,4 +1,4 @@
-"""langchain's chat model in the mode that speaks this API."""
+"""langchain's chat model in its mode for this API."""
 
 from __future__ import annotations
 

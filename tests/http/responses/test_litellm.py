@@ -1,4 +1,4 @@
-"""litellm's `responses`, with an OpenAI-compatible server behind it."""
+"""litellm's `responses` with an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-# Of its own types, which pydantic says when they are first used.
+# A warning of pydantic about litellm's types.
 pytestmark = pytest.mark.filterwarnings("ignore:.*ReadOnly.*:UserWarning")
 
 
 @pytest.fixture(scope="module")
 def litellm() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it would be fetched
+        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise litellm downloads it
         module = pytest.importorskip("litellm", reason="litellm is not installed: pip install '.[litellm]'")
     module.telemetry = False
     return module

@@ -1,4 +1,4 @@
-"""The demo model as users of the official client get it: `responses.create`, `stream` and `parse`."""
+"""The demo model with OpenAI's client: `responses.create`, `stream` and `parse`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_question_a_call_its_result_and_the_answer(client: openai.OpenAI) -> N
     assert second.status == "completed"
     usage = second.usage
     assert usage is not None
-    # The call is read back as the model wrote it, so that all before the result is in the prefix cache.
+    # The call is rendered as the model wrote it, so everything before the result is in the prefix cache.
     assert usage.input_tokens - usage.input_tokens_details.cached_tokens < 48
 
 

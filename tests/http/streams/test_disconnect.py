@@ -1,4 +1,4 @@
-"""A client that leaves ends its request in the engine at once, however it leaves and whatever it was waiting for."""
+"""If a client leaves, its request ends in the engine at once, in every way of leaving and every stage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAST = Fragment("!", (9,), None, "stop", Usage(1, 1, 0))
 
 
 async def aborted_soon(stream: FakeStream) -> None:
-    """Before the next heartbeat would tell."""
+    """Wait for the abort. It comes before the next heartbeat."""
     async with asyncio.timeout(10):
         await stream.aborted.wait()
 
@@ -77,7 +77,7 @@ async def test_at_every_endpoint(path: str, body: dict[str, object]) -> None:
 
 
 class Halt:
-    """A place where a request waits for ever, and which it leaves only when it is cancelled."""
+    """A point where a request waits until it is cancelled."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -92,7 +92,7 @@ class Halt:
 
 
 class HaltingEngine(FakeEngine):
-    """Halts in one of its methods, in `submit` after the first prompt."""
+    """Waits for ever in one of its methods; in `submit` after the first prompt."""
 
     def __init__(self, where: str) -> None:
         super().__init__(held=True)
@@ -134,7 +134,7 @@ class HaltingEngine(FakeEngine):
     ],
 )
 async def test_before_the_reply_begins(leave: object, where: str, path: str, body: dict[str, Any]) -> None:
-    """While prompts are tokenized, rendered and submitted; what has been submitted is aborted."""
+    """While prompts are tokenized, rendered and submitted. Submitted prompts are aborted."""
     assert callable(leave)
     async with serving(HaltingEngine(where)) as server:
         assert isinstance(server.engine, HaltingEngine)
@@ -166,12 +166,12 @@ async def test_a_killed_client() -> None:
 
 
 async def test_while_send_is_blocked_by_a_full_socket() -> None:
-    """A stalled reader blocks its own stream only, and its departure is noticed there too."""
+    """A stalled reader blocks only its own stream, and its disconnect is noticed as well."""
     big = "x" * 100_000
     async with serving(FakeEngine(held=True)) as server:
         raw = await server.connect("/generate", receive_buffer=4096, prompt="a")
         held = await server.engine.next_stream()
-        while held.backlog < 10:  # fed as fast as it is read, until nobody reads any more
+        while held.backlog < 10:  # filled as fast as it is read, until the reader stalls
             held.put(Fragment(big, (1,)))
             for _ in range(10):
                 await asyncio.sleep(0)
@@ -198,7 +198,7 @@ async def test_a_stalled_reader_is_given_up_beyond_its_backlog() -> None:
 
 
 async def test_a_client_that_pipelines_is_noticed_by_the_heartbeat() -> None:
-    """Bytes after the request stop hypercorn from reading on; only a write can tell that the client is gone."""
+    """Bytes after the request stop hypercorn from reading, so only a write shows that the client has left."""
     async with serving(FakeEngine(held=True), heartbeat=0.05) as server:
         raw = await server.connect("/generate", prompt="a")
         held = await server.engine.next_stream()

@@ -1,4 +1,4 @@
-"""Long answers: encoded in slices, held once, sent in pieces."""
+"""Long answers are encoded in slices, kept once, and sent in pieces."""
 
 from __future__ import annotations
 

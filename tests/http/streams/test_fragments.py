@@ -1,4 +1,4 @@
-"""Fragments that waited together."""
+"""Merging of waiting fragments."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_stream_that_ends_without_usage_was_aborted() -> None:
 
 @pytest.mark.anyio
 async def test_a_choice_without_a_reason_was_aborted() -> None:
-    """As some of several choices are, where a request ends in the middle."""
+    """Some of several choices have no reason if a request ends early."""
     stream = FakeStream("id", 1, one_by_one=True)
     stream.put(Fragment("a", (1,), index=1), Fragment("b", (2,), None, "stop", USAGE, 0))
     completion = await collect(stream)

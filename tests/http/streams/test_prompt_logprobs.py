@@ -1,4 +1,4 @@
-"""Prompt logprobs are worded a few positions at a time."""
+"""Prompt logprobs are encoded in slices."""
 
 from __future__ import annotations
 

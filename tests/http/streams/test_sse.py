@@ -1,4 +1,4 @@
-"""Events encoded once around what changes."""
+"""Event templates."""
 
 from __future__ import annotations
 

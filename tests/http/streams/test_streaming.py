@@ -1,4 +1,4 @@
-"""How a stream is paced: what waits is said together, silence is filled with comments, shutdown is told."""
+"""The pace of a stream: waiting fragments are sent together, silence has comments, a shutdown has an event."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAST = Fragment("!", (9,), None, "stop", Usage(1, 3, 0))
 
 
 class Wire:
-    """The two ends of an ASGI connection. `gate` holds `send` back, as a full socket does."""
+    """The two ends of an ASGI connection. `gate` blocks `send`, as a full socket does."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
@@ -58,7 +58,7 @@ class Wire:
 
 
 def answer(reply: Response, wire: Wire) -> asyncio.Task[None]:
-    """As a server has it answer, once the body has been read."""
+    """Run the response as a server does after it has read the body."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
@@ -123,7 +123,7 @@ async def test_several_choices_behind_are_one_event_each_and_one_send() -> None:
 
 
 async def test_a_stream_far_behind_is_sent_in_several_messages() -> None:
-    """The server never holds much more than 64 KiB of it as encoded text."""
+    """The server never keeps much more than 64 KiB of encoded text."""
     stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
     stream.put(*words(*["x" * 1000] * 256), LAST)
     await start(stream, wire)
@@ -163,7 +163,7 @@ async def test_continuous_usage_counts_tokens_and_not_fragments(path: str, body:
         asked = asyncio.create_task(server.events(path, **body, stream=True, stream_options=options))
         stream = await server.engine.next_stream()
         stream.put(Fragment("ab", (1, 2)), Fragment("cd", (3, 4)), Fragment("!", (5, 6), None, "stop", Usage(1, 6, 0)))
-        *chunks, _, _ = await asked  # behind them usage by itself, and [DONE]
+        *chunks, _, _ = await asked  # then the usage, and [DONE]
     assert chunks[-1]["usage"] == {"prompt_tokens": 1, "completion_tokens": 6, "total_tokens": 7}
 
 
@@ -171,7 +171,7 @@ async def test_silence_is_filled_with_comments() -> None:
     async with serving(FakeEngine(held=True), heartbeat=0.05) as server:
         raw = await server.connect("/generate", prompt="a")
         stream = await server.engine.next_stream()
-        async with asyncio.timeout(20):  # half a second where the machine is not busy
+        async with asyncio.timeout(20):  # half a second on an idle machine
             for _ in range(10):
                 await read_until(raw, b": ping\n\n")
         stream.put(LAST)
@@ -191,7 +191,7 @@ async def test_a_stream_that_speaks_gets_no_comments() -> None:
 
 
 async def test_a_reader_that_takes_nothing_gets_no_comments() -> None:
-    """A message that waits for its reader is no silence of the stream."""
+    """A message that waits for its reader does not count as silence."""
     stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
     wire.gate.clear()
     task = start(stream, wire, heartbeat=0.02)
@@ -226,10 +226,10 @@ async def test_a_comment_that_cannot_be_sent_does_not_stop_the_watch() -> None:
     await wire.blocked.wait()
     assert wire.bodies[-1] == b": ping\n\n"
     await asyncio.sleep(0.2)
-    assert wire.bodies.count(b": ping\n\n") == 1  # no second one beside it
+    assert wire.bodies.count(b": ping\n\n") == 1  # no second one
     wire.blocked.clear()
     stream.put(*words("b"))
-    await wire.blocked.wait()  # taken, and stuck beside the comment
+    await wire.blocked.wait()  # taken, and blocked by the comment
     stream.put(*words(*"abcdefghijk"))
     await asyncio.wait_for(stream.aborted.wait(), 10)
     await task
@@ -248,7 +248,7 @@ async def test_nothing_more_is_said_to_a_client_that_left() -> None:
 
 
 async def test_a_cancelled_reply_aborts_its_request() -> None:
-    """Nobody left: the server takes the task away."""
+    """The server cancels the task although the client is connected."""
     for reply_in in (start, start_whole):
         stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
         task = reply_in(stream, wire)
