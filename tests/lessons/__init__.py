@@ -1,1 +1,4 @@
-"""The story of the engine in nine stages. Each holds the same 20 greedy tokens against transformers."""
+"""The engine in nine lessons. Each compares the same 20 greedy tokens with those of transformers.
+
+A lesson names the files to read with it.
+"""

@@ -1,4 +1,4 @@
-"""What every lesson is measured against: 20 greedy tokens of the demo model, by transformers, in float32."""
+"""The reference of every lesson: 20 greedy tokens of the demo model, by transformers, in float32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEW_TOKENS = 20
 
 @dataclass(frozen=True)
 class Reference:
-    """The contract of every lesson."""
+    """The prompt and the tokens that every lesson must produce."""
 
     prompt_ids: list[int]
     output_ids: list[int]

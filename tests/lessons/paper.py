@@ -13,14 +13,15 @@ from aengine.model.decoder import Decoder
 
 
 def pool_for(decoder: Decoder, num_pages: int, page_size: int) -> KVPool:
-    """A KV pool of the decoder's shape."""
+    """Return a KV pool of the decoder's shape."""
     return KVPool(decoder.config.kv_shape(page_size, decoder.dtype), num_pages, decoder.device)
 
 
 def feed(decoder: Decoder, kv: KVPool, pages: Sequence[int], start: int, token_ids: Sequence[int]) -> Tensor:
-    """Send tokens at positions start, start + 1, ... of one sequence through the model; logits after the last, [vocab].
+    """Send tokens at positions start, start + 1, ... of one sequence through the model.
 
-    `pages` hold the sequence's KV in order; what came before `start` must be there already.
+    Returns the logits after the last token, [vocab]. `pages` hold the sequence's KV in order. The KV of all positions
+    before `start` must be there already.
     """
     size = kv.page_size
     places = range(start, start + len(token_ids))

@@ -1,4 +1,4 @@
-"""Scheduler and runtime without the event loop: schedule, execute, commit, one step after the other."""
+"""Scheduler and runtime without the event loop: each step is scheduled, executed and committed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.lessons.paper import pool_for
 
 
 class Rig:
-    """Runs sequences to their end, with steps committed `depth` steps after their launch."""
+    """Runs sequences to their end."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Rig:
         return sequence
 
     def run(self, depth: int = 0) -> None:
-        """Until nothing is left to do. `depth` 1 is lookahead: plan a step before the last draws are known."""
+        """Run steps until every sequence has ended. depth: 1 plans a step before the last draws are known."""
         flying = []
         while True:
             plan = self.scheduler.schedule()

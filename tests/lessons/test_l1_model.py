@@ -1,7 +1,9 @@
-"""Lesson 1: the model. Token ids go in, logits come out; the likeliest token is appended, and all of it goes in again.
+"""Lesson 1: the model. Token ids go in, logits come out. The likeliest token is appended, and all tokens go in again.
 
-Nothing is remembered between two tokens: 20 tokens after a prompt of p cost p + (p + 1) + ... + (p + 19) tokens of
-work. Every later lesson removes some of it and must still say the same.
+Nothing is kept between two tokens: 20 tokens after a prompt of p tokens cost p + (p + 1) + ... + (p + 19) tokens of
+work. Every later lesson removes some of this work and must give the same tokens.
+
+Read: aengine/model/decoder.py, aengine/model/blocks/, aengine/model/loading/load.py.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def test_recomputing_everything_gives_the_reference(decoder: Decoder, reference:
 
 
 def test_the_future_does_not_reach_back(decoder: Decoder, reference: Reference) -> None:
-    """Causality: the logits after the prompt are the same whatever follows it in the same pass."""
+    """Causality: tokens that follow the prompt in the same pass do not change the logits after the prompt."""
     kv = pool_for(decoder, num_pages=3, page_size=64)
     after_prompt = feed(decoder, kv, [1], 0, reference.prompt_ids)
     feed(decoder, kv, [2], 0, [*reference.prompt_ids, 7, 8, 9])

@@ -1,6 +1,8 @@
 """Lesson 2: the KV cache. Keys and values of old tokens never change: keep them, and compute only the new token.
 
 A prompt of p tokens and 20 drawn ones cost p + 19 tokens of work: the last drawn token is never fed.
+
+Read: aengine/cache/kv.py, aengine/attention/base.py, aengine/attention/torch_backend.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Lesson 3: pages. The cache is cut into pages of a few tokens, and a sequence owns a list of them, in any order.
+"""Lesson 3: pages. The cache is divided into pages of a few tokens. A sequence owns a list of pages, in any order.
 
-Memory is then handed out as a sequence grows, not reserved for the longest one it might become.
+A sequence gets memory as it grows. No memory is reserved for its greatest possible length.
+
+Read: aengine/cache/pages.py.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from tests.lessons.paper import feed, pool_for
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 def test_scattered_pages_give_the_reference(decoder: Decoder, reference: Reference, page_size: int) -> None:
     kv = pool_for(decoder, num_pages=100, page_size=page_size)
-    kv.data.fill_(float("nan"))  # whatever a former owner left behind must not matter
+    kv.data.fill_(float("nan"))  # the data of a former owner must not matter
     allocator = PageAllocator(100)
     strangers = allocator.take(30)
     for page in strangers[::2]:  # a free list with holes: the next pages are far apart

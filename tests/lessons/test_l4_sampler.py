@@ -1,4 +1,7 @@
-"""Lesson 4: the sampler. From a row of logits to one token, each row with parameters of its own."""
+"""Lesson 4: the sampler. It draws one token from each row of logits, with that row's own parameters.
+
+Read: aengine/sampling/sampler.py, aengine/sampling/draw.py, aengine/requests/sampling_params.py.
+"""
 
 from __future__ import annotations
 

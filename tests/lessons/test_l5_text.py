@@ -1,4 +1,7 @@
-"""Lesson 5: text. Ids become text piece by piece, never half a character, and the pieces add up to the whole."""
+"""Lesson 5: text. Ids become text piece by piece, never half a character. The joined pieces are the whole text.
+
+Read: aengine/text/tokens/tokenizer.py, aengine/text/tokens/detokenizer.py, aengine/text/tokens/output.py.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Lesson 6: continuous batching. Many sequences share each step; they come and go between steps.
 
-Long prompts are computed in chunks beside the others' decodes. When pages run out, the youngest sequence gives
-its pages up, goes back to the queue and resumes later. None of it may change a single token.
+Long prompts are computed in chunks, in the same steps as other sequences' decodes. When pages run out, the youngest
+sequence frees its pages, returns to the queue and resumes later. This must not change any token.
+
+Read: aengine/scheduling/scheduler.py, aengine/scheduling/planning/, aengine/step_plan.py, aengine/runtime/runner.py.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from tests.lessons.rig import Rig
 
 
 def crowd(rig: Rig, reference: Reference) -> list[list[int]]:
-    """Eleven other requests of uneven lengths; returns their prompts."""
+    """Add eleven other requests of different lengths, and return their prompts."""
     prompts = [[300 + (7 * number + place) % 900 for place in range(3 + 9 * number)] for number in range(11)]
     for number, prompt in enumerate(prompts):
         rig.add(prompt, 5 + 3 * number)
@@ -37,7 +39,7 @@ def test_among_others_in_mixed_steps(decoder: Decoder, reference: Reference) -> 
 def test_preempted_and_resumed(decoder: Decoder, reference: Reference) -> None:
     rig = Rig(decoder, num_pages=14, page_size=16)
     crowd(rig, reference)
-    ours = rig.add(reference.prompt_ids, NEW_TOKENS)  # the youngest: the first to give way
+    ours = rig.add(reference.prompt_ids, NEW_TOKENS)  # the youngest is preempted first
     rig.run()
     assert ours.output == reference.output_ids
     assert rig.scheduler.counters.preemptions > 0

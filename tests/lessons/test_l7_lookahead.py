@@ -1,7 +1,9 @@
 """Lesson 7: lookahead. Step N+1 is planned and launched before the tokens of step N are known.
 
-Lengths, positions and pages are known in advance; only the ids are not, and those stay on the device. A request
-that ends by length never overruns. One that ends by a stop token overruns by exactly one, which nobody ever sees.
+Lengths, positions and pages are known in advance. The ids are not; they stay on the device. A request that ends by
+length gets no extra step. A request that ends by a stop token gets one extra step, whose token is dropped.
+
+Read: aengine/engine/loop.py, aengine/scheduling/flight.py, aengine/runtime/step/rows.py.
 """
 
 from __future__ import annotations

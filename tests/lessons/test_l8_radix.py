@@ -1,4 +1,7 @@
-"""Lesson 8: the radix tree. Prompts that begin alike share the pages of their beginning, which are computed once."""
+"""Lesson 8: the radix tree. Prompts with the same beginning share its pages, which are computed once.
+
+Read: aengine/cache/radix.py, aengine/scheduling/memory.py.
+"""
 
 from __future__ import annotations
 
@@ -54,4 +57,4 @@ def test_the_next_turn_of_a_chat_finds_the_answer_before_it(decoder: Decoder, re
     rig.run()
     turn = rig.add([*prompt, *answer.output, 301, 302], 1)
     rig.run()
-    assert turn.cached == (30 + NEW_TOKENS - 1) // 16 * 16  # prompt and answer, but for the last token's KV
+    assert turn.cached == (30 + NEW_TOKENS - 1) // 16 * 16  # prompt and answer, without the last token, which has no KV

@@ -1,7 +1,9 @@
-"""Lesson 9: CUDA graphs. A decode step is the same few hundred kernels every time: they are recorded once and replayed.
+"""Lesson 9: CUDA graphs. Every decode step is the same few hundred kernels: they are recorded once and replayed.
 
-The graph reads which rows decode, their last tokens, lengths and pages from the device; a batch is padded to the next
-recorded size with rows that write into page 0. It may not change a single token.
+The graph reads from the device which rows decode, their last tokens, lengths and pages. A batch is padded to the next
+recorded size with rows that write into page 0. This must not change any token.
+
+Read: aengine/runtime/cuda/capture.py, aengine/runtime/cuda/decode_graphs.py.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ async def test_replayed_steps_give_the_reference(reference: Reference, cuda_grap
 
 
 def test_every_batch_is_padded_to_a_size_that_costs_little_more() -> None:
-    """Up to 64 rows a step mostly reads weights. Beyond, every row takes time of its own."""
+    """Up to 64 rows, a step mostly reads weights. Beyond, every row takes additional time."""
     from aengine.runtime.cuda.decode_graphs import graph_sizes
 
     sizes = graph_sizes(512)
@@ -41,4 +43,4 @@ def test_every_batch_is_padded_to_a_size_that_costs_little_more() -> None:
     assert sizes[-1] == 512
     for smaller, larger in itertools.pairwise(sizes):
         assert (larger - (smaller + 1)) / larger <= (0.13 if larger > 64 else 0.25)
-    assert {16, 32, 64, 128} <= set(sizes)  # more rows go through other kernels
+    assert {16, 32, 64, 128} <= set(sizes)  # more rows use other kernels
