@@ -37,7 +37,7 @@ def low_rank_row(b, inner_ptr, parts, R: tl.constexpr, RANK: tl.constexpr, SPLIT
 @triton.jit
 def add_low_rank(
     acc, inner_ptr, b_ptr, rows_m, m, n, part, tiles_ptr, capacity, count, first, step,
-    N: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr, WIDTH: tl.constexpr, WEIGHT_FIRST: tl.constexpr,
+    N: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr, WIDTH: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Add every `step`-th WIDTH columns of the tiles to acc. part: the part of the weight that has rows n."""
@@ -54,10 +54,7 @@ def add_low_rank(
         offset = tl.max_contiguous(tl.multiple_of(offset, VECTOR), VECTOR)
         b = tl.load(b_rows + offset[None, :], mask=known, other=0.0)
         x = tl.load(x_rows + (at + column)[None, :], mask=used & known, other=0.0)
-        if WEIGHT_FIRST:
-            acc = tl.dot(b, tl.trans(x), acc, input_precision=PRECISION)
-        else:
-            acc = tl.dot(x, tl.trans(b), acc, input_precision=PRECISION)
+        acc = tl.dot(b, tl.trans(x), acc, input_precision=PRECISION)
     return acc
 
 

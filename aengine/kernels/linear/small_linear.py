@@ -69,7 +69,6 @@ def _small_linear_kernel(
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,  # columns of the piece that are loaded before the wait
-    WEIGHT_FIRST: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -102,7 +101,7 @@ def _small_linear_kernel(
     if ADD and SPLITS == 1:  # it is loaded while the weights stream
         residual_at = residual_ptr + (rows_m * N)[:, None] + n[None, :]
         residual = tl.load(residual_at, mask=used & (n < N)[None, :], other=0.0).to(tl.float32)
-    acc = tl.zeros([BLOCK_N, M] if WEIGHT_FIRST else [M, BLOCK_N], tl.float32)
+    acc = tl.zeros([BLOCK_N, M], tl.float32)
     for step in tl.range(EARLY, PIECE, BLOCK_K, num_stages=STAGES):
         if (PIECE - EARLY) % BLOCK_K == 0:
             w = tl.load(w_rows + step + k)
@@ -111,25 +110,18 @@ def _small_linear_kernel(
             inside = step + k < PIECE
             w = tl.load(w_rows + step + k, mask=inside, other=0.0)
             x = tl.load(x_rows + step + k, mask=used & inside, other=0.0)
-        if WEIGHT_FIRST:
-            acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
-        else:
-            acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
+        acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
     if RANK:
         if OVERLAP:  # the kernel before has waited for x, and computes inner meanwhile
             gdc_wait()
         acc = add_low_rank(
             acc, inner_ptr, b_ptr, rows_m, m, n, part, tiles_ptr, capacity, count, split, SPLITS,
-            N, R, RANK, WIDTH, WEIGHT_FIRST, PRECISION, STAGES,
+            N, R, RANK, WIDTH, PRECISION, STAGES,
         )  # fmt: skip
 
     # Before the loop, the use of x_early would delay the loop's first loads; here it delays nothing.
-    if WEIGHT_FIRST:
-        x_early = not_before(x_early, OVERLAP)
-        result = tl.trans(tl.dot(w_early, tl.trans(x_early), acc, input_precision=PRECISION))
-    else:
-        x_early = not_before(x_early, OVERLAP)
-        result = tl.dot(x_early, tl.trans(w_early), acc, input_precision=PRECISION)
+    x_early = not_before(x_early, OVERLAP)
+    result = tl.trans(tl.dot(w_early, tl.trans(x_early), acc, input_precision=PRECISION))
     if ADD and SPLITS == 1:
         result += residual
     parts = part_ptr + tile * (SPLITS * M * BLOCK_N) + rows_m[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -149,7 +141,6 @@ class LinearConfig:
     stages: int
     warps: int
     early: int
-    weight_first: bool = True
 
     def padded(self, m: int) -> int:
         """Return the height of its matrix products."""
@@ -331,7 +322,7 @@ class SmallLinear:
             x, weight, x if bias is None else bias, out, out, parts, arrived, *_tensors(low_rank, x), m,
             0 if low_rank is None else low_rank.capacity,
             N=n, K=k, M=padded, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
-            STAGES=config.stages, EARLY=config.early, WEIGHT_FIRST=config.weight_first, BIAS=bias is not None,
+            STAGES=config.stages, EARLY=config.early, BIAS=bias is not None,
             ADD=residual is not None, PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
             num_warps=config.warps, launch_pdl=launch.overlap, **_sizes(low_rank),
         )  # fmt: skip

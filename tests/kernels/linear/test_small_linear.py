@@ -16,7 +16,6 @@ LinearConfig, linear_config = small_linear.LinearConfig, small_linear.linear_con
 CUTS = {
     "plain": LinearConfig(block_n=16, block_k=32, splits=1, stages=2, warps=1, early=32),
     "split": LinearConfig(block_n=64, block_k=32, splits=4, stages=3, warps=4, early=16),
-    "input-first": LinearConfig(block_n=32, block_k=64, splits=2, stages=2, warps=4, early=64, weight_first=False),
 }
 SHAPES = [
     pytest.param(3, 72, 256, id="tiny"),

@@ -22,9 +22,9 @@ from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.int4.block import (
     add_block,
+    load_quarters,
     load_scales,
     load_strips,
-    load_x,
     one_after_another,
     unpack,
     unpacking,
@@ -134,10 +134,7 @@ def _tile(
             w0, w1, w2, w3 = unpack(words, scales, x, MXFP4, True, ASM, BASE, LIFT)
             acc = tl.dot(one_after_another(w0, w1, w2, w3, ROWS), x, acc, input_precision=PRECISION)
         else:
-            x0 = load_x(x_columns, block, used[None, :], 0, K)
-            x1 = load_x(x_columns, block, used[None, :], 1, K)
-            x2 = load_x(x_columns, block, used[None, :], 2, K)
-            x3 = load_x(x_columns, block, used[None, :], 3, K)
+            x0, x1, x2, x3 = load_quarters(x_columns, block, used[None, :], K)
             acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, True, GROUP, ASM, BASE, LIFT, PRECISION)
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
     store_pairs(acc, out_ptr, biases_ptr, expert, pair, used, n, N, True, GATED, UNFUSED, ALPHA, LIMIT, GELU, BIASES)

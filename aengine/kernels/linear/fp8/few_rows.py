@@ -4,7 +4,7 @@ It is built like `small_linear`: the first columns are loaded before the wait, a
 order. Widening to x's type is exact. The sum of each 128 columns is multiplied by their scale. x may be FP8 too, with a
 scale for each 128 columns of a row. A single row has its own kernel.
 """
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def _few_rows_kernel(
     if OVERLAP:
         gdc_launch_dependents()
     # Weights need not wait: they are loaded while the kernel before this one ends, and are used last.
-    if EARLY > 0:
-        w_first = tl.load(w_rows + first * 128, mask=first * 128 + k < K, other=0.0)
-    if EARLY > 1:
-        w_second = tl.load(w_rows + (first + 1) * 128, mask=(first + 1) * 128 + k < K, other=0.0)
+    early = ()
+    for step in tl.static_range(EARLY):
+        at = (first + step) * 128
+        early = early + (tl.load(w_rows + at, mask=at + k < K, other=0.0),)  # noqa: RUF005 (Triton knows no other way)
     if OVERLAP:
         gdc_wait()
     acc = tl.zeros([BLOCK_N, M], tl.float32)
@@ -87,14 +87,9 @@ def _few_rows_kernel(
             acc, w, x_rows, x_scale_ptr, scale_ptr, group, m, row, rows, k, tile,
             N, K, SCALE_ROWS, SCALES, GROUPED, X_SCALED, BLOCK_N, PRECISION,
         )  # fmt: skip
-    if EARLY > 0:
+    for step in tl.static_range(EARLY):
         acc = _multiply(
-            acc, w_first, x_rows, x_scale_ptr, scale_ptr, first, m, row, rows, k, tile,
-            N, K, SCALE_ROWS, SCALES, GROUPED, X_SCALED, BLOCK_N, PRECISION,
-        )  # fmt: skip
-    if EARLY > 1:
-        acc = _multiply(
-            acc, w_second, x_rows, x_scale_ptr, scale_ptr, first + 1, m, row, rows, k, tile,
+            acc, early[step], x_rows, x_scale_ptr, scale_ptr, first + step, m, row, rows, k, tile,
             N, K, SCALE_ROWS, SCALES, GROUPED, X_SCALED, BLOCK_N, PRECISION,
         )  # fmt: skip
     if not GROUPED:

@@ -251,6 +251,14 @@ def load_x(x_columns, block, used, QUARTER: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
+def load_quarters(x_columns, block, used, K: tl.constexpr):
+    """Load the four quarters of a block of x, each as `load_x` does."""
+    x0, x1 = load_x(x_columns, block, used, 0, K), load_x(x_columns, block, used, 1, K)
+    x2, x3 = load_x(x_columns, block, used, 2, K), load_x(x_columns, block, used, 3, K)
+    return x0, x1, x2, x3
+
+
+@triton.jit
 def one_after_another(w0, w1, w2, w3, ROWS: tl.constexpr):
     """Join the quarters [ROWS, 32] of a block to [ROWS, 128]."""
     weights = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [ROWS, 32, 2, 2]

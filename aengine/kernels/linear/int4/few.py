@@ -7,7 +7,7 @@ that products need not wait for one another.
 `int4_few_rows_kernel`: each warp of a program takes every WARPS-th block of columns, over all of K. So tiles may be
 low, and there are enough programs without pieces of K. The sums of the warps are added up at the end, in order.
 """
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.linear.finish import finish, store_result
-from aengine.kernels.linear.int4.block import add_block, load_scales, load_words, load_x
+from aengine.kernels.linear.int4.block import add_block, load_quarters, load_scales, load_words
 from aengine.kernels.variants import keep_variants
 
 
@@ -67,35 +67,22 @@ def int4_product_kernel(
     if OVERLAP:
         gdc_launch_dependents()
     # Weights need not wait: they are loaded while the kernel before this one ends, and are used last.
-    if EARLY > 0:
-        w_early = load_words(words_ptr, tile_n, first, N, BLOCKS, BLOCK_N)
-        early_scales = load_scales(scales_ptr, first, inside_n, MXFP4, GROUP, N)
-    if EARLY > 1:
-        w_later = load_words(words_ptr, tile_n, first + 1, N, BLOCKS, BLOCK_N)
-        later_scales = load_scales(scales_ptr, first + 1, inside_n, MXFP4, GROUP, N)
+    early = ()
+    for step in tl.static_range(EARLY):
+        words = load_words(words_ptr, tile_n, first + step, N, BLOCKS, BLOCK_N)
+        early = early + ((words, load_scales(scales_ptr, first + step, inside_n, MXFP4, GROUP, N)),)  # noqa: RUF005 (Triton knows no other way)
     if OVERLAP:
         gdc_wait()
     acc = tl.zeros([BLOCK_N, M], tl.float32)
     for block in tl.range(first + EARLY, end, num_stages=STAGES):
         words = load_words(words_ptr, tile_n, block, N, BLOCKS, BLOCK_N)
         scales = load_scales(scales_ptr, block, inside_n, MXFP4, GROUP, N)
-        x0 = load_x(x_columns, block, used, 0, K)
-        x1 = load_x(x_columns, block, used, 1, K)
-        x2 = load_x(x_columns, block, used, 2, K)
-        x3 = load_x(x_columns, block, used, 3, K)
+        x0, x1, x2, x3 = load_quarters(x_columns, block, used, K)
         acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
-    if EARLY > 0:
-        x0 = load_x(x_columns, first, used, 0, K)
-        x1 = load_x(x_columns, first, used, 1, K)
-        x2 = load_x(x_columns, first, used, 2, K)
-        x3 = load_x(x_columns, first, used, 3, K)
-        acc = add_block(acc, w_early, early_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
-    if EARLY > 1:
-        x0 = load_x(x_columns, first + 1, used, 0, K)
-        x1 = load_x(x_columns, first + 1, used, 1, K)
-        x2 = load_x(x_columns, first + 1, used, 2, K)
-        x3 = load_x(x_columns, first + 1, used, 3, K)
-        acc = add_block(acc, w_later, later_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
+    for step in tl.static_range(EARLY):
+        words, scales = early[step]
+        x0, x1, x2, x3 = load_quarters(x_columns, first + step, used, K)
+        acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
     inner = tl.arange(0, M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     finish(
         tl.trans(acc), bias_ptr, residual_ptr, out_ptr, part_ptr + tile * (splits * M * BLOCK_N) + inner,
@@ -164,16 +151,10 @@ def int4_few_rows_kernel(
         words = load_blocks(words_ptr, tile, block, N, BLOCKS, BLOCK_N, WARPS)
         scales = load_scales(scales_ptr, block[:, None], inside_n, MXFP4, GROUP, N)
         mine = used & (step + warp < BLOCKS)[:, None, None]
-        x0 = load_x(x_columns, block[:, None, None], mine, 0, K)
-        x1 = load_x(x_columns, block[:, None, None], mine, 1, K)
-        x2 = load_x(x_columns, block[:, None, None], mine, 2, K)
-        x3 = load_x(x_columns, block[:, None, None], mine, 3, K)
+        x0, x1, x2, x3 = load_quarters(x_columns, block[:, None, None], mine, K)
         acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
     mine = used & (warp < BLOCKS)[:, None, None]
-    x0 = load_x(x_columns, warp[:, None, None], mine, 0, K)
-    x1 = load_x(x_columns, warp[:, None, None], mine, 1, K)
-    x2 = load_x(x_columns, warp[:, None, None], mine, 2, K)
-    x3 = load_x(x_columns, warp[:, None, None], mine, 3, K)
+    x0, x1, x2, x3 = load_quarters(x_columns, warp[:, None, None], mine, K)
     acc = add_block(acc, w_early, early_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
     result = tl.trans(tl.sum(acc, axis=0))
     used = (rows_m < m)[:, None]
