@@ -112,7 +112,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             if what := layer.indivisible(ranks):
                 fitting = [str(fewer) for fewer in (1, 2, 4) if not any(one.indivisible(fewer) for one in self.layers)]
                 raise ConfigError(
-                    f"tensor_parallel_size: {what} cannot be dealt out evenly to {ranks} ranks; use "
+                    f"tensor_parallel_size: {what} cannot be divided evenly among {ranks} ranks; use "
                     f"{' or '.join(fitting)}"
                 )
         return msgspec.structs.replace(self, ranks=ranks)

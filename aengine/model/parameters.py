@@ -324,7 +324,7 @@ class Parameters:
         if spec.count < count:
             raise ConfigError(
                 f"tensor_parallel_size: neither the {spec.count} experts of {name} nor their {spec.inner} columns can "
-                f"be dealt out to {count} ranks; lower it"
+                f"be divided among {count} ranks; lower it"
             )
         return ExpertsShare(self.shard.experts(spec.count))
 

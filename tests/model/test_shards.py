@@ -96,7 +96,7 @@ def test_ranks_without_a_row_of_the_vocabulary(tied: bool, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_experts_whose_columns_do_not_divide_are_dealt_out_whole(count: int, tmp_path: Path) -> None:
+def test_ranks_have_whole_experts_if_columns_do_not_divide(count: int, tmp_path: Path) -> None:
     """The ranks have different numbers of experts."""
     model = write_checkpoint("qwen3-moe", tmp_path, **{**SIZES, "num_experts": 9, "moe_intermediate_size": 33})
     model.set_experts_implementation("eager")  # grouped products need multiples of 16 bytes
@@ -180,7 +180,7 @@ def test_random_weights(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
-        ("qwen3", {"num_attention_heads": 6}, "6 query heads cannot be dealt out evenly to 4 ranks; use 1 or 2"),
+        ("qwen3", {"num_attention_heads": 6}, "6 query heads cannot be divided evenly among 4 ranks; use 1 or 2"),
         ("qwen3", {"num_attention_heads": 12, "num_key_value_heads": 6}, "6 KV heads .* use 1 or 2"),
         ("llama2", {"intermediate_size": 98}, "98 columns of the MLP .* use 1 or 2"),
         ("qwen3-moe", {"num_experts": 3, "moe_intermediate_size": 33}, "3 experts of 33 columns .* use 1 or 2"),
@@ -188,7 +188,7 @@ def test_random_weights(case: str, tmp_path: Path) -> None:
         ("qwen2-moe", {"shared_expert_intermediate_size": 33}, "33 columns of the shared expert .* use 1"),
     ],
 )
-def test_what_cannot_be_dealt_out_is_refused_by_its_number(
+def test_what_ranks_cannot_share_is_refused_with_the_numbers(
     case: str, changes: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     write_checkpoint(case, tmp_path)

@@ -1,4 +1,4 @@
-"""New numbers where the old ones lay, in every form that kernels keep weights in."""
+"""Slots use what is loaded. A reload overwrites weights of every kernel in place if graphs may have captured them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.dense import in_fp8
-from aengine.model.slots import captured, overwrite
+from aengine.model.slots import ExpertsSlot, LinearSlot, captured, overwrite
 
 
 def fp8(seed: int, experts: int | None = None) -> Fp8Weight:
@@ -62,7 +62,7 @@ def dense(seed: int, *shape: int) -> Tensor:
 
 
 def library_of(weight: Fp8Weight, monkeypatch: pytest.MonkeyPatch) -> Fp8Linear:
-    """A linear as on a Hopper, whose product in pieces is by the library."""
+    """Return a linear as on a Hopper GPU, whose product in pieces is the library's."""
     monkeypatch.setattr(LibraryFp8, "fits", lambda _: True)
     monkeypatch.setattr(fp8_library, "pieces_of_k", lambda *_: 2)
     return Fp8Linear(weight, None, Fp8FewRows(), BlockProducts())
@@ -83,11 +83,16 @@ MADE: dict[str, Make] = {
         Int4Weight(torch.ones(2, 32, 32, dtype=torch.uint8), dense(seed, 2, 32, 1)),
     ),
 }  # fmt: skip
-SHARED = (SmallLinear, Fp8FewRows, BlockProducts, Int4Product)  # of all linears: their memory is not the weight's
+SHARED = (
+    SmallLinear,
+    Fp8FewRows,
+    BlockProducts,
+    Int4Product,
+)  # shared by linears; not memory of a weight
 
 
 def reachable(thing: object) -> Iterator[Tensor]:
-    """Every tensor that an object holds, whether or not it is registered."""
+    """Yield every tensor that an object holds, whether or not it is registered."""
     if isinstance(thing, Tensor):
         yield thing
     elif isinstance(thing, (list, tuple)):
@@ -105,12 +110,53 @@ def test_everything_that_is_made_of_a_weight_is_registered(form: str, monkeypatc
     places = [one.data_ptr() for one in reachable(kept)]
     assert isinstance(kept, Registered)
     assert len(places) > 1
-    kept.later = torch.ones(3)  # kept from one call to the next
+    kept.later = torch.ones(3)  # kept between calls
     overwrite(kept, made)
     del kept.later
     assert [one.data_ptr() for one in reachable(kept)] == places
     for old, new in zip(reachable(kept), reachable(made), strict=True):
         assert torch.equal(old.reshape(-1).view(torch.uint8), new.reshape(-1).view(torch.uint8))
+
+
+def test_a_slot_calls_the_loaded_linear_itself() -> None:
+    slot, x = LinearSlot(8, 8), dense(3, 2, 8)
+    with pytest.raises(AttributeError):
+        slot.apply(x)
+    for seed in (1, 2):  # without a GPU, a reload replaces the linear
+        made = TorchLinear(dense(seed, 8, 8), None)
+        slot.load(made)
+        assert (slot.apply, slot.apply_activated) == (made.apply, made.apply_activated)
+        assert slot.unadapted is made
+
+
+def test_a_slot_calls_the_linear_that_adapters_were_added_to() -> None:
+    made, adapted = (TorchLinear(dense(seed, 8, 8), None) for seed in (1, 2))
+    slot = LinearSlot(8, 8, lambda linear: adapted if linear is made else linear)
+    slot.load(made)
+    assert (slot.apply, slot.unadapted) == (adapted.apply, made)
+
+
+def test_a_slot_keeps_a_captured_linear_and_overwrites_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (TorchLinear(dense(seed, 8, 8), None) for seed in (1, 2))
+    slot = LinearSlot(8, 8)
+    slot.load(first)
+    monkeypatch.setattr("aengine.model.slots.captured", lambda _: True)
+    slot.load(second)
+    assert slot.apply == first.apply
+    assert torch.equal(slot.apply(torch.eye(8)), second.apply(torch.eye(8)))
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_experts_of_a_rank_are_called_with_the_models_numbers(first: int) -> None:
+    slot = ExpertsSlot(2, 4, first=first)
+    made = TorchExperts(dense(1, 2, 8, 4), dense(2, 2, 4, 4))
+    slot.load(made)
+    h, weights = dense(3, 3, 4), torch.rand(3, 2)
+    ids = torch.tensor([[0, 1], [1, 5], [-1, 0]], dtype=torch.int32)
+    expected = made.add_to(h, ids, weights, None)
+    assert torch.equal(slot.add_to(h, ids + first, weights, None), expected)
+    if not first:
+        assert slot.add_to == made.add_to
 
 
 def test_a_linear_is_captured_where_a_tensor_of_it_lies_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +167,7 @@ def test_a_linear_is_captured_where_a_tensor_of_it_lies_on_a_gpu(monkeypatch: py
 
 
 class SimpleTensor(Tensor):
-    """A tensor that says that it lies on a GPU."""
+    """A tensor that claims to be on a GPU."""
 
     is_cuda = True
 

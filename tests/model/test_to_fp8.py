@@ -42,8 +42,9 @@ def logits(folder: Path, config: ModelConfig) -> torch.Tensor:
 
 
 def rounded(folder: Path) -> None:
-    """What the weights become, written back as floats: the parts of a fused matrix together, the head as it is, and
-    what makes keys and values of latents.
+    """Replace the weights by what they stand for after quantising. Fused parts are quantised together.
+
+    The output matrix and the matrix of keys and values from latents stay as they are.
     """
     weights = load_file(folder / "model.safetensors")
     for name in list(weights):

@@ -99,7 +99,7 @@ def _read_json(path: Path, most_bytes: int) -> tuple[dict[str, object], int]:
         raise WeightsError(f"{path}: the header is not a JSON object")
     # Names are printed in errors and logs, so they must not hold control characters.
     if strange := next((name for name in header if not name.isprintable()), None):
-        raise WeightsError(f"{path}: a tensor is called {shown(strange)}, as none is")
+        raise WeightsError(f"{path}: the name of a tensor is {shown(strange)}, which is not printable")
     return header, size - 8 - length
 
 

@@ -115,12 +115,12 @@ def read_contents(folder: Path) -> Contents:
             raise AdapterError(f"{path}: {name} is {entry.dtype}; only {', '.join(FLOATS)} are supported")
         module = _PREFIX.sub("", factor[1], count=1)
         if factor[2] in found.setdefault(module, {}):
-            raise AdapterError(f"{path}: {name} is there twice, with and without PEFT's prefix")
+            raise AdapterError(f"{path}: {name} exists twice, with and without PEFT's prefix")
         found[module][factor[2]] = Factor(path, name, entry)
     if not found:
         raise AdapterError(f"{path}: holds no factors (lora_A, lora_B)")
     if copy is not None and not found.keys() & {"lm_head", "language_model.lm_head"}:
-        raise AdapterError(f"{path}: {copy[1]} is there, and no factors of lm_head; {MERGE}")
+        raise AdapterError(f"{path}: {copy[1]} exists without factors of lm_head; {MERGE}")
     return Contents({module: _pair(path, module, factors) for module, factors in found.items()}, copy)
 
 
@@ -131,7 +131,7 @@ def _pair(path: Path, module: str, factors: Mapping[str, Factor]) -> Pair:
     pair = Pair(module, factors["A"], factors["B"])
     for factor in (pair.a, pair.b):
         if len(factor.shape) != 2 or 0 in factor.shape:
-            raise AdapterError(f"{path}: {factor.name} has shape {list(factor.shape)}, which no factor has")
+            raise AdapterError(f"{path}: {factor.name} has shape {list(factor.shape)}; factors are non-empty matrices")
     return pair
 
 

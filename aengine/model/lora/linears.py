@@ -81,8 +81,8 @@ class Linears:
                 ]
         kinds = sorted({kind_of(name).rpartition(".")[-1] for name in self._site_of})
         raise AdapterError(
-            f"{pair.a.path}: {pair.a.name} changes {pair.module}, which is no linear of this model that adapters can "
-            f"change ({', '.join(kinds)})"
+            f"{pair.a.path}: {pair.a.name} changes {pair.module}, which is no linear that adapters can change in this "
+            f"model ({', '.join(kinds)})"
         )
 
     def _whole(self, pair: Pair, name: str) -> Change:

@@ -92,7 +92,7 @@ def _changes(
                 ours, theirs = (one.partition("layers.")[0] for one in (change.name, pair.module))
         yield pair, changes
     if not changed:
-        raise AdapterError(f"{folder}: it changes nothing but parts of the model that are not used here")
+        raise AdapterError(f"{folder}: it changes only parts of the model that are not used here")
     lacking: list[str] = []
     for name in linears.names():
         if EXPERTS in name:  # their names differ between versions of transformers

@@ -82,7 +82,11 @@ def test_order_and_padding_of_the_header_are_free(path: Path) -> None:
         ({"a": 5}, 0, "a has the unknown dtype"),
         ({"a": {}}, 0, "a has the unknown dtype"),
         (b'{"a": {}, "a": {}}', 0, "'a' appears twice"),
-        ({"a\n\x1b[2Jb": tensor("F32", [1], 0, 4)}, 4, r"a tensor is called 'a\\n\\x1b\[2Jb', as none is"),
+        (
+            {"a\n\x1b[2Jb": tensor("F32", [1], 0, 4)},
+            4,
+            r"a tensor is 'a\\n\\x1b\[2Jb', which is not printable",
+        ),
         (b"[]", 0, "not a JSON object"),
         (b"", 0, "not valid JSON"),
         (b"{", 0, "not valid JSON"),

@@ -195,6 +195,6 @@ def test_ranks_have_whole_groups_of_128_columns_if_there_are_such_groups(
 def test_neither_experts_nor_their_columns(tmp_path: Path) -> None:
     write(tmp_path, "fp8-blocks", "qwen3-moe", **{**EXPERTS, "num_experts": 3, "moe_intermediate_size": 256})
     with pytest.raises(
-        ConfigError, match=r"neither the 3 experts of .*mlp\.experts nor their 256 columns can be dealt"
+        ConfigError, match=r"neither the 3 experts of .*mlp\.experts nor their 256 columns can be divided among 4 ranks"
     ):
         Ranks(tmp_path / "quantised", 4)

@@ -52,7 +52,7 @@ class Int4Weight(QuantizedWeight):
         for number, other in enumerate(others, 1):
             if not self._is_ordered_as(other):
                 raise WeightsError(
-                    f"{names[number]} orders its columns otherwise than {names[0]}; they cannot be one matrix"
+                    f"{names[number]} orders its columns differently than {names[0]}; they cannot be one matrix"
                 )
         parts, zero = [self, *others], None
         dtypes = {part.scale.dtype for part in parts}

@@ -81,7 +81,7 @@ def sort_columns(codes: Tensor, g_idx: Tensor, group: int, names: Sequence[str])
         return codes, None
     if not whole:
         raise UnsupportedModelError(
-            f"{names[0]} orders columns (desc_act), so that they cannot be dealt out to several ranks; set "
+            f"{names[0]} orders columns (desc_act), so they cannot be divided among ranks; set "
             f"tensor_parallel_size to 1"
         )
     order = groups.argsort(dim=-1, stable=True)

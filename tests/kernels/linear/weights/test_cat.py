@@ -118,7 +118,7 @@ def test_parts_that_order_their_columns_differently_are_refused_by_name() -> Non
     assert torch.equal(
         parts[0].cat(parts[1:2], NAMES[:2]).dequantize(), torch.cat([one.dequantize() for one in parts[:2]])
     )
-    with pytest.raises(WeightsError, match="v_proj orders its columns otherwise than q_proj"):
+    with pytest.raises(WeightsError, match="v_proj orders its columns differently than q_proj"):
         parts[0].cat(parts[1:], NAMES)
-    with pytest.raises(WeightsError, match="k_proj orders its columns otherwise than q_proj"):
+    with pytest.raises(WeightsError, match="k_proj orders its columns differently than q_proj"):
         part("gptq", 8, 64).cat(parts[:1], NAMES[:2])
