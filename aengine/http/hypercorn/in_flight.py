@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from time import monotonic
 
 import anyio
@@ -17,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.errors import AengineError, EngineClosedError
-from aengine.http.door.context import Abortable, RequestContext, context_of
+from aengine.http.door.context import RequestContext, context_of
 from aengine.http.door.errors import HTTPError, error_response
 from aengine.http.hypercorn.accepted import chunked, reset_connection
 
@@ -173,17 +172,6 @@ class ActiveRequest:
         self.context.cancel_error = cancel_error
         if not reset_connection(self._send):
             self.scope.cancel()
-
-
-@contextmanager
-def at_work(scope: Scope, work: Abortable) -> Iterator[None]:
-    """While this context lasts, the engine does `work` for the request, which its id or the request's id may abort."""
-    context = context_of(scope)
-    context.work = work
-    try:
-        yield
-    finally:
-        context.work = None
 
 
 def cancel_error(scope: Scope) -> AengineError:

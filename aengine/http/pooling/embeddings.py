@@ -8,7 +8,8 @@ import sys
 import time
 import uuid
 from array import array
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,9 @@ from starlette.responses import Response
 
 from aengine.engine.requests.arguments import prompt_list
 from aengine.errors import InvalidRequestError, renamed_param
+from aengine.http.door.context import context_of
 from aengine.http.endpoint import Endpoint, json_response
 from aengine.http.engine_like import EngineLike
-from aengine.http.hypercorn.in_flight import at_work
 from aengine.http.openai.bodies import PromptTokensDetails
 from aengine.http.operation import ANSWERS, Operation
 from aengine.http.pooling.bodies import (
@@ -52,9 +53,15 @@ class PooledWork:
         return self.engine.abort(self.id)
 
 
-def abortable(request: Request, engine: EngineLike, request_id: str) -> AbstractContextManager[None]:
+@contextmanager
+def abortable(request: Request, engine: EngineLike, request_id: str) -> Iterator[None]:
     """While this context lasts, `/abort` can end the work by `request_id` or the request's own id."""
-    return at_work(request.scope, PooledWork(engine, request_id))
+    context = context_of(request.scope)
+    context.work = PooledWork(engine, request_id)
+    try:
+        yield
+    finally:
+        context.work = None
 
 
 _embedding_decoder = msgspec.json.Decoder(EmbeddingRequest)

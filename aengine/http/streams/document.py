@@ -11,8 +11,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from aengine.http.door.context import context_of
 from aengine.http.engine_like import StreamLike
-from aengine.http.hypercorn.in_flight import at_work
 from aengine.http.streams.fragments import SLICE, collect
 from aengine.http.streams.sse import body_message
 from aengine.types import Completion
@@ -70,18 +70,17 @@ class DocumentResponse(Response):
         self._body_of = body_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = context_of(scope)
+        context.work = self._stream
         try:
-            with at_work(scope, self._stream):
-                await self._send(send)
+            pieces = document(await self._body_of(await collect(self._stream)))
+            length = str(sum(map(len, pieces))).encode()
+            headers = [(b"content-length", length), (b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            *others, last = pieces
+            for piece in others:
+                await send(body_message(piece))
+            await send(body_message(last, more=False))
         finally:
+            context.work = None
             self._stream.abort()
-
-    async def _send(self, send: Send) -> None:
-        pieces = document(await self._body_of(await collect(self._stream)))
-        length = str(sum(map(len, pieces))).encode()
-        headers = [(b"content-length", length), (b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        *others, last = pieces
-        for piece in others:
-            await send(body_message(piece))
-        await send(body_message(last, more=False))

@@ -24,7 +24,7 @@ from aengine.errors import AengineError
 from aengine.http.door.context import context_of
 from aengine.http.door.errors import HTTPError, error_body_for
 from aengine.http.engine_like import StreamLike
-from aengine.http.hypercorn.in_flight import at_work, cancel_error
+from aengine.http.hypercorn.in_flight import cancel_error
 from aengine.http.streams.fragments import merge, sliced
 from aengine.types import Fragment, Usage
 
@@ -111,13 +111,15 @@ class EventStreamResponse(Response):
         self._given_up = False  # the reader is too far behind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = context_of(scope)
+        context.work = self._stream
         try:
-            with at_work(scope, self._stream):
-                async with create_task_group() as tasks:
-                    tasks.start_soon(self._watch_progress, scope, send, tasks)
-                    await self._pump(scope, send)
-                    tasks.cancel_scope.cancel()
+            async with create_task_group() as tasks:
+                tasks.start_soon(self._watch_progress, scope, send, tasks)
+                await self._pump(scope, send)
+                tasks.cancel_scope.cancel()
         finally:
+            context.work = None
             self._stream.abort()
 
     async def _pump(self, scope: Scope, send: Send) -> None:
