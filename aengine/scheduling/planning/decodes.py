@@ -44,7 +44,7 @@ class Decodes:
                     stalled += 1
                     continue
                 memory.grow(sequence, launched + 1, plan)
-            elif sequence.outdated:
+            elif holdings and sequence.outdated:
                 memory.grow(sequence, launched + 1, plan)
             sequence.launched = launched = launched + 1
             if holdings and not launched % page_size:

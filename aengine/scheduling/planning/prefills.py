@@ -43,9 +43,9 @@ class Prefills:
         budget = PrefillBudget(self._max_step_tokens, len(plan.decode), self._mixed_limit)
         batch, waiting = self._transitions.batch, self._transitions.waiting
         for sequence in batch.running:
-            if not budget.left:
-                return
             if not sequence.decoding:
+                if not budget.left:
+                    return
                 self._plan_chunk(sequence, budget, plan, flight)
         looked_up = 0
         while budget.left and batch.free_rows and (head := waiting.head()) is not None:
