@@ -14,8 +14,8 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.loading.hub import resolve_model
-from aengine.model.loading.load import load_model
 from aengine.text.tokens.tokenizer import Tokenizer
+from tests.model.loading_one import load_model
 
 PROMPT = "The capital of France is"
 NEW_TOKENS = 20

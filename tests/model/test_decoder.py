@@ -20,7 +20,7 @@ from aengine.model.blocks.attention import Attention
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.groups import leave_empty
-from aengine.model.loading.load import load_model
+from tests.model.loading_one import load_model
 
 from .checkpoints import VOCAB, write_checkpoint
 from .harness import Harness

@@ -14,7 +14,7 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.loading.generation import GenerationDefaults
 from aengine.model.loading.hub import resolve_model
-from aengine.model.loading.load import load_model
+from tests.model.loading_one import load_model
 
 from .checkpoints import NEW_TOKENS
 from .harness import Harness, Running

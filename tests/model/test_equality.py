@@ -9,7 +9,7 @@ from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.loading.load import load_model
+from tests.model.loading_one import load_model
 
 from .checkpoints import CASES, LONGROPE_CASES, NEW_TOKENS, Reference, reference, write_checkpoint
 from .harness import Harness, Running

@@ -18,7 +18,7 @@ from aengine.kernels.kv_scales import FP8, KVScales
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.loading.load import load_model
+from tests.model.loading_one import load_model
 
 from .checkpoints import VOCAB, write_checkpoint
 from .harness import Harness

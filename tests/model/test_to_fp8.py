@@ -13,7 +13,7 @@ from aengine.errors import ConfigError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.dense import in_fp8
-from aengine.model.loading.load import load_model
+from tests.model.loading_one import load_model
 
 from .checkpoints import write_checkpoint
 from .harness import Harness

@@ -24,7 +24,7 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.groups import entries_of
-from aengine.model.loading.load import load_model
+from tests.model.loading_one import load_model
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],

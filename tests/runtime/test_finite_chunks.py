@@ -20,11 +20,11 @@ from aengine.model.blocks.step import Step
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.loading.hub import resolve_model
-from aengine.model.loading.load import load_model
 from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.runner import StepExecutor, read_outcome
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan, StepResult
 from tests.lessons.rig import Rig
+from tests.model.loading_one import load_model
 from tests.runtime.cuda.test_prefill_graphs import FixedShapeAttention, FixedShapeExecutor
 from tests.runtime.step.test_cells import plan
 

@@ -61,35 +61,6 @@ def checkpoint_of(folder: Path, whole: Decoder) -> Checkpoint:
         raise explained(folder, error) from None
 
 
-def load_model(
-    folder: Path,
-    config: ModelConfig,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    kernels: Kernels,
-    attention: AttentionBackend,
-    load_format: Literal["auto", "dummy"] = "auto",
-    seed: int = 0,
-    progress: bool = False,
-    max_positions: int | None = None,
-    kv_dtype: torch.dtype | None = None,
-) -> Decoder:
-    """Like load_shards(), for a model on one device."""
-    [decoder] = load_shards(
-        folder,
-        config,
-        [Placement(device, kernels, attention)],
-        dtype=dtype,
-        load_format=load_format,
-        seed=seed,
-        progress=progress,
-        max_positions=max_positions,
-        kv_dtype=kv_dtype,
-    )
-    return decoder
-
-
 def load_shards(
     folder: Path,
     config: ModelConfig,

@@ -121,11 +121,6 @@ class Tokenizer:
         return self._named_id("eos_token")
 
     @property
-    def bos_token_id(self) -> int | None:
-        """The beginning-of-sequence token that tokenizer_config.json names."""
-        return self._named_id("bos_token")
-
-    @property
     def info(self) -> TokenizerInfo:
         """The facts about the tokenizer that its files state."""
         settings = self._settings

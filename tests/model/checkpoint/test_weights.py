@@ -24,8 +24,8 @@ from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.groups import Group
-from aengine.model.loading.load import load_model
 from tests.model.checkpoints import write_checkpoint
+from tests.model.loading_one import load_model
 
 Change = Callable[[dict[str, Tensor]], None]
 

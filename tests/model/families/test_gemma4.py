@@ -15,9 +15,9 @@ from aengine.attention.torch_backend import TorchAttention
 from aengine.errors import CheckpointError, UnsupportedModelError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
-from aengine.model.loading.load import load_model
 from tests.model.checkpoints import write_checkpoint
 from tests.model.harness import Harness
+from tests.model.loading_one import load_model
 
 # The settings of the 12B and the 31B, with smaller sizes.
 PUBLISHED: dict[str, Any] = {

@@ -14,8 +14,8 @@ from aengine.errors import HubError, UnsupportedModelError, WeightsError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import DEMO, resolve_model
-from aengine.model.loading.load import load_model
 from tests.model.checkpoints import write_checkpoint
+from tests.model.loading_one import load_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

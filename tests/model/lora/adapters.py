@@ -17,10 +17,11 @@ from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.loading.load import adaptable_linears, load_model
+from aengine.model.loading.load import adaptable_linears
 from aengine.model.lora.room import LoraRoom
 from aengine.model.lora.survey import survey
 from aengine.runtime.adapters import HostFiller, RankedPlaces
+from tests.model.loading_one import load_model
 
 from ..harness import Harness, Running
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
-from aengine.model.loading.load import load_model
+from tests.model.loading_one import load_model
 
 from ..checkpoints import CASES, write_checkpoint
 from ..harness import Harness, Running

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
-from aengine.model.loading.load import load_model
+from tests.model.loading_one import load_model
 
 from ..harness import Harness, Running
 from .reduced import CONFIGS, TEXT, reduced

@@ -19,9 +19,9 @@ from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.loading.generation import GenerationDefaults
-from aengine.model.loading.load import load_model
 from aengine.model.loading.pooling import PoolingConfig
 from aengine.text.tokens.tokenizer import Tokenizer
+from tests.model.loading_one import load_model
 
 from .reduced import CONFIGS, reduced
 

@@ -14,7 +14,8 @@ from aengine.errors import WeightsError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.loading.load import checkpoint_of, load_model
+from aengine.model.loading.load import checkpoint_of
+from tests.model.loading_one import load_model
 
 from ..harness import Harness
 from .checkpoints import write_quantized

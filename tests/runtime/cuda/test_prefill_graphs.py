@@ -16,7 +16,7 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.loading.hub import resolve_model
-from aengine.model.loading.load import adaptable_linears, load_model
+from aengine.model.loading.load import adaptable_linears
 from aengine.model.lora.room import LoraRoom, kind_of
 from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.cuda.prefill_graphs import MOST_PADDING, PrefillGraphs, prefill_sizes
@@ -26,6 +26,7 @@ from aengine.runtime.step.executor import Forwarded, Outcome
 from aengine.step_plan import Pool, StepPlan
 from tests.lessons.rig import Rig
 from tests.model.checkpoints import write_checkpoint
+from tests.model.loading_one import load_model
 
 
 class FixedShapeAttention(TorchAttention):
