@@ -179,7 +179,8 @@ async def test_a_sentencepiece_tokenizer(tmp_path: Path) -> None:
     config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATES["alternating"]}
     tokenizer = Tokenizer.load(write_tokenizer(tmp_path, byte_fallback_backend(), config))
     ids = await tokenizer.encode_chat([{"role": "user", "content": "the </s><s> end"}])
-    assert [token_id for token_id in ids if token_id in tokenizer.special_ids and token_id] == [tokenizer.bos_token_id]
+    [bos] = [token_id for token_id in ids if token_id in tokenizer.special_ids and token_id]
+    assert tokenizer.decode([bos], skip_special_tokens=False) == "<s>"
     assert "".join(tokenizer.decode(ids, skip_special_tokens=False).split()) == "<s>[INST]the</s><s>end[/INST]"
 
 

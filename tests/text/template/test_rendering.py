@@ -208,8 +208,8 @@ def demo_pair(demo_folder: Path) -> Pair:
 async def test_no_second_bos(make: Make) -> None:
     pair = make(ALL["headers_and_dates"], add_bos_token=True)
     ids = await pair.ours.encode_chat(CHATS["one question"])
-    assert ids.count(pair.ours.bos_token_id) == 1
-    assert pair.ours.encode_now("hello")[0] == pair.ours.bos_token_id
+    assert ids.count(pair.theirs.bos_token_id) == 1
+    assert pair.ours.encode_now("hello")[0] == pair.theirs.bos_token_id
 
 
 async def test_a_sentencepiece_tokenizer(tmp_path: Path) -> None:
