@@ -40,7 +40,7 @@ from aengine.timeline import Timeline
 from aengine.types import Stats
 
 if TYPE_CHECKING:  # torch, which `load` imports
-    from aengine.engine.pooling.scorer import Scorer
+    from aengine.engine.pooling.scores import Scorer
     from aengine.model.config import ModelConfig
     from aengine.model.loading.generation import GenerationDefaults
     from aengine.model.loading.pooling import PoolingConfig
@@ -231,7 +231,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
         beside.submit(link_torch)  # first: linking anything else would wait for it
         opening = beside.submit(open_contexts, config.device, gpus)
         tokenizer = _load_tokenizer(config, folder)
-        from aengine.engine.pooling.scorer import scorer_of
+        from aengine.engine.pooling.scores import scorer_of
         from aengine.model.loading.generation import GenerationDefaults
         from aengine.model.loading.pooling import PoolingConfig
         from aengine.runtime.startup.start import start_runtime

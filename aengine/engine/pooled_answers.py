@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.engine.loaded import Loaded
-from aengine.engine.pooling.scorer import Scorer, refuse_scores
-from aengine.engine.pooling.vectors import cosine, embedding_of, probabilities, vector_of
+from aengine.engine.pooling.scores import Scorer, cosine, embedding_of, probabilities, refuse_scores, vector_of
 from aengine.engine.requests.arguments import Routing, prompt_list, text_list
 from aengine.engine.requests.pooled import PooledRequest
 from aengine.engine.requests.registry import Requests

@@ -90,7 +90,8 @@ async def test_a_load_that_is_given_up_gives_its_memory_back(by: str) -> None:
         return runtime
 
     async def enter() -> None:
-        async with aengine.Engine(device="cpu", progress=False, kv_cache_gib=0.1, start=start):
+        knobs = {"kv_cache_gib": 0.1, "host_cache_gib": 0.1, "lora_loading": True}  # tasks that never started
+        async with aengine.Engine(device="cpu", progress=False, start=start, **knobs):
             await anyio.sleep(30)
 
     if by == "task":

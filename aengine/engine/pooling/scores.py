@@ -1,12 +1,18 @@
-"""How a model scores pairs: by a classification head, by the logits of two tokens, or by comparing embeddings."""
+"""Turns pooled numbers into embeddings, probabilities and scores, in float64.
+
+A pair is scored by a classification head, by the logits of two tokens, or by comparing embeddings.
+"""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from aengine.engine.pooling.vectors import probabilities
+import numpy as np
+from numpy.typing import NDArray
+
 from aengine.errors import ConfigError, ContextLengthError, InvalidRequestError
 from aengine.step_plan import Pool
 from aengine.text.tokens.tokenizer import Tokenizer
@@ -15,6 +21,7 @@ if TYPE_CHECKING:  # torch
     from aengine.model.config import ModelConfig
     from aengine.model.loading.pooling import PoolingConfig
 
+_LEAST_NORM = 1e-12  # as in torch's normalize; a zero vector stays zero
 QWEN3_RERANKER = "qwen3-reranker"  # its models have this in their names
 
 # The words of Qwen3-Reranker's model card.
@@ -23,7 +30,7 @@ _BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 )
-_BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 class Pairs(Protocol):
@@ -51,11 +58,11 @@ class Qwen3Pairs:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._before, self._behind = (tokenizer.encode_now(text, False) for text in (_BEFORE, _BEHIND))
+        self._before, self._after = (tokenizer.encode_now(text, False) for text in (_BEFORE, _AFTER))
 
     async def encode(self, query: str, document: str, instruction: str | None, context: int) -> list[int]:
         text = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
-        around = len(self._before) + len(self._behind)
+        around = len(self._before) + len(self._after)
         ids = await self._tokenizer.encode_literal(text, context, left=0)
         if len(ids) + around > context:
             raise ContextLengthError(
@@ -63,7 +70,7 @@ class Qwen3Pairs:
                 "given as query and document, with the words around them",
                 "prompt",
             )
-        return [*self._before, *ids, *self._behind]
+        return [*self._before, *ids, *self._after]
 
 
 def yes_and_no(tokenizer: Tokenizer) -> tuple[int, int]:
@@ -122,3 +129,35 @@ def refuse_scores(model: ModelConfig, pooling: PoolingConfig) -> None:
         raise InvalidRequestError(
             f"the model tells {model.labels} classes apart: a score needs a head with one; ask /classify", "model"
         )
+
+
+def vector_of(chunks: Sequence[array[float]], tokens: int, mean: bool) -> NDArray[np.float64]:
+    """Return the vector [hidden] of a prompt: the sum over its chunks, divided by its tokens for a mean."""
+    total = np.sum([np.asarray(chunk, dtype=np.float64) for chunk in chunks], axis=0)
+    vector: NDArray[np.float64] = total / tokens if mean else total
+    return vector
+
+
+def embedding_of(vector: NDArray[np.float64], dimensions: int | None, normalize: bool) -> array[float]:
+    """Return the first `dimensions` numbers, or all for None, scaled to length 1 if `normalize` is set."""
+    vector = vector[:dimensions]
+    if normalize:
+        vector = vector / max(float(np.linalg.norm(vector)), _LEAST_NORM)
+    return array("f", vector.astype(np.float32).tobytes())
+
+
+def cosine(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Return the cosine of the angle between two vectors."""
+    lengths = max(float(np.linalg.norm(one)), _LEAST_NORM) * max(float(np.linalg.norm(other)), _LEAST_NORM)
+    return float(one @ other) / lengths
+
+
+def probabilities(logits: Sequence[float], independent: bool) -> tuple[float, ...]:
+    """Return the probability of each class. Unless classes are independent, they add up to 1."""
+    values = np.asarray(logits, dtype=np.float64)
+    if independent:
+        found = np.exp(-np.logaddexp(0.0, -values))
+    else:
+        shifted = np.exp(values - values.max())
+        found = shifted / shifted.sum()
+    return tuple(found.tolist())
