@@ -15,7 +15,7 @@ from aengine.kernels.elementwise import silu_mul
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.gated_rows import gated_config, gated_rows
-from aengine.kernels.linear.int4.config import COPY_ROWS, DENSE_ROWS
+from aengine.kernels.linear.int4.config import COPY_ROWS, DENSE_ROWS, one_row_config
 from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.packed_codes import pack_codes, supported_group
 from aengine.kernels.linear.weights.int4 import Int4Weight
@@ -42,6 +42,8 @@ class Int4Linear:
         self._bias = bias
         self._product = product
         self._dense_rows = COPY_ROWS if copy else DENSE_ROWS
+        launch = launch_for(weight.scale.device)
+        self._row_config = one_row_config(self._weight, launch) if dtype.itemsize == 2 else None
         self._copy: Tensor | None = None
         if copy:
             self._copy = torch.empty(self.outputs, self.inputs, dtype=dtype, device=weight.scale.device)
@@ -69,6 +71,8 @@ class Int4Linear:
         if self._weight.order is not None:
             x = x.index_select(1, self._weight.order)
         if len(x) < self._dense_rows:
+            if len(x) == 1 and self._row_config is not None:
+                return self._product.row(x.contiguous(), self._weight, self._bias, residual, self._row_config)
             return self._product(x, self._weight, self._bias, residual=residual)
         if residual is None:
             return F.linear(x, self._dense(x.dtype), self._bias)
