@@ -19,8 +19,8 @@ FUNCTIONS, FILES = 65, 16
 ROOM = Path(aengine.http.__file__).parent
 ALWAYS = {ROOM / "loop_delay.py"}  # runs all the time
 EACH_SECOND = {
-    "OpenConnections._look",
-    "AcceptedConnection.look",
+    "OpenConnections._poll",
+    "AcceptedConnection.poll",
     "InFlight.watch_readers",
     "InFlight._cut_stalled",
 }  # run every second

@@ -19,11 +19,11 @@ from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 from starlette.types import Send
 
-from aengine.http.hypercorn.crowd import Crowd, give_back_memory
+from aengine.http.hypercorn.crowd import Crowd, return_memory
 
 _CLOSING = 60.0  # seconds in which a client may read buffered data before its connection is closed
 _RESERVED = 256  # file descriptors for other uses, at most a quarter of all
-_LOOK = 1.0  # seconds between two checks of busy connections
+_POLL = 1.0  # seconds between two checks of busy connections
 _ESTABLISHED = 1  # a TCP connection's state, on Linux
 
 
@@ -62,7 +62,7 @@ class OpenConnections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._crowd = Crowd(give_back_memory)
+        self._crowd = Crowd(return_memory)
         self._open: set[AcceptedConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # of the timer
@@ -84,18 +84,18 @@ class OpenConnections:
         self._crowd.grew(self.count)
         loop = asyncio.get_running_loop()
         if sys.platform == "linux" and (self._timer is None or self._loop is not loop):
-            self._timer, self._loop = loop.call_later(_LOOK, self._look), loop
+            self._timer, self._loop = loop.call_later(_POLL, self._poll), loop
         return True
 
     def leave(self, connection: AcceptedConnection) -> None:
         self._open.discard(connection)
         self._crowd.shrank(self.count)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Close the busy connections whose clients have left. One timer serves all connections."""
         for connection in self._open - self.idle.keys():
-            connection.look()
-        self._timer = asyncio.get_running_loop().call_later(_LOOK, self._look) if self._open else None
+            connection.poll()
+        self._timer = asyncio.get_running_loop().call_later(_POLL, self._poll) if self._open else None
 
 
 class AcceptedConnection(TCPServer):
@@ -122,7 +122,7 @@ class AcceptedConnection(TCPServer):
             if self._abort is not None:
                 self._abort.cancel()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Stop reading if the client has left or has closed its side. A connection that is closing is left alone.
 
         Requests that the client has pipelined are never answered then. hypercorn would begin with them after this

@@ -20,13 +20,13 @@ _APART = (
 
 
 class Crowd:
-    """Calls `give_back` when nine of ten connections have closed, if at least `CROWD` were open at once.
+    """Calls `release` when nine of ten connections have closed, if at least `CROWD` were open at once.
 
     Crowds that follow each other within `_APART` seconds share a call.
     """
 
-    def __init__(self, give_back: Callable[[], object]) -> None:
-        self._give_back = give_back
+    def __init__(self, release: Callable[[], object]) -> None:
+        self._release = release
         self._most = 0
         self._next = 0.0  # on the loop's clock: the next call comes no earlier
 
@@ -40,10 +40,10 @@ class Crowd:
             if (now := loop.time()) > self._next - _APART:  # else a call is scheduled
                 when = max(now + _SECONDS, self._next)
                 self._next = when + _APART
-                loop.call_at(when, self._give_back)
+                loop.call_at(when, self._release)
 
 
-def give_back_memory() -> None:
+def return_memory() -> None:
     """Collect garbage, and let the C library return free memory to the system."""
     gc.collect()
     with suppress(OSError, AttributeError):  # another system, or another C library than glibc

@@ -157,7 +157,7 @@ class GenerateEventEncoder(EventEncoder):
         if plain and fragment.logprobs is None and fragment.prompt_logprobs is None:
             return self._template(fragment.index) % (sse.encode(fragment.text), sse.encode(fragment.token_ids))
         payload = self._payload(fragment.index, fragment.text, fragment.token_ids, fragment.finish_reason)
-        payload |= _apart_from_text(fragment)
+        payload |= _optional_fields(fragment)
         if fragment.logprobs is not None:
             payload["logprobs"] = fragment.logprobs
         if fragment.prompt_logprobs is not None:
@@ -199,13 +199,13 @@ async def _choice_body(choice: Choice) -> dict[str, Any]:
         "token_ids": choice.token_ids,
         "finish_reason": choice.finish_reason,
     }
-    body |= _apart_from_text(choice)
+    body |= _optional_fields(choice)
     if choice.logprobs is not None:
         body["logprobs"] = await encoded_list(choice.logprobs, lambda one: one)
     return body
 
 
-def _apart_from_text(piece: Fragment | Choice) -> dict[str, Any]:
+def _optional_fields(piece: Fragment | Choice) -> dict[str, Any]:
     names = ("stop_string", "reasoning", "tool_calls")
     return {name: value for name in names if (value := getattr(piece, name))}
 

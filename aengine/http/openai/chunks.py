@@ -105,10 +105,10 @@ class CompletionChunkEncoder(ChunkEncoder):
             # Text may be held back: the bytes of an incomplete character, or the start of a stop string.
             return self._piece(fragment.index, ContentDelta, fragment.text) if fragment.text else b""
         index, reason = fragment.index, fragment.finish_reason
-        if (told := self._logprobs.get(index)) is None:
-            told = self._logprobs[index] = self._form.logprobs(index)
+        if (choice_logprobs := self._logprobs.get(index)) is None:
+            choice_logprobs = self._logprobs[index] = self._form.logprobs(index)
         self._lengths[index] += len(fragment.text)
-        logprobs = told.body(fragment.logprobs, self._lengths[index], ends=reason is not None)
+        logprobs = choice_logprobs.body(fragment.logprobs, self._lengths[index], ends=reason is not None)
         if logprobs is None and reason is None and not fragment.text:
             return b""  # the text is held back, and so are its tokens
         return self._event(self._choice(index, ContentDelta(fragment.text), logprobs, reason))

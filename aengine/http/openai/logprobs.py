@@ -39,7 +39,7 @@ class TextOffsets:
         """Return the offset of the next token."""
         start = self._at
         if self._echoed:
-            self._at = self._behind_echoed(token_id, start)
+            self._at = self._after_echoed(token_id, start)
             self._echoed -= 1
             if not self._echoed:
                 self._at = len(self._echo)
@@ -48,7 +48,7 @@ class TextOffsets:
             self._at += len(self._decoder.decode(self._bytes_of(token_id)))
         return start
 
-    def _behind_echoed(self, token_id: int, start: int) -> int:
+    def _after_echoed(self, token_id: int, start: int) -> int:
         text = self._decoder.decode(self._bytes_of(token_id))
         if not self._echo.startswith(text, start):
             if token_id in self._special_ids:
@@ -116,8 +116,8 @@ class CompletionLogprobs:
         if logprobs is None and not self._waiting:
             return None
         found = self._waiting + [(one, self._offsets.next(one.token_id)) for one in logprobs or ()]
-        told = len(found) if ends else sum(offset <= length for _, offset in found)
-        found, self._waiting = found[:told], found[told:]
+        ready = len(found) if ends else sum(offset <= length for _, offset in found)
+        found, self._waiting = found[:ready], found[ready:]
         if not found and self._waiting:
             return None
         scores = [one for one, _ in found]

@@ -209,7 +209,7 @@ async def test_a_connection_that_closes_keeps_its_place_until_what_it_has_is_sen
     connections: OpenConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data that is not HTTP makes hypercorn close and wait. The regular check must not end this wait."""
-    monkeypatch.setattr(accepted, "_LOOK", 0.02)
+    monkeypatch.setattr(accepted, "_POLL", 0.02)
     monkeypatch.setattr(accepted, "_CLOSING", 1.0)
     waits = asyncio.Event()
 

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from aengine.http.hypercorn import crowd
-from aengine.http.hypercorn.crowd import CROWD, Crowd, give_back_memory
+from aengine.http.hypercorn.crowd import CROWD, Crowd, return_memory
 
 pytestmark = pytest.mark.anyio
 
@@ -49,12 +49,12 @@ async def test_crowds_that_follow_each_other_share_a_call(monkeypatch: pytest.Mo
     given: list[float] = []
     loop, told = asyncio.get_running_loop(), asyncio.Event()
 
-    def give_back() -> None:
+    def release() -> None:
         given.append(loop.time())
         if len(given) == 2:
             told.set()
 
-    of = Crowd(give_back)
+    of = Crowd(release)
     for _ in range(5):
         await wave(of, CROWD)
         assert len(given) == 1 or given[1] - given[0] >= 0.19
@@ -71,7 +71,7 @@ def test_what_refers_to_itself_is_gone() -> None:
     try:
         left = weakref.ref(Closed())
         assert left() is not None
-        give_back_memory()
+        return_memory()
         assert left() is None
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-// Talking with the server: the key, refusals and what to do about them, server-sent events.
+// Requests to the server: the key, errors and their remedies, server-sent events.
 
 let apiKey = keep.get("key");
 let keyQuestion = null; // while the dialog is open: a promise of whether there is a new key
@@ -15,7 +15,7 @@ class Refusal extends Error {
   }
 }
 
-/** The response, whatever its status but 401, which asks for the key. Addresses are relative: a proxy may add a prefix. */
+/** The response with any status but 401, which asks for the key. Addresses are relative, for proxies with a prefix. */
 async function call(path, options = {}) {
   for (;;) {
     const used = apiKey;
@@ -32,14 +32,14 @@ async function call(path, options = {}) {
   }
 }
 
-/** Whether there is another key than the one `used`; asks for it unless it has been given meanwhile. */
+/** Whether there is another key than `used`. Asks for one unless it has been entered meanwhile. */
 async function newKey(used) {
   if (apiKey !== used) return true;
   keyQuestion ??= askForKey(used ? BAD_KEY : NO_KEY).finally(() => (keyQuestion = null));
   return keyQuestion;
 }
 
-/** Whether the reader gave a key. */
+/** Whether the reader has entered a key. */
 function askForKey(reason) {
   const dialog = byId("key-dialog");
   byId("key-reason").textContent = reason;
@@ -67,7 +67,7 @@ async function refusalOf(response) {
   try {
     error = (await response.json()).error ?? {};
   } catch {
-    // Not one of ours: a proxy's page, perhaps.
+    // Not an error of this server, but perhaps a proxy's page.
   }
   return refusal(error, response.status, response.headers.get("Retry-After"));
 }
@@ -91,7 +91,7 @@ function remedyFor(code, status, retryAfter) {
   return "Try again; the server’s log has the details.";
 }
 
-/** The payloads of a stream, parsed. Throws what the stream reports, and when it ends before its end. */
+/** The parsed payloads of a stream. Throws the stream's error, and an error if the stream ends too early. */
 async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const brokeOff = () => new Refusal("The connection broke off in the middle of the answer.", "Try again.");

@@ -1,4 +1,4 @@
-// Elements are made here, with text as text: nothing in this page is ever parsed as HTML.
+// Makes elements with text nodes. Nothing in this page is ever parsed as HTML.
 
 const byId = (id) => document.getElementById(id);
 
@@ -7,7 +7,7 @@ function make(tag, properties = {}, ...children) {
   return fill(node, children);
 }
 
-/** Append `children`, however many there are. Strings in a row become one text. */
+/** Append any number of `children`. Consecutive strings become one text node. */
 function fill(node, children) {
   let text = "";
   for (const child of children) {
@@ -23,7 +23,7 @@ function fill(node, children) {
   return node;
 }
 
-/** Small values by name in a storage of the browser; where it keeps nothing, nothing is kept. */
+/** Small values by name in a storage of the browser. Without storage they are not kept. */
 const keeper = (storage) => ({
   get(name) {
     try {
@@ -36,7 +36,7 @@ const keeper = (storage) => ({
     try {
       globalThis[storage].setItem(`aengine.${name}`, JSON.stringify(value));
     } catch {
-      // Full or forbidden: the page goes on from memory.
+      // The storage is full or forbidden: the page continues without it.
     }
   },
 });
@@ -51,7 +51,7 @@ async function copyText(text, button, node) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // There is no clipboard without https, away from localhost.
+    // Without https there is a clipboard only on localhost.
     getSelection().selectAllChildren(node);
     document.execCommand("copy");
   }

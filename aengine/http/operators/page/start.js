@@ -1,4 +1,4 @@
-// The page begins: everything is in place.
+// Starts the page, after all other scripts.
 
 fitQuestion();
 showList();

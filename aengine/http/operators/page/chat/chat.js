@@ -1,4 +1,4 @@
-// The chat: the conversation that is open, its messages as they are shown, and the one answer that may be on its way.
+// The chat: the open conversation, its visible messages, and at most one answer that is being streamed.
 
 const SAVE_MILLISECONDS = 1000; // between two savings of an answer that comes
 let conversation = new Conversation();
@@ -24,7 +24,7 @@ const messageActions = {
   },
   again(message) {
     if (running || !settingsAreValid()) return;
-    // A branch that nothing came of is used again.
+    // An empty branch is used again.
     const answer = isEmpty(message) ? message : conversation.add(message.parent, "assistant", "");
     Object.assign(answer, { reasoning: "", failure: null, note: "", finish: "", model: chosenModel() });
     showPath();
@@ -32,7 +32,7 @@ const messageActions = {
   },
   goOn(message) {
     if (running || !settingsAreValid()) return;
-    // An answer that never ended may still be coming in another tab: it is left as it is.
+    // An answer without an end may be streaming in another tab, so it is not changed.
     const { parent, content, reasoning, finish } = message;
     const answer = finish ? message : conversation.add(parent, "assistant", content, { reasoning });
     Object.assign(answer, { failure: null, note: "", finish: "", model: chosenModel() });
@@ -48,7 +48,7 @@ function keepEdited(message, text) {
   showPath();
 }
 
-/** Ask `text` below the message with the id `parent`, and have it answered. */
+/** Add `text` below the message with the id `parent`, and request an answer. */
 function askBelow(parent, text) {
   const question = conversation.add(parent, "user", text);
   const answer = conversation.add(question.id, "assistant", "", { model: chosenModel() });
@@ -63,7 +63,7 @@ function askBelow(parent, text) {
 
 const ask = (text) => askBelow(conversation.path().at(-1)?.id ?? null, text);
 
-/** Show the messages of the open path; those that stay keep their nodes. */
+/** Show the messages of the visible path. Messages that stay keep their nodes. */
 function showPath() {
   const path = conversation.path();
   const turns = byId("turns");
@@ -108,7 +108,7 @@ function stopAnswer() {
   running?.abort();
 }
 
-/** Open another conversation; an answer that is on its way is stopped. */
+/** Open another conversation. A running answer is stopped. */
 function openConversation(other) {
   stopAnswer();
   running = null;

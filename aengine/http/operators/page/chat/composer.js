@@ -1,4 +1,4 @@
-// Where a message is written. What else belongs to a message, such as attachments, would be gathered in `takeQuestion`.
+// The field for a new message. Further parts of a message, such as attachments, would be collected in `takeQuestion`.
 
 const question = byId("question");
 
@@ -15,7 +15,7 @@ function fitQuestion() {
   showBusy();
 }
 
-/** The message, which is taken out of its field; null while there is nothing to send. */
+/** Take the message out of its field; null if it cannot be sent. */
 function takeQuestion() {
   const text = question.value.trim();
   if (running || !text || !settingsAreValid()) return null;

@@ -1,4 +1,4 @@
-// How one message is shown: its text, and the buttons that edit it, ask again, go on, copy, and switch between branches.
+// Shows one message: its text, and buttons to edit, ask again, continue, copy, and switch between branches.
 
 function button(label, act, className = "") {
   const node = make("button", { type: "button", className }, label);
@@ -15,7 +15,7 @@ function indented(json) {
 }
 
 /**
- * What the buttons of a message do.
+ * The actions of a message's buttons.
  * @typedef {{edit: (message: Message, text: string) => void, again: (message: Message) => void, goOn: (message: Message) => void, select: (message: Message, label: string) => void, branches: (message: Message) => Message[], isBusy: () => boolean}} MessageActions
  */
 
@@ -61,7 +61,7 @@ class MessageView {
     this.text = new Prose(this.prose);
   }
 
-  /** Draw with the next frame. */
+  /** Draw in the next frame. */
   grow() {
     this.frame ||= requestAnimationFrame(() => redraw(() => this.draw(true)));
   }
@@ -106,7 +106,7 @@ class MessageView {
     this.branches.replaceChildren(step("‹", "Previous branch", at - 1), place, step("›", "Next branch", at + 1));
   }
 
-  /** Keep the focus on the button that switched to this branch, or on the other one at the end. */
+  /** Keep the focus on the button that switched to this branch, or on the other button if this one is disabled. */
   focusBranch(label) {
     const usable = [...this.branches.querySelectorAll("button:enabled")];
     (usable.find((one) => one.ariaLabel === label) ?? usable[0])?.focus();

@@ -1,4 +1,4 @@
-// How much of the model's context the open path takes, as the server counted it with the last answer.
+// The part of the model's context that the visible path uses, as counted by the server with the last answer.
 
 /** @param {Message[]} path */
 function showMeter(path) {

@@ -1,6 +1,6 @@
-// What is sent for an answer, and the answer as it streams.
+// The request for an answer, and the streamed answer.
 
-/** A message as the API takes it. */
+/** A message in the API's format. */
 function asChatMessage({ role, content, reasoning, calls }) {
   const message = { role, content };
   if (reasoning) message.reasoning_content = reasoning;
@@ -11,8 +11,8 @@ function asChatMessage({ role, content, reasoning, calls }) {
 const isEmpty = ({ role, content, calls }) => role === "assistant" && !content && !calls.length;
 
 /**
- * The request for `answer`, the last message of `path`; it goes on with what it has if that is not empty.
- * A question without an answer is left out: two in a row suit few chat templates.
+ * The request for `answer`, the last message of `path`. If the answer has text, the request continues it.
+ * A question without an answer is left out, because few chat templates allow two questions in a row.
  * @param {Message[]} path
  * @param {Message} answer
  */
@@ -42,7 +42,7 @@ function takeDelta(message, delta) {
 }
 
 /**
- * Stream the answer into its message; `grown` is called with each piece.
+ * Stream the answer into its message. `grown` is called for each piece.
  * @param {Message} answer
  * @param {object} request
  * @param {AbortSignal} signal
@@ -75,7 +75,7 @@ function describe(usage, finish, wait, flow) {
   if (usage) {
     const { completion_tokens: tokens, prompt_tokens: prompt } = usage;
     parts.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
-    // What comes in one burst has no rate.
+    // Tokens that arrive in one burst have no rate.
     if (tokens > 1 && flow > 50) parts.push(`${figure((1000 * (tokens - 1)) / flow)} tok/s`);
     if (tokens > 0) parts.push(`first after ${Math.round(wait)} ms`);
     parts.push(`${usage.prompt_tokens_details?.cached_tokens ?? 0} of ${prompt} prompt tokens cached`);

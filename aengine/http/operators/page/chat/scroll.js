@@ -1,4 +1,4 @@
-// The log's scroll position: a reader at its end keeps seeing the end, a reader further up is left alone.
+// The log's scroll position: at the end it follows new text; further up it stays.
 
 const log = byId("log");
 const NEAR = 48; // pixels that still count as the end

@@ -1,5 +1,5 @@
-// Conversations as files: JSON with every branch, Markdown with the one that is shown. What is read from a file is checked
-// field by field, and gets new ids.
+// Conversations as files: JSON with every branch, or Markdown with the visible branch. Every field of a file is checked, and
+// messages get new ids.
 
 const FORMAT = "aengine-conversations";
 const MARKDOWN_ROLE = /^## (User|Assistant|System)$/;
@@ -21,7 +21,7 @@ function toMarkdown(conversation) {
 }
 
 /**
- * The conversations of a file. Throws an error that says what is wrong with it.
+ * The conversations of a file. Throws an error that describes what is wrong with the file.
  * @returns {Conversation[]}
  */
 function fromFile(name, text) {
@@ -41,14 +41,14 @@ function fromFile(name, text) {
 const textOr = (value, otherwise = "") => (typeof value === "string" ? value : otherwise);
 const numberOr = (value, otherwise) => (Number.isFinite(value) && value >= 0 ? value : otherwise);
 
-/** A conversation of our own, or a plain list of messages as the API takes them. */
+/** A conversation in our format, or a plain list of the API's messages. */
 function fromRecord(read) {
   const conversation = new Conversation({
     title: textOr(read.title),
     system: textOr(read.system),
     created: numberOr(read.created, Date.now()),
   });
-  // Messages may stand in any order, each before or after its parent.
+  // Messages may be in any order, each before or after its parent.
   const ids = new Map(read.messages.filter((one) => typeof one?.id === "string").map((one) => [one.id, newId()]));
   let last = null;
   for (const one of read.messages) {
@@ -86,7 +86,7 @@ function fromMarkdown(name, text) {
   return fromRecord({ title, messages: messages.map(({ role, lines: own }) => ({ role, content: own.join("\n").replace(/^\n+|\n+$/g, "") })) });
 }
 
-/** Give `text` to the reader as a file. */
+/** Offer `text` as a download. */
 function download(name, type, text) {
   const href = URL.createObjectURL(new Blob([text], { type }));
   make("a", { href, download: name.replace(/[^\p{L}\p{N} ._-]+/gu, "_") }).click();

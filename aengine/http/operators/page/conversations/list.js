@@ -1,4 +1,4 @@
-// The list of conversations: opening, searching, naming, deleting with a way back, files in and out.
+// The list of conversations: open, search, rename, delete and undo, import and export.
 
 const UNDO_MILLISECONDS = 12_000;
 const SEARCH_MILLISECONDS = 150; // after the last key
@@ -24,7 +24,7 @@ async function showList() {
   showCurrent();
 }
 
-/** Draw the list again if it has changed; the focus stays on its conversation. */
+/** Draw the list again if it has changed. The focused conversation keeps the focus. */
 function showTitles(titles) {
   const now = JSON.stringify(titles.map(({ record, excerpt }) => [record.id, record.title, excerpt]));
   if (now === shownTitles) return;
@@ -48,7 +48,7 @@ function listItem(record, excerpt) {
   return item;
 }
 
-/** Mark the conversation that is open. */
+/** Mark the open conversation. */
 function showCurrent() {
   for (const item of byId("titles").children) {
     const isCurrent = item.dataset.id === conversation.id;
@@ -68,7 +68,7 @@ function openMenu(record, anchorNode) {
   menu.querySelector("button").focus();
 }
 
-/** Ask in a dialog; what its field holds, or null. */
+/** Show a dialog, and return its field's value, or null. */
 function askIn(dialog, field = null) {
   dialog.returnValue = "";
   dialog.showModal();
@@ -89,7 +89,7 @@ async function rename(record) {
   showList();
 }
 
-/** Delete conversations, and offer to bring them back. */
+/** Delete conversations, and offer to undo it. */
 async function removeAll(removed) {
   for (const { id } of removed) await store.remove(id);
   if (removed.some(({ id }) => id === conversation.id)) openConversation(new Conversation());

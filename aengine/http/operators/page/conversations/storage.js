@@ -1,5 +1,5 @@
-// Where conversations are kept: in this browser's IndexedDB, a record for each conversation and one for each message, so that
-// two tabs that write in one conversation both keep what they add. What cannot be written stays in memory.
+// Stores conversations in this browser's IndexedDB, with a record for each conversation and for each message. So two tabs can
+// add messages to one conversation. Data that cannot be written stays in memory.
 
 const DATABASE = "aengine";
 const NO_STORAGE = "This browser keeps no conversations here. They work, and are lost when this tab closes: export what you need.";
@@ -27,7 +27,7 @@ async function openDatabase() {
 }
 
 class Store extends EventTarget {
-  /** Events: "saved"; "changed" with an id, from another tab; "trouble" with the text to show, empty when it is over. */
+  /** Events: "saved"; "changed" with an id, from another tab; "trouble" with the text to show, or an empty text when it has ended. */
   constructor() {
     super();
     this.opening = openDatabase().catch(() => null);
@@ -42,14 +42,14 @@ class Store extends EventTarget {
     this.dispatchEvent(new CustomEvent("trouble", { detail: trouble }));
   }
 
-  /** Tell the other tabs. */
+  /** Notify the other tabs. */
   tell(id, isGone = false) {
     this.channel.postMessage?.({ id, isGone });
   }
 
   /**
-   * Do `work(conversations, messages)` in one transaction; its result if that is a request.
-   * Throws what the browser says, also if there is no database.
+   * Run `work(conversations, messages)` in one transaction, and return its result if that is a request.
+   * Throws the browser's error, also if there is no database.
    */
   async transact(mode, work) {
     const database = await this.opening;
@@ -60,7 +60,7 @@ class Store extends EventTarget {
     return result?.result;
   }
 
-  /** The result of reading, or `otherwise` where the browser gives nothing. */
+  /** The result of reading, or `otherwise` if the browser fails. */
   async read(work, otherwise) {
     try {
       return (await this.transact("readonly", work)) ?? otherwise;
@@ -86,7 +86,7 @@ class Store extends EventTarget {
   }
 
   /**
-   * Write messages and some of the record's fields; those that another tab has changed meanwhile stay as they are.
+   * Write messages and some of the record's fields. Other fields keep the values that another tab has written.
    * @param {Conversation} conversation
    * @param {Iterable<Message>} messages
    * @param {(keyof ConversationRecord)[]} fields
@@ -118,7 +118,7 @@ class Store extends EventTarget {
     this.dispatchEvent(new Event("saved"));
   }
 
-  /** Write a whole conversation, one that was removed too. */
+  /** Write a whole conversation, even a removed one. */
   async saveAll(conversation) {
     this.removed.delete(conversation.id);
     await this.save(conversation, conversation.messages.values(), []);
@@ -140,7 +140,7 @@ class Store extends EventTarget {
   }
 
   /**
-   * Conversations that contain `text` in their title or a message, and where.
+   * Find conversations with `text` in their title or a message.
    * @returns {Promise<Map<string, string>>} an excerpt by id, empty for a title
    */
   async search(text) {

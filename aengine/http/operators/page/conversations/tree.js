@@ -1,12 +1,12 @@
 // A conversation: a tree of messages, of which one path from the root to a leaf is shown. Editing or asking again adds a
-// sibling; nothing that was said is overwritten.
+// sibling, so nothing is overwritten.
 
 /**
  * @typedef {{id: string, name: string, arguments: string}} Call
  * @typedef {{message: string, remedy: string}} Failure
- * @typedef {{prompt: number, completion: number}} Tokens what the server counted for this answer
+ * @typedef {{prompt: number, completion: number}} Tokens the server's count for this answer
  *
- * `version` counts how often it was written. `finish` is the server's reason, or "stopped", "failed", "edited"; empty while the answer comes, and if its tab was closed.
+ * `version` counts writes. `finish` is the server's reason, or "stopped", "failed", "edited"; empty while the answer is streamed, and if its tab was closed.
  * @typedef {{id: string, conversation: string, parent: string | null, role: "user" | "assistant", created: number, content: string,
  *   reasoning: string, calls: Call[], finish: string, note: string, model: string, failure: Failure | null, tokens: Tokens | null, version: number}} Message
  *
@@ -42,7 +42,7 @@ class Conversation {
     return this.record.id;
   }
 
-  /** Take messages that were stored meanwhile; those that are known keep their identity, and what is newer here. */
+  /** Add stored messages. Known messages keep their identity, and their newer fields. */
   merge(messages) {
     for (const message of messages) {
       const known = this.messages.get(message.id);
@@ -58,7 +58,7 @@ class Conversation {
     else this.branches.set(message.parent, [message]);
   }
 
-  /** The messages that are shown. */
+  /** The visible messages. */
   path() {
     const path = [];
     const seen = new Set();
@@ -74,12 +74,12 @@ class Conversation {
     return [...(this.branches.get(parent) ?? [])].sort((a, b) => a.created - b.created);
   }
 
-  /** The branches at a message, itself among them. */
+  /** The branches at a message, including itself. */
   siblings(message) {
     return this.children(message.parent).filter((one) => one.role === message.role);
   }
 
-  /** Show the branch with `message`, to its newest leaf. */
+  /** Show the branch with `message`, down to its newest leaf. */
   select(message) {
     const seen = new Set();
     let leaf = message;

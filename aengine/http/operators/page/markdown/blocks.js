@@ -1,5 +1,5 @@
 // Markdown's block structure: text to a list of headings, paragraphs, lists and so on. Follows CommonMark and GFM.
-// A model may write anything: no pattern here backtracks over what another part of it matched, and no search is repeated.
+// Texts may be hostile, so no pattern backtracks over the match of another part, and no search is repeated.
 
 /**
  * A block and its source without the marks of its kind.
@@ -19,7 +19,7 @@ const MAX_DEPTH = 12; // of blocks in blocks
 
 const isBlank = (line) => !/[^ \t]/.test(line);
 
-/** The columns of white space before the text of `line`. */
+/** The columns of leading white space in `line`. */
 function indentOf(line) {
   let columns = 0;
   for (const sign of line) {
@@ -68,14 +68,14 @@ function itemOf(line) {
 const isOrdered = (item) => item.mark.length > 1;
 const isSibling = (first, item) => item !== null && item.mark.at(-1) === first.mark.at(-1);
 
-/** Whether `line` opens a block of its own within a paragraph. */
+/** Whether `line` begins a block within a paragraph. */
 function interrupts(line) {
   if (isBlank(line) || openedFence(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line)) return true;
   const item = itemOf(line);
   return item !== null && item.text.trim() !== "" && (!isOrdered(item) || parseInt(item.mark, 10) === 1);
 }
 
-/** Whether a paragraph may be open at the end of `line`, so that an unmarked line goes on with it. */
+/** Whether a paragraph may be open at the end of `line`, so that an unmarked line continues it. */
 function isProse(line) {
   let text = line;
   for (let depth = 0; depth < MAX_DEPTH; depth++) text = itemOf(text)?.text ?? text.replace(QUOTE, "");
@@ -154,7 +154,7 @@ class BlockReader {
     this.add("code", code.map((line) => dedent(line, 4)).join("\n"), "", 0);
   }
 
-  /** Whether an unmarked line goes on with the paragraph that ends the container's line before it. */
+  /** Whether an unmarked line continues the paragraph at the end of the container's previous line. */
   goesOn(line, at) {
     return !interrupts(line) && !itemOf(line) && isProse(this.lines[at - 1]) && !opensTable(this.lines, at);
   }
@@ -171,7 +171,7 @@ class BlockReader {
     this.add("quote", lines.map((line) => line.replace(QUOTE, "")).join("\n"), "", 0);
   }
 
-  /** Two columns are enough for what stands within an item: models seldom write three for `1.`. */
+  /** Two columns are enough for the contents of an item: models seldom write three after `1.`. */
   readList(first) {
     const within = (line) => indentOf(line) >= first.indent + 2 || isSibling(first, itemOf(line));
     const lines = this.take((line, at) => {
@@ -202,7 +202,7 @@ class BlockReader {
       const level = count > 0 && UNDERLINE.test(line);
       return count++ === 0 || (!level && !interrupts(line) && !opensTable(this.lines, at));
     });
-    // White space at the end of a line may be a hard break; at its beginning it means nothing.
+    // White space at the end of a line may be a hard break; at the beginning it has no meaning.
     const source = lines.map((line) => line.replace(/^[ \t]+/, "")).join("\n").trimEnd();
     const line = this.lines[this.at] ?? "";
     if (UNDERLINE.test(line)) this.add("heading", source, line.includes("=") ? 1 : 2);

@@ -1,10 +1,10 @@
-// Code, coloured: comments, strings, numbers and keywords in spans. Everything else stays plain text.
+// Coloured code: comments, strings, numbers and keywords are in spans. Everything else stays plain text.
 
 const MAX_COLOURED = 50_000; // characters: more would take longer to draw than a frame lasts
 const NUMBER = String.raw`(?<![\w.])(?:0[xX][\da-fA-F_]+|0[bB][01_]+|\d[\d_]*(?:\.\d[\d_]*)?(?:[eE][+-]?\d+)?)[a-zA-Z]{0,3}\b`;
 const readers = new Map();
 
-/** @returns {{pattern: RegExp, keywords: Set<string>, foldsCase: boolean, isMarkup: boolean} | null} null for a language that is not known */
+/** @returns {{pattern: RegExp, keywords: Set<string>, foldsCase: boolean, isMarkup: boolean} | null} null for an unknown language */
 function codeReader(language) {
   const written = language.toLowerCase().split(/[\s{,:]/, 1)[0];
   const name = Object.hasOwn(LANGUAGE_NAMES, written) ? LANGUAGE_NAMES[written] : written;
@@ -45,7 +45,7 @@ function piecesOfDiff(source) {
 
 const paintedPieces = new WeakMap();
 
-/** Show `source` in `node`; pieces at its beginning that stay as they were keep their nodes. */
+/** Show `source` in `node`. Unchanged pieces at the beginning keep their nodes. */
 function paintCode(node, source, language) {
   const old = paintedPieces.get(node) ?? [];
   const pieces = piecesOfCode(source, language);

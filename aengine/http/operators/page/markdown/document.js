@@ -1,8 +1,8 @@
-// A whole Markdown text: its blocks, and what blocks refer to in others, which are links by label and footnotes.
+// A whole Markdown text: its blocks, and the links and footnotes that blocks refer to by label.
 
 /**
- * `links`: addresses by label. `numbers`: those of footnotes by label, in the order in which the text refers to them.
- * `signature` differs where the same block would be rendered in another way.
+ * `links`: addresses by label. `numbers`: numbers of footnotes by label, in the order of their first references.
+ * `signature` changes if the same block would be rendered differently.
  * @typedef {{blocks: Block[], notes: Block[], links: Map<string, string>, numbers: Map<string, number>, signature: string}} MarkdownDocument
  */
 
@@ -29,7 +29,7 @@ function readDocument(text) {
       else if (!caret && addresses.has(label)) links.set(label, addresses.get(label));
     }
   }
-  // A definition that nothing refers to is shown: no part of an answer is hidden.
+  // A definition without references is shown, so that no part of an answer is hidden.
   const isShown = ({ kind, info }) => !(kind === "definition" && links.has(info)) && !(kind === "note" && numbers.has(info));
   return {
     blocks: blocks.filter(isShown),

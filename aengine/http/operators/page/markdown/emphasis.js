@@ -1,4 +1,4 @@
-// From the parts of a text to nodes: emphasis by CommonMark's rules, strikethrough by GFM's, with two tildes.
+// Makes nodes from the parts of a text: emphasis by CommonMark's rules, and strikethrough by GFM's, with two tildes.
 
 const MAX_EMPHASIS = 12; // of emphasis in emphasis: deeper nodes are slow to lay out
 const MAX_LINKS = 3; // of labels in labels
@@ -32,7 +32,7 @@ class InlineWriter {
     this.depths = new WeakMap();
   }
 
-  /** The nodes from `begin` to `end`, in which the parts `first` to `last` stand, within so many `links`. */
+  /** The nodes from `begin` to `end`, with the parts `first` to `last`, within `links` enclosing links. */
   write(first, last, begin, end, links = 0) {
     const out = [];
     const openers = [];
@@ -62,7 +62,7 @@ class InlineWriter {
   }
 
   /**
-   * A link; within another one, as an image may be, only its label.
+   * A link. Within another link, as an image may be, only its label.
    * @param {any} part
    */
   writeLink({ begin, end, value, last, labelBegin, labelEnd }, index, links) {
@@ -108,7 +108,7 @@ class InlineWriter {
   }
 }
 
-/** The place of the nearest opener for a closer of `mark`, not below `floor`; -1 for none. */
+/** The index of the nearest opener for a closer of `mark`, at least `floor`; -1 for none. */
 function openerOf(mark, whole, canOpen, openers, floor) {
   for (let place = openers.length - 1; place >= floor; place--) {
     const opener = openers[place];

@@ -1,6 +1,6 @@
-// HTML's character references, as HTML 4 names them: `&amp;`, `&Eacute;`, `&#8364;`.
+// HTML 4's character references: `&amp;`, `&Eacute;`, `&#8364;`.
 
-// In the order of their code points, from the one that the key says.
+// In the order of their code points. The key is the first code point.
 const ENTITY_ROWS = {
   160: "nbsp iexcl cent pound curren yen brvbar sect uml copy ordf laquo not shy reg macr deg plusmn sup2 sup3 acute micro para middot cedil sup1 ordm raquo frac14 frac12 frac34 iquest " +
     "Agrave Aacute Acirc Atilde Auml Aring AElig Ccedil Egrave Eacute Ecirc Euml Igrave Iacute Icirc Iuml ETH Ntilde Ograve Oacute Ocirc Otilde Ouml times Oslash Ugrave Uacute Ucirc Uuml Yacute THORN szlig " +

@@ -1,5 +1,5 @@
-// What stands within one block: code, links, references, breaks and emphasis. One pass finds the parts of a text, a second
-// one (emphasis.js) makes nodes of them. Each character is looked at a bounded number of times.
+// The contents of a block: code, links, references, breaks and emphasis. One pass finds the parts of a text, a second one
+// (emphasis.js) makes nodes from them. Each character is read a bounded number of times.
 
 /**
  * A part of a text from `begin` to `end`. A link's label has the parts up to the index `last`.
@@ -38,7 +38,7 @@ class InlineReader {
     }
   }
 
-  /** Where `mark` stands next. Asked from left to right: what was found ahead still stands, and what is missing stays so. */
+  /** The next place of `mark`. Callers ask from left to right, so earlier results are reused. */
   find(mark, from) {
     const known = this.found.get(mark);
     if (known === undefined || (known !== -1 && known < from)) this.found.set(mark, this.text.indexOf(mark, from));
@@ -80,14 +80,14 @@ class InlineReader {
     else if (next && PUNCTUATION.test(next)) this.add("text", begin, begin + 2, next);
   }
 
-  /** A formula, shown as it is written. */
+  /** A formula, shown as source. */
   readMath(mark, begin) {
     const end = this.find(MATH_END[mark], begin + mark.length);
     if (end === -1) this.at = begin + mark.length;
     else this.add("math", begin, end + mark.length);
   }
 
-  /** `$x$` is a formula where no space stands within its marks and no digit after them; `$5 and $6` is none. */
+  /** `$x$` is a formula if there is no space next to its marks and no digit after them; `$5 and $6` is not one. */
   readDollar(mark, begin) {
     if (mark === "$$") return this.readMath(mark, begin);
     const end = this.find("$", this.at);
@@ -141,7 +141,7 @@ class InlineReader {
   }
 }
 
-/** Where runs of backticks begin, by their length, the last one first. */
+/** The places of runs of backticks, by length, the last one first. */
 function placesOfRuns(text) {
   const places = new Map();
   for (const run of text.matchAll(/`+/g)) {

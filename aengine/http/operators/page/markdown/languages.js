@@ -1,7 +1,7 @@
-// What the code highlighter knows of languages: how comments and strings are written, and which words are keywords.
+// The code highlighter's languages: their comments, strings and keywords.
 
 /**
- * `comments` and `strings` are sources of regular expressions; an unclosed one reaches to the end, as while it streams.
+ * `comments` and `strings` are sources of regular expressions. An unclosed one extends to the end, as in a streamed text.
  * @typedef {{comments: string[], strings: string[], keywords: string, foldsCase?: boolean, word?: string}} Language
  */
 
@@ -117,7 +117,7 @@ const LANGUAGES = {
   },
 };
 
-/** Other names of the same. */
+/** Other names of these languages. */
 const LANGUAGE_NAMES = {
   py: "python", python3: "python", js: "javascript", jsx: "javascript", ts: "javascript", tsx: "javascript", typescript: "javascript", mjs: "javascript",
   h: "c", cc: "c", cpp: "c", "c++": "c", hpp: "c", cuda: "c", objc: "c", scala: "kotlin", kt: "kotlin", groovy: "java", dart: "java", cs: "csharp", "c#": "csharp",

@@ -1,4 +1,4 @@
-// Links: where they are written, and which addresses a reader may be led to.
+// Links: how they are written, and which addresses are allowed.
 
 const BARE_LINK = /(?:https?:\/\/|www\.)[^\s<>"`]*/y;
 const ANGLE_LINK = /<(https?:\/\/[^\s<>]*)>/y;
@@ -10,10 +10,10 @@ const matchAt = (pattern, text, at) => {
   return pattern.exec(text);
 };
 
-/** Labels are the same whatever their case and white space. */
+/** Labels are compared without case and white space. */
 const normalLabel = (label) => label.trim().replace(/\s+/g, " ").toLowerCase();
 
-/** The address, if it is whole and leads to the web; null for javascript:, data:, and everything else. */
+/** The address if it is a complete web address; null for javascript:, data:, and everything else. */
 function safeHref(written) {
   try {
     const url = new URL(written);
@@ -24,7 +24,7 @@ function safeHref(written) {
 }
 
 /**
- * What the `]` at `at` makes of the brackets that it closes: a link with its address in parentheses, or one by its label.
+ * The link that the `]` at `at` closes: with its address in parentheses, or by its label.
  * @param {Map<string, string>} definitions addresses by label
  * @returns {{href: string, end: number} | null}
  */
@@ -41,7 +41,7 @@ function linkTail(text, begin, at, definitions) {
   return href ? { href, end: at + 1 + (full ? full[0].length : 0) } : null;
 }
 
-/** The address that stands bare at `at`, without the marks that end its sentence. */
+/** The bare address at `at`, without the punctuation that ends its sentence. */
 function bareLink(text, at) {
   const found = matchAt(BARE_LINK, text, at)[0];
   let end = found.length;

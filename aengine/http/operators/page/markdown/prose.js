@@ -1,4 +1,4 @@
-// A Markdown text that grows: blocks that stay as they were keep their nodes, so that selections and scrolling survive.
+// A growing Markdown text. Unchanged blocks keep their nodes, so that selections and scroll positions survive.
 
 class Prose {
   /** @param {HTMLElement} root */

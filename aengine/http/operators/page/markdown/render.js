@@ -3,7 +3,7 @@
 /**
  * @param {Block} block
  * @param {MarkdownDocument} markdown
- * @param {number} depth how many blocks stand around this one
+ * @param {number} depth the number of enclosing blocks
  */
 function renderBlock(block, markdown, depth = 0) {
   const { kind, source, info } = block;
@@ -41,7 +41,7 @@ function renderCode(source, language) {
   return make("div", { className: "code" }, make("div", {}, make("span", {}, language), button), make("pre", {}, code));
 }
 
-/** A list. Its items are paragraphs if a blank line stands between two of them or within one. */
+/** A list. Its items are paragraphs if there is a blank line between two items or within one. */
 function renderList({ source, info }, markdown, depth) {
   const first = itemOf(source.split("\n", 1)[0]);
   const items = itemsOf(source, first).map((lines) => new BlockReader(lines.join("\n")).read());
@@ -83,7 +83,7 @@ function itemsOf(source, first) {
   return items;
 }
 
-/** The mark of a footnote, which leads to its text. */
+/** The mark of a footnote, a link to its text. */
 function noteMark(label, markdown) {
   const number = markdown.numbers.get(label);
   const button = make("button", { type: "button", className: "note", ariaLabel: `Footnote ${number}` }, String(number));
@@ -97,7 +97,7 @@ function showNote(node) {
   node.focus();
 }
 
-/** The texts of footnotes, each with a button that leads back. */
+/** The texts of footnotes, each with a button back to its mark. */
 function renderNotes(markdown) {
   const list = make("ol");
   markdown.notes.forEach((note, index) => {

@@ -1,9 +1,9 @@
-// Tables as GitHub writes them: a header, a line of dashes that says how columns are aligned, rows.
+// Tables in GitHub's format: a header, a line of dashes with the columns' alignment, rows.
 
 const DELIMITER = /^:?-+:?$/;
 const ALIGNMENT = { ":-": "left", "-:": "right", "::": "center" };
 
-/** Whether the line at `at` is a table's header: the next one has a delimiter for each of its cells. */
+/** Whether the line at `at` is a table's header: the next line has a delimiter for each cell. */
 function opensTable(lines, at) {
   const [header, delimiters] = [lines[at], lines[at + 1] ?? ""];
   if (!header.includes("|") || !delimiters.includes("|") || !delimiters.includes("-")) return false;
@@ -11,7 +11,7 @@ function opensTable(lines, at) {
   return cells.every((cell) => DELIMITER.test(cell)) && cells.length === cellsOf(header).length;
 }
 
-/** The cells of a line. `\|` is no border, within code either. */
+/** The cells of a line. `\|` is not a border, even within code. */
 function cellsOf(line) {
   const cells = line.trim().split(/(?<!\\)\|/);
   if (cells[0] === "") cells.shift();
@@ -19,7 +19,7 @@ function cellsOf(line) {
   return cells.map((cell) => cell.trim().replaceAll("\\|", "|"));
 }
 
-/** Rows that are short stay short: filled up, a text could make many more cells than it has characters. */
+/** Short rows are not filled, because a text could then make many more cells than it has characters. */
 function renderTable(source, markdown) {
   const [header, delimiters, ...rows] = source.split("\n").map(cellsOf);
   const classes = delimiters.map((cell) => ALIGNMENT[cell.at(0) + cell.at(-1)]);

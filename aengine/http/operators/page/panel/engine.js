@@ -1,4 +1,4 @@
-// The engine, live: its own counters once a second, while somebody looks.
+// The engine's live figures, once a second while the panel is visible.
 
 const SECOND = 1000;
 const SAMPLES = 60;
@@ -43,7 +43,7 @@ async function look() {
   showRate(now.aengine_generated_tokens_total);
 }
 
-/** The samples without labels, by name; those of several replicas added up. */
+/** The samples without labels, by name, summed over replicas. */
 function readMetrics(text) {
   const samples = {};
   for (const [, name, value] of text.matchAll(/^(\w+)(?:\{replica="[^"]*"\})? (\S+)$/gm)) {
@@ -87,7 +87,7 @@ function drawRates(peak) {
   byId("rates-area").setAttribute("d", `M${left + 1},20L${points.join("L")}L${SAMPLES},20Z`);
 }
 
-/** Nothing is known; say why. */
+/** Show why there are no figures. */
 function forget(why) {
   lastLook = null;
   modelShown = false;

@@ -1,4 +1,4 @@
-// The models to choose from: the one that is served, under each of its names, and its adapters.
+// The choice of models: the served one, by each of its names, and its adapters.
 
 let models = []; // as /v1/models lists them
 const modelSelect = byId("model-select");
@@ -12,7 +12,7 @@ async function showModels() {
   chooseModel(wanted);
 }
 
-/** Choose a model by name; the first one if it is not served. */
+/** Choose a model by name, or the first one if it is not served. */
 function chooseModel(name) {
   if (!models.length) return;
   modelSelect.value = models.some(({ id }) => id === name) ? name : models[0].id;
@@ -23,7 +23,7 @@ function chooseModel(name) {
   showMeter(conversation.path());
 }
 
-/** The model's name for a request; empty while it is not known. */
+/** The model's name for a request; empty until it is known. */
 const chosenModel = () => modelSelect.value;
 const chosenLimit = () => models[modelSelect.selectedIndex]?.max_model_len;
 

@@ -1,4 +1,4 @@
-// What is asked of the model besides the messages. An empty field leaves the choice to the server.
+// The request's settings other than messages. An empty field leaves the choice to the server.
 
 const settings = byId("settings");
 const NUMBERS = [
@@ -32,7 +32,7 @@ function requestFields() {
   return { ...fields, ...(valueOf("more").trim() ? JSON.parse(valueOf("more")) : {}) };
 }
 
-/** Tell the fields of JSON whether they hold any. */
+/** Mark the JSON fields as valid or not. */
 function checkObjects() {
   const isSchema = valueOf("format") === "json_schema";
   byId("schema-field").hidden = !isSchema;
@@ -53,7 +53,7 @@ function isObject(text) {
   }
 }
 
-/** Whether every field holds what it can hold; shows the first that does not. */
+/** Whether every field is valid; shows the first invalid one. */
 function settingsAreValid() {
   checkObjects();
   if (settings.checkValidity()) return true;
@@ -63,7 +63,7 @@ function settingsAreValid() {
   return false;
 }
 
-/** Take the system prompt and the model of a conversation that is opened. */
+/** Use the system prompt and the model of an opened conversation. */
 function useSettingsOf({ system, model }) {
   settings.elements.system.value = system;
   chooseModel(model);
