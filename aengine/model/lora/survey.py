@@ -1,4 +1,4 @@
-"""The memory for adapters at start-up: for those that are named, and for others if they may be loaded later."""
+"""The memory for adapters at start-up: enough for the named adapters, and for any others if these may be loaded."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def survey(
     max_rank: int | None,
     loading: bool,
 ) -> LoraRoom:
-    """Return the room for so many places.
+    """Return the room for `places` adapters.
 
     folders: of the named adapters.
-    max_rank: None means the highest rank of these.
-    loading: whether others may be loaded later, which may change any linear of the layers.
+    max_rank: None means the highest rank of the named adapters.
+    loading: whether more adapters may be loaded later. They may change any linear of the layers.
     Raises `AdapterError`, naming the adapter.
     """
     rank, kinds = LEAST_RANK, set[str]()

@@ -1,4 +1,4 @@
-"""What the loader knows of a format that weight matrices are stored in, and which modules of a model have which."""
+"""What the loader knows of a quantised format, and which modules of a model have which format."""
 
 from __future__ import annotations
 
