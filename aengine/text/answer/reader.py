@@ -84,12 +84,14 @@ class Reader:
             for start in range(0, len(choice.token_ids), _TOKENS):
                 if self._thought is None or self._thought.over or self._logprobs:
                     break
+                if start:
+                    await asyncio.sleep(0)
                 self._thought.feed(choice.token_ids[start : start + _TOKENS])
-                await asyncio.sleep(0)
             step = max(1, len(choice.text)) if self.plain else _CHARACTERS
             for start in range(0, len(choice.text), step):
+                if start:
+                    await asyncio.sleep(0)
                 deltas += self._feed_text(choice.text[start : start + step])
-                await asyncio.sleep(0)
         return deltas + self._finish(is_cut(choice))
 
     def take_logprobs(self) -> tuple[TokenLogprob, ...]:
