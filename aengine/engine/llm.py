@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -128,28 +128,46 @@ class LLM:
         return self._engine.config.progress and (sys.stderr.isatty() or "ipykernel" in sys.modules)
 
     def _run(self, jobs: Sequence[Job], progress: bool) -> list[Completion]:
-        """Run the jobs on the engine's loop. This thread waits for them and shows the bar."""
+        """Run the jobs on the engine's loop. This thread waits for them and shows the bar.
+
+        Ctrl-C may come before the call that starts the jobs has returned, when they already run. The task is therefore
+        made and kept in the loop, which cancels it however this method ends.
+        """
         done: SimpleQueue[Completion | None] = SimpleQueue()  # None: all are done, or one has failed
         config = self._engine.config
-        work = _do_all(jobs, min(config.max_num_seqs, config.max_queue), done.put)
-        try:
-            running = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
-            work.close()
-            raise EngineClosedError(_CLOSED) from None
-        running.add_done_callback(lambda _: done.put(None))
+        tasks: list[asyncio.Task[list[Completion]]] = []  # the one task, once it is made
+
+        def start() -> None:
+            work = _do_all(jobs, min(config.max_num_seqs, config.max_queue), done.put)
+            tasks.append(self._loop.create_task(work))
+            tasks[0].add_done_callback(lambda _: done.put(None))
+
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
+
         tokens = 0
         try:
+            if not self._call_soon(start):
+                raise EngineClosedError(_CLOSED)
             with tqdm(total=len(jobs), unit=" prompts", delay=BAR_SECONDS, disable=not progress) as bar:
                 while (completion := self._next(done, bar)) is not None:
                     tokens += completion.usage.completion_tokens
                     bar.set_postfix_str(f"{tokens} tokens", refresh=False)
                     bar.update()
-            return running.result()
-        except CancelledError:
+            return tasks[0].result()
+        except asyncio.CancelledError:
             raise EngineClosedError(_CLOSED) from None
         finally:
-            running.cancel()  # has an effect only if this thread was interrupted
+            self._call_soon(cancel)  # has an effect only if this thread was interrupted
+
+    def _call_soon(self, callback: Callable[[], None]) -> bool:
+        """Call back in the engine's loop. Returns False if the loop has ended."""
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            return False
+        return True
 
     def _next(self, done: SimpleQueue[Completion | None], bar: tqdm[Any]) -> Completion | None:
         """Wait for the next completion. Raises `EngineClosedError` if the engine's thread has ended."""

@@ -139,6 +139,24 @@ def test_ctrl_c_ends_the_call_and_its_requests(llm: LLM) -> None:
         llm.generate(PROMPTS, **ENDLESS)
 
 
+def test_ctrl_c_before_the_start_of_a_call_returns_ends_its_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requests run already while the caller's thread is still in the call that starts them."""
+    call_soon, stats = llm._loop.call_soon_threadsafe, llm._engine.stats
+    before = stats().generated_tokens
+
+    def start_and_interrupt(*args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        call_soon(*args, **options)
+        until(lambda: stats().running > 3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm._loop, "call_soon_threadsafe", start_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, **ENDLESS)
+    until(lambda: not stats().running and not stats().waiting)
+    assert stats().generated_tokens - before < len(PROMPTS) * ENDLESS["max_tokens"]
+
+
 @pytest.mark.usefixtures("ctrl_c_raises")
 def test_ctrl_c_while_the_model_is_loaded_gives_its_memory_back(demo: None) -> None:
     begun, go_on = threading.Event(), threading.Event()
