@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from aengine.scheduling.addons.adapter_queue import AdapterQueue
-from aengine.scheduling.sequence import LoadedAdapter, Sequence
+from aengine.scheduling.sequence import LoadedAdapter
+from tests.scheduling.machine import SteppingMachine
 from tests.scheduling.stepping import Stepper
 
 VOCAB = 6
@@ -20,8 +21,8 @@ LONGEST_OUTPUT = 8
 PROMPT = [1, 2, 3, 4, 5, 0] * 3  # the same for all requests, so that a page of another adapter would be found
 
 
-class AdapterMachine(RuleBasedStateMachine):
-    """Every rule is followed by `check_integrity`. At the end, all requests must have been served."""
+class AdapterMachine(SteppingMachine):
+    """Adapters are loaded, used by requests and unloaded in any order; loads may fail."""
 
     @initialize(
         page_size=st.integers(1, 4),
@@ -59,7 +60,6 @@ class AdapterMachine(RuleBasedStateMachine):
         )
         self.loaded = [self.stepper.adapter() for _ in range(adapters)]
         self.leaving: list[LoadedAdapter] = []
-        self.now = 0.0
 
     @rule(
         which=st.integers(0, 8),
@@ -125,41 +125,13 @@ class AdapterMachine(RuleBasedStateMachine):
             assert not any(sequence.adapter is adapter for sequence in self.open)
         self.check()
 
-    @precondition(lambda self: len(self.stepper.in_flight) < 2)
-    @rule()
-    def schedule(self) -> None:
-        self.stepper.schedule()
-        self.check()
-
-    @precondition(lambda self: self.stepper.in_flight)
-    @rule()
-    def commit(self) -> None:
-        self.stepper.commit()
-        self.check()
-
-    @rule(turns=st.integers(1, 12))
-    def run_for_a_while(self, turns: int) -> None:
-        for _ in range(turns):
-            self.stepper.step()
-            self.check()
-
-    @precondition(lambda self: self.open)
-    @rule(which=st.integers(0, 2**16))
-    def abort(self, which: int) -> None:
-        self.stepper.abort(self.open[which % len(self.open)])
-        self.check()
-
     @precondition(lambda self: self.stepper.in_flight)
     @rule(place=st.integers(0, 1))
     def step_fails(self, place: int) -> None:
         self.stepper.fail(place % len(self.stepper.in_flight))
         self.check()
 
-    def teardown(self) -> None:
-        if not hasattr(self, "stepper"):
-            return
-        self.stepper.run()
-        self.stepper.check_outputs()
+    def check_end(self) -> None:
         while self.stepper.loads:
             self.stepper.end_load()
         for adapter in [*self.loaded, *self.leaving]:
@@ -171,13 +143,6 @@ class AdapterMachine(RuleBasedStateMachine):
     def queue(self) -> AdapterQueue:
         assert self.stepper.adapters is not None
         return self.stepper.adapters
-
-    @property
-    def open(self) -> list[Sequence]:
-        return [sequence for sequence, got in self.stepper.got.items() if got.finish_reason is None]
-
-    def check(self) -> None:
-        self.stepper.scheduler.check_integrity()
 
 
 TestAdapterMachine = AdapterMachine.TestCase

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from aengine.cache.snapshots import SnapshotRoom
 from aengine.cache.windows import WindowRoom
 from aengine.scheduling.planning import sharing
-from aengine.scheduling.sequence import Sequence
+from tests.scheduling.machine import SteppingMachine
 from tests.scheduling.stepping import Kind, Stepper
 
 VOCAB = 6  # so few tokens that outputs match cached pages of other requests by chance
@@ -19,8 +19,8 @@ LONGEST_PROMPT = 24
 LONGEST_OUTPUT = 12
 
 
-class SchedulerMachine(RuleBasedStateMachine):
-    """Every rule is followed by `check_integrity`; the fake device checks every page that is read or written."""
+class SchedulerMachine(SteppingMachine):
+    """Requests of all kinds come, are aborted, stop and fail in any order."""
 
     @initialize(
         page_size=st.integers(1, 5),
@@ -73,7 +73,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(sharing, "LEAST_SAVED", 1)
         self.bases = bases
-        self.now = 0.0
 
     @rule(
         base=st.integers(0, 1),
@@ -130,30 +129,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.stepper.pool(prompts, kind, tenant=tenant, arrival=self.now, priority=priority)
         self.check()
 
-    @precondition(lambda self: len(self.stepper.in_flight) < 2)
-    @rule()
-    def schedule(self) -> None:
-        self.stepper.schedule()
-        self.check()
-
-    @precondition(lambda self: self.stepper.in_flight)
-    @rule()
-    def commit(self) -> None:
-        self.stepper.commit()
-        self.check()
-
-    @rule(turns=st.integers(1, 12))
-    def run_for_a_while(self, turns: int) -> None:
-        for _ in range(turns):
-            self.stepper.step()
-            self.check()
-
-    @precondition(lambda self: self.open)
-    @rule(which=st.integers(0, 2**16))
-    def abort(self, which: int) -> None:
-        self.stepper.abort(self.open[which % len(self.open)])
-        self.check()
-
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 2**16))
     def abort_every_choice(self, which: int) -> None:
@@ -207,25 +182,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check()
 
     def teardown(self) -> None:
-        if not hasattr(self, "stepper"):
-            return
-        self.patch.undo()
-        self.stepper.run()
-        self.stepper.check_outputs()
-        memory = self.stepper.scheduler.memory
-        memory.tree.clear()
-        assert memory.allocator.free == memory.usable_pages
+        if hasattr(self, "stepper"):
+            self.patch.undo()
+        super().teardown()
+
+    def check_end(self) -> None:
+        self.check_nothing_is_kept()
         if (snapshots := self.stepper.snapshots) is not None:
             assert snapshots.slots.free == snapshots.slots.room.count
         if (windows := self.stepper.windows) is not None:
             assert windows.pages.allocator.free == windows.pages.usable
-
-    @property
-    def open(self) -> list[Sequence]:
-        return [sequence for sequence, got in self.stepper.got.items() if got.finish_reason is None]
-
-    def check(self) -> None:
-        self.stepper.scheduler.check_integrity()
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
-from aengine.scheduling.sequence import Sequence
+from tests.scheduling.machine import Machine
 from tests.scheduling.stepping import Stepper
 
 PAGE = 3
@@ -14,8 +14,8 @@ LENGTHS = (9, 13, 20, 24)  # of prompts; few, so that prompts repeat
 VOCAB = 6
 
 
-class TierMachine(RuleBasedStateMachine):
-    """Every rule is followed by `check_integrity`. The fake device checks every page that is read."""
+class TierMachine(Machine):
+    """Copies between the tiers end, or fail, in any order."""
 
     @initialize(
         pages=st.integers(9, 16),
@@ -42,7 +42,6 @@ class TierMachine(RuleBasedStateMachine):
         )
         assert self.stepper.tiers is not None
         self.tiers = self.stepper.tiers
-        self.now = 0.0
 
     @rule(
         base=st.integers(0, 3),
@@ -77,12 +76,6 @@ class TierMachine(RuleBasedStateMachine):
         self.tiers.end(which % len(self.tiers.copies), fails)
         self.check()
 
-    @precondition(lambda self: self.open)
-    @rule(which=st.integers(0, 2**16))
-    def abort(self, which: int) -> None:
-        self.stepper.abort(self.open[which % len(self.open)])
-        self.check()
-
     @precondition(lambda self: self.stepper.in_flight)
     @rule()
     def step_fails(self) -> None:
@@ -94,24 +87,11 @@ class TierMachine(RuleBasedStateMachine):
         self.stepper.flush()
         self.check()
 
-    def teardown(self) -> None:
-        if not hasattr(self, "stepper"):
-            return
-        self.stepper.run()
-        self.stepper.check_outputs()
+    def check_end(self) -> None:
         self.tiers.end_all()
         self.check()
-        memory = self.stepper.scheduler.memory
-        memory.tree.clear()
-        assert memory.allocator.free == memory.usable_pages
+        self.check_nothing_is_kept()
         assert len(self.tiers.tiers.host) == 0
-
-    @property
-    def open(self) -> list[Sequence]:
-        return [sequence for sequence, got in self.stepper.got.items() if got.finish_reason is None]
-
-    def check(self) -> None:
-        self.stepper.scheduler.check_integrity()
 
 
 TestTierMachine = TierMachine.TestCase
