@@ -1,4 +1,7 @@
-"""How the answers of one request are read and constrained: its tools, the model's format, and the server's knobs."""
+"""Decides how the answers of one request are read and constrained.
+
+The request's tools, the model's format and the server's knobs become a reader and sampling parameters.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.harmony import STOPS, HarmonyParser
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
 from aengine.text.answer.reader import Reader
-from aengine.text.answer.thought import ThoughtParser, ThoughtTokens
+from aengine.text.answer.thought import ThoughtParser, ThoughtTokenCounter
 from aengine.text.answer.unclosed_thought import UnclosedThought
 from aengine.text.grammar.calls import CallGrammar
 from aengine.text.grammar.harmony import HarmonyGrammar
@@ -26,7 +29,7 @@ from aengine.text.grammar.harmony import HarmonyGrammar
 class CallRules(NamedTuple):
     """The tools that a model may call.
 
-    forced: it must call one. parallel: it may call several. narrowed: it sees other tools that it may not call.
+    forced: the model must call one. parallel: it may call several. narrowed: it sees more tools than it may call.
     """
 
     tools: tuple[CallableTool, ...] = ()
@@ -68,10 +71,10 @@ def call_rules(tools: Iterable[Mapping[str, Any]]) -> CallRules:
 
 
 class AnswerReading:
-    """Reads the answers of one request: the model's format, as the server's knobs allow, and the request's tools.
+    """Makes the readers and the sampling parameters of one request.
 
-    may_think: False if the request keeps the model from thinking. structured: the form of the text after the thought.
-    Calls may take its place if they cannot be mistaken for it.
+    may_think: False if the request turns thinking off. structured: the form of the text after the thought. Calls may
+    take its place if they cannot be mistaken for it.
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class AnswerReading:
         if params.stop and not params.stop_in_thought and self._thoughts:
             begin, end = self._format.thought_markers
             params = msgspec.structs.replace(params, unstopped=("" if opens_thought else begin, end))
-        if structured is not None:  # a hidden marker would join the texts before and after it
+        if structured is not None:  # if a marker were hidden, the texts around it would join
             markers = tuple(self._format.markers[marker] for marker in sorted(self._format.special_markers))
         return msgspec.structs.replace(
             params, shown_special_ids=(*params.shown_special_ids, *markers), structured=structured
@@ -155,7 +158,7 @@ class AnswerReading:
         calls, markers = self._calls, self._format.thought_markers
         # A form without a thought before it may begin with anything, even with a marker.
         thinks = self._thoughts and not (self._structured and self._thought(opens_thought) == "never")
-        counter = ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None
+        counter = ThoughtTokenCounter(bytes_of, markers, opens_thought) if thinks else None
         if self._harmony:
             tools = self._tools.schemas if self._harmony_calls else None
             messages = HarmonyParser(tools, parallel=self._tools.parallel, thoughts=self._thoughts)

@@ -101,8 +101,9 @@ class CallSearch:
 class ToolCallParser:
     """Separates text into content and calls of `tools`: one call at most unless `parallel`.
 
-    Text that looks like a call, but turns out to be none before its arguments begin, is content to the last character.
-    After that it is a call whose arguments are JSON, whatever else the model writes. Blanks around calls are dropped.
+    Text that looks like a call, but turns out to be none before its arguments begin, is content as it stands. Once its
+    arguments have begun, it is a call, and they become valid JSON whatever the model writes. Blanks around calls are
+    dropped.
     The result does not depend on how the text is cut, and time is linear in it.
 
     lenient: also read calls without the marker before them, if a marker within them proves that they are calls. forced:
@@ -121,7 +122,7 @@ class ToolCallParser:
         "_forced",
         "_form",
         "_has_content",
-        "_leaves_no_doubt",
+        "_is_certain",
         "_marker",
         "_parallel",
         "_reader",
@@ -158,9 +159,9 @@ class ToolCallParser:
         self._blanks: list[str] = []  # blanks outside calls that may be content or not
         self._has_content = False  # whether there has been content
         self._after_call = False  # whether no content has come since the last call
-        self._broken = False  # whether a call has ended with text that belongs to none
+        self._broken = False  # whether a call was followed by text that cannot be part of it
         self._reader = form.reader(tools, first=True)
-        self._leaves_no_doubt = False  # whether a marker proves that this is a call
+        self._is_certain = False  # whether a marker proves that this is a call
         self._marker = ""  # the marker before the call that is being read
         self._started = False  # whether the reader's text is a call
         self._emits_call = False  # whether that call is reported
@@ -216,7 +217,7 @@ class ToolCallParser:
             reader.close()
             self._emit_call(deltas)
         self.cut = cut and reader.begun and self._emits_call
-        if not reader.begun and not (cut and (self._forced or self._leaves_no_doubt)):
+        if not reader.begun and not (cut and (self._forced or self._is_certain)):
             self._emit_content(self._marker + "".join(reader.raw), deltas)
 
     def _read_text(self, text: str, deltas: list[Delta]) -> str:
@@ -226,7 +227,7 @@ class ToolCallParser:
             text = begun
             if text and text[0] == self._bare:
                 self._begin_call("", first=True)
-                self._leaves_no_doubt = False
+                self._is_certain = False
                 return text
         before, rest = self._search.feed(text)
         self._emit_content(before, deltas)
@@ -244,7 +245,7 @@ class ToolCallParser:
         if first:
             self._ends = tuple(filter(None, (self._syntax.end, self._syntax.begins.get(marker))))
             self._ends_expected = len(self._ends)
-        self._leaves_no_doubt = True
+        self._is_certain = True
         self._started = self._emits_call = False
 
     def _read_call(self, text: str, deltas: list[Delta]) -> str:
@@ -260,7 +261,7 @@ class ToolCallParser:
         return reader.left + text[taken:]
 
     def _emit_call(self, deltas: list[Delta]) -> None:
-        """Append the new parts of the current call, if it has begun."""
+        """Append the new parts of the current call to `deltas`, if it has begun."""
         reader = self._reader
         if reader.begun and not self._started:
             self._started = True
@@ -298,7 +299,7 @@ class ToolCallParser:
         return rest
 
     def _emit_content(self, text: str, deltas: list[Delta]) -> None:
-        """Append content, but hold back blanks at its end until more content follows."""
+        """Append content to `deltas`, but hold back blanks at its end until more content follows."""
         kept = text.rstrip()
         if kept:
             content = "".join(self._blanks) + kept

@@ -16,7 +16,7 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
 
 
 class ContentDelta(msgspec.Struct, frozen=True):
-    """A piece of the answer's own text. logprobs: those of its tokens, if the reader was asked for them."""
+    """A piece of the answer's own text. logprobs: of its tokens, if `Reader.attach_logprobs` was called."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()

@@ -17,7 +17,7 @@ CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 CONTROL = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
 STOPS = (CALL, RETURN)  # each ends an answer
 
-# Around the thought with which an answer begins.
+# The markers around the thought at the beginning of an answer.
 HARMONY_THOUGHT = ThoughtMarkers(f"{CHANNEL}analysis{MESSAGE}", END)
 
 

@@ -11,19 +11,20 @@ Tokens = Mapping[str, int]  # markers that are single tokens, with their ids; th
 
 ANYTHING = "/(.|\\n)+/"
 
-# JSON as chat templates write it and models learn it. Without free white space, no answer can end in endless blanks.
+# The separators of JSON in chat templates, which models have learnt. As white space is fixed, no model can write blanks
+# without end.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_PLACE = "  // from "  # before a comment with the place in the request that a line comes from
+_PLACE = "  // from "  # begins a comment that names the place in the request from which a line comes
 PLACED = re.compile(rf"{_PLACE}(\S+)$", re.MULTILINE)
 
 
 def literal(text: str) -> str:
-    """Return a terminal of this text; nothing for an empty text."""
+    """Return a terminal of this text; an empty string for an empty text."""
     return json.dumps(text).replace("\x7f", "\\u007f") if text else ""
 
 
 def marker(text: str, tokens: Tokens) -> str:
-    """Return a terminal of a marker: its token, or its text."""
+    """Return a terminal of a marker: its token if it is one, else its text."""
     return f"<[{tokens[text]}]>" if text in tokens else literal(text)
 
 
@@ -33,25 +34,25 @@ def sequence(*parts: str) -> str:
 
 
 def json_value(schema: Mapping[str, Any], where: str, *, lenient: bool) -> str:
-    """Return JSON of a schema, for the end of a line. where: its place in the request, for errors."""
+    """Return an expression for JSON that matches a schema, for the end of a line. where: see place()."""
     options = {**_JSON_OPTIONS, "lenient": lenient}
     return f"%json {json.dumps({**schema, 'x-guidance': options})}{place(where)}"
 
 
 def place(where: str) -> str:
-    """Return a comment for the end of a line, with the place in the request that it comes from."""
+    """Return a comment for the end of a line: the place in the request from which the line comes, for errors."""
     return f"{_PLACE}{where}"
 
 
 def any_of(tokens: Tokens, *but: str) -> str:
-    """Return one of the tokens, except `but`, as an alternative; empty if there is none."""
+    """Return an expression for any one of the tokens except `but`; empty if no token is left."""
     return " | ".join(marker(token, tokens) for token in sorted(tokens) if token not in but)
 
 
 def separated(rule: str, required: Sequence[bool], separator: str, further: str) -> list[str]:
     """Return rules in which `rule` describes the members `{rule}_0`, `{rule}_1`, ... in this order, with separators.
 
-    required: for each member, whether it must be there. further: the end of the list if it has none of these members.
+    required: for each member, whether it must be there. further: the text of the list if it has none of these members.
     """
     rules = [f"{rule}: {rule}_first_0"]
     for index, must in enumerate(required):
@@ -66,17 +67,20 @@ def separated(rule: str, required: Sequence[bool], separator: str, further: str)
 
 
 def text_with(terminal: str, others: str, first: str | None = None) -> str:
-    """Return text and other tokens in any order.
+    """Return an expression for texts and `others`, an alternative of tokens, in any order.
 
-    Two texts never meet: together they could be one that the terminal forbids. first: another terminal for the text
-    before any token.
+    Two texts are never adjacent: together they could form a text that the terminal forbids. first: another terminal for
+    the text before any token.
     """
     further = f" (({others}) {terminal}?)*" if others else ""
     return f"{first or terminal}?{further}"
 
 
-def till(last: str, terminal: str, others: str) -> str:
-    """Return text_with(), ended by `last`: a text up to and including a marker that is text as well."""
+def text_until(last: str, terminal: str, others: str) -> str:
+    """Return an expression like text_with() that ends with a marker which is text, not a token.
+
+    last: a rule of a text up to and including the marker.
+    """
     return f"({terminal}? ({others}))* {last}" if others else last
 
 
@@ -86,8 +90,9 @@ def without(text: str) -> str:
 
 
 def not_beginning(text: str) -> str:
-    """Return a regular expression of texts that do not begin with this text, after blanks (as Python strips them) or
-    not.
+    """Return a regular expression of texts that do not begin with this text, even after blanks.
+
+    Blanks are the characters that `str.strip` removes.
     """
     return f"~/[\\s\\x1c-\\x1f]*{pattern(text)}(.|\\n)*/"
 
@@ -98,7 +103,7 @@ def pattern(text: str) -> str:
 
 
 def avoiding(text: str) -> str:
-    """Return a regular expression of texts that do not contain this text. Its first character must occur in it once.
+    """Return a regular expression of texts that do not contain this text. Its first character must occur only once.
 
     It needs no intersection, of which a grammar may have only a few.
     """

@@ -79,9 +79,9 @@ class ChatPrompt(NamedTuple):
 class AnswerParser:
     """Parses one answer as it comes. Parts whose parser is None are not searched for.
 
-    calls_begin: the marker with which calls must begin directly after the thought, if the answer has a form: text in
-    that form may quote the marker. harmony: parses all parts, in place of the others. unclosed: finds the calls in a
-    thought that never ends.
+    calls_begin: for structured output, the marker with which calls must begin directly after the thought. Elsewhere it
+    is text. harmony: parses all parts, in place of the other parsers. unclosed: finds the calls in a thought that never
+    ends.
     """
 
     __slots__ = ("_blanks", "_calls", "_calls_begin", "_edge", "_harmony", "_thoughts", "_unclosed", "plain")
@@ -144,7 +144,7 @@ class AnswerParser:
         return deltas + ([] if self._calls is None else self._calls.finish(cut))
 
     def _within_thought(self, deltas: list[Delta], closed: bool) -> list[Delta]:
-        """Hold back the parts of the thought that are calls unless it closes."""
+        """Hold back the thought from its first call on. If the thought closes, the call is part of it."""
         if self._unclosed is None:
             return deltas
         found: list[Delta] = []
@@ -164,10 +164,10 @@ class AnswerParser:
             return deltas
         found: list[Delta] = []
         for delta in deltas:
-            found += self._look_into(delta.text) if isinstance(delta, ContentDelta) else [delta]
+            found += self._read_content(delta.text) if isinstance(delta, ContentDelta) else [delta]
         return found
 
-    def _look_into(self, text: str) -> list[Delta]:
+    def _read_content(self, text: str) -> list[Delta]:
         if self._calls_begin is not None:
             text = self._edge + text
             begun = text.lstrip()

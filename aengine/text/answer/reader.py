@@ -10,13 +10,13 @@ import msgspec
 
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
 from aengine.text.answer.parser import AnswerParser
-from aengine.text.answer.thought import ThoughtTokens
+from aengine.text.answer.thought import ThoughtTokenCounter
 from aengine.types import Choice, Fragment, TokenLogprob, is_cut
 
-_CHARACTERS = 4096  # parsed between two turns of the loop; time is linear in small pieces only
-_TOKENS = 1024  # counted between two turns of the loop
-_LOGPROBS = 64  # tokens with logprobs that are parsed between two turns of the loop
-_FURTHEST = 16  # characters between a token's text and where it is searched for: a part of a character has no text
+_CHARACTERS = 4096  # parsed between two turns of the event loop; only small pieces are parsed in linear time
+_TOKENS = 1024  # counted between two turns of the event loop
+_LOGPROBS = 64  # tokens with logprobs that are parsed between two turns of the event loop
+_FURTHEST = 16  # characters in which a token's text is searched for; a token that is part of a character has no text
 
 
 class Reader:
@@ -28,7 +28,7 @@ class Reader:
 
     __slots__ = ("_last", "_logprobs", "_parser", "_thought", "_waiting", "plain")
 
-    def __init__(self, parser: AnswerParser, thought: ThoughtTokens | None = None) -> None:
+    def __init__(self, parser: AnswerParser, thought: ThoughtTokenCounter | None = None) -> None:
         """thought: counts the thought's tokens; None if there is no thought, or the count is not needed."""
         self._parser = parser
         self._thought = thought
@@ -126,7 +126,7 @@ class Reader:
         is_content = thought is None or thought.over
         if thought is not None and not is_content:
             thought.feed((token.token_id,))
-            is_content = thought.absent  # if a thought ends here, the token is its marker's
+            is_content = thought.absent  # if a thought ends here, the token belongs to its marker
         if is_content:
             if self._last is CallDelta:
                 self._waiting.clear()  # these belong to the call
@@ -180,7 +180,7 @@ class ReadableStream(Protocol):
 
 
 class ReadStream:
-    """A stream whose fragments have thoughts and calls apart from their text. It has one reader for each choice."""
+    """A stream whose fragments hold thoughts, calls and content separately. It has one reader for each choice."""
 
     def __init__(self, stream: ReadableStream, readers: Sequence[Reader]) -> None:
         self.id = stream.id

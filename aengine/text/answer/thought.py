@@ -18,7 +18,7 @@ class ThoughtMarkers(NamedTuple):
 
     @property
     def tokens(self) -> tuple[str, str]:
-        """The markers as a vocabulary has them, without a word after them."""
+        """The tokens of the markers. `<|channel>thought` begins with the token `<|channel>`."""
         return self.begin[: self.begin.rfind(">") + 1] or self.begin, self.end
 
 
@@ -30,7 +30,7 @@ ALL_THOUGHTS = (THINK, MISTRAL_THINK, SEED_THINK, GEMMA_THINK)
 
 
 def thoughts_of(templates: Iterable[str], vocabulary: Iterable[str]) -> ThoughtMarkers | None:
-    """Return the markers with which chat templates end thoughts; if no template has any, those in the vocabulary."""
+    """Return the markers of thoughts in the chat templates. If there are none, return those in the vocabulary."""
     text, known = "\n".join(templates), frozenset(vocabulary)
     found = [markers for markers in ALL_THOUGHTS if markers.end in text]
     tokens = [markers for markers in ALL_THOUGHTS if known.issuperset(markers.tokens)]
@@ -127,7 +127,7 @@ class ThoughtParser:
             self._breaks.append(text[len(kept) :])
 
 
-class ThoughtTokens:
+class ThoughtTokenCounter:
     """Counts the tokens between an answer's beginning and the end of its thought, without those of the markers.
 
     The bytes of the tokens are searched, not the text: text comes later than its tokens. opened: the prompt has begun
@@ -144,7 +144,7 @@ class ThoughtTokens:
         self._length = 0  # bytes of the thought
         self._starts: deque[int] = deque(maxlen=len(self._end_marker))  # where in these bytes the latest tokens begin
         self.count = 0
-        self.over = False  # whether no further token counts
+        self.over = False  # whether all further tokens belong to the answer
 
     @property
     def absent(self) -> bool:

@@ -12,11 +12,12 @@ from aengine.text.answer.formats.base import CallFormat, Tools
 _WORDS_AND_BLANKS = re.compile(r"\s+|\S+")
 
 
-class BareTail:
-    """Holds text back from each place where calls may begin: the thought's beginning, or a line after an empty one.
+class BareCallSearch:
+    """Finds calls without a marker at the end of a thought.
 
-    If other text follows the calls, the search continues at the latest such place in it. So no character is parsed more
-    than twice. Each piece of text must end with a character other than a blank, except the last piece.
+    They may begin at the thought's beginning, or on a line after an empty one. The text from there on is held back. If
+    other text follows the calls, the search continues at the latest such place in it. So no character is parsed more
+    than twice. Each piece of text except the last must end with a character that is not a blank.
     """
 
     __slots__ = ("_at_beginning", "_bare", "_held", "_latest", "_make", "_parser", "deltas")
@@ -29,10 +30,10 @@ class BareTail:
         self._held: list[str] = []
         self._latest = 0  # index in `_held` of the latest piece at which calls may begin; 0 if that is the first
         self._parser: ToolCallParser | None = None  # parses the text that is held back
-        self.deltas: list[Delta] = []  # of the calls in it
+        self.deltas: list[Delta] = []  # of the calls in that text
 
     def feed(self, text: str) -> str:
-        """Parse more text. Returns the part that does not belong to calls at the end."""
+        """Parse more text. Returns the part that certainly belongs to no call."""
         first, *others = self._cut(text)
         passed = [self._read(first)]
         for piece in others:
@@ -70,7 +71,7 @@ class BareTail:
         yield text[begin:]
 
     def _read(self, text: str) -> str:
-        """Parse text if calls may have begun. Returns the part that belongs to none."""
+        """Parse text if calls may have begun. Returns the part that belongs to no call."""
         if self._parser is None:
             return text
         self._held.append(text)
@@ -88,22 +89,22 @@ class BareTail:
 
 
 class UnclosedThought:
-    """Passes a thought on up to the first call in it. From there on, the text waits for the thought's end.
+    """Finds calls in a thought. From the first call on, `feed` holds the text back until the thought ends.
 
-    If the end comes, the calls were only part of the thought. Calls without a marker count only if nothing follows
-    them. Time is linear in the text.
+    If the model closes the thought, the calls were only part of it. Calls without a marker count only if nothing
+    follows them. Time is linear in the text.
     """
 
     __slots__ = ("_found", "_tail", "_waiting", "calls")
 
     def __init__(self, form: CallFormat, tools: Tools, parallel: bool = True) -> None:
         self.calls = ToolCallParser(form, tools, parallel, bare=False)
-        self._tail = BareTail(form.syntax.bare, lambda: ToolCallParser(form, tools, parallel))
+        self._tail = BareCallSearch(form.syntax.bare, lambda: ToolCallParser(form, tools, parallel))
         self._waiting: list[str] = []
         self._found: list[Delta] = []  # deltas of the waiting text, once it has a call
 
     def feed(self, text: str) -> list[Delta]:
-        """Parse more of the thought. Returns the certain part that is no call."""
+        """Parse more of the thought. Returns the part that is certainly no call."""
         self._waiting.append(text)
         deltas = self.calls.feed(text)
         if self.calls.calls:

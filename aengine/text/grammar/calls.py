@@ -17,8 +17,8 @@ from aengine.text.answer.lark import (
     marker,
     not_beginning,
     sequence,
+    text_until,
     text_with,
-    till,
     without,
 )
 from aengine.text.answer.thought import THINK, ThoughtMarkers
@@ -29,20 +29,20 @@ def thought_rules(thought: Thought, tokens: Tokens, markers: ThoughtMarkers) -> 
     """Return the beginning of a start rule for answers with a thought, and the rules that it refers to.
 
     tokens: the markers that are single tokens; these are never text. Up to two line breaks may follow the thought. If
-    the markers are text, an answer that begins like a thought may be swallowed by one: the lexer takes the longest
+    the markers are text, an answer that begins like a thought may be read as part of it: the lexer takes the longest
     match.
     """
     if thought == "never":
         return "", []
     head = "thought? " if thought == "possible" else "thought "
-    # Some models repeat the end of the prompt.
+    # Some models repeat the marker with which the prompt ends.
     token, _ = markers.tokens
     begin = sequence(marker(token, tokens), literal(markers.begin.removeprefix(token)))
     begin = f"({begin})" + (" " if thought == "possible" else "? ")
     others = any_of(tokens, markers.end)
     if markers.end not in tokens:
         return head, [
-            f"thought: {begin}{till('thinking', 'THINKING', others)} /\\n{{0,2}}/",
+            f"thought: {begin}{text_until('thinking', 'THINKING', others)} /\\n{{0,2}}/",
             f"thinking[suffix={literal(markers.end)}]: /(.|\\n)*/",
             f"THINKING: {ANYTHING} & {without(markers.end)}",
         ]
@@ -53,10 +53,10 @@ def thought_rules(thought: Thought, tokens: Tokens, markers: ThoughtMarkers) -> 
 
 
 class CallGrammar(msgspec.Struct, frozen=True):
-    """Calls of some tools; any number of them if `parallel`.
+    """Builds grammars of answers that call `tools`; any number of calls if `parallel`.
 
     tokens: the markers that are single tokens; these are never text. A `possible` thought may come before the answer.
-    An `open` one was begun by the prompt.
+    The prompt has begun an `open` thought.
     """
 
     tools: Collection[CallableTool]
@@ -80,9 +80,9 @@ class CallGrammar(msgspec.Struct, frozen=True):
         return "\n".join([f"calls: {sequence('call', more)}", f"call: {self._begin} group", *self._group()])
 
     def within_text(self, thought: Thought = "never") -> str:
-        """Return a grammar of free text in which every call that the parser would find is one of these.
+        """Return a grammar of free text in which the parser can find only calls that match the rules.
 
-        If the syntax has calls without a marker, nothing follows them.
+        If the syntax has calls without a marker, nothing may follow them.
         """
         syntax, thoughts = self._syntax, self.thoughts
         head, thinking = thought_rules(thought, self.tokens, thoughts)
@@ -123,9 +123,9 @@ class CallGrammar(msgspec.Struct, frozen=True):
                 f"unthinking: {first} (call {text}){count}",
                 f"call: {self._begin} group",
             ]
-        # Up to the marker and including it: if the marker is text, nothing else ends the text before it.
+        # The marker is text, so that nothing else ends the text before it. So these terminals include the marker.
         return [
-            f"answer: ({till('till_call', 'TEXT', others)} group){count} {text}",
+            f"answer: ({text_until('till_call', 'TEXT', others)} group){count} {text}",
             f"unthinking: {first} | first_call group {'answer' if self.parallel else text}",
             f"till_call[suffix={self._begin}]: /(.|\\n)*/",
             f"first_call[suffix={self._begin}]: UNTHINKING",

@@ -25,9 +25,9 @@ from aengine.text.grammar.matcher import (
     LLTokenizer,
     Mask,
     TokenizerWrapper,
+    consume_noted,
     line_of,
     reason,
-    take_in,
 )
 from aengine.text.grammar.matcher import Matcher as Matcher
 from aengine.text.grammar.source import GrammarLimits, grammar_source
@@ -37,7 +37,7 @@ from aengine.text.tokens.tokenizer import Tokenizer
 MAX_CACHED = 32
 MAX_LEXER_STATES = 50_000  # of one grammar, shared by all its users: about 30 MB
 MAX_FILL_THREADS = 8
-MEASURE_EVERY = 64  # the least number of fills between two that measure each mask and find none slow
+MEASURE_EVERY = 64  # fills without measuring after each mask was measured and none was slow
 
 
 def check_library() -> None:
@@ -50,7 +50,7 @@ def check_library() -> None:
         raise AengineError(f"the grammar library, llguidance, does not work here: {error}") from error
 
 
-class _Compiled(NamedTuple):
+class _CompiledGrammar(NamedTuple):
     """A grammar at its start, with its first mask."""
 
     matcher: LLMatcher
@@ -81,15 +81,15 @@ class Grammars:
         else:
             vocabulary = TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, self.eos_ids))
             self._tokenizer = LLTokenizer(vocabulary, eos_token=list(self.eos_ids))
-            self._in_error = LLMatcher(self._tokenizer, "", log_level=0)
+            self._in_error = LLMatcher(self._tokenizer, "", log_level=0)  # ignores tokens; see consume_noted()
         self._parser_limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        self._cached: OrderedDict[str, _Compiled] = OrderedDict()  # by source, the most recently used last
+        self._cached: OrderedDict[str, _CompiledGrammar] = OrderedDict()  # by source, the most recently used last
         self._compiling = CompileThreads()
         threads = max(1, min(MAX_FILL_THREADS, (os.cpu_count() or 1) - 1))
         self._executor = LLExecutor(num_threads=threads)
         self._filling = ThreadPoolExecutor(1, thread_name_prefix="aengine-masks")
         self._measuring = ThreadPoolExecutor(threads, thread_name_prefix="aengine-mask")
-        self._fills = MEASURE_EVERY  # fills since each mask of one was measured
+        self._fills = MEASURE_EVERY  # fills since the last one in which each mask was measured
         self._measures = False  # whether the next fill measures each mask
         self._slow_fills = ThreadPoolExecutor(
             max(1, threads // 4), thread_name_prefix="aengine-slow-masks", initializer=lower_priority
@@ -131,8 +131,7 @@ class Grammars:
         follow.
 
         The end-of-sequence tokens are allowed exactly when the output may end. A matcher of None allows everything.
-        Check each matcher's `error` afterwards: if it has one, its mask allows nothing but an end, which must not be
-        used.
+        Check each matcher's `error` afterwards. If it has one, do not use its mask, which allows only the end.
         """
         working = [matcher.working for matcher in matchers if matcher is not None and matcher.working is not None]
         if working:
@@ -143,9 +142,9 @@ class Grammars:
             if matcher is None:
                 continue
             if matcher.error is not None:
-                self._cached.pop(matcher.source, None)  # the state it shares with its copies may have become too large
+                self._cached.pop(matcher.source, None)  # the state that it shares with its copies may be too large
             elif matcher.slow and (compiled := self._cached.get(matcher.source)) is not None and not compiled.slow:
-                # so that the next output with this grammar starts as slow
+                # The next output with this grammar then starts as slow.
                 self._cached[matcher.source] = compiled._replace(slow=True)
         return masks
 
@@ -168,24 +167,24 @@ class Grammars:
         self._measuring.shutdown()
         self._slow_fills.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, tokenizer: LLTokenizer, source: str) -> _Compiled:
+    def _compile(self, tokenizer: LLTokenizer, source: str) -> _CompiledGrammar:
         """Compile a grammar. Raises `_RefusedError` with the reason."""
         if (known := self._cached.get(source)) is not None:
             return known  # another call compiled it while this one waited
         compiled = LLMatcher(tokenizer, source, log_level=0, limits=self._parser_limits)
         mask = np.empty(self.words, dtype=np.int32)
-        # Some grammars are too large for their first token. The first trial also builds the lexer, so a second one is
-        # timed.
+        # Some grammars exceed a limit at their first token. The first trial also builds the lexer, so only the second
+        # one shows whether masks are slow.
         trials = [Matcher(compiled.deep_copy(), source, "") for _ in range(2)]
         for trial in trials:
             trial.fill(mask)
             for matcher in (compiled, trial.advance()):
                 if matcher.is_error():
                     raise _RefusedError(matcher.get_error())
-        return _Compiled(compiled, mask, trials[1].slow)
+        return _CompiledGrammar(compiled, mask, trials[1].slow)
 
     def _fill_slowly(self, matcher: Matcher) -> Mask:
-        take_in([matcher], self._slow_executor, self._in_error)
+        consume_noted([matcher], self._slow_executor, self._in_error)
         return matcher.fill(np.empty(self.words, dtype=np.int32))
 
     def _fill(self, matchers: Sequence[Matcher | None]) -> NDArray[np.int32]:
@@ -200,7 +199,7 @@ class Grammars:
                 masks[place] = mask
         begin = time.monotonic()
         if empty:
-            take_in([matcher for _, matcher in empty], self._executor, self._in_error)
+            consume_noted([matcher for _, matcher in empty], self._executor, self._in_error)
         if len(empty) == 1:
             place, matcher = empty[0]
             matcher.fill(masks[place])
@@ -229,12 +228,12 @@ class _Vocabulary:
         self.special_token_ids = sorted(token_id for token_id in special if token_id < vocab_size)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Raise TypeError. The library tries to encode once when it is made; no grammar here needs it."""
+        """Raise TypeError. The library tries to encode once when it reads the vocabulary; no grammar here needs it."""
         raise TypeError("a vocabulary of a grammar does not encode text")
 
 
 class _RefusedError(ValueError):
-    """The compiler's error in the library's words. where: the line's place in the request, if the message has it."""
+    """The compiler refused a grammar. where: the place in the request, if the library's message shows it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(reason(message))

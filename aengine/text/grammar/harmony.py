@@ -13,7 +13,7 @@ from aengine.text.grammar.calls import compilable_tool
 
 
 class HarmonyGrammar(msgspec.Struct, frozen=True):
-    """Messages of an answer with calls of some tools; any number of calls if `parallel`.
+    """Builds grammars of messages that call `tools`; any number of calls if `parallel`.
 
     tokens: the control tokens, which are never text.
     """
@@ -33,7 +33,7 @@ class HarmonyGrammar(msgspec.Struct, frozen=True):
         return "\n".join([f"calls: {sequence('call', more)}", *self._call()])
 
     def free(self) -> str:
-        """Return a grammar of any messages, in which every call that the parser would find is one of these."""
+        """Return a grammar of any messages, in which the parser can find only calls that match the rules."""
         tokens, between = self.tokens, _next(self.tokens)
         said = f"{marker(CHANNEL, tokens)} SHOWN {marker(MESSAGE, tokens)} TEXT?"
         most = f"(said | call) ({between} (said | call))*" if self.parallel else f"(said {between})* (said | call)"
@@ -79,7 +79,7 @@ def _next(tokens: Tokens) -> str:
 def _text(tokens: Tokens) -> str:
     """Return a terminal of text that spells out no control token.
 
-    If the control tokens are not tokens of the vocabulary, nothing else could end the text: then it has no `<`.
+    If the vocabulary lacks the control tokens, nothing else could end the text. It may then not contain `<`.
     """
     if not tokens.keys() >= set(CONTROL):
         return "TEXT: /[^<]+/"

@@ -24,8 +24,8 @@ except ImportError as error:  # built for another machine or Python, or a linked
 
 Mask = NDArray[np.int32]
 
-SLOW_SECONDS = 0.005  # CPU time for one mask; about a step, during whose forward pass masks are filled
-SLOW_TOKENS = 16  # after a slow mask, that many masks are expected to be slow
+SLOW_SECONDS = 0.005  # CPU time for one mask; about the length of a step, in which masks are filled
+SLOW_TOKENS = 16  # after a slow mask, this many masks are expected to be slow
 
 _PLACE = re.compile(r"^at (\d+)\(\d+\): ")
 _QUOTED_LINE = re.compile(r"^\s*\d+ \| ", re.MULTILINE)
@@ -38,7 +38,7 @@ class Matcher:
     and the next one is not ready. A step with its output would wait for the mask, and so would all other outputs.
     """
 
-    __slots__ = ("_mask", "_matcher", "_noted", "_quick", "param", "source", "working")
+    __slots__ = ("_mask", "_masks_since_slow", "_matcher", "_noted", "param", "source", "working")
 
     def __init__(
         self, matcher: LLMatcher, source: str, param: str, mask: Mask | None = None, slow: bool = False
@@ -46,7 +46,7 @@ class Matcher:
         self._matcher = matcher
         self._noted: list[int] = []
         self._mask = mask
-        self._quick = 0 if slow else SLOW_TOKENS  # masks since the last slow one
+        self._masks_since_slow = 0 if slow else SLOW_TOKENS  # masks since the last slow one
         self.working: asyncio.Future[Mask] | None = None  # the mask that is being filled while steps run
         self.source = source  # the grammar's text
         self.param = param  # the request's field that asked for the grammar
@@ -85,8 +85,9 @@ class Matcher:
         return reason(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def take_mask(self) -> Mask | None:
-        """Return the next mask, [words] int32, if it is ready, and forget it. The token drawn from it comes by
-        `accept`.
+        """Return the next mask, [words] int32, and forget it; None if it is not ready.
+
+        The caller passes the token drawn from the mask to `accept`.
         """
         mask, self._mask = self._mask, None
         return mask
@@ -94,12 +95,12 @@ class Matcher:
     @property
     def slow(self) -> bool:
         """Whether the next mask is expected to take longer than a step may wait."""
-        return self._quick < SLOW_TOKENS
+        return self._masks_since_slow < SLOW_TOKENS
 
     @property
     def late(self) -> bool:
         """Whether the output must skip steps until its mask is ready."""
-        return self._mask is None and self._quick < SLOW_TOKENS
+        return self._mask is None and self._masks_since_slow < SLOW_TOKENS
 
     def advance(self) -> LLMatcher:
         """Return the library's matcher after it has taken in all tokens."""
@@ -112,23 +113,23 @@ class Matcher:
         """Fill and return a mask, [words] int32, in any thread, and measure its cost."""
         begin = time.thread_time()
         self.advance().unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self._quick = 0 if time.thread_time() - begin > SLOW_SECONDS else self._quick + 1
+        self._masks_since_slow = 0 if time.thread_time() - begin > SLOW_SECONDS else self._masks_since_slow + 1
         return mask
 
     def filled(self, future: asyncio.Future[Mask]) -> None:
-        """Keep the mask that was filled while steps ran. If filling failed, the next step fills it."""
+        """Keep the mask that was filled while steps ran. If filling failed, the next step fills the mask."""
         self.working = None
         if future.cancelled() or future.exception() is not None:
-            self._quick = SLOW_TOKENS
+            self._masks_since_slow = SLOW_TOKENS
         else:
             self._mask = future.result()
 
 
-def take_in(matchers: Iterable[Matcher], executor: LLExecutor, in_error: LLMatcher) -> None:
+def consume_noted(matchers: Iterable[Matcher], executor: LLExecutor, in_error: LLMatcher) -> None:
     """Advance matchers by their noted tokens, without the interpreter's lock.
 
-    A token of an ambiguous grammar takes a second, and the library releases the lock only for two matchers or more. So
-    a copy of `in_error`, which does nothing, joins a single matcher.
+    A token of an ambiguous grammar can take a second. The library releases the lock only if it advances two matchers or
+    more. So a copy of `in_error`, which ignores tokens, is advanced together with a single matcher.
     """
     while waiting := [matcher for matcher in matchers if matcher._noted]:
         steps = [(matcher._matcher, matcher._noted.pop(0)) for matcher in waiting]

@@ -16,8 +16,9 @@ _ANY_TEXT = frozenset({"path", "file-path", "directory-path", "binary", "passwor
 _BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _EITHER = {"anyOf": [{"type": "string", "format": "ipv4"}, {"type": "string", "format": "ipv6"}]}
 
-# A part of what the format allows is enough: a single address is a network, too.
-_SAID_OTHERWISE: dict[str, dict[str, Any]] = {
+# Formats, and the keywords that replace them for the compiler. These may allow only some of a format's values: for a
+# network, a single address.
+_REPLACED_FORMATS: dict[str, dict[str, Any]] = {
     # The compiler knows these, but allows February 30 and the year 0, which date parsers refuse.
     **{form: {"pattern": f"^({RAW_FORMATS[form]})$"} for form in ("date", "time", "date-time")},
     **{f"ipv4{kind}": {"format": "ipv4"} for kind in ("network", "interface")},
@@ -38,8 +39,8 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
 _DEEPEST = 100  # deeper schemas are refused elsewhere
 
-_DECIMAL = "^(?!^[-+.]*$)[+-]?0*"  # pydantic's patterns of decimal numbers begin with it: not only signs and points
-_PLACES = re.compile(r"\\d\{0,(\d+)\}\\\.\\d\{0,(\d+)\}")  # before and after the point
+_DECIMAL = "^(?!^[-+.]*$)[+-]?0*"  # pydantic's patterns of decimal numbers begin so: more than signs and points
+_PLACES = re.compile(r"\\d\{0,(\d+)\}\\\.\\d\{0,(\d+)\}")  # digits before and after the point
 _DIGITS = re.compile(r"\[\\d\.\]\{1,(\d+)\}")  # the point counts as one of them
 _AFTER_POINT = re.compile(r"\\\.\?\\d\{0,(\d+)\}")
 _MOST_BEFORE, _MOST_AFTER = 19, 9  # digits, if the pattern sets no bound
@@ -48,17 +49,17 @@ _MOST_BEFORE, _MOST_AFTER = 19, 9  # digits, if the pattern sets no bound
 def compilable_schema(schema: Mapping[str, Any], where: str, *, strict: bool) -> dict[str, Any]:
     """Return the schema in keywords that the compiler knows. It allows no more values than before.
 
-    An unknown format is an annotation, and uniqueItems is dropped. If `strict`, they raise `InvalidRequestError`, which
-    names the place below `where`.
+    An unknown format and uniqueItems are dropped. If `strict`, they raise `InvalidRequestError`, which names the place
+    below `where`.
     """
-    return _Reading(strict).read(schema, where, 0)
+    return _SchemaRewriter(strict).rewrite(schema, where, 0)
 
 
-class _Reading:
+class _SchemaRewriter:
     def __init__(self, strict: bool) -> None:
         self._strict = strict
 
-    def read(self, schema: Mapping[str, Any], where: str, depth: int) -> dict[str, Any]:
+    def rewrite(self, schema: Mapping[str, Any], where: str, depth: int) -> dict[str, Any]:
         made = dict(schema)
         if depth > _DEEPEST:
             return made
@@ -73,15 +74,15 @@ class _Reading:
         if isinstance(made.get("uniqueItems"), bool) and (not made["uniqueItems"] or not self._strict):
             del made["uniqueItems"]
         if made.get("uniqueItems") is True:
-            self._refuse(f"{where}.uniqueItems", "that items differ cannot be enforced")
-        if isinstance(form := made.get("format"), str) and (form not in _COMPILED or form in _SAID_OTHERWISE):
-            self._read_format(made, form, where)
+            self._refuse(f"{where}.uniqueItems", "unique items cannot be enforced")
+        if isinstance(form := made.get("format"), str) and (form not in _COMPILED or form in _REPLACED_FORMATS):
+            self._rewrite_format(made, form, where)
         if isinstance(written := made.get("pattern"), str) and written.startswith(_DECIMAL):
             made["pattern"] = decimal_pattern(written)
         return made
 
-    def _read_format(self, made: dict[str, Any], form: str, where: str) -> None:
-        otherwise = _SAID_OTHERWISE.get(form)
+    def _rewrite_format(self, made: dict[str, Any], form: str, where: str) -> None:
+        otherwise = _REPLACED_FORMATS.get(form)
         if otherwise is not None and made.keys().isdisjoint(otherwise.keys() - {"format"}):
             del made["format"]
             made.update(otherwise)
@@ -93,7 +94,7 @@ class _Reading:
             self._refuse(f"{where}.format", f"{form!r} is not known")
 
     def _below(self, value: object, where: str, depth: int) -> object:
-        return self.read(value, where, depth + 1) if isinstance(value, dict) else value
+        return self.rewrite(value, where, depth + 1) if isinstance(value, dict) else value
 
     def _refuse(self, path: str, reason: str) -> None:
         raise InvalidRequestError(f"{path}: {reason}; leave it out, or leave out strict", path)
@@ -121,28 +122,28 @@ def decimal_pattern(written: str) -> str:
 LARGEST = 10**18
 FINEST = 1e-9
 
-_APART = ("anyOf", "prefixItems")  # lists of schemas that constrain a value independently
-_MEETING = ("$ref", "allOf", "oneOf", "not", "enum", "const")
+_INDEPENDENT_LISTS = ("anyOf", "prefixItems")  # lists of schemas that constrain a value independently
+_COMBINING = ("$ref", "allOf", "oneOf", "not", "enum", "const")
 
 
 def bounded_numbers(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema with numbers of at most 19 digits before the point and 9 after it, unless it sets other bounds.
 
-    Without a bound, a model that begins to repeat a digit would never end the number. The result allows a part of what
-    the schema allows. If keywords of several schemas meet (allOf, oneOf, not, $ref with others), they stay as they are:
-    a narrower part could contradict another one.
+    Without a bound, a model that begins to repeat a digit would never end the number. The result allows some of the
+    values that the schema allows. If several schemas constrain one value (allOf, oneOf, not, $ref with other keywords),
+    they stay as they are: after a change they could contradict one another.
     """
     made = dict(schema)
     for key, value in schema.items():
         if key in _MAPS and isinstance(value, dict):
             made[key] = {name: _below(below) for name, below in value.items()}
-        elif key in _APART and isinstance(value, list):
+        elif key in _INDEPENDENT_LISTS and isinstance(value, list):
             made[key] = [_below(below) for below in value]
         elif key in _SINGLE:
             made[key] = _below(value)
     types = made.get("type")
     types = types if isinstance(types, list) else [types]
-    if ("number" in types or "integer" in types) and made.keys().isdisjoint(_MEETING):
+    if ("number" in types or "integer" in types) and made.keys().isdisjoint(_COMBINING):
         lower, upper = _limits(made, "inimum"), _limits(made, "aximum")
         if not lower and all(limit > -LARGEST for limit in upper):
             made["minimum"] = -LARGEST
@@ -158,6 +159,6 @@ def _below(value: object) -> object:
 
 
 def _limits(schema: dict[str, Any], ending: str) -> list[float]:
-    """Return the schema's bounds on one side. The compiler refuses bounds that are not numbers."""
+    """Return the bounds whose keywords end with `ending`. The compiler refuses bounds that are not numbers."""
     values = [value for key, value in schema.items() if key.endswith(ending)]
     return [value if isinstance(value, (int, float)) else 0.0 for value in values]

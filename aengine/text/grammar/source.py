@@ -22,21 +22,21 @@ from aengine.text.grammar.matcher import LLMatcher
 from aengine.text.grammar.schemas import bounded_numbers, compilable_schema
 
 MAX_DIVISOR = 20_000  # `multipleOf` becomes an automaton with that many states before any limit applies
-MAX_INTERSECTIONS = 8  # of a Lark grammar; each may multiply the compile time, whatever the fuel
+MAX_INTERSECTIONS = 8  # of a Lark grammar; each may multiply the compile time, in spite of the library's limits
 # the line with which guidance begins its grammars
 _NO_OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]*\{[ \t]*\}[ \t]*$", re.MULTILINE)
 
-# Between two tokens of JSON: nothing, a space, or a line break with its indentation. It is bounded, or a model that
-# likes white space would never end. A schema may not switch off errors about unknown keywords, nor have oneOf read as
-# anyOf.
+# Between two tokens of JSON: nothing, a space, or a line break with its indentation. The indentation is bounded, or a
+# model that repeats white space would never end. A schema may not switch off errors about unknown keywords, nor make
+# oneOf mean anyOf.
 _JSON_OPTIONS = {"whitespace_pattern": r" |\r?\n[ \t]{0,20}", "lenient": False, "coerce_one_of": False}
 
-# Tokens need not be those that the tokenizer would choose. So the compiler needs only the vocabulary.
+# An output may use other tokens for its text than the tokenizer would. So the compiler needs only the vocabulary.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
 
 class GrammarLimits(NamedTuple):
-    """Bounds on one grammar. characters: about those of the JSON, for a schema given as an object."""
+    """Bounds on one grammar. characters: of its text; for a schema given as an object, about those of its JSON."""
 
     characters: int = 131_072
     nesting: int = 64  # objects and lists within each other in a schema
@@ -53,7 +53,7 @@ def grammar_source(structured: Structured, limits: GrammarLimits, answers: Answe
         source = _source(structured, limits) + _OPTIONS
         source.encode()
         if structured.thought != "never" or structured.calls is not None:
-            source = _within(structured, source, limits, answers or AnswerFormat())
+            source = _with_thought_and_calls(structured, source, limits, answers or AnswerFormat())
     except InvalidRequestError:
         raise
     except UnicodeEncodeError:
@@ -83,8 +83,8 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
             return _lark_source(structured.grammar or "", limits)
 
 
-def _within(structured: Structured, source: str, limits: GrammarLimits, answers: AnswerFormat) -> str:
-    """Return the grammar of the form with a thought before it, or calls in its place."""
+def _with_thought_and_calls(structured: Structured, source: str, limits: GrammarLimits, answers: AnswerFormat) -> str:
+    """Return the grammar of the requested form, with a thought before it or calls in its place."""
     if answers.harmony:
         head, rules = harmony_thoughts(answers.markers)
         form = f"{harmony_final(answers.markers)} @answer"
@@ -188,4 +188,6 @@ def _check_divisor(value: object) -> None:
         exponent = digits.as_tuple().exponent
         scaled = digits.scaleb(-exponent) if isinstance(exponent, int) and exponent < 0 else digits
         if abs(scaled) > MAX_DIVISOR:
-            raise ValueError(f"multipleOf {value} needs too many states; at most {MAX_DIVISOR} (without its point)")
+            raise ValueError(
+                f"multipleOf {value} needs too many states; without its decimal point it may be at most {MAX_DIVISOR}"
+            )

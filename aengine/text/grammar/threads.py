@@ -15,13 +15,13 @@ from aengine.errors import QueueFullError
 T = TypeVar("T")
 
 MAX_THREADS = 4
-USUAL_SECONDS = 1.0  # then a compilation lowers its priority; most have ended by then
-_LOWERED_BY = 5  # no more: it still has to end before its deadline
+USUAL_SECONDS = 1.0  # a compilation that takes longer gets a lower priority
+_LOWERED_BY = 5  # not more, because the compilation must end before its deadline
 STACK_BYTES = 256 * 2**20  # address space, not memory: the compiler recurses, and a full stack ends the process
 
 
 class CompileThreads:
-    """Runs functions that cannot be stopped. One that misses its deadline keeps its place until it ends."""
+    """Runs functions that cannot be stopped. A function that misses its deadline keeps its place until it ends."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(MAX_THREADS)
@@ -34,12 +34,12 @@ class CompileThreads:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         began = False
-        gives_way: asyncio.TimerHandle | None = None
+        lowering: asyncio.TimerHandle | None = None
 
         def settle(result: T | None, error: Exception | None) -> None:
             self._places.release()
-            if gives_way is not None:
-                gives_way.cancel()
+            if lowering is not None:
+                lowering.cancel()
             if done.done():
                 return  # the caller has stopped waiting
             if error is not None:
@@ -51,7 +51,7 @@ class CompileThreads:
             result, error = None, None
             try:
                 result = work()
-            except Exception as failure:  # noqa: BLE001 - it belongs to whoever waits
+            except Exception as failure:  # noqa: BLE001 - the caller of run() gets it
                 error = failure
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, result, error)
@@ -62,7 +62,7 @@ class CompileThreads:
                 began = True
                 try:
                     thread = _start(body)
-                    gives_way = loop.call_later(USUAL_SECONDS, lower_priority, thread.native_id, _LOWERED_BY)
+                    lowering = loop.call_later(USUAL_SECONDS, lower_priority, thread.native_id, _LOWERED_BY)
                 except RuntimeError:  # the system has no more threads
                     self._places.release()
                     raise
@@ -76,8 +76,8 @@ class CompileThreads:
 def lower_priority(thread_id: int | None = None, by: int = 10) -> None:
     """Lower the priority of a thread, by default this one, if the system has priorities of threads.
 
-    On a CPU, steps need every core. by: 5 leaves a third of a normal thread's share when they compete; 10 leaves a
-    tenth.
+    An engine on a CPU needs every core for its steps. by: 5 leaves a third of a normal thread's share if they compete;
+    10 leaves a tenth.
     """
     if sys.platform == "linux":
         with suppress(ProcessLookupError):  # it has ended

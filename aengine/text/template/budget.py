@@ -20,7 +20,7 @@ _VIEWS = (ItemsView, KeysView, ValuesView)
 _DIGITS = re.compile(r"\d+")
 _PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?([^A-Za-z%]*)")
 
-# Their time or their result grows with the product of their operands.
+# Methods and filters whose time or result grows with the product of their operands' sizes.
 _PRODUCTS = frozenset(
     {
         "rfind",
@@ -164,4 +164,4 @@ def _bits(value: object) -> int:
 
 def _check_bits(bits: int) -> None:
     if bits > _MAX_BITS:
-        raise LimitError("it computes with absurdly large integers")
+        raise LimitError(f"it computes with integers of more than {_MAX_BITS} bits")

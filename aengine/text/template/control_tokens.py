@@ -23,15 +23,15 @@ from aengine.errors import InvalidRequestError
 # Rare symbols and ideographs. They are printable, so that `repr` and `tojson` do not escape them.
 _MARKS = (range(0x1D300, 0x1D357), range(0x2801, 0x2900), range(0x20000, 0x2A6E0))
 _NONCHARACTERS = range(0xFDD0, 0xFDF0)  # code points that Unicode reserves for use inside a program
-_STAND_INS = 0x100000  # and up: private use
+_STAND_INS = 0x100000  # the first of the code points for stand-ins, in a private use area
 _SLICE = 2**17  # characters marked at once while the GIL is held; 5 ms
 
 
 class ControlTokens:
     """The texts of a tokenizer's special tokens, and how to write them as plain text.
 
-    stand_ins: maps the first characters of special tokens to texts that replace these characters. Nobody can guess
-    them. foreign: characters that are never used as marks.
+    stand_ins: maps the first characters of special tokens to texts that replace these characters. Clients cannot guess
+    these texts. foreign: characters that are never used as marks.
     """
 
     def __init__(self, texts: Iterable[str], foreign: str = "") -> None:

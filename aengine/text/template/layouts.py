@@ -1,4 +1,4 @@
-"""Changes chats for templates that expect calls, results or tools in their own places."""
+"""Rearranges chats for templates that expect calls, results or tools in special places."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def _responses(calls: Sequence[object], results: Sequence[Message]) -> Iterator[
     """Yield the results, each with the name of the function that was called."""
     functions = [call.get("function") if isinstance(call, dict) else None for call in calls]
     names = [function.get("name") if isinstance(function, dict) else None for function in functions]
-    for place, result in zip(places(calls, results), results, strict=True):
+    for place, result in zip(call_indices(calls, results), results, strict=True):
         name = result.get("name") or (names[place] if names else None) or "unknown"
         yield {"name": name, "response": _text(result.get("content"))}
 
 
-def places(calls: Sequence[object], results: Sequence[Message]) -> list[int]:
+def call_indices(calls: Sequence[object], results: Sequence[Message]) -> list[int]:
     """Return for each result the index of its call: the call that it names, or else the next one."""
     known: dict[object, int] = {}
     for place, call in enumerate(calls):
@@ -76,7 +76,7 @@ _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}  # 
 def harmony_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Put each call into a message of its own, followed by its results, as gpt-oss's template needs.
 
-    The template writes only the first call of a message, and takes every result for that call's. It refuses a message
+    The template writes only the first call of a message, and treats every result as that call's. It refuses a message
     with calls that has content and a thought: it writes only one of them. So the content joins the thought.
     """
     found: list[dict[str, object]] = []
@@ -91,7 +91,7 @@ def harmony_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
         end = at
         while end < len(messages) and messages[end].get("role") == "tool":
             end += 1
-        found += _one_by_one(_of_one_kind(message), calls, messages[at:end])
+        found += _one_by_one(_with_content_in_thought(message), calls, messages[at:end])
         at = end
     return found
 
@@ -112,14 +112,14 @@ def _one_by_one(
     message: dict[str, object], calls: list[object], results: Sequence[Message]
 ) -> Iterator[dict[str, object]]:
     found: list[list[Message]] = [[] for _ in calls]
-    for place, result in zip(places(calls, results), results, strict=True):
+    for place, result in zip(call_indices(calls, results), results, strict=True):
         found[place].append(result)
     for index, call in enumerate(calls):
         yield {**(message if index == 0 else {"role": message["role"]}), "tool_calls": [call]}
         yield from map(dict, found[index])
 
 
-def _of_one_kind(message: Message) -> dict[str, object]:
+def _with_content_in_thought(message: Message) -> dict[str, object]:
     content, thinking = message.get("content"), message.get("thinking")
     if not (isinstance(content, str) and content and isinstance(thinking, str) and thinking):
         return dict(message)

@@ -16,8 +16,8 @@ class TemplateOptions(TypedDict, total=False):
     """A request's options for its chat template, passed on from the API to `ChatTemplates.render`, which reads them."""
 
     template_kwargs: Mapping[str, Any] | None  # variables of the template
-    add_generation_prompt: bool  # whether the text opens the assistant's next message; left out: it does
-    continue_final_message: bool  # whether the text ends with the last message's content; left out: it does not
+    add_generation_prompt: bool  # whether the text opens the assistant's next message; default: True
+    continue_final_message: bool  # whether the text ends with the last message's content; default: False
 
 
 class CallsLayout(NamedTuple):
@@ -58,7 +58,7 @@ def plain_message(message: Mapping[str, Any], supports_developer: bool, layout: 
 
 
 def _call(call: object, as_text: bool) -> object:
-    """Return a call with its arguments as JSON text if `as_text`, else as an object, whichever the client sends."""
+    """Return a call with its arguments as JSON text if `as_text`, else as an object. Clients may send either."""
     function = call.get("function") if isinstance(call, dict) else None
     if as_text and isinstance(call, dict) and isinstance(function, dict):
         arguments = function.get("arguments")

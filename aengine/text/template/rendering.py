@@ -40,8 +40,8 @@ _LARGEST_CHAT = 4 * 2**20  # as `Budget.measure` counts
 _MAX_TEMPLATE = 2**18
 _MAX_MESSAGE = 2000
 
-# Names that a request's `template_kwargs` may not set: the renderer's own arguments, and those of the same functions in
-# other libraries, whose effect a caller would expect.
+# Names that a request's `template_kwargs` may not set: the renderer's own arguments, and arguments of similar functions
+# in other libraries. A caller would expect the effect that they have there.
 RESERVED_NAMES = frozenset(
     {
         "messages",
@@ -81,7 +81,7 @@ _TOOLS = [{"type": "function", "function": {"name": "probe", "parameters": {"typ
 class ChatTemplates:
     """The chat templates of a checkpoint, compiled.
 
-    where: names the checkpoint in errors. harmony: the templates are gpt-oss's, which need a chat laid out for them.
+    where: names the checkpoint in errors. harmony: the templates are gpt-oss's, which need a special layout of chats.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class ChatTemplates:
         self._tools_in_messages = False
         self._thinking = any("thinking" in one.reads for one in compiled.values())
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
-        self._gathers_results = False
+        self._results_with_calls = False
         self._calls = self._calls_layout(sources.values())
-        self._gathers_results = self._leaves_out_results(sources.values())
+        self._results_with_calls = self._expects_results_with_calls(sources.values())
         self._knows_calls = any("tool_calls" in source for source in sources.values())
         self._tools_in_messages = self._looks_for_tools_in_messages(sources.values())
         self.takes_tools = self._reads_tools or self._tools_in_messages
@@ -142,7 +142,7 @@ class ChatTemplates:
         if not messages:
             raise InvalidRequestError("messages must hold at least one message", "messages")
         plain = [plain_message(message, self._supports_developer, self._calls) for message in messages]
-        if self._gathers_results:
+        if self._results_with_calls:
             plain = with_tool_responses(plain)
         offered = None if tools is None else plain_data(tools, "tools")
         if self._tools_in_messages:
@@ -198,9 +198,10 @@ class ChatTemplates:
                     return layout
         return CallsLayout()
 
-    def _leaves_out_results(self, sources: Iterable[str]) -> bool:
-        """Return whether the template expects results in the message with the calls. It writes other results without a
-        name.
+    def _expects_results_with_calls(self, sources: Iterable[str]) -> bool:
+        """Return whether the template expects results in the message with the calls.
+
+        Such a template writes the results in other messages without the tool's name.
         """
         if not any("tool_responses" in source for source in sources):
             return False
@@ -244,7 +245,7 @@ class ChatTemplates:
             message = _refusal(error) if marker is None else marker.unmark(_refusal(error))
             raise InvalidRequestError(message[:_MAX_MESSAGE], "messages") from error
 
-    def _compile(self, name: str, source: str) -> _Compiled:
+    def _compile(self, name: str, source: str) -> _CompiledTemplate:
         if len(source) > _MAX_TEMPLATE:
             raise CheckpointError(f"{self._where}: chat template {name!r} has more than {_MAX_TEMPLATE} characters")
         try:
@@ -262,7 +263,7 @@ class ChatTemplates:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """Encode JSON without the escapes for HTML of jinja2's own filter."""
+        """Encode JSON without the HTML escapes of jinja2's own filter."""
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
         if indent is None:
             text = encoder.encode(value)
@@ -278,7 +279,7 @@ class ChatTemplates:
         return text
 
 
-class _Compiled(NamedTuple):
+class _CompiledTemplate(NamedTuple):
     """A template as bytecode. reads: the variables that it does not set itself."""
 
     code: CodeType
@@ -286,18 +287,18 @@ class _Compiled(NamedTuple):
 
 
 @functools.lru_cache(16)
-def _compiled(source: str) -> _Compiled:
+def _compiled(source: str) -> _CompiledTemplate:
     """Compile a template once per process: compiling took half of the time to load a small model.
 
-    The code keeps nothing of its environment. Filters, tests and globals are looked up by name in the environment that
-    runs it. Only what is passed to filters is decided here. So the stub for `tojson` has the signature of
+    The code keeps nothing of its environment. The environment that runs it looks up filters, tests
+    and globals by name. Only the arguments of filters are decided here. So the stub for `tojson` has the signature of
     `ChatTemplates._to_json`.
     """
     sandbox = Sandbox()
     sandbox.add_filter("tojson", json.dumps)
     tree = sandbox.parse(source)
     reads = frozenset(meta.find_undeclared_variables(tree))
-    return _Compiled(sandbox.compile(tree), reads)
+    return _CompiledTemplate(sandbox.compile(tree), reads)
 
 
 class _End:

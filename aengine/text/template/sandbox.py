@@ -76,7 +76,7 @@ def strftime_now(format: str) -> str:  # noqa: A002  the name that templates may
 # name.
 _LOOP, _CONCAT, _LITERAL, _COMPARE = "guarded loop", "guarded concat", "guarded literal", "guarded compare"
 
-# For HTML pages, or random. Their time cannot be bounded, and no chat template needs them.
+# These make HTML or random text. Their time cannot be bounded, and no chat template needs them.
 _REMOVED_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 _REMOVED_GLOBALS = ("lipsum",)
 
@@ -153,7 +153,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @property
     def budget(self) -> Budget:
-        """The rendering's budget. There is none while a template is compiled, so that nothing is computed then."""
+        """The rendering's budget. Raises `LimitError` while a template is compiled, so that nothing is computed."""
         budget: Budget | None = getattr(self._current, "budget", None)
         if budget is None:
             raise LimitError("nothing is being rendered")

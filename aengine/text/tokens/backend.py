@@ -19,8 +19,8 @@ _MAX_FILE_BYTES = 64 * 2**20  # twice the largest file in use
 
 
 @contextmanager
-def library_errors(ours: Callable[[BaseException], AengineError]) -> Iterator[None]:
-    """Turn what the tokenizers library raises, plain Exceptions and panics of its Rust code, into errors of ours."""
+def library_errors(convert: Callable[[BaseException], AengineError]) -> Iterator[None]:
+    """Turn exceptions and Rust panics of the tokenizers library into errors of aengine, made by `convert`."""
     try:
         yield
     except CheckpointError:
@@ -28,7 +28,7 @@ def library_errors(ours: Callable[[BaseException], AengineError]) -> Iterator[No
     except BaseException as error:
         # A panic's class is not a subclass of Exception and cannot be imported.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise ours(error) from error
+            raise convert(error) from error
         raise
 
 

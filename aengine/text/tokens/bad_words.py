@@ -18,7 +18,7 @@ async def banned_sequences(words: Sequence[str], tokenizer: Tokenizer, vocab_siz
 
     Many words, and words that may take long, are tokenized in a thread. Other sequences that write a word stay allowed,
     as in vLLM. Sequences with ids of `vocab_size` or more are left out: no output can hold them. Raises
-    `InvalidRequestError`.
+    `InvalidRequestError` for a word of too many tokens.
     """
 
     def work() -> tuple[tuple[int, ...], ...]:

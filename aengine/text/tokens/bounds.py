@@ -1,4 +1,4 @@
-"""Bounds what a tokenizer makes of a text and how long that takes, by the steps that tokenizer.json lists.
+"""Bounds the output and the time of a tokenizer, from the steps in its tokenizer.json.
 
 The library has no limits of its own, and nothing stops a thread that tokenizes. Steps that can grow a text without
 bound are refused when the file is read. Texts that may take long are never tokenized on the event loop. Texts with too
@@ -22,13 +22,13 @@ from aengine.errors import CheckpointError
 from aengine.text.tokens.pieces import PieceTable
 
 MAX_OUTPUT = 2**25  # characters of a text after normalization, before it is cut into tokens
-_MAX_GROWTH = 512  # characters that normalization may make of one
+_MAX_GROWTH = 512  # characters that normalization may make of one character
 _MAX_DECODED_GROWTH = 16  # the same for a token; lower, as the whole vocabulary is decoded
 _MAX_ADDED = 64  # ids put around a text
 _QUICK_GROWTH = 16  # byte-level tokenizers after NFC have 15
 
 _PARTS = ("normalizers", "pretokenizers", "processors", "decoders")
-_ALPHABETS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12, "ByteLevel": 5}
+_GROWTH_BY_TYPE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12, "ByteLevel": 5}
 
 # Alternatives of the patterns at which published tokenizers split. Each takes time linear in the text it matches.
 _QUICK_PATTERNS = frozenset(
@@ -72,7 +72,7 @@ _QUICK_PATTERNS = frozenset(
 )
 
 
-class _Described(msgspec.Struct):
+class _CheckedParts(msgspec.Struct):
     """The parts of tokenizer.json that are checked."""
 
     normalizer: Any = None
@@ -87,20 +87,20 @@ def refuse_growth(path: Path, text: str) -> None:
     text: the content of tokenizer.json.
     """
     try:
-        described = msgspec.json.decode(text, type=_Described)
+        described = msgspec.json.decode(text, type=_CheckedParts)
     except (msgspec.MsgspecError, RecursionError):  # the library reports the mistake
         return
     growth = _growth(described.normalizer) * _growth(described.pre_tokenizer)
     if growth > _MAX_GROWTH:
         raise CheckpointError(
-            f"{path}: its normalizer or pre_tokenizer can make {growth:g} characters of one; the limit is {_MAX_GROWTH}"
+            f"{path}: its normalizer or pre_tokenizer can turn a character into {growth:g}; the limit is {_MAX_GROWTH}"
         )
     if (growth := _growth(described.decoder)) > _MAX_DECODED_GROWTH:
         raise CheckpointError(
-            f"{path}: its decoder can make {growth:g} characters of one; the limit is {_MAX_DECODED_GROWTH}"
+            f"{path}: its decoder can turn a character into {growth:g}; the limit is {_MAX_DECODED_GROWTH}"
         )
     try:
-        added = sum(map(_added, _steps(described.post_processor)))
+        added = sum(map(_added_ids, _steps(described.post_processor)))
     except (TypeError, KeyError):
         raise CheckpointError(f"{path} is not a tokenizer: its post_processor has an unknown form") from None
     if added > _MAX_ADDED:
@@ -108,7 +108,7 @@ def refuse_growth(path: Path, text: str) -> None:
 
 
 def largest_growth(backend: Backend) -> float:
-    """Return how many characters the tokenizer can make of one, before it cuts the text into tokens."""
+    """Return how many characters the tokenizer can make of one character before it cuts the text into tokens."""
     return _growth(_state(backend.normalizer)) * _growth(_state(backend.pre_tokenizer))
 
 
@@ -146,7 +146,7 @@ def _growth(component: object) -> float:
 
 
 def _growth_of_step(step: Mapping[str, Any]) -> float:
-    """Return how many characters the step can make of one."""
+    """Return how many characters the step can make of one character."""
     kind, content = step.get("type"), step.get("content")
     if kind == "Replace" and isinstance(content, str):
         text = _pattern(step, "String")
@@ -156,7 +156,7 @@ def _growth_of_step(step: Mapping[str, Any]) -> float:
         return 1 + len(str(step.get("prepend", "▁")))
     if kind == "Precompiled":
         return _longest_replacement(step.get("precompiled_charsmap"))
-    return _ALPHABETS.get(str(kind), 1)
+    return _GROWTH_BY_TYPE.get(str(kind), 1)
 
 
 def _longest_replacement(charsmap: object) -> float:
@@ -172,7 +172,7 @@ def _longest_replacement(charsmap: object) -> float:
     return max(1, *(len(text.decode("utf-8", "replace")) for text in texts))
 
 
-def _added(step: Mapping[str, Any]) -> float:
+def _added_ids(step: Mapping[str, Any]) -> float:
     """Return how many ids a step of the post-processor puts around a text; infinity if the step repeats the text."""
     if step.get("type") in ("BertProcessing", "RobertaProcessing"):
         return 4
@@ -224,7 +224,7 @@ _UTF8_BYTES = [*range(0xC0), *range(0xC2, 0xF5)]
 def longest_token_bytes(backend: Backend, pieces: PieceTable | None) -> int | None:
     """Return the number of bytes of the longest token.
 
-    Returns None if a text may lose characters or have them fused. Then its length says nothing about its tokens.
+    Returns None if the tokenizer may drop or fuse characters. A text's length then says nothing about its tokens.
     """
     if pieces is None or not isinstance(backend.model, BPE):
         return None
@@ -234,7 +234,7 @@ def longest_token_bytes(backend: Backend, pieces: PieceTable | None) -> int | No
     if not in_bytes or not all(bytes([byte]) in tokens for byte in _UTF8_BYTES):
         return None
     if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
-        return None  # they swallow any number of blanks
+        return None  # these tokens contain any number of blanks
     if not all(step["type"] in _NORMALIZERS or _replaces_one(step) for step in _steps(_state(backend.normalizer))):
         return None
     if not all(step["type"] in _PRE_TOKENIZERS and step.get("behavior") != "Removed" for step in before):

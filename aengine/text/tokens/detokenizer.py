@@ -69,16 +69,14 @@ class Detokenizer:
         return self._feed_slowly(token_id)
 
     def flush(self) -> str:
-        """Return the text that is held back, read as it is. Call once, after the last id."""
+        """Return the text that is held back. Incomplete characters become U+FFFD. Call once, after the last id."""
         if self._window is not None:
             return self._window.flush()
         held, self._held = self._held, b""
         return held.decode("utf-8", "replace")
 
     def _feed_slowly(self, token_id: int) -> str:
-        """Handle the ids that `feed` does not: inside an unfinished character, at the text's start, special or unknown
-        ids.
-        """
+        """Do the work of `feed` for ids inside a character or at the text's start, and for special or unknown ids."""
         table = self._table
         if table is None:
             return self._window.feed(token_id) if self._window is not None else ""
@@ -102,7 +100,9 @@ class Detokenizer:
 
 
 class _Window:
-    """Detokenizes with any other decoder: decodes the last few tokens with and without the newest one.
+    """Detokenizes with decoders that cannot decode one token at a time.
+
+    It decodes the last few tokens with and without the newest one.
 
     The text is exact if the decoder depends on neighbouring tokens only. With any decoder, at most `_MAX_HELD_TOKENS`
     ids are held back, and each id costs at most that much decoding.

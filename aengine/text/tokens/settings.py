@@ -150,9 +150,9 @@ def _templates(folder: Path, path: Path, value: object) -> dict[str, str]:
 
 
 _FORMS = {
-    "tiktoken.model": "ranks of tiktoken's",
+    "tiktoken.model": "tiktoken's ranks",
     "tekken.json": "Mistral's tekken",
-    "tokenizer.model": "a model of SentencePiece's",
+    "tokenizer.model": "a SentencePiece model",
     "vocab.json": "a vocabulary without its rules",
 }
 
@@ -163,22 +163,22 @@ def refuse_without_json(folder: Path) -> None:
         return
     there = [f"{name} ({form})" for name, form in _FORMS.items() if (folder / name).is_file()]
     found = f"; there is {', '.join(there)}" if there else ""
-    if code := _code(folder):
+    if code := _custom_class(folder):
         found += (
             f"; its tokenizer is code in the repository ({code}, which `trust_remote_code` would run elsewhere), "
             f"and such code is never run here"
         )
     raise CheckpointError(
-        f"{folder / 'tokenizer.json'} cannot be read: there is none, and no other form of a tokenizer is read{found}; "
-        f"put a tokenizer.json there, as transformers writes it of a converted tokenizer "
+        f"{folder / 'tokenizer.json'} cannot be read: there is none, and no other kind is supported{found}; "
+        f"put a tokenizer.json there: transformers writes one when it saves a converted tokenizer "
         f"(`PreTrainedTokenizerFast.save_pretrained`)"
     )
 
 
-def _code(folder: Path) -> str:
-    """Return the class that tokenizer_config.json has transformers run as its tokenizer; empty if it names none.
+def _custom_class(folder: Path) -> str:
+    """Return the name of the tokenizer class in the repository's own code; empty if tokenizer_config.json names none.
 
-    A file that cannot be read counts as naming none: other code refuses it.
+    A file that cannot be read counts as naming none, because other code refuses it.
     """
     try:
         config = json.loads(read_text(folder / "tokenizer_config.json"))

@@ -35,11 +35,11 @@ from aengine.text.tokens.settings import (
 
 INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
 MAX_CHARACTERS = 2**21  # a list of that many ids holds the GIL for about 50 ms, in any thread
-SLOW_SECONDS = 30.0  # the limit for a text if the tokenizer has unknown patterns
+MAX_SECONDS = 30.0  # the limit for a text if the tokenizer has unknown patterns
 MAX_TOKEN_ID = 2**24 - 1
 _MAX_ADDED_TOKENS = 2**16  # twice the most in use, by speech models
 _MARKER_TOKENS = 16  # the most tokens of a marker and the blanks after it
-_RENDERINGS = 4  # threads; a slow rendering may take seconds of one
+_RENDERINGS = 4  # threads; a slow rendering may occupy one for seconds
 _LONG_CHARACTERS = 2**16  # about 30 ms
 _MEDIUM_TEXTS, _LONG_TEXTS = 2, 1  # threads; a long text never delays a shorter one
 _LONG_RENDERINGS = 1  # threads for chats of that many characters
@@ -54,7 +54,7 @@ class Tokenizer:
     def __init__(
         self, backend: Backend, settings: TokenizerSettings, where: str, embedded: int = MAX_TOKEN_ID + 1
     ) -> None:
-        """embedded: how many ids the model has embeddings for. Answers hold no others."""
+        """embedded: the number of ids for which the model has embeddings. Answers contain no other ids."""
         self._backend = backend
         self._settings = settings
         self._renderings = anyio.CapacityLimiter(_RENDERINGS)
@@ -279,15 +279,15 @@ class Tokenizer:
     ) -> list[int]:
         """Tokenize in a thread, in the queue for texts of about that length.
 
-        A caller that is cancelled in the queue is not tokenized.
+        If the caller is cancelled in the queue, its text is not tokenized.
         """
         if self.is_quick and _characters(text) <= INLINE_CHARACTERS:
             return self._encode(backend, text, add_special_tokens, context, left)
         turns = self._medium if _characters(text) <= _LONG_CHARACTERS else self._long
-        with anyio.move_on_after(math.inf if self.is_quick else SLOW_SECONDS):
+        with anyio.move_on_after(math.inf if self.is_quick else MAX_SECONDS):
             return await _in_thread(lambda: self._encode(backend, text, add_special_tokens, context, left), turns)
         raise InvalidRequestError(
-            f"the tokenizer takes longer than {SLOW_SECONDS:g} seconds for this text, or for others"
+            f"the tokenizer takes longer than {MAX_SECONDS:g} seconds for this text, or for texts before it"
         )
 
     def _encode(

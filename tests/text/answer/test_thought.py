@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.text.answer.deltas import ContentDelta, ReasoningDelta
-from aengine.text.answer.thought import THINK, ThoughtParser, ThoughtTokens
+from aengine.text.answer.thought import THINK, ThoughtParser, ThoughtTokenCounter
 from aengine.text.tokens.tokenizer import Tokenizer
 from tests.text.cutting import answer, cuts, shape
 
@@ -81,7 +81,7 @@ def test_nothing_is_lost_but_markers_and_line_breaks(data: st.DataObject, opened
 
 
 def count(pieces: list[bytes], opened: bool = False, at_once: int = 1) -> int:
-    counter = ThoughtTokens(pieces.__getitem__, THINK, opened)
+    counter = ThoughtTokenCounter(pieces.__getitem__, THINK, opened)
     ids = range(len(pieces))
     for start in range(0, len(pieces), at_once):
         counter.feed(ids[start : start + at_once])
@@ -120,7 +120,7 @@ def test_it_is_the_tokens_that_begin_before_the_end(pieces: list[bytes]) -> None
 
 def test_the_demo_models_markers(demo: Tokenizer) -> None:
     ids = demo.encode_now("<think>\nOne and two.\n</think>\n\nThree.")
-    counter = ThoughtTokens(demo.token_bytes, THINK, False)
+    counter = ThoughtTokenCounter(demo.token_bytes, THINK, False)
     counter.feed(ids)
     markers = demo.answer_format.markers
     assert counter.count == ids.index(markers["</think>"]) - ids.index(markers["<think>"]) - 1

@@ -15,7 +15,7 @@ from aengine.requests.structured import Structured
 from aengine.text.grammar import grammars as grammars_module
 from aengine.text.grammar import matcher as matcher_module
 from aengine.text.grammar.grammars import Grammars
-from aengine.text.grammar.matcher import SLOW_TOKENS, Matcher, take_in
+from aengine.text.grammar.matcher import SLOW_TOKENS, Matcher, consume_noted
 from aengine.text.tokens.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -148,7 +148,7 @@ async def test_a_token_that_takes_long_holds_nobody_else(grammars: Grammars, dem
             matcher.accept(demo.encode_now(character)[0])
             with Ticks() as others:
                 begin = time.monotonic()
-                take_in([matcher], grammars._executor, grammars._in_error)
+                consume_noted([matcher], grammars._executor, grammars._in_error)
                 took = time.monotonic() - begin
             if took > longest:
                 longest, ticks = took, others.count

@@ -182,7 +182,7 @@ async def test_a_tokenizer_with_patterns_of_its_own_never_runs_on_the_loop(slow:
 async def test_a_text_that_takes_too_long_is_refused(
     slow: tuple[Tokenizer, list[bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(module, "MAX_SECONDS", 0.05)
     monkeypatch.setattr(Tokenizer, "_encode", lambda *_: time.sleep(0.2))
     with pytest.raises(InvalidRequestError, match="the tokenizer takes longer than"):
         await slow[0].encode("ab")

@@ -139,10 +139,10 @@ def test_a_missing_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        ({}, "there is none, and no other form of a tokenizer is read; put a tokenizer.json there"),
+        ({}, "there is none, and no other kind is supported; put a tokenizer.json there"),
         ({"tekken.json": "{}"}, r"there is tekken\.json \(Mistral's tekken\); put"),
-        ({"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": null}}'}, "is read; put"),
-        ({"tokenizer_config.json": '{"auto_map": ["AutoTokenizer"]}'}, "is read; put"),
+        ({"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": null}}'}, "is supported; put"),
+        ({"tokenizer_config.json": '{"auto_map": ["AutoTokenizer"]}'}, "is supported; put"),
         (
             {
                 "tiktoken.model": "IQ== 0",

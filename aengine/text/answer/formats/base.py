@@ -20,8 +20,9 @@ Tools = Mapping[str, Schema | None]
 class CallableTool(msgspec.Struct, frozen=True):
     """A tool that may be called.
 
-    parameters: the JSON schema of the arguments; None if there are none. strict: a schema that the compiler does not
-    know is refused; else the client must check the arguments. where: the schema's place in the request, for errors.
+    parameters: the JSON schema of the arguments; None if there are none. strict: refuse a schema that the grammar
+    compiler does not support; else the client must check the arguments. where: the schema's place in the request, for
+    errors.
     """
 
     name: str
@@ -51,7 +52,7 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     begin: str = ""  # the marker before a group; empty if there is none
-    begins: Mapping[str, str] = {}  # markers that some models write in its place, with the text that then follows `end`
+    begins: Mapping[str, str] = {}  # markers that some models write instead, each with a further text after `end`
     unmarked: str = ""  # the first marker within a call, by which a call without `begin` is recognised
     after_name: str = ""  # another such marker, which follows the call's name
     bare: str = ""  # a character with which an answer may begin a group without the marker
@@ -61,7 +62,7 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     end: str = ""  # the end of a group; empty if its last call ends it
     further: str = ""  # characters that begin another call of the group
     noise: str = BLANKS  # characters after a call that are ignored
-    between: str | None = None  # the text between groups; None if an answer without text has one group
+    between: str | None = None  # the text between groups; None if an answer of calls alone has one group
     inner: tuple[str, ...] = ()  # markers within a call
 
     @property
@@ -74,8 +75,8 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
 class CallReader(Protocol):
     """Parses the text of one call, given in any pieces.
 
-    Once a call has begun, it stays one, and its arguments can be taken as they come. They are JSON once the call is
-    done, broken or closed. `raw` has all the text until the call begins. Time is linear.
+    Once a call has begun, it stays one, and the caller can take its arguments as they come. They are JSON once the call
+    is done, broken or closed. `raw` has all the text until the call begins. Time is linear.
     """
 
     @property

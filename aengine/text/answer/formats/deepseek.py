@@ -27,7 +27,10 @@ _LONGEST = 256  # characters of a name and the text around it
 
 
 class DeepSeek(CallFormat):
-    """fenced: V3's notation, `function<sep>name` with the arguments in a fence; else `name<sep>arguments`."""
+    """The formats of DeepSeek.
+
+    fenced: V3's notation, `function<sep>name` with the arguments in a fence; else `name<sep>arguments`.
+    """
 
     def __init__(self, *, fenced: bool) -> None:
         self.syntax = CallSyntax(
@@ -138,14 +141,14 @@ class DeepSeekReader(JsonPartialCall):
         return at
 
     def _read_left(self, text: str) -> None:
-        """Read the end of the call again, from a tag that ended a string. A word there is ignored."""
+        """Parse text that the arguments' parser returned: the tag that ended a string. A word there is ignored."""
         at = 0
         while at < len(text) and text[0] in "<`" and not self.done and not self.broken:
             at = self._read_end(text, at)
         self.left += text[at:] if at else ""
 
     def settle(self) -> str:
-        """As `CallReader`."""
+        """See `CallReader`."""
         left = super().settle()
         if left:
             self.broken = False

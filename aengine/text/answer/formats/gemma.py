@@ -35,8 +35,8 @@ class GemmaObject(HeldBrackets):
 
     __slots__ = ("_comma", "_expects", "_pieces", "_quoted", "_search", "_word", "broken", "tag")
 
-    _around = "}]"
-    _held_back = _around + BLANKS
+    _outer_closers = "}]"
+    _held_back = _outer_closers + BLANKS
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,10 +11,10 @@ from aengine.text.answer.formats.values.raw_rules import raw_text
 from aengine.text.answer.formats.values.schemas import (
     ANNOTATIONS,
     DEFINITIONS,
-    OF_AN_OBJECT,
+    OBJECT_KEYWORDS,
     alternatives,
-    further_of,
     parameters_of,
+    undeclared_schema,
     unwritable_name,
 )
 from aengine.text.answer.lark import Tokens, avoiding, json_value, literal, marker, place, separated, sequence
@@ -22,9 +22,9 @@ from aengine.text.answer.lark import Tokens, avoiding, json_value, literal, mark
 QUOTE = '<|"|>'
 _KEY = re.compile(r"[^\s,:<>{}\[\]\"]+")
 _MAX_DEPTH = 8  # of objects and lists with their own schemas; deeper values may be anything
-_OF_A_LIST = {"type", "items", "minItems", "maxItems", *DEFINITIONS}
+_LIST_KEYWORDS = {"type", "items", "minItems", "maxItems", *DEFINITIONS}
 _MAX_COUNT = 1000  # of items; larger bounds are not enforced
-_MAX_NESTED = 200  # lists and objects whose schemas are described
+_MAX_NESTED = 200  # most lists and objects whose schemas are described
 
 
 class GemmaRules:
@@ -33,13 +33,13 @@ class GemmaRules:
     def __init__(self, tool: CallableTool, tokens: Tokens) -> None:
         self._tool = tool
         self._quote = marker(QUOTE, tokens)
-        self._ends = QUOTE not in tokens  # the terminal of a text includes the quote after it
+        self._quote_is_text = QUOTE not in tokens  # then the terminal of a text includes its closing quote
         self._left = _MAX_NESTED
         self.rules: list[str] = []
 
     def members(self, rule: str, schema: Schema, where: str, depth: int = 0) -> None:
         """Add rules in which `rule` describes an object's members, sorted by name, as models see them."""
-        self._check(schema, OF_AN_OBJECT, where)
+        self._check(schema, OBJECT_KEYWORDS, where)
         parameters = sorted(parameters_of(schema), key=lambda parameter: parameter.name.lower())
         for index, (name, value, _) in enumerate(parameters):
             one, path = f"{rule}_{index}", f"{where}.properties.{name}"
@@ -48,7 +48,7 @@ class GemmaRules:
             self.rules.append(f"{one}: {literal(f'{name}:')} {one}_value")
             self._value(f"{one}_value", value, path, depth)
         end = '""'
-        if (further := further_of(schema)) is not None:
+        if (further := undeclared_schema(schema)) is not None:
             member = f'/[A-Za-z_][A-Za-z0-9_.-]*/ ":" {rule}_any'
             end = f'({member} ("," {member})*)?'
             self._value(f"{rule}_any", further, f"{where}.additionalProperties", depth)
@@ -71,10 +71,10 @@ class GemmaRules:
                 case "integer" | "number":
                     options.append(name)
                     self.rules.append(f"{name}: {json_value(each, where, lenient=not self._tool.strict)}")
-                case "array" if self._may_look_into(depth):
+                case "array" if self._may_describe(depth):
                     options.append(name)
                     self._list(name, each, where, depth + 1)
-                case "object" if self._may_look_into(depth):
+                case "object" if self._may_describe(depth):
                     options.append(f'"{{" {name} "}}"')
                     self.members(name, each, where, depth + 1)
                 case _:
@@ -96,7 +96,7 @@ class GemmaRules:
             items = ' "," '.join(f"{name}_item_{index}" for index in range(len(first)))
             self.rules.append(f'{name}: "[" {items} "]"')
             return
-        self._check(schema, _OF_A_LIST, where)
+        self._check(schema, _LIST_KEYWORDS, where)
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if not all(count is None or (isinstance(count, int) and 0 <= count <= _MAX_COUNT) for count in (least, most)):
             self._check({"minItems": least, "maxItems": most}, {"type"}, where)
@@ -107,8 +107,8 @@ class GemmaRules:
         each, definitions = schema.get("items"), {key: schema[key] for key in DEFINITIONS if key in schema}
         self._value(one, {**definitions, **each} if isinstance(each, dict) else {}, where, depth)
 
-    def _may_look_into(self, depth: int) -> bool:
-        """Return whether a list or an object is described further: schemas that refer to themselves have no end."""
+    def _may_describe(self, depth: int) -> bool:
+        """Count a list or an object, and return whether its schema is described. Schemas may refer to themselves."""
         self._left -= 1
         return depth < _MAX_DEPTH and self._left > 0
 
@@ -116,9 +116,9 @@ class GemmaRules:
         """Return the rule's text for a string. text: the terminal of its content."""
         self._raw()
         terminal = name.upper()
-        end = literal(QUOTE) if self._ends else ""
+        end = literal(QUOTE) if self._quote_is_text else ""
         self.rules.append(f"{terminal}: {sequence(text, end)}{place(where)}")
-        return f"{self._quote} {terminal}" if self._ends else f"{self._quote} {terminal}? {self._quote}"
+        return f"{self._quote} {terminal}" if self._quote_is_text else f"{self._quote} {terminal}? {self._quote}"
 
     def _written(self, value: object) -> str:
         """Return a listed value. Texts within lists and objects are quoted as well."""
@@ -133,8 +133,8 @@ class GemmaRules:
 
     def _anything(self) -> None:
         self._raw()
-        end = literal(QUOTE) if self._ends else ""
-        string = f"{self._quote} GEMMA_TEXT" if self._ends else f"{self._quote} GEMMA_TEXT? {self._quote}"
+        end = literal(QUOTE) if self._quote_is_text else ""
+        string = f"{self._quote} GEMMA_TEXT" if self._quote_is_text else f"{self._quote} GEMMA_TEXT? {self._quote}"
         member = '/[A-Za-z_][A-Za-z0-9_.-]*/ ":" gemma_any'
         self.rules += [
             f"GEMMA_TEXT: {sequence('RAW', end)}",

@@ -17,7 +17,12 @@ from aengine.text.answer.formats.base import (
 )
 from aengine.text.answer.formats.tagged_call import TaggedCall
 from aengine.text.answer.formats.values.raw_rules import raw_value_rules
-from aengine.text.answer.formats.values.schemas import check_parameters, further_of, parameters_of, unwritable_name
+from aengine.text.answer.formats.values.schemas import (
+    check_parameters,
+    parameters_of,
+    undeclared_schema,
+    unwritable_name,
+)
 from aengine.text.answer.lark import Tokens, literal, sequence
 from aengine.text.answer.marker_search import MarkerSearch
 
@@ -49,7 +54,7 @@ class Glm(CallFormat):
                 raise unwritable_name(where)
             parts.append(parameter if required else f"{parameter}?")
             rules += _parameter_rules(parameter, literal(f"{_KEY}{name}{_KEY_END}"), value, tool, where)
-        if (further := further_of(schema)) is not None:
+        if (further := undeclared_schema(schema)) is not None:
             parts.append(f"{rule}_further*")
             head = sequence(literal(_KEY), "/[^<>\\s]+/", literal(_KEY_END))
             rules += _parameter_rules(f"{rule}_further", head, further, tool, f"{tool.where}.additionalProperties")

@@ -16,9 +16,10 @@ _IN_OBJECT = re.compile(r'["{}\[\]]')
 _AFTER_SCALAR = re.compile(r"[ \t\r\n,}\]]")
 
 
-class JsonValue:
-    """Finds the end of one value by counting open brackets and quotes. Its first character tells its kind. Time is
-    linear.
+class JsonValueScanner:
+    """Finds the end of one JSON value by counting open brackets and quotes. Time is linear.
+
+    first: the value's first character, which shows its kind.
     """
 
     __slots__ = ("_depth", "_escaped", "_quoted", "_scalar")
@@ -63,7 +64,7 @@ _ARGUMENT_KEYS = ("arguments", "parameters")  # models use either, whichever the
 class JsonCallReader(JsonPartialCall):
     """Parses `{"name": ..., "arguments": {...}}`, given in any pieces and in any order of keys.
 
-    A call has begun when its name, one of `names`, and the first brace of its arguments have come.
+    A call has begun when its name, which must be in `names`, and the first brace of its arguments have come.
 
     tags: the markers around calls. opening: a character before the object. opened: whether that character must be
     there.
@@ -84,7 +85,7 @@ class JsonCallReader(JsonPartialCall):
         self._role: Literal["", "key", "name", "arguments", "other"] = ""  # of the value that is being read, if any
         self._key = ""
         self._value: list[str] = []
-        self._scan = JsonValue("")
+        self._scan = JsonValueScanner("")
 
     @property
     def begun(self) -> bool:
@@ -109,7 +110,7 @@ class JsonCallReader(JsonPartialCall):
                 self._expects = "first key"
             case "first key" | "key" if character == '"':
                 self._role = "key"
-                self._scan = JsonValue(character)
+                self._scan = JsonValueScanner(character)
             case "colon" if character == ":":
                 self._expects = "value"
             case "value":
@@ -125,7 +126,7 @@ class JsonCallReader(JsonPartialCall):
         return True
 
     def _begin_value(self, character: str) -> bool:
-        self._scan = JsonValue(character)
+        self._scan = JsonValueScanner(character)
         if self._key == "name" and self.name is None:
             self._role = "name"
             return character == '"'
@@ -176,7 +177,7 @@ class JsonCallReader(JsonPartialCall):
 
 
 def json_call_rules(rule: str, tool: CallableTool, key: str, extra: str = "") -> list[str]:
-    """Return rules of a call as such an object, with the arguments under `key`.
+    """Return rules of a call as a JSON object with its name, and with its arguments under `key`.
 
     extra: text that may follow the arguments, in Lark's notation.
     """

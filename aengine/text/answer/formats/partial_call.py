@@ -40,7 +40,7 @@ class PartialCall(ABC):
         """Parse some of `text[at:]`, or set `done` or `broken`. Returns where to continue."""
 
     def feed(self, text: str) -> int:
-        """As `CallReader`."""
+        """See `CallReader`."""
         at = 0
         while at < len(text) and not self.done and not self.broken:
             at = self._read(text, at)
@@ -51,17 +51,17 @@ class PartialCall(ABC):
         return at
 
     def settle(self) -> str:
-        """As `CallReader`."""
+        """See `CallReader`."""
         return ""
 
     def close(self) -> None:
-        """As `CallReader`."""
+        """See `CallReader`."""
         if self.begun and not self.done and not self.broken:
             self.broken = True
             self._close()
 
     def take_arguments(self) -> str:
-        """As `CallReader`."""
+        """See `CallReader`."""
         if not self.begun:
             return ""
         arguments = "".join(self._arguments)
@@ -80,7 +80,7 @@ class JsonPartialCall(PartialCall):
         self._json = JsonArguments(tags)
 
     def settle(self) -> str:
-        """As `CallReader`."""
+        """See `CallReader`."""
         left = self._json.settle()
         self.broken = self.broken or bool(left)
         return left if self.begun else ""

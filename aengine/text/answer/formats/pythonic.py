@@ -27,8 +27,8 @@ from aengine.text.answer.formats.values.schemas import (
     ANNOTATIONS,
     alternatives,
     check_parameters,
-    further_of,
     parameters_of,
+    undeclared_schema,
     unwritable_name,
 )
 from aengine.text.answer.lark import Tokens, json_value, literal, separated, sequence
@@ -69,7 +69,7 @@ class Pythonic(CallFormat):
                 f"{one}: {literal(f'{name}=')} {one}_value",
                 *_value_rules(f"{one}_value", value, tool, where),
             ]
-        if (further := further_of(schema)) is not None:
+        if (further := undeclared_schema(schema)) is not None:
             end = f"({rule}_any ({comma} {rule}_any)*)?"
             rules += [
                 f"{rule}_any: /[A-Za-z_][A-Za-z0-9_]*/ {literal('=')} {rule}_any_value",
@@ -185,7 +185,7 @@ class PythonCallReader(PartialCall):
         return end
 
     def settle(self) -> str:
-        """As `CallReader`."""
+        """See `CallReader`."""
         left = self._value.settle()
         return self._end_call(left) if left else ""
 

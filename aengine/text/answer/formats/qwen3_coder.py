@@ -20,7 +20,12 @@ from aengine.text.answer.formats.base import (
 )
 from aengine.text.answer.formats.tagged_call import TaggedCall
 from aengine.text.answer.formats.values.raw_rules import raw_value_rules
-from aengine.text.answer.formats.values.schemas import check_parameters, further_of, parameters_of, unwritable_name
+from aengine.text.answer.formats.values.schemas import (
+    check_parameters,
+    parameters_of,
+    undeclared_schema,
+    unwritable_name,
+)
 from aengine.text.answer.lark import Tokens, literal, sequence
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -29,7 +34,7 @@ _WORD_END = re.compile("[>\n]")
 
 
 class Qwen3Coder(CallFormat):
-    """begin, end: the markers of a call. line_break: the text around a value."""
+    """Calls as XML elements. begin, end: the markers of a call. line_break: the text around a value."""
 
     def __init__(self, begin: str = "<tool_call>", end: str = "</tool_call>", line_break: str = "\n") -> None:
         self.syntax = CallSyntax(
@@ -54,7 +59,7 @@ class Qwen3Coder(CallFormat):
                 raise unwritable_name(where)
             parts.append(parameter if required else f"{parameter}?")
             rules += self._parameter(parameter, literal(f"{_PARAMETER}{name}>{self._break}"), value, tool, where)
-        if (further := further_of(schema)) is not None:
+        if (further := undeclared_schema(schema)) is not None:
             parts.append(f"{rule}_further*")
             head = sequence(literal(_PARAMETER), "/[^<>\\n]+/", literal(f">{self._break}"))
             rules += self._parameter(f"{rule}_further", head, further, tool, f"{tool.where}.additionalProperties")

@@ -14,7 +14,7 @@ from aengine.text.answer.formats.mistral import Mistral, MistralList
 from aengine.text.answer.formats.pythonic import Pythonic, PythonicLines
 from aengine.text.answer.formats.qwen3_coder import Qwen3Coder
 
-# The formats with the most specific marks come first.
+# The formats with the most specific markers come first.
 FORMATS: Mapping[CallFormatName, CallFormat] = {
     "seed": Qwen3Coder("<seed:tool_call>", "</seed:tool_call>", line_break=""),
     "qwen3_coder": Qwen3Coder(),

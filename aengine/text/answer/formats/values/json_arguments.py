@@ -25,15 +25,15 @@ Expects = Literal["start", "key or end", "colon", "value", "value or end", "comm
 class JsonArguments(UnclosedStrings):
     """Converts an object, given in any pieces. JSON passes unchanged. Time is linear.
 
-    The object may be written as a text of JSON; `null` and `[]` stand for an empty one. The reader corrects the quotes,
+    The object may be a string that holds JSON; `null` and `[]` stand for an empty one. The reader corrects the quotes,
     words and bare keys of other languages, extra commas, characters that need an escape, and missing brackets. It
     writes a key when the key's value begins.
     """
 
     __slots__ = ("_expects", "_held", "_is_text", "_key", "_pieces", "_word")
 
-    _around = "}]"
-    _held_back = _around + BLANKS
+    _outer_closers = "}]"
+    _held_back = _outer_closers + BLANKS
 
     def __init__(self, tags: tuple[str, ...] = ()) -> None:
         """tags: the markers in and around the call."""
@@ -41,7 +41,7 @@ class JsonArguments(UnclosedStrings):
         self._expects: Expects = "start"
         self._held: list[str] = []  # a comma, a key and its colon, until a value follows them
         self._key = False  # whether the open string is a key
-        self._is_text = False  # whether the open string is the object as text
+        self._is_text = False  # whether the open string holds the object
         self._word: list[str] = []  # pieces of a number, a name or a bare key
         self._pieces: list[str] = []
 
@@ -103,7 +103,7 @@ class JsonArguments(UnclosedStrings):
         self._closers.clear()
 
     def _write(self, text: str) -> None:
-        """Write text between values. It is held back while it may turn out to be superfluous."""
+        """Write text between values. Hold it back after a comma, until a value follows."""
         if self._expects != "start":
             (self._held if self._held else self._pieces).append(text)
 
@@ -237,7 +237,7 @@ class JsonArguments(UnclosedStrings):
             self._expects = "colon" if self._key else "comma"
 
     def _read_text(self) -> None:
-        """Parse arguments that are written as a text."""
+        """Parse arguments that the model wrote as a string."""
         text = json.loads(self.take())
         if text.strip() in _NOTHING:
             self._empty()

@@ -29,8 +29,8 @@ class LiteralReader(UnclosedStrings):
 
     __slots__ = ("_comma", "_expects", "_pieces", "_word")
 
-    _around = ")]"
-    _held_back = _around + BLANKS
+    _outer_closers = ")]"
+    _held_back = _outer_closers + BLANKS
 
     def __init__(self, tags: tuple[str, ...] = ()) -> None:
         super().__init__(tags)

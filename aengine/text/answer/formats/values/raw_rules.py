@@ -15,29 +15,29 @@ _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 # Days of the calendar: any day of a year but 0000, and February 29 of a leap year.
 _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _DAY = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
-_FOURTHS = "(0[48]|[2468][048]|[13579][26])"
-_DATE = f"({_YEAR}-{_DAY}|([0-9]{{2}}{_FOURTHS}|{_FOURTHS}00)-02-29)"
+_LEAP_YEARS = "(0[48]|[2468][048]|[13579][26])"
+_DATE = f"({_YEAR}-{_DAY}|([0-9]{{2}}{_LEAP_YEARS}|{_LEAP_YEARS}00)-02-29)"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-_MANY = "[0-9]{1,9}"
-_LASTING = f"T({_MANY}H({_MANY}M({_MANY}S)?)?|{_MANY}M({_MANY}S)?|{_MANY}S)"
+_COUNT = "[0-9]{1,9}"
+_DURATION_TIME = f"T({_COUNT}H({_COUNT}M({_COUNT}S)?)?|{_COUNT}M({_COUNT}S)?|{_COUNT}S)"
 _LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
-_DIGITS = "[0-9a-f]{1,4}"
+_HEX_GROUP = "[0-9a-f]{1,4}"
 
 RAW_FORMATS = {
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
-    "duration": f"P({_MANY}W|{_MANY}D({_LASTING})?|{_LASTING})",
+    "duration": f"P({_COUNT}W|{_COUNT}D({_DURATION_TIME})?|{_DURATION_TIME})",
     "email": rf"[a-zA-Z0-9_+-]+(\.[a-zA-Z0-9_+-]+)*@{_LABEL}(\.{_LABEL})+",
     "hostname": rf"{_LABEL}(\.{_LABEL})*",
     "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
-    "ipv6": f"({_DIGITS}:){{7}}{_DIGITS}|({_DIGITS}:){{1,6}}:{_DIGITS}|::({_DIGITS})?",
+    "ipv6": f"({_HEX_GROUP}:){{7}}{_HEX_GROUP}|({_HEX_GROUP}:){{1,6}}:{_HEX_GROUP}|::({_HEX_GROUP})?",
     "uri": r"[a-z][a-z0-9+.-]*:\/\/([a-zA-Z0-9._~:\/?#@!$&'()*+,;=-]|%[0-9A-F]{2})+",
     "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
 }
 
 
-_OF_A_STRING = {"type", "format", "pattern", "minLength", "maxLength", "$defs", "definitions"}
+_STRING_KEYWORDS = {"type", "format", "pattern", "minLength", "maxLength", "$defs", "definitions"}
 _LONGEST_PATTERN = 1000
 _CLASSES = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]"}  # with the meaning of JSON schemas
 _KNOWN_ESCAPE = re.compile(r"\\[dw.+*?()\[\]{}|/^$-]")
@@ -58,7 +58,7 @@ def raw_value_rules(rule: str, schema: Schema, stop: str, end: str, tool: Callab
     for index, each in enumerate(found):
         name = f"{rule}_{index}"
         match each.get("type"):
-            case _ if (written := _written(each, stop, kinds)) is not None:
+            case _ if (written := _enum_texts(each, stop, kinds)) is not None:
                 options += [literal(text + end) for text in written]
             case None:
                 if tool.strict and not schema.keys() <= ANNOTATIONS:
@@ -78,7 +78,7 @@ def raw_value_rules(rule: str, schema: Schema, stop: str, end: str, tool: Callab
     return [f"{rule}: {' | '.join(options)}", *rules, raw]
 
 
-def _written(schema: Schema, stop: str, kinds: frozenset[Kind]) -> list[str] | None:
+def _enum_texts(schema: Schema, stop: str, kinds: frozenset[Kind]) -> list[str] | None:
     """Return the texts of the listed values; None if none are listed.
 
     Values that would be read as something else are left out.
@@ -106,14 +106,14 @@ def _text(schema: Schema, kinds: frozenset[Kind], tool: CallableTool, where: str
     if form is not None:
         bounds["format"] = RAW_FORMATS.get(form) if isinstance(form, str) else None
     if written is not None:
-        bounds["pattern"] = _whole(written) if isinstance(written, str) else None
+        bounds["pattern"] = _full_match(written) if isinstance(written, str) else None
     if most is not None or least:
         counts = _is_count(least) and (most is None or _is_count(most))
         bounds["maxLength" if least == 0 else "minLength"] = (
             f"[^<]{{{least},{'' if most is None else most}}}" if counts else None
         )
     regexes = [f"/{regex}/" for regex in bounds.values() if regex is not None]
-    further = schema.keys() - ANNOTATIONS - _OF_A_STRING
+    further = schema.keys() - ANNOTATIONS - _STRING_KEYWORDS
     if tool.strict and (unknown := [*(key for key, regex in bounds.items() if regex is None), *further]):
         key = unknown[0]
         path = f"{where}.{key}"
@@ -130,7 +130,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _whole(searched: str) -> str | None:
+def _full_match(searched: str) -> str | None:
     """Turn a regex that is searched for into one that the whole text matches.
 
     Returns None unless it is certain that the regex can be rewritten, and that it cannot match the text after the

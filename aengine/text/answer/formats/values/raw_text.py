@@ -85,7 +85,7 @@ def as_json(text: str, kinds: frozenset[Kind]) -> str:
         return WORDS[stripped][1]
     if not mixed or stripped[:1] in "-0123456789[{":
         value = _json_of(stripped)
-        if value is not None and (not mixed or _is_of(value, kinds)):
+        if value is not None and (not mixed or _has_kind(value, kinds)):
             return value
     return json.dumps(text, ensure_ascii=False)
 
@@ -103,7 +103,7 @@ def _json_of(text: str) -> str | None:
     return reader.take() if reader.done and not rest.strip() else None
 
 
-def _is_of(value: str, kinds: frozenset[Kind]) -> bool:
+def _has_kind(value: str, kinds: frozenset[Kind]) -> bool:
     try:
         kind = kind_of(json.loads(value))
     except (ValueError, RecursionError):

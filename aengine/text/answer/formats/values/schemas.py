@@ -14,7 +14,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 EVERYTHING = frozenset(KINDS)
 
 DEFINITIONS = ("$defs", "definitions")
-OF_AN_OBJECT = {"type", "properties", "required", "additionalProperties", *DEFINITIONS}
+OBJECT_KEYWORDS = {"type", "properties", "required", "additionalProperties", *DEFINITIONS}
 ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$id"}
 _MAX_DEPTH = 16  # of references to references
 _MAX_ALTERNATIVES = 64  # of one value; with more of them it may be anything
@@ -39,7 +39,7 @@ def parameters_of(schema: Schema | None) -> list[Parameter]:
     return found + [Parameter(name, {}, True) for name in dict.fromkeys(names) if name not in declared]
 
 
-def further_of(schema: Schema | None) -> Schema | None:
+def undeclared_schema(schema: Schema | None) -> Schema | None:
     """Return the schema of undeclared parameters; None if none are allowed, or some are declared."""
     whole = _resolved(schema or {})
     if whole.get("properties") or whole.get("required") or whole.get("additionalProperties") is False:
@@ -55,7 +55,7 @@ def check_parameters(tool: CallableTool) -> None:
     """
     whole = _resolved(object_schema(tool))
     for key in whole:
-        if tool.strict and key not in OF_AN_OBJECT | ANNOTATIONS:
+        if tool.strict and key not in OBJECT_KEYWORDS | ANNOTATIONS:
             path = f"{tool.where}.{key}"
             raise InvalidRequestError(f"{path} cannot be enforced in this model's format of calls", path)
     references = sum(any(place in parameter.schema for place in DEFINITIONS) for parameter in parameters_of(whole))
@@ -71,7 +71,7 @@ def unwritable_name(where: str) -> InvalidRequestError:
 
 
 def alternatives(schema: Schema) -> list[Schema]:
-    """Return schemas of one kind each, one of which a value must match. An empty schema allows anything."""
+    """Return schemas of one kind each. A value must match one of them. An empty schema allows anything."""
     found: list[Schema] = []
     left = [schema]
     for _ in range(_MAX_ALTERNATIVES):

@@ -14,15 +14,18 @@ _LONGEST = 64  # closing brackets and blanks that are held back
 
 
 class HeldBrackets(ABC):
-    """The base of readers that end a string without its quote before the brackets that close what is open."""
+    """The base of value readers: finds the closing brackets at the end of a string that has no closing quote.
+
+    The brackets that close the open lists and objects do not belong to such a string.
+    """
 
     __slots__ = ("_brackets", "_closers")
 
-    _around: ClassVar[str]  # the brackets that close a call and a list of calls, in this order
+    _outer_closers: ClassVar[str]  # the brackets that close a call and a list of calls, in this order
     _held_back: ClassVar[str]  # these brackets and blanks
 
     def __init__(self) -> None:
-        self._closers: list[str] = []  # the brackets that close what is open, innermost last
+        self._closers: list[str] = []  # the closing brackets of open lists and objects, innermost last
         self._brackets = ""  # closing brackets and blanks at the end of the string so far
 
     @abstractmethod
@@ -39,8 +42,8 @@ class HeldBrackets(ABC):
             self._write_text("")
 
     def _drop_closing_brackets(self) -> None:
-        """Drop blanks and the brackets that close what is open from the end of a string without a quote."""
-        closers = "".join(reversed(self._closers)) + self._around
+        """Drop blanks and the closing brackets of open lists and objects from the end of an unclosed string."""
+        closers = "".join(reversed(self._closers)) + self._outer_closers
         written = "".join(self._brackets.split())
         count = next(count for count in range(len(closers), -1, -1) if written.endswith(closers[:count]))
         for _ in range(count):
@@ -52,8 +55,8 @@ class UnclosedStrings(HeldBrackets):
     """The base of readers of values with strings.
 
     A string may hold any text. If its closing quote is missing, the first tag in the string ends it. So does the end
-    of the text. Brackets just before the end that close what is open do not belong to the string. From a tag on, the
-    text waits until the next quote. That quote closes the string if the value can go on after it.
+    of the text. Closing brackets of open lists and objects just before that end do not belong to the string. From a tag
+    on, the text waits until the next quote. That quote closes the string if the value can go on after it.
     """
 
     __slots__ = (
