@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.cache.kv import KVLayer
@@ -32,6 +33,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     # RMS norm before the rotation.
     qk_norm: QKNorm = "none"
     qk_norm_offset: float = 0.0  # is added to the weights of these norms
+    qk_norm_weight: bool = True  # whether the norms of single heads have weights
     qkv_bias: bool = False
     out_bias: bool = False
     fused: bool = False  # checkpoints have q, k and v in one tensor
@@ -41,7 +43,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     softcap: float | None = None  # of scores
     sinks: bool = False  # each head has one more score, of a key whose value is zero
     window: int | None = None  # positions that a query sees, its own included; None: all
-    gate: bool = False  # a gate for each query head follows it in q_proj; its sigmoid multiplies the head's output
+    gate: bool = False  # the sigmoid of a gate multiplies the output of each query head
+    gate_proj: bool = False  # gates have a projection of their own; else each one follows its head in q_proj
     v_norm: bool = False  # RMS norm of each value head, without a weight
     keys_are_values: bool = False  # values are the keys before their norm and rotation
     shares_kv_of: int | None = None  # the layer whose keys and values this layer reads; None: its own
@@ -68,7 +71,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     def parameters(self, hidden: int) -> int:
         projection = (1 + self.gate) * self.queries + self.projected * self.keys
         kept = self.shares_kv_of is None
-        norms = {"none": 0, "head": (1 + kept) * self.head_dim, "all": self.queries + kept * self.keys}[self.qk_norm]
+        head = (1 + kept) * self.head_dim * self.qk_norm_weight
+        norms = {"none": 0, "head": head, "all": self.queries + kept * self.keys}[self.qk_norm]
         biases = projection * self.qkv_bias + hidden * self.out_bias + self.heads * self.sinks
         return (projection + self.queries) * hidden + norms + biases
 
@@ -292,7 +296,8 @@ class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What comes before the first layer and after the last one."""
 
     norm: NormSpec  # after the last layer
-    embedding_scale: float = 1.0
+    embedding_norm_eps: float | None = None  # of an RMS norm of embeddings, without a weight; None: no norm
+    embedding_scale: float = 1.0  # after the norm
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     layer_inputs: LayerInputsSpec | None = None
@@ -300,12 +305,21 @@ class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
     def embedding_function(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
         """Return the function that is applied to rows of the embedding, or None if they are used as they are.
 
+        The function must return a new tensor. On several GPUs, the first layer's norm has read the old one already.
+
         dtype: of the rows.
         """
-        if self.embedding_scale == 1.0:
+        eps = self.embedding_norm_eps
+        if eps is None and self.embedding_scale == 1.0:
             return None
         scale = torch.tensor(self.embedding_scale, dtype=dtype).item()  # rounded like the rows
-        return lambda rows: rows * scale
+
+        def change(rows: Tensor) -> Tensor:
+            if eps is not None:
+                rows = F.rms_norm(rows.float(), rows.shape[-1:], eps=eps).to(dtype)
+            return rows if scale == 1.0 else rows * scale
+
+        return change
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):

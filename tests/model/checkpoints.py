@@ -43,6 +43,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    MuseGlimmerConfig,
+    MuseGlimmerForConditionalGeneration,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -164,6 +166,15 @@ _GEMMA4_SMALL = _GEMMA4 | {
     "vocab_size_per_layer_input": 4096,
     "initializer_range": 0.1,  # their norms follow each other directly and enlarge rounding errors
 }
+_MUSE: dict[str, object] = {
+    "num_hidden_layers": 5,  # the first and the last have no window
+    "head_dim": 24,
+    "sliding_window": 20,
+    "rms_norm_eps": 1e-3,  # differs from that of the norms after attention and MLP enough to be seen
+    "final_logit_softcapping": 5.0,
+    "output_multiplier": 0.5,
+    "qk_scale_factor": 1.7,
+}
 _GLM = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -234,6 +245,19 @@ def _gemma4(**text: object) -> PreTrainedConfig:
         audio_config=None,
         tie_word_embeddings=tied,
         initializer_range=text["initializer_range"],
+    )
+
+
+def _muse(**text: object) -> PreTrainedConfig:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tied = text.pop("tie_word_embeddings", False)
+    return MuseGlimmerConfig(
+        text_config=text,
+        vision_config={**vision, "pos_emb_height": 2, "pos_emb_width": 2},
+        out_hidden_size=64,
+        projector_hidden_size=16,
+        tie_word_embeddings=tied,
+        initializer_range=text["initializer_range"],  # of the output matrix, which is outside the language model
     )
 
 
@@ -392,6 +416,7 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
         Glm4MoeConfig,
         _GLM | {"use_qk_norm": True, "attention_bias": True, "n_group": 2, "topk_group": 1, "norm_topk_prob": False},
     ),
+    "muse-glimmer": (MuseGlimmerForConditionalGeneration, _muse, _MUSE),
     "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": None}),
 }
 # Do not change their sizes: there is a factor for each pair of a head.

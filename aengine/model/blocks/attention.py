@@ -30,15 +30,21 @@ class Attention:
         make, prefix = build.make, f"{name}.self_attn"
         self._kernels = make.kernels
         self._norm = make.layer_norm(name, layer.norms.before_attention, build.hidden)
-        queries, keys = Part(spec.heads, (1 + spec.gate) * spec.head_dim), Part(spec.kv_heads, spec.head_dim)
+        width = spec.head_dim * (2 if _gates_follow_heads(spec) else 1)
+        queries, keys = Part(spec.heads, width), Part(spec.kv_heads, spec.head_dim)
         parts: dict[str, Part | tuple[Part, ...]] = (
             {f"{prefix}.qkv_proj": (queries, keys, keys)}
             if spec.fused
             else {f"{prefix}.q_proj": queries, **{f"{prefix}.{one}_proj": keys for one in "kv"[: spec.projected]}}
         )
+        if spec.gate_proj:
+            parts[f"{prefix}.gate_proj"] = queries
         self._qkv = make.linear(parts, build.hidden, spec.qkv_bias, split="outputs")
         self._out = make.linear({f"{prefix}.o_proj": Part(build.hidden)}, spec.queries, spec.out_bias, split="inputs")
         self._heads = _make_heads(build, prefix, spec)
+        self._gates = _find_gates(build, spec) if spec.gate else None
+        # The columns of the projection before the gates, if these have a projection of their own.
+        self._before_gates = self._gates.start * spec.head_dim if self._gates and spec.gate_proj else None
         self._head_dim = spec.head_dim
         self._wide_norms = _make_wide_norms(build, prefix, spec) if spec.qk_norm == "all" else []
         self._cos_sin = build.tables.rope(spec.rope, spec.head_dim)
@@ -75,7 +81,7 @@ class Attention:
         if len(pieces) == 1:
             return self._project_piece(x, step, step.positions, slots)
         q = x.new_empty(len(x), self._heads.count, self._head_dim)
-        gates = torch.empty_like(q) if self._heads.gated else None
+        gates = None if self._gates is None else torch.empty_like(q)
         for rows in pieces:
             _, some = self._project_piece(x[rows], step, step.positions[rows], slots[rows], q[rows])
             if gates is not None and some is not None:
@@ -90,25 +96,45 @@ class Attention:
             qkv[:, columns] = norm(qkv[:, columns])
         cache = step.kv.layer(self._index)
         q = self._kernels.qk_norm_rope_store(
-            qkv, self._heads, self._cos_sin, positions, cache, slots, self._scales, out
+            qkv[:, : self._before_gates], self._heads, self._cos_sin, positions, cache, slots, self._scales, out
         )
         if self._growth is not None:
             q.mul_(self._growth[positions].to(q.dtype)[:, None, None])
-        if not self._heads.gated:
-            return q, None
-        return q, qkv.unflatten(1, (-1, self._head_dim))[:, 1 : 2 * self._heads.count : 2]  # a gate follows each head
+        return q, None if self._gates is None else qkv.unflatten(1, (-1, self._head_dim))[:, self._gates]
 
 
 def _make_heads(build: BuildContext, prefix: str, spec: AttentionSpec) -> Heads:
     """Describe the columns of the projection, with the norms of single heads."""
-    make, one = build.make, Part(1, spec.head_dim)
     q_norm = k_norm = None
     if spec.qk_norm == "head":
-        q_norm = make.norm_weight(f"{prefix}.q_norm", one, spec.qk_norm_offset)
+        q_norm = _make_head_norm(build, f"{prefix}.q_norm", spec)
         if spec.projected:
-            k_norm = make.norm_weight(f"{prefix}.k_norm", one, spec.qk_norm_offset)
+            k_norm = _make_head_norm(build, f"{prefix}.k_norm", spec)
     kv: Literal["both", "keys", "nothing"] = ("nothing", "keys", "both")[spec.projected]
-    return Heads(make.shard.units(spec.heads), q_norm, k_norm, build.eps, spec.gate, spec.v_norm, kv)
+    heads = build.make.shard.units(spec.heads)
+    return Heads(heads, q_norm, k_norm, build.eps, _gates_follow_heads(spec), spec.v_norm, kv)
+
+
+def _make_head_norm(build: BuildContext, name: str, spec: AttentionSpec) -> Tensor:
+    """Return the weight of a norm of single heads. name: in the checkpoint, if that has a weight."""
+    if spec.qk_norm_weight:
+        return build.make.norm_weight(name, Part(1, spec.head_dim), spec.qk_norm_offset)
+    return torch.ones(spec.head_dim, device=build.tables.device)
+
+
+def _gates_follow_heads(spec: AttentionSpec) -> bool:
+    """Return whether each query head in the projection is followed by its gate."""
+    return spec.gate and not spec.gate_proj
+
+
+def _find_gates(build: BuildContext, spec: AttentionSpec) -> slice:
+    """Return the places of the gates among the heads of the projection: after each query head, or after all others."""
+    units = build.make.shard.units
+    heads = units(spec.heads)
+    if _gates_follow_heads(spec):
+        return slice(1, 2 * heads, 2)
+    first = heads + spec.projected * units(spec.kv_heads)
+    return slice(first, first + heads)
 
 
 def _make_wide_norms(build: BuildContext, prefix: str, spec: AttentionSpec) -> list[tuple[slice, Norm]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from aengine.model.families import deepseek, gemma, gemma4, hybrids, mixtures, plain
+from aengine.model.families import deepseek, gemma, gemma4, hybrids, mixtures, muse, plain
 from aengine.model.families.parts import plain_ends
 from aengine.model.families.wrappers import Wrapper
 from aengine.model.fields import Fields
@@ -56,6 +56,7 @@ FAMILIES: dict[str, Family] = {
     "DeepseekV2ForCausalLM": Family("DeepSeek-V2", deepseek.v2, defaults=deepseek.V2),
     "DeepseekV3ForCausalLM": Family("DeepSeek-V3", deepseek.v3, defaults=deepseek.V3),
     "Glm4MoeLiteForCausalLM": Family("GLM-4.7-Flash", deepseek.glm_flash, defaults=deepseek.FLASH),
+    "MuseGlimmerTextForCausalLM": Family("Muse Glimmer", muse.layers, muse.ends, muse.GLIMMER),
     "GptOssForCausalLM": Family("gpt-oss", mixtures.gpt_oss, defaults=mixtures.GPT_OSS),
 }
 
@@ -63,6 +64,8 @@ _VISION = ("vision_tower.", "multi_modal_projector.")
 _MISTRAL_OR_GEMMA3 = (*_VISION, *(f"model.{name}" for name in _VISION))
 _SENSES = ("vision_tower.", "audio_tower.", "vision_embedder.", "embed_vision.", "embed_audio.")
 _GEMMA4 = (*_SENSES, *(f"model.{name}" for name in _SENSES))
+_SEES = ("vision_tower.", "vision_adapter.", "vision_projection.")
+_MUSE = (*_SEES, *(f"model.{name}" for name in _SEES))
 _QWEN = ("model.visual.", "visual.")
 
 # Larger models, by the name in `architectures`. Only their language model is loaded.
@@ -75,6 +78,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "Gemma3ForCausalLM"}, _MISTRAL_OR_GEMMA3),
     "Gemma4ForConditionalGeneration": Wrapper({"gemma4_text": "Gemma4ForCausalLM"}, _GEMMA4),
     "Gemma4UnifiedForConditionalGeneration": Wrapper({"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, _GEMMA4),
+    "MuseGlimmerForConditionalGeneration": Wrapper({"muse_glimmer_text": "MuseGlimmerTextForCausalLM"}, _MUSE),
 }
 
 

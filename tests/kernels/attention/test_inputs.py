@@ -196,6 +196,21 @@ def test_numbers_that_are_not_finite_are_nan_in_an_fp8_cache(device: torch.devic
     assert values[3:5] == [2**-9, 448.0]
 
 
+def test_a_projection_may_have_further_columns_tiny(dtype: torch.dtype, device: torch.device) -> None:
+    """Gates with a projection of their own are in the same product, after the values."""
+    wide = torch.randn(5, (3 + 2 + 3) * 16, device=device).to(dtype)
+    weight = torch.ones(16, device=device)
+    cut, angles, rows = Heads(3, weight, weight, 1e-6), torch.rand(8, 8, device=device), torch.arange(5, device=device)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    results = []
+    for qkv in (wide[:, : 5 * 16], wide[:, : 5 * 16].contiguous()):
+        caches = torch.zeros(2, 1, PAGE, 1, 16, device=device, dtype=dtype)
+        results.append((inputs.qk_norm_rope_store(qkv, cut, cos_sin, rows, (caches[0], caches[1]), rows), caches))
+    assert all(torch.equal(got, want) for got, want in zip(*results, strict=True))
+    reference = REFERENCE.qk_norm_rope_store(wide[:, : 5 * 16], cut, cos_sin, rows, (caches[0], caches[1]), rows)
+    assert relative_error(results[0][0], reference) < tolerance(dtype)
+
+
 def test_caches_that_are_not_contiguous_are_refused_tiny(device: torch.device) -> None:
     cache = torch.zeros(2, 1, PAGE, 16, device=device).transpose(1, 2)
     with pytest.raises(ValueError, match="contiguous"):
