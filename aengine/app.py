@@ -23,7 +23,7 @@ from aengine.config import EngineConfig, ServerConfig
 from aengine.config.configure import check_names, configure
 from aengine.errors import AengineError, ConfigError, EngineFailedError, EngineNotReadyError
 from aengine.http import EngineLike, InFlight, ServerState, http_app
-from aengine.http.door.errors import error_response
+from aengine.http.entry.errors import error_response
 from aengine.http.hypercorn.install import install
 from aengine.http.hypercorn.receiving import Receiving
 from aengine.http.hypercorn.traced import TracedSends
@@ -87,14 +87,14 @@ class Application:
     async def drain(self) -> None:
         """Answer new requests with 503, and wait until running ones have ended."""
         if self._state is not None:
-            self._state.draining()
+            self._state.mark_draining()
         if self._http is not None:
             await self._http.idle()
 
     def cut_off(self) -> None:
         """End running requests. Streams end with an error event."""
         if self._http is not None:
-            self._http.cut_off()
+            self._http.cancel_all()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup
@@ -133,7 +133,7 @@ class Application:
                 if engine.timeline is not None and self._http is not None:
                     self._http.app = TracedSends(self._http.app, engine.timeline)
                 _freeze_garbage()
-                state.ready(engine)
+                state.mark_ready(engine)
                 if engine.answer_format.unknown_calls and state.config.tool_format == "auto":
                     _print(_UNKNOWN_CALLS)
                 if not engine.answer_format.sees_tools:
@@ -150,7 +150,7 @@ class Application:
                         await closing.wait()
                         tasks.cancel_scope.cancel()
                 finally:
-                    state.stopping()
+                    state.mark_stopping()
         except Exception as error:  # noqa: BLE001 - the server reports any error instead of ending silently
             self._fail(error, state)
             self.settled.set()
@@ -162,7 +162,7 @@ class Application:
 
     def _fail(self, error: BaseException, state: ServerState) -> None:
         happened = "could not be started" if state.phase == "loading" else "failed"
-        state.failed(error)
+        state.mark_failed(error)
         self.failure = error
         if isinstance(error, AengineError):
             _print(f"the engine {happened}: {error}")

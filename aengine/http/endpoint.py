@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
-from aengine.http.door.body import FIELDS, LARGE, decode
-from aengine.http.door.context import context_of
 from aengine.http.engine_like import EngineLike, StreamLike
+from aengine.http.entry.body import FIELDS, LARGE, decode
+from aengine.http.entry.context import context_of
 from aengine.http.fields.messages import tools_for_template
-from aengine.http.fields.prompts import CandidateBudget, Prompt, cut
+from aengine.http.fields.prompts import CandidateBudget, Prompt, keep_last_tokens
 from aengine.http.fields.tools import ToolUse
 from aengine.http.fields.unknown import NESTED, RequestBody
 from aengine.http.state import ChosenModel, ServerState
@@ -30,7 +30,7 @@ _MOST_FIELDS = 1000  # in a body; no API has a tenth of them
 T = TypeVar("T", bound=RequestBody)
 
 
-class Accepted(NamedTuple, Generic[T]):
+class ParsedRequest(NamedTuple, Generic[T]):
     """A request whose body has been read, and the model that answers it."""
 
     engine: EngineLike
@@ -47,7 +47,7 @@ class RenderedChat(NamedTuple):
     reading: AnswerReading
 
 
-class Admitted(NamedTuple):
+class SubmittedRequest(NamedTuple):
     """A request that has been submitted to the engine."""
 
     stream: StreamLike
@@ -61,10 +61,10 @@ class Endpoint:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def _accept(self, request: Request, decoder: msgspec.json.Decoder[T]) -> Accepted[T]:
+    async def _read_request(self, request: Request, decoder: msgspec.json.Decoder[T]) -> ParsedRequest[T]:
         """Read and check the request. It is refused in this order: unreadable, no engine, invalid, unknown model."""
         data = await self._state.bodies.read(request)
-        await self._state.turnstile.enter()
+        await self._state.iteration_limiter.enter()
         engine, body = self._state.require_engine(), decode(data, decoder)
         if len(data) > LARGE:
             await asyncio.sleep(0)  # decoding took a while, and so does the rest
@@ -78,7 +78,7 @@ class Endpoint:
         salt_by_key = len(set(config.api_keys)) > 1 if config.salt_by_key is None else config.salt_by_key
         if salt_by_key and caller is not None:
             salt = f"{caller}/{salt or ''}"
-        return Accepted(engine, body, model, salt)
+        return ParsedRequest(engine, body, model, salt)
 
     async def _render(
         self,
@@ -111,9 +111,9 @@ class Endpoint:
             structured=params.structured,
         )
 
-    async def _admit(
+    async def _submit(
         self,
-        accepted: Accepted[Any],
+        parsed: ParsedRequest[Any],
         prompt: Prompt | RenderedChat,
         params: SamplingParams,
         request_id: str,
@@ -121,18 +121,18 @@ class Endpoint:
         budget: CandidateBudget | None = None,
         last_tokens: int | None = None,
         clip: bool = True,
-    ) -> Admitted:
+    ) -> SubmittedRequest:
         """Submit a prompt to the engine. Every request that generates passes this method.
 
         last_tokens: keep only this many of the prompt's last tokens.
         clip: reduce max_tokens to the space that the prompt leaves in the context, instead of refusing it.
         Raises `InvalidRequestError`, `ContextLengthError` or `QueueFullError`.
         """
-        engine = accepted.engine
+        engine = parsed.engine
         chat = prompt if isinstance(prompt, RenderedChat) else None
         text_or_ids: Prompt = prompt.token_ids if isinstance(prompt, RenderedChat) else prompt
         if last_tokens is not None:
-            text_or_ids = await cut(text_or_ids, last_tokens, engine.tokenizer)
+            text_or_ids = await keep_last_tokens(text_or_ids, last_tokens, engine.tokenizer)
         if budget is not None:
             text_or_ids, params = await budget.add(text_or_ids)
         if chat is not None:
@@ -141,18 +141,18 @@ class Endpoint:
             text_or_ids,
             params,
             request_id=request_id,
-            priority=getattr(accepted.body, "priority", None) or 0,
-            cache_salt=accepted.cache_salt,
-            adapter=accepted.model.adapter,
+            priority=getattr(parsed.body, "priority", None) or 0,
+            cache_salt=parsed.cache_salt,
+            adapter=parsed.model.adapter,
             clip=clip,
         )
         readers: list[Reader] = []
         if chat is not None:
             bytes_of = engine.tokenizer.token_bytes
             readers = [chat.reading.reader(chat.opens_thought, bytes_of) for _ in range(params.n)]
-        return Admitted(stream, text_or_ids, readers)
+        return SubmittedRequest(stream, text_or_ids, readers)
 
-    def _candidates(self, engine: EngineLike, params: SamplingParams, **counts: Any) -> CandidateBudget | None:
+    def _candidate_budget(self, engine: EngineLike, params: SamplingParams, **counts: Any) -> CandidateBudget | None:
         """Return the bound on an answer's logprobs; None if the request asks for none."""
         if params.logprobs is None and params.prompt_logprobs is None:
             return None

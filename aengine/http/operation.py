@@ -9,15 +9,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.http.door.errors import ErrorBody
+from aengine.http.entry.errors import ErrorBody
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-READS = (400, 408, 413, 415)  # refusals of an endpoint that reads a body
-SERVES = (503,)  # of one that needs the engine
-NAMES = (404,)  # of one that names a model or a response
-ANSWERS = (*READS, *NAMES, *SERVES)  # of one that does all three
+BODY_ERRORS = (400, 408, 413, 415)  # refusals of an endpoint that reads a body
+ENGINE_ERRORS = (503,)  # of one that needs the engine
+NAME_ERRORS = (404,)  # of one that names a model or a response
+ALL_ERRORS = (*BODY_ERRORS, *NAME_ERRORS, *ENGINE_ERRORS)  # of one that does all three
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class Operation(msgspec.Struct, frozen=True):
     body: Any = None  # the struct of the request
     streams: bool = False  # whether it can answer with events instead
     refusals: Sequence[int] = ()  # statuses of errors
-    also: dict[int, Any] = {}  # structs of other statuses whose body is not an error
+    other_answers: dict[int, Any] = {}  # structs of other statuses whose body is not an error
     error: Any = ErrorBody  # the struct of errors
     query: dict[str, str] = {}  # types of optional query parameters
 

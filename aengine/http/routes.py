@@ -12,10 +12,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from aengine.http.anthropic import messages
-from aengine.http.door.door import Door
-from aengine.http.door.errors import HANDLERS
-from aengine.http.door.paths import ServedPaths
-from aengine.http.fields.sampling import Drawing
+from aengine.http.entry.errors import HANDLERS
+from aengine.http.entry.middleware import EntryMiddleware
+from aengine.http.entry.paths import ServedPaths
+from aengine.http.fields.sampling import SamplingRequest
 from aengine.http.native import generate, tokenize
 from aengine.http.openai import chat, completions, models
 from aengine.http.operation import Handler, Operation
@@ -50,7 +50,7 @@ def operations(state: ServerState) -> list[Operation]:
     """Return every operation. The OpenAPI document itself and the page are not among them."""
     described = [operation for declare in OPERATIONS for operation in declare(state)]
     bodies = [operation.body for operation in described if operation.body is not None]
-    state.unknown_fields.add(body for body in bodies if issubclass(body, Drawing))
+    state.unknown_fields.add(body for body in bodies if issubclass(body, SamplingRequest))
     return described
 
 
@@ -71,7 +71,7 @@ def http_app(state: ServerState) -> Starlette:
     paths = ServedPaths(served)
     app = Starlette(
         routes=[_NO_COMPACTION, *routes, *(Route(path, show) for path, show in undescribed)],
-        middleware=[Middleware(Door, config=state.config, paths=paths)],
+        middleware=[Middleware(EntryMiddleware, config=state.config, paths=paths)],
         exception_handlers={**HANDLERS, 404: paths.no_such_path, 405: paths.no_such_method},
     )
     app.router.redirect_slashes = False  # a redirect would be built from the client's Host header

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 from aengine.config import ServerConfig
 from aengine.errors import EngineClosedError, EngineNotReadyError, ModelNotFoundError
-from aengine.http.door.body import BodyReader, Turnstile
-from aengine.http.door.errors import public_message
 from aengine.http.engine_like import EngineLike
+from aengine.http.entry.body import BodyReader, IterationLimiter
+from aengine.http.entry.errors import public_message
 from aengine.http.fields.unknown import UnknownFields
 from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.loop_delay import LoopDelay
@@ -35,27 +35,27 @@ class ServerState:
         self.reason = "the model is still loading"
         self.loop_delay = LoopDelay()
         self.bodies = BodyReader(config)
-        self.turnstile = Turnstile()
+        self.iteration_limiter = IterationLimiter()
         self.unknown_fields = UnknownFields()
         self.in_flight: InFlight | None = None  # set when the server starts
 
-    def ready(self, engine: EngineLike) -> None:
+    def mark_ready(self, engine: EngineLike) -> None:
         self.engine, self.phase, self.reason = engine, "ready", ""
         self.model_names = self.config.served_model_name or (engine.model_name,)
 
-    def failed(self, error: BaseException) -> None:
+    def mark_failed(self, error: BaseException) -> None:
         """Note that the engine has failed. Every later request is answered with the public part of the reason."""
         happened = "could not be started" if self.phase == "loading" else "failed"
         self.engine, self.phase = None, "failed"
         self.reason = f"the engine {happened}: {public_message(error)}"
 
-    def draining(self) -> None:
+    def mark_draining(self) -> None:
         """Refuse new requests. Running ones continue, unless the engine has failed."""
         if self.phase != "failed":
             self.phase, self.reason = "stopping", "the server is shutting down"
 
-    def stopping(self) -> None:
-        self.draining()
+    def mark_stopping(self) -> None:
+        self.mark_draining()
         self.engine = None
 
     @property

@@ -10,9 +10,9 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import AengineError
-from aengine.http.door.context import context_of, speaks_anthropic
-from aengine.http.door.door import request_id_of
-from aengine.http.door.errors import ErrorBody, error_body_for, error_response
+from aengine.http.entry.context import context_of, speaks_anthropic
+from aengine.http.entry.errors import ErrorBody, error_body_for, error_response
+from aengine.http.entry.middleware import request_id_of
 from aengine.http.responses.events import failure_of
 from aengine.http.streams import sse
 from aengine.ray_serve.call import Head

@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aengine.config import ServerConfig
 from aengine.errors import AengineError, EngineFailedError, EngineNotReadyError
-from aengine.http.door.auth import ApiKeyMiddleware
-from aengine.http.door.body import BodyReader
+from aengine.http.entry.auth import ApiKeyMiddleware
+from aengine.http.entry.body import BodyReader
 from aengine.ray_serve.all_replicas import CHANGES, TO_ALL, merge
 from aengine.ray_serve.answer import Answer, with_request_id
 from aengine.ray_serve.call import FirstToken, Head

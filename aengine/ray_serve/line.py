@@ -18,7 +18,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from aengine.http.door.errors import HTTPError
+from aengine.http.entry.errors import HTTPError
 from aengine.sizes import format_bytes
 
 if TYPE_CHECKING:

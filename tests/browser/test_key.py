@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aengine.app import create_app
 from aengine.config import EngineConfig, ServerConfig
-from aengine.http.door.errors import HTTPError, error_response
+from aengine.http.entry.errors import HTTPError, error_response
 from tests.browser.chromium import Tab
 from tests.browser.talking import ENDED, ask
 from tests.http.fake_engine import FakeEngine

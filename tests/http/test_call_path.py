@@ -22,7 +22,7 @@ EACH_SECOND = {
     "OpenConnections._poll",
     "AcceptedConnection.poll",
     "InFlight.watch_readers",
-    "InFlight._cut_stalled",
+    "InFlight._disconnect_stalled",
 }  # run every second
 
 

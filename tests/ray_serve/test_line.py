@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from aengine.http.door.errors import HTTPError
+from aengine.http.entry.errors import HTTPError
 from aengine.ray_serve import line as line_module
 from aengine.ray_serve.line import Inbox, LineBrokenError, LineOut, deliver
 

@@ -72,7 +72,7 @@ def post_to(model: Engine | Client) -> Post:
     from aengine.http import ServerState, http_app
 
     state = ServerState(replace(configure(ServerConfig), api_keys=()))
-    state.ready(model)
+    state.mark_ready(model)
     transport = httpx2.ASGITransport(http_app(state), raise_app_exceptions=False)
     http = httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
     headers = {"Content-Type": "application/json"}

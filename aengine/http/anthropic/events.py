@@ -14,7 +14,7 @@ from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, Reasoning
 from aengine.text.answer.reader import Reader
 from aengine.types import Fragment, Usage
 
-_HOLE = sse.encode(sse.HOLE)
+_PLACEHOLDER = sse.encode(sse.PLACEHOLDER)
 
 
 class MessageEventEncoder(EventEncoder):
@@ -87,14 +87,14 @@ class MessageEventEncoder(EventEncoder):
         block: dict[str, Any]
         match delta:
             case ContentDelta():
-                block, piece = {"type": "text", "text": ""}, {"type": "text_delta", "text": sse.HOLE}
+                block, piece = {"type": "text", "text": ""}, {"type": "text_delta", "text": sse.PLACEHOLDER}
             case ReasoningDelta():
                 block = {"type": "thinking", "thinking": "", "signature": ""}
-                piece = {"type": "thinking_delta", "thinking": sse.HOLE}
+                piece = {"type": "thinking_delta", "thinking": sse.PLACEHOLDER}
             case CallDelta():
                 block = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
-                piece = {"type": "input_json_delta", "partial_json": sse.HOLE}
-        before, _, after = self._block_delta(piece).partition(_HOLE)
+                piece = {"type": "input_json_delta", "partial_json": sse.PLACEHOLDER}
+        before, _, after = self._block_delta(piece).partition(_PLACEHOLDER)
         hidden = isinstance(delta, ReasoningDelta) and not self._plan.shows_thoughts
         self._around = (b"", b"") if hidden else (before, after)
         return sse.typed_event({"type": "content_block_start", "index": self._index, "content_block": block})

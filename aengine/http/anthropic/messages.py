@@ -17,12 +17,12 @@ from aengine.http.anthropic.bodies import CountTokensRequest, MessageBody, Messa
 from aengine.http.anthropic.events import MessageEventEncoder
 from aengine.http.anthropic.prompt import chat_messages, has_late_system
 from aengine.http.anthropic.tools import tool_use_of
-from aengine.http.door.errors import OVERLOADED, MessagesErrorBody
 from aengine.http.endpoint import Endpoint, RenderedChat, json_response
 from aengine.http.engine_like import EngineLike
+from aengine.http.entry.errors import OVERLOADED, MessagesErrorBody
 from aengine.http.fields.messages import tools_for_template
 from aengine.http.fields.tools import ToolUse
-from aengine.http.operation import ANSWERS, Operation
+from aengine.http.operation import ALL_ERRORS, Operation
 from aengine.http.state import ServerState
 from aengine.http.streams.document import DocumentResponse
 from aengine.http.streams.sse import EventStreamResponse
@@ -39,11 +39,11 @@ _count_decoder = msgspec.json.Decoder(CountTokensRequest)
 class Messages(Endpoint):
     async def create(self, request: Request) -> Response:
         """The assistant's next message."""
-        accepted = await self._accept(request, _decoder)
-        engine, body = accepted.engine, accepted.body
+        parsed = await self._read_request(request, _decoder)
+        engine, body = parsed.engine, parsed.body
         plan = AnswerPlan(
             id=f"msg_{uuid.uuid4().hex}",
-            model=accepted.model.name,
+            model=parsed.model.name,
             max_tokens=body.max_tokens,
             shows_thoughts=body.thinking is None or body.thinking.display != "omitted",
         )
@@ -53,14 +53,14 @@ class Messages(Endpoint):
         prompt = await _prompt(engine, body, tools, engine.max_model_len)
         chat = RenderedChat(prompt.token_ids, prompt.opens_thought, reading)
         with renamed_param(_NAMES):
-            stream, _, (reader,) = await self._admit(accepted, chat, params, plan.id)
+            stream, _, (reader,) = await self._submit(parsed, chat, params, plan.id)
         if body.stream:
             return EventStreamResponse(stream, MessageEventEncoder(plan, stream, reader), self._state.config)
         return DocumentResponse(stream, lambda completion: message_body(plan, completion, reader))
 
     async def count_tokens(self, request: Request) -> Response:
         """Return the number of tokens of the prompt that the same request would have, however long."""
-        engine, body, _, _ = await self._accept(request, _count_decoder)
+        engine, body, _, _ = await self._read_request(request, _count_decoder)
         prompt = await _prompt(engine, body, tool_use_of(body), None)
         return json_response(TokenCount(len(prompt.token_ids)))
 
@@ -136,7 +136,7 @@ def operations(state: ServerState) -> list[Operation]:
             body=MessagesRequest,
             answer=MessageBody,
             streams=True,
-            refusals=(*ANSWERS, OVERLOADED),
+            refusals=(*ALL_ERRORS, OVERLOADED),
             error=MessagesErrorBody,
         ),
         Operation(
@@ -146,7 +146,7 @@ def operations(state: ServerState) -> list[Operation]:
             "The length of its prompt.",
             body=CountTokensRequest,
             answer=TokenCount,
-            refusals=ANSWERS,
+            refusals=ALL_ERRORS,
             error=MessagesErrorBody,
         ),
     ]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from aengine.errors import InvalidRequestError
 from aengine.http.anthropic.bodies import ContentBlock, CountTokensRequest, ResultPart
-from aengine.http.fields.messages import left_out
+from aengine.http.fields.messages import media_placeholder
 
 _BLOCKS = {
     "system": ("text",),
@@ -89,11 +89,11 @@ def _without_media(block: ContentBlock, newest: bool) -> ContentBlock:
     """
     if isinstance(block.content, list):
         parts = [
-            part if (instead := left_out(part.type)) is None else ResultPart(type="text", text=instead)
+            part if (instead := media_placeholder(part.type)) is None else ResultPart(type="text", text=instead)
             for part in block.content
         ]
         return replace(block, content=parts)
-    instead = None if newest else left_out(block.type)
+    instead = None if newest else media_placeholder(block.type)
     return block if instead is None else ContentBlock(type="text", text=instead)
 
 

@@ -21,7 +21,7 @@ _MEDIA = {
 }
 
 
-def left_out(kind: str) -> str | None:
+def media_placeholder(kind: str) -> str | None:
     """Return the text for a part of this type; None if it is neither an image nor a file."""
     media = _MEDIA.get(kind)
     return None if media is None else f"[{media} left out: this model reads text only]"
@@ -92,7 +92,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
         texts = []
         for index, part in enumerate(parts):
             path = f"{where}.content[{index}]"
-            if not newest and (instead := left_out(part.type)) is not None:
+            if not newest and (instead := media_placeholder(part.type)) is not None:
                 texts.append(instead)
                 continue
             if part.type not in ("text", "refusal"):

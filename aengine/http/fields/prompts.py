@@ -14,7 +14,7 @@ from aengine.requests.sampling_params import SamplingParams
 Prompt = str | list[int]
 
 
-async def cut(prompt: Prompt, last: int | None, tokenizer: TokenizerLike) -> Prompt:
+async def keep_last_tokens(prompt: Prompt, last: int | None, tokenizer: TokenizerLike) -> Prompt:
     """Return the last `last` tokens of the prompt; the unchanged prompt for None."""
     if last is None:
         return prompt

@@ -52,7 +52,7 @@ BadWord = Annotated[str, _range(minLength=1, maxLength=MAX_BAD_WORD_LENGTH)]
 Bias = Annotated[float, _range(minimum=-100, maximum=100)]
 
 
-class Drawing(RequestBody, kw_only=True):
+class SamplingRequest(RequestBody, kw_only=True):
     """The fields that every generating endpoint has, with the same name and meaning."""
 
     refused: ClassVar[Mapping[str, Unsupported]] = REFUSED_WITH_PROMPTS
@@ -117,7 +117,7 @@ class Drawing(RequestBody, kw_only=True):
         return params.with_rule_temperature() if self.temperature is None else params
 
 
-class Sampling(Drawing, kw_only=True):
+class MultiChoiceRequest(SamplingRequest, kw_only=True):
     """The further fields of completions, chats and `/generate`."""
 
     max_tokens: Count | None = None  # 0 is allowed with echo only
@@ -132,7 +132,7 @@ class Sampling(Drawing, kw_only=True):
     guided_grammar: str | None = None
 
 
-_SAMPLING_FIELDS = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]
+_SAMPLING_FIELDS = [name for name in SamplingParams.__struct_fields__ if name in MultiChoiceRequest.__struct_fields__]
 _FORM_FIELDS = (
     "response_format",
     "structured_outputs",

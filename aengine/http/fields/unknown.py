@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 
 from aengine.errors import InvalidRequestError
-from aengine.http.door.body import FIELDS, decode
+from aengine.http.entry.body import FIELDS, decode
 from aengine.http.fields.structured import ResponseFormat, StructuredOutputs
 
 _log = logging.getLogger("aengine")
@@ -32,11 +32,11 @@ class Unsupported(NamedTuple):
             raise InvalidRequestError(f"{name}: {self.remedy}", name)
 
 
-def off(remedy: str) -> Unsupported:
+def unless_false(remedy: str) -> Unsupported:
     return Unsupported(remedy, (False,))
 
 
-NOT_BUILT = Unsupported("not supported")
+NOT_SUPPORTED = Unsupported("not supported")
 _TEXT_ONLY = "only text is read and written here"
 _NO_BEAMS = "there is no beam search; draw n answers and choose by logprobs"
 _NO_ADAPTERS = Unsupported("send the adapter's name as model")
@@ -44,7 +44,7 @@ _NO_CODE = Unsupported("requests bring no code of their own; see logit_bias, all
 _NO_WHITESPACE = "whitespace in JSON is the model's own choice here"
 _SPECIAL_TOKENS = "prompts get the tokenizer's special tokens, chats those of their template"
 _VERBOSITY = ("low", "medium", "high")  # a hint without effect
-_OTHER_DRAWS = "not supported; see top_p, top_k and min_p"
+_OTHER_SAMPLERS = "not supported; see top_p, top_k and min_p"
 
 REFUSED: Mapping[str, Unsupported] = {
     # OpenAI
@@ -53,7 +53,7 @@ REFUSED: Mapping[str, Unsupported] = {
     "modalities": Unsupported(_TEXT_ONLY, (["text"], [])),
     "audio": Unsupported(_TEXT_ONLY),
     "web_search_options": Unsupported("the model searches nothing by itself; offer it tools"),
-    "moderation": NOT_BUILT,
+    "moderation": NOT_SUPPORTED,
     "reasoning": Unsupported("send reasoning_effort", ({},)),
     "thinking": Unsupported("send reasoning_effort, or chat_template_kwargs"),
     "enable_thinking": Unsupported("send chat_template_kwargs with enable_thinking in it, or reasoning_effort"),
@@ -61,9 +61,9 @@ REFUSED: Mapping[str, Unsupported] = {
         "send response_format for what is in format", ({}, *({"verbosity": one} for one in _VERBOSITY))
     ),
     # vLLM
-    "use_beam_search": off(_NO_BEAMS),
+    "use_beam_search": unless_false(_NO_BEAMS),
     "length_penalty": Unsupported(_NO_BEAMS, (1,)),
-    "early_stopping": off(_NO_BEAMS),
+    "early_stopping": unless_false(_NO_BEAMS),
     "truncation_side": Unsupported("the end of the prompt is kept, as with left", ("left",)),
     "documents": Unsupported("put them into messages, or into chat_template_kwargs", ([],)),
     "chat_template": Unsupported("templates are the checkpoint's own"),
@@ -71,21 +71,21 @@ REFUSED: Mapping[str, Unsupported] = {
     "media_io_kwargs": Unsupported(_TEXT_ONLY, ({},)),
     "prompt_embeds": Unsupported("prompts are text or token ids"),
     "logprob_token_ids": Unsupported("not supported; ask for logprobs"),
-    "return_prompt_text": off("not supported; /tokenize gives the prompt"),
+    "return_prompt_text": unless_false("not supported; /tokenize gives the prompt"),
     "include_reasoning": Unsupported(
         "the thought is always in the answer; reasoning_effort none switches it off", (True,)
     ),
     "thinking_token_budget": Unsupported("not supported; see max_tokens and reasoning_effort", (-1,)),
     "repetition_detection": Unsupported("not supported; see repetition_penalty and frequency_penalty"),
-    "watermarking": off("not supported"),
+    "watermarking": unless_false("not supported"),
     "logits_processors": _NO_CODE,
     "vllm_xargs": Unsupported("not supported", ({},)),
     "kv_transfer_params": Unsupported("prompts are computed where they are continued", ({},)),
     "ec_transfer_params": Unsupported("prompts are computed where they are continued", ({},)),
     "guided_whitespace_pattern": Unsupported(_NO_WHITESPACE),
     "structured_outputs.whitespace_pattern": Unsupported(_NO_WHITESPACE),
-    "structured_outputs.disable_any_whitespace": off(_NO_WHITESPACE),
-    "structured_outputs.disable_additional_properties": off("say so in the schema, with additionalProperties"),
+    "structured_outputs.disable_any_whitespace": unless_false(_NO_WHITESPACE),
+    "structured_outputs.disable_additional_properties": unless_false("say so in the schema, with additionalProperties"),
     "structured_outputs.structural_tag": Unsupported("not supported; a grammar can say the same"),
     # SGLang
     "regex": Unsupported("send structured_outputs with regex in it"),
@@ -94,7 +94,7 @@ REFUSED: Mapping[str, Unsupported] = {
     "lora_path": _NO_ADAPTERS,
     "lora_request": _NO_ADAPTERS,
     "stop_regex": Unsupported("send stop, or structured_outputs with regex in it"),
-    "no_stop_trim": off("send include_stop"),
+    "no_stop_trim": unless_false("send include_stop"),
     "custom_logit_processor": _NO_CODE,
     "custom_params": Unsupported(_NO_CODE.remedy, ({},)),
     "session_params": Unsupported("there are no sessions; what was computed is found again by its tokens", ({},)),
@@ -102,17 +102,17 @@ REFUSED: Mapping[str, Unsupported] = {
         "thoughts are always separate; the server's knob reasoning changes that", (True,)
     ),
     "stream_reasoning": Unsupported("thoughts are streamed as they come", (True,)),
-    "return_hidden_states": off("not supported"),
-    "return_prompt_token_ids": off("not supported; /tokenize gives them"),
-    "return_meta_info": off("not supported"),
-    "return_logprob": off("send logprobs"),
+    "return_hidden_states": unless_false("not supported"),
+    "return_prompt_token_ids": unless_false("not supported; /tokenize gives them"),
+    "return_meta_info": unless_false("not supported"),
+    "return_logprob": unless_false("send logprobs"),
     "top_logprobs_num": Unsupported("send logprobs", (0,)),
     "token_ids_logprob": Unsupported("not supported; ask for logprobs"),
     "images_config": Unsupported(_TEXT_ONLY, ({},)),
     "image_data": Unsupported(_TEXT_ONLY, ([],)),
     "input_embeds": Unsupported("prompts are text or token ids"),
-    "use_audio_in_video": off(_TEXT_ONLY),
-    "task": NOT_BUILT,
+    "use_audio_in_video": unless_false(_TEXT_ONLY),
+    "task": NOT_SUPPORTED,
     "sampling_params": Unsupported("its fields stand at the top here, beside the prompt", ({},)),
     "max_new_tokens": Unsupported("it is called max_tokens here"),
     "min_new_tokens": Unsupported("it is called min_tokens here", (0,)),
@@ -123,13 +123,13 @@ REFUSED: Mapping[str, Unsupported] = {
     "n_probs": Unsupported("send logprobs", (0,)),
     "repeat_penalty": Unsupported("it is called repetition_penalty here", (1,)),
     # Sampling methods of transformers and llama.cpp
-    "typical_p": Unsupported(_OTHER_DRAWS, (1,)),
-    "tfs_z": Unsupported(_OTHER_DRAWS, (1,)),
-    "top_a": Unsupported(_OTHER_DRAWS, (0,)),
-    "epsilon_cutoff": Unsupported(_OTHER_DRAWS, (0,)),
-    "eta_cutoff": Unsupported(_OTHER_DRAWS, (0,)),
-    "mirostat": Unsupported(_OTHER_DRAWS, (0,)),
-    "xtc_probability": Unsupported(_OTHER_DRAWS, (0,)),
+    "typical_p": Unsupported(_OTHER_SAMPLERS, (1,)),
+    "tfs_z": Unsupported(_OTHER_SAMPLERS, (1,)),
+    "top_a": Unsupported(_OTHER_SAMPLERS, (0,)),
+    "epsilon_cutoff": Unsupported(_OTHER_SAMPLERS, (0,)),
+    "eta_cutoff": Unsupported(_OTHER_SAMPLERS, (0,)),
+    "mirostat": Unsupported(_OTHER_SAMPLERS, (0,)),
+    "xtc_probability": Unsupported(_OTHER_SAMPLERS, (0,)),
     "dynatemp_range": Unsupported("not supported; see temperature", (0,)),
     "dry_multiplier": Unsupported("not supported; see repetition_penalty and frequency_penalty", (0,)),
 }
@@ -144,7 +144,7 @@ REFUSED_WITH_CHATS: Mapping[str, Unsupported] = {
 }
 
 # Fields that do not change an answer: accounts, routing, caches, chunk sizes.
-_OF_NO_CONSEQUENCE = (
+_IGNORED_FIELDS = (
     # hints about length and content
     "verbosity prediction "
     "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
@@ -159,7 +159,7 @@ _OF_NO_CONSEQUENCE = (
 )
 
 _WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # at endpoints that do not have them
-_HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
+_HARMLESS = _WITHOUT_EFFECT.union(_IGNORED_FIELDS.split())
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
 _USUAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -181,12 +181,14 @@ class UnknownFields:
     """Refuses unsupported fields that would change an answer, and logs every other unknown name once."""
 
     def __init__(self) -> None:
-        self._elsewhere: frozenset[str] = frozenset()  # fields of all generating requests
+        self._generating_fields: frozenset[str] = frozenset()  # fields of all generating requests
         self._logged: set[str] = set()
 
     def add(self, generating: Iterable[type[RequestBody]]) -> None:
         """Add generating requests. Their fields are refused at endpoints that do not have them."""
-        self._elsewhere = self._elsewhere.union(*(body.__struct_fields__ for body in generating)) - _HARMLESS
+        self._generating_fields = (
+            self._generating_fields.union(*(body.__struct_fields__ for body in generating)) - _HARMLESS
+        )
 
     def check(self, fields: Mapping[str, msgspec.Raw], body: type[RequestBody], path: str) -> None:
         """Check the fields of a request with this body. Raises `InvalidRequestError`, naming a refused field."""
@@ -194,7 +196,7 @@ class UnknownFields:
             _refuse_misspelled_schema(fields["response_format"])
         for name, value in _unknown(fields, body).items():
             refused = body.refused.get(name)
-            if refused is None and body.refuses_other_fields and name in self._elsewhere:
+            if refused is None and body.refuses_other_fields and name in self._generating_fields:
                 refused = Unsupported(f"{path} has no such field", (*_NOTHING, *_USUAL.get(name, ())))
             if refused is not None:
                 refused.check(name, value)

@@ -19,7 +19,7 @@ from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 from starlette.types import Send
 
-from aengine.http.hypercorn.crowd import Crowd, return_memory
+from aengine.http.hypercorn.memory import MemoryReleaser, return_memory
 
 _CLOSING = 60.0  # seconds in which a client may read buffered data before its connection is closed
 _RESERVED = 256  # file descriptors for other uses, at most a quarter of all
@@ -62,7 +62,7 @@ class OpenConnections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._crowd = Crowd(return_memory)
+        self._memory = MemoryReleaser(return_memory)
         self._open: set[AcceptedConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # of the timer
@@ -81,7 +81,7 @@ class OpenConnections:
             del self.idle[oldest]
             oldest.writer.transport.abort()
         self._open.add(connection)
-        self._crowd.grew(self.count)
+        self._memory.grew(self.count)
         loop = asyncio.get_running_loop()
         if sys.platform == "linux" and (self._timer is None or self._loop is not loop):
             self._timer, self._loop = loop.call_later(_POLL, self._poll), loop
@@ -89,7 +89,7 @@ class OpenConnections:
 
     def leave(self, connection: AcceptedConnection) -> None:
         self._open.discard(connection)
-        self._crowd.shrank(self.count)
+        self._memory.shrank(self.count)
 
     def _poll(self) -> None:
         """Close the busy connections whose clients have left. One timer serves all connections."""

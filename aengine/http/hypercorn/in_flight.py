@@ -16,8 +16,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.errors import AengineError, EngineClosedError
-from aengine.http.door.context import RequestContext, context_of
-from aengine.http.door.errors import HTTPError, error_response
+from aengine.http.entry.context import RequestContext, context_of
+from aengine.http.entry.errors import HTTPError, error_response
 from aengine.http.hypercorn.accepted import chunked, reset_connection
 
 _log = logging.getLogger(__name__)
@@ -45,10 +45,10 @@ class InFlight:
         self.statuses = StatusCounts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with anyio.CancelScope() as cut:
+        with anyio.CancelScope() as cancel_scope:
             context = context_of(scope)
-            request = ActiveRequest(cut, send, context)
-            context.send_piece, context.cut = request.send, request.cut
+            request = ActiveRequest(cancel_scope, send, context)
+            context.send_piece, context.disconnect = request.send, request.disconnect
             self._active.add(request)
             self._idle.clear()
             try:
@@ -87,10 +87,10 @@ class InFlight:
         """Wait until no request is in flight."""
         await self._idle.wait()
 
-    def cut_off(self) -> None:
+    def cancel_all(self) -> None:
         """End every request; streams end with an error event."""
         for request in list(self._active):
-            request.scope.cancel()
+            request.cancel_scope.cancel()
 
     async def watch_readers(
         self, seconds: float, *, task_status: TaskStatus[anyio.CancelScope] = anyio.TASK_STATUS_IGNORED
@@ -103,16 +103,16 @@ class InFlight:
             task_status.started(scope)
             while True:  # one timer for all requests
                 await anyio.sleep(min(1.0, seconds / 4))
-                self._cut_stalled(seconds)
+                self._disconnect_stalled(seconds)
 
-    def _cut_stalled(self, seconds: float) -> None:
+    def _disconnect_stalled(self, seconds: float) -> None:
         for request in list(self._active):
             if request.pending and monotonic() - request.last_progress > seconds:
                 if not request.disconnected:
                     _log.warning("a client read nothing for %g s: its connection was closed", seconds)
                     self.stalled += 1
                 cancel_error = HTTPError(408, "reader_timeout", f"nothing of the answer was read for {seconds:g} s")
-                request.cut(cancel_error)
+                request.disconnect(cancel_error)
 
 
 class ActiveRequest:
@@ -121,16 +121,16 @@ class ActiveRequest:
     __slots__ = (
         "_chunks",
         "_send",
+        "cancel_scope",
         "context",
         "disconnected",
         "last_progress",
         "pending",
-        "scope",
         "status",
     )
 
-    def __init__(self, scope: anyio.CancelScope, send: Send, context: RequestContext) -> None:
-        self.scope = scope
+    def __init__(self, cancel_scope: anyio.CancelScope, send: Send, context: RequestContext) -> None:
+        self.cancel_scope = cancel_scope
         self.context = context
         self._send = send
         self._chunks: tuple[h11.Connection, Callable[[RawData], Awaitable[None]]] | None = None  # see `chunked`
@@ -165,13 +165,13 @@ class ActiveRequest:
             self.pending -= 1
             self.last_progress = monotonic()
 
-    def cut(self, cancel_error: AengineError) -> None:
+    def disconnect(self, cancel_error: AengineError) -> None:
         """Close the connection, so that the response sees a disconnect; else cancel the response."""
         self.disconnected = True
         self.last_progress = monotonic()
         self.context.cancel_error = cancel_error
         if not reset_connection(self._send):
-            self.scope.cancel()
+            self.cancel_scope.cancel()
 
 
 def cancel_error(scope: Scope) -> AengineError:

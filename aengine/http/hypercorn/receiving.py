@@ -14,8 +14,8 @@ import anyio
 from anyio.abc import TaskGroup
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aengine.http.door.context import RequestContext, context_of
-from aengine.http.door.errors import HTTPError, error_response
+from aengine.http.entry.context import RequestContext, context_of
+from aengine.http.entry.errors import HTTPError, error_response
 
 _PATIENCE = 0.05  # seconds that an early answer waits for the body; if it arrives, the connection can be kept
 # Limits on reading the rest of a body after an early answer.

@@ -7,7 +7,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aengine.http.door.context import context_of
+from aengine.http.entry.context import context_of
 from aengine.timeline import SENDS, Timeline
 
 

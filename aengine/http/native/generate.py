@@ -23,12 +23,12 @@ from aengine.http.fields.messages import (
     template_options,
 )
 from aengine.http.fields.prompts import Prompt
-from aengine.http.fields.sampling import Logprobs, Sampling, TokenId
+from aengine.http.fields.sampling import Logprobs, MultiChoiceRequest, TokenId
 from aengine.http.fields.tools import choose_tools
 from aengine.http.fields.unknown import REFUSED_WITH_PROMPTS, Unsupported
 from aengine.http.openai.bodies import PromptLogprobs, UsageBody
 from aengine.http.openai.logprobs import usage_body
-from aengine.http.operation import ANSWERS, Operation
+from aengine.http.operation import ALL_ERRORS, Operation
 from aengine.http.state import ServerState
 from aengine.http.streams import sse
 from aengine.http.streams.document import DocumentResponse, document, encoded_list
@@ -45,7 +45,7 @@ DEFAULT_MAX_TOKENS = 128
 _CALLS_ARE_TEXT = Unsupported("calls are part of the text here; /v1/chat/completions takes it", ("auto", True))
 
 
-class GenerateRequest(Sampling, kw_only=True):
+class GenerateRequest(MultiChoiceRequest, kw_only=True):
     """`POST /generate`. Exactly one of `prompt`, `input_ids` and `messages`."""
 
     refused: ClassVar[Mapping[str, Unsupported]] = {
@@ -97,17 +97,17 @@ _decoder = msgspec.json.Decoder(GenerateRequest)
 
 class Generate(Endpoint):
     async def create(self, request: Request) -> Response:
-        accepted = await self._accept(request, _decoder)
-        engine, body = accepted.engine, accepted.body
+        parsed = await self._read_request(request, _decoder)
+        engine, body = parsed.engine, parsed.body
         max_tokens = None if body.fill_context else DEFAULT_MAX_TOKENS
         params = body.params(engine.default_params, max_tokens=max_tokens, logprobs=body.logprobs)
         streamed = body.stream is None or body.stream
-        budget = self._candidates(engine, params, copies=params.n if streamed else 1, streamed=streamed)
+        budget = self._candidate_budget(engine, params, copies=params.n if streamed else 1, streamed=streamed)
         name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"
         prompt = await self._prompt(engine, body, params)
         with renamed_param({"prompt": name}):
-            stream, _, readers = await self._admit(
-                accepted,
+            stream, _, readers = await self._submit(
+                parsed,
                 prompt,
                 params,
                 f"gen-{uuid.uuid4().hex}",
@@ -147,7 +147,7 @@ class GenerateEventEncoder(EventEncoder):
     def __init__(self, n: int, prompt_logprobs_of: PromptLogprobsOf = no_prompt_logprobs) -> None:
         self._n = n
         self._prompt_logprobs_of = prompt_logprobs_of
-        self._plain: dict[int, bytes] = {}  # event templates by choice
+        self._templates: dict[int, bytes] = {}  # event templates by choice
 
     def opening(self) -> bytes:
         return b""
@@ -167,9 +167,9 @@ class GenerateEventEncoder(EventEncoder):
         return b"data: %b\n\n" % b"".join(document(payload))
 
     def _template(self, index: int) -> bytes:
-        if (template := self._plain.get(index)) is None:
-            template = sse.template(self._payload(index, sse.HOLE, sse.HOLE, None))
-            self._plain[index] = template
+        if (template := self._templates.get(index)) is None:
+            template = sse.template(self._payload(index, sse.PLACEHOLDER, sse.PLACEHOLDER, None))
+            self._templates[index] = template
         return template
 
     def _payload(
@@ -214,7 +214,7 @@ def operations(state: ServerState) -> list[Operation]:
     generate = Generate(state).create
     return [
         Operation(
-            "POST", path, generate, summary, body=GenerateRequest, answer=Generated, streams=True, refusals=ANSWERS
+            "POST", path, generate, summary, body=GenerateRequest, answer=Generated, streams=True, refusals=ALL_ERRORS
         )
         for path, summary in (
             ("/generate", "Continue a prompt; streams by default."),

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
-from aengine.http.door.body import FIELDS, decode
-from aengine.http.door.errors import HTTPError
 from aengine.http.endpoint import json_response
 from aengine.http.engine_like import EngineLike
+from aengine.http.entry.body import FIELDS, decode
+from aengine.http.entry.errors import HTTPError
 from aengine.http.fields.messages import (
     ChatMessage,
     ReasoningEffort,
@@ -27,7 +27,7 @@ from aengine.http.fields.messages import (
 )
 from aengine.http.fields.sampling import TokenId
 from aengine.http.fields.unknown import REFUSED, RequestBody, Unsupported
-from aengine.http.operation import ANSWERS, NAMES, SERVES, Operation
+from aengine.http.operation import ALL_ERRORS, ENGINE_ERRORS, NAME_ERRORS, Operation
 from aengine.http.state import ServerState
 from aengine.requests.sampling_params import (
     check_token_ids,
@@ -166,7 +166,7 @@ def operations(state: ServerState) -> list[Operation]:
             "The token ids of a prompt or a chat.",
             body=TokenizeRequest,
             answer=Tokenized,
-            refusals=ANSWERS,
+            refusals=ALL_ERRORS,
         ),
         Operation(
             "POST",
@@ -175,7 +175,7 @@ def operations(state: ServerState) -> list[Operation]:
             "The text of token ids.",
             body=DetokenizeRequest,
             answer=Detokenized,
-            refusals=ANSWERS,
+            refusals=ALL_ERRORS,
         ),
         Operation(
             "GET",
@@ -183,6 +183,6 @@ def operations(state: ServerState) -> list[Operation]:
             tokens.info,
             "The tokenizer's settings.",
             answer=TokenizerInfo,
-            refusals=(*NAMES, *SERVES),
+            refusals=(*NAME_ERRORS, *ENGINE_ERRORS),
         ),
     ]

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from aengine.errors import InvalidRequestError
 from aengine.http.fields.messages import ChatMessage, ReasoningEffort, ToolChoice, Tools
-from aengine.http.fields.sampling import Count, Int, Logprobs, Sampling, TokenId
+from aengine.http.fields.sampling import Count, Int, Logprobs, MultiChoiceRequest, TokenId
 from aengine.http.fields.unknown import REFUSED_WITH_CHATS, Unsupported
 from aengine.types import FinishReason
 
@@ -23,7 +23,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 UsageShown = Literal["never", "last", "always"]
 
 
-class OpenAIRequest(Sampling, kw_only=True):
+class OpenAIRequest(MultiChoiceRequest, kw_only=True):
     """The fields that completions and chats share."""
 
     stream: bool | None = None

@@ -18,7 +18,7 @@ from aengine.http.fields.tools import NO_TOOLS, ToolUse, choose_tools
 from aengine.http.openai.bodies import ChatBody, ChatRequest
 from aengine.http.openai.chunks import ChatChunkEncoder, call_body, delta_body, finish_reason
 from aengine.http.openai.logprobs import ChatLogprobs, usage_body
-from aengine.http.operation import ANSWERS, Operation
+from aengine.http.operation import ALL_ERRORS, Operation
 from aengine.http.state import ServerState
 from aengine.http.streams.document import DocumentResponse
 from aengine.http.streams.prompt_logprobs import with_prompt_logprobs
@@ -32,14 +32,14 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 class Chat(Endpoint):
     async def create(self, request: Request) -> Response:
-        accepted = await self._accept(request, _decoder)
-        engine, body = accepted.engine, accepted.body
+        parsed = await self._read_request(request, _decoder)
+        engine, body = parsed.engine, parsed.body
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
         head = {
             "id": request_id,
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
-            "model": accepted.model.name,
+            "model": parsed.model.name,
         }
         names = {"prompt": "messages", "logprobs": "top_logprobs"}
         if body.max_completion_tokens is not None:
@@ -55,20 +55,20 @@ class Chat(Endpoint):
         tools = tool_use(body) if body.tools or body.tool_choice else NO_TOOLS
         context = engine.max_model_len if body.truncate_prompt_tokens is None else None
         with renamed_param(names):
-            budget = self._candidates(engine, params, copies=1, streamed=bool(body.stream))
+            budget = self._candidate_budget(engine, params, copies=1, streamed=bool(body.stream))
             chat = await self._render(engine, messages, tools, params, options, context)
-            admitted = await self._admit(
-                accepted, chat, params, request_id, budget=budget, last_tokens=body.truncate_prompt_tokens
+            submitted = await self._submit(
+                parsed, chat, params, request_id, budget=budget, last_tokens=body.truncate_prompt_tokens
             )
         logprobs = None
         if params.logprobs is not None:
             logprobs = ChatLogprobs(engine.tokenizer.token_bytes, bool(body.return_tokens_as_token_ids))
-        readers = admitted.readers
-        prompt_ids = admitted.prompt if body.return_token_ids and not isinstance(admitted.prompt, str) else None
+        readers = submitted.readers
+        prompt_ids = submitted.prompt if body.return_token_ids and not isinstance(submitted.prompt, str) else None
         if body.stream:
-            encoder = ChatChunkEncoder(head, admitted.stream, usage_shown, readers, logprobs, prompt_ids)
-            return EventStreamResponse(admitted.stream, encoder, self._state.config)
-        stream, prompt_logprobs_of = with_prompt_logprobs(admitted.stream, engine.tokenizer, body.prompt_logprobs)
+            encoder = ChatChunkEncoder(head, submitted.stream, usage_shown, readers, logprobs, prompt_ids)
+            return EventStreamResponse(submitted.stream, encoder, self._state.config)
+        stream, prompt_logprobs_of = with_prompt_logprobs(submitted.stream, engine.tokenizer, body.prompt_logprobs)
         return DocumentResponse(
             stream,
             lambda completion: chat_body(head | prompt_logprobs_of(0), completion, readers, logprobs, prompt_ids),
@@ -128,6 +128,6 @@ def operations(state: ServerState) -> list[Operation]:
             body=ChatRequest,
             answer=ChatBody,
             streams=True,
-            refusals=ANSWERS,
+            refusals=ALL_ERRORS,
         )
     ]

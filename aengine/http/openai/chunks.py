@@ -17,7 +17,7 @@ from aengine.text.answer.reader import Reader
 from aengine.types import FinishReason, Fragment, Usage
 
 _NOTHING: Mapping[str, Any] = {}
-_HOLE = sse.encode(sse.HOLE)
+_PLACEHOLDER = sse.encode(sse.PLACEHOLDER)
 
 
 class ChunkEncoder(EventEncoder, ABC):
@@ -58,7 +58,7 @@ class ChunkEncoder(EventEncoder, ABC):
     def _piece(self, index: int, kind: type[ContentDelta | ReasoningDelta], text: str) -> bytes:
         """Return the chunk of a text without logprobs or finish_reason. What surrounds the text is encoded once."""
         if (around := self._around.get((index, kind))) is None:
-            around = self._event(self._choice(index, kind(sse.HOLE))).split(_HOLE)
+            around = self._event(self._choice(index, kind(sse.PLACEHOLDER))).split(_PLACEHOLDER)
             if not self._counts:
                 self._around[index, kind] = around
         return sse.encode(text).join(around)

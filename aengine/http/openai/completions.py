@@ -15,13 +15,13 @@ from starlette.responses import Response
 from aengine.errors import InvalidRequestError
 from aengine.http.endpoint import Endpoint
 from aengine.http.engine_like import EngineLike, StreamLike, TokenizerLike
-from aengine.http.fields.prompts import Prompt, cut
+from aengine.http.fields.prompts import Prompt, keep_last_tokens
 from aengine.http.openai.bodies import CompletionBody, CompletionRequest
 from aengine.http.openai.chunks import CompletionChunkEncoder
 from aengine.http.openai.echo import EchoingStream
 from aengine.http.openai.gathered import GatheredStream
 from aengine.http.openai.logprobs import CompletionForm, CompletionLogprobs, TextOffsets, usage_body
-from aengine.http.operation import ANSWERS, Operation
+from aengine.http.operation import ALL_ERRORS, Operation
 from aengine.http.state import ServerState
 from aengine.http.streams.document import DocumentResponse
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, with_prompt_logprobs
@@ -40,21 +40,21 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 
 class Completions(Endpoint):
     async def create(self, request: Request) -> Response:
-        accepted = await self._accept(request, _decoder)
-        engine, body = accepted.engine, accepted.body
+        parsed = await self._read_request(request, _decoder)
+        engine, body = parsed.engine, parsed.body
         request_id = f"cmpl-{uuid.uuid4().hex}"
         head = {
             "id": request_id,
             "object": "text_completion",
             "created": int(time.time()),
-            "model": accepted.model.name,
+            "model": parsed.model.name,
         }
         params = _params(body, engine.default_params)
         usage_shown = body.usage_shown()
         _refuse_unsupported(body)
         prompts = split_prompts(body.prompt, params.n)
         echoed = body.echo and body.logprobs is not None
-        budget = self._candidates(
+        budget = self._candidate_budget(
             engine,
             params,
             copies=params.n * (bool(echoed) + (body.prompt_logprobs is not None)),
@@ -70,13 +70,13 @@ class Completions(Endpoint):
                 if position:
                     await asyncio.sleep(0)  # a short prompt is tokenized within the loop, and there may be a thousand
                 own_id = request_id if len(prompts) == 1 else f"{request_id}-{position}"
-                prompt = await cut(prompt, body.truncate_prompt_tokens, engine.tokenizer)
+                prompt = await keep_last_tokens(prompt, body.truncate_prompt_tokens, engine.tokenizer)
                 text = text_of(prompt, engine.tokenizer) if body.echo else ""
                 repeated.add(text)
                 if body.return_token_ids and isinstance(prompt, str):
                     prompt = await engine.tokenizer.encode(prompt, context=engine.max_model_len)
-                admitted = await self._admit(accepted, prompt, params, own_id, budget=budget)
-                stream, prompt = admitted.stream, admitted.prompt
+                submitted = await self._submit(parsed, prompt, params, own_id, budget=budget)
+                stream, prompt = submitted.stream, submitted.prompt
                 read.append((text, () if isinstance(prompt, str) else prompt))
                 streams.append(_echoing(stream, engine, text, prompt, body) if body.echo else stream)
         except BaseException:
@@ -208,6 +208,6 @@ def operations(state: ServerState) -> list[Operation]:
             body=CompletionRequest,
             answer=CompletionBody,
             streams=True,
-            refusals=ANSWERS,
+            refusals=ALL_ERRORS,
         )
     ]

@@ -122,23 +122,23 @@ class CompletionLogprobs:
             return None
         scores = [one for one, _ in found]
         offsets = [min(offset, length) for _, offset in found]
-        return {**self._plain(scores, offsets), "top_logprobs": [self._by_text(one) for one in scores]}
+        return {**self._columns(scores, offsets), "top_logprobs": [self._by_text(one) for one in scores]}
 
     async def encoded_body(self, logprobs: Sequence[TokenLogprob] | None, end: int) -> dict[str, Any] | None:
         """Return the body for a whole answer with a text of length `end`, made in slices."""
         if logprobs is None:
             return None
-        plain = self._plain((), ())
+        columns = self._columns((), ())
         for start in range(0, len(logprobs), SLICE):
             if start:
                 await asyncio.sleep(0)
             some = logprobs[start : start + SLICE]
             offsets = [min(self._offsets.next(one.token_id), end) for one in some]
-            for name, values in self._plain(some, offsets).items():
-                plain[name] += values
-        return {**plain, "top_logprobs": await encoded_list(logprobs, self._by_text)}
+            for name, values in self._columns(some, offsets).items():
+                columns[name] += values
+        return {**columns, "top_logprobs": await encoded_list(logprobs, self._by_text)}
 
-    def _plain(self, logprobs: Sequence[TokenLogprob], offsets: Sequence[int]) -> dict[str, list[Any]]:
+    def _columns(self, logprobs: Sequence[TokenLogprob], offsets: Sequence[int]) -> dict[str, list[Any]]:
         return {
             "tokens": [_name(one, self._as_ids) for one in logprobs],
             "token_logprobs": [None if math.isnan(one.logprob) else one.logprob for one in logprobs],

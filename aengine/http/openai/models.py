@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from aengine.http.endpoint import json_response
 from aengine.http.engine_like import EngineLike
-from aengine.http.operation import NAMES, SERVES, Operation
+from aengine.http.operation import ENGINE_ERRORS, NAME_ERRORS, Operation
 from aengine.http.state import ServerState
 from aengine.types import AdapterInfo
 
@@ -93,13 +93,13 @@ def _card(engine: EngineLike, name: str, created: int, root: str, parent: str | 
 def operations(state: ServerState) -> list[Operation]:
     models = Models(state)
     return [
-        Operation("GET", "/v1/models", models.list, "The served models.", answer=ModelList, refusals=SERVES),
+        Operation("GET", "/v1/models", models.list, "The served models.", answer=ModelList, refusals=ENGINE_ERRORS),
         Operation(
             "GET",
             "/v1/models/{model:path}",
             models.retrieve,
             "One model.",
             answer=ModelCard,
-            refusals=(*NAMES, *SERVES),
+            refusals=(*NAME_ERRORS, *ENGINE_ERRORS),
         ),
     ]

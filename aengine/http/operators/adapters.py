@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from aengine.errors import InvalidRequestError, renamed_param
-from aengine.http.door.body import decode
-from aengine.http.door.errors import HTTPError
 from aengine.http.engine_like import EngineLike
+from aengine.http.entry.body import decode
+from aengine.http.entry.errors import HTTPError
 from aengine.http.fields.sampling import Int
-from aengine.http.operation import ANSWERS, Operation
+from aengine.http.operation import ALL_ERRORS, Operation
 from aengine.http.operators.folders import AdapterFolders
 from aengine.http.state import ServerState
 
@@ -85,7 +85,7 @@ def operations(state: ServerState) -> list[Operation]:
             adapters.load,
             "Load an adapter.",
             body=LoadAdapterRequest,
-            refusals=ANSWERS,
+            refusals=ALL_ERRORS,
         ),
         Operation(
             "POST",
@@ -93,6 +93,6 @@ def operations(state: ServerState) -> list[Operation]:
             adapters.unload,
             "Unload an adapter.",
             body=UnloadAdapterRequest,
-            refusals=ANSWERS,
+            refusals=ALL_ERRORS,
         ),
     ]

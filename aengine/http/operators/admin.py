@@ -9,9 +9,9 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.http.door.body import decode
 from aengine.http.endpoint import json_response
-from aengine.http.operation import READS, SERVES, Operation
+from aengine.http.entry.body import decode
+from aengine.http.operation import BODY_ERRORS, ENGINE_ERRORS, Operation
 from aengine.http.state import ServerState
 
 
@@ -56,10 +56,16 @@ def operations(state: ServerState) -> list[Operation]:
     admin = Admin(state)
     return [
         Operation(
-            "POST", "/abort", admin.abort, "End a request by its id.", body=AbortRequest, answer=Aborted, refusals=READS
+            "POST",
+            "/abort",
+            admin.abort,
+            "End a request by its id.",
+            body=AbortRequest,
+            answer=Aborted,
+            refusals=BODY_ERRORS,
         ),
         Operation(
-            "POST", "/flush_cache", admin.flush_cache, "Forget cached prefixes.", answer=Flushed, refusals=SERVES
+            "POST", "/flush_cache", admin.flush_cache, "Forget cached prefixes.", answer=Flushed, refusals=ENGINE_ERRORS
         ),
         Operation(
             "POST",
@@ -67,6 +73,6 @@ def operations(state: ServerState) -> list[Operation]:
             admin.flush_cache,
             "The same as /flush_cache, as in vLLM.",
             answer=Flushed,
-            refusals=SERVES,
+            refusals=ENGINE_ERRORS,
         ),
     ]

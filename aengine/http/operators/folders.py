@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from aengine.http.door.errors import HTTPError
+from aengine.http.entry.errors import HTTPError
 from aengine.model.loading.hub import is_hub_id
 
 

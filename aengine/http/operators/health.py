@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import aengine
-from aengine.http.door.errors import public_message
 from aengine.http.endpoint import json_response
+from aengine.http.entry.errors import public_message
 from aengine.http.operation import Operation
 from aengine.http.state import ServerState
 
@@ -99,7 +99,7 @@ def operations(state: ServerState) -> list[Operation]:
             health.health,
             "Whether requests are served, and why not.",
             answer=HealthStatus,
-            also={503: HealthStatus},
+            other_answers={503: HealthStatus},
         ),
         *(
             Operation(
@@ -108,7 +108,7 @@ def operations(state: ServerState) -> list[Operation]:
                 health.health,
                 "The same as /health, as in vLLM.",
                 answer=HealthStatus,
-                also={503: HealthStatus},
+                other_answers={503: HealthStatus},
             )
             for method in ("GET", "POST")
         ),
@@ -118,7 +118,7 @@ def operations(state: ServerState) -> list[Operation]:
             health.ready,
             "Whether a request would be accepted.",
             answer=Readiness,
-            also={503: Readiness},
+            other_answers={503: Readiness},
         ),
         Operation("GET", "/version", health.version, "Which aengine this is.", answer=Version),
     ]

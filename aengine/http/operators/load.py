@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.http.endpoint import json_response
-from aengine.http.operation import SERVES, Operation
+from aengine.http.operation import ENGINE_ERRORS, Operation
 from aengine.http.state import ServerState
 from aengine.types import Stats
 
@@ -96,7 +96,7 @@ def operations(state: ServerState) -> list[Operation]:
             load.server_load,
             "How many requests there are, as in vLLM.",
             answer=ServerLoad,
-            refusals=SERVES,
+            refusals=ENGINE_ERRORS,
         ),
         Operation(
             "GET",
@@ -104,7 +104,7 @@ def operations(state: ServerState) -> list[Operation]:
             load.get_load,
             "The same with tokens, as in SGLang.",
             answer=list[WorkerLoad],
-            refusals=SERVES,
+            refusals=ENGINE_ERRORS,
         ),
         Operation(
             "GET",
@@ -112,6 +112,6 @@ def operations(state: ServerState) -> list[Operation]:
             load.loads,
             "The same in SGLang's newer format.",
             answer=LoadList,
-            refusals=SERVES,
+            refusals=ENGINE_ERRORS,
         ),
     ]

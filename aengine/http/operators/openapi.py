@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import aengine
-from aengine.http.door.auth import OPEN_PATHS
-from aengine.http.door.errors import OVERLOADED
+from aengine.http.entry.auth import OPEN_PATHS
+from aengine.http.entry.errors import OVERLOADED
 from aengine.http.operation import Operation
 from aengine.http.streams import sse
 
@@ -46,7 +46,7 @@ def document(operations: Sequence[Operation], *, secured: bool) -> dict[str, Any
     structs = {
         struct
         for operation in operations
-        for struct in (operation.body, operation.answer, operation.error, *operation.also.values())
+        for struct in (operation.body, operation.answer, operation.error, *operation.other_answers.values())
         if struct is not None
     }
     ordered = tuple(sorted(structs, key=lambda struct: str(struct.__name__)))
@@ -86,7 +86,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Any], secured: bool) -
     if operation.streams:
         content[EVENTS] = {"type": "object", "properties": {"data": {"type": "string"}}}  # each event
     answers[200] = _answer(operation.summary, content)
-    for status, struct in operation.also.items():
+    for status, struct in operation.other_answers.items():
         answers[status] = _answer("Not now; the reason is in the body.", {JSON: schema_of[struct]})
     described: dict[str, Any] = {
         "operationId": f"{operation.method} {operation.path}",

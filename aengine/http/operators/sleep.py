@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import CheckpointError, InvalidRequestError
-from aengine.http.door.body import decode
-from aengine.http.door.errors import HTTPError, public_message
 from aengine.http.endpoint import json_response
 from aengine.http.engine_like import EngineLike
-from aengine.http.operation import ANSWERS, NAMES, SERVES, Operation
+from aengine.http.entry.body import decode
+from aengine.http.entry.errors import HTTPError, public_message
+from aengine.http.operation import ALL_ERRORS, ENGINE_ERRORS, NAME_ERRORS, Operation
 from aengine.http.operators.folders import folder_below
 from aengine.http.state import ServerState
 from aengine.types import SleepMode
@@ -104,7 +104,7 @@ def operations(state: ServerState) -> list[Operation]:
             sleeping.sleep,
             "Free the device's memory.",
             answer=SleepState,
-            refusals=(400, *NAMES, *SERVES),
+            refusals=(400, *NAME_ERRORS, *ENGINE_ERRORS),
             query={"level": "integer", "mode": "string"},
         ),
         Operation(
@@ -113,7 +113,7 @@ def operations(state: ServerState) -> list[Operation]:
             sleeping.wake_up,
             "Allocate the memory again, and serve.",
             answer=SleepState,
-            refusals=(400, *NAMES, *SERVES),
+            refusals=(400, *NAME_ERRORS, *ENGINE_ERRORS),
         ),
         Operation(
             "GET",
@@ -121,7 +121,7 @@ def operations(state: ServerState) -> list[Operation]:
             sleeping.is_sleeping,
             "Whether the engine sleeps.",
             answer=SleepState,
-            refusals=SERVES,
+            refusals=ENGINE_ERRORS,
         ),
         Operation(
             "POST",
@@ -130,6 +130,6 @@ def operations(state: ServerState) -> list[Operation]:
             "Replace the loaded weights.",
             body=ReloadRequest,
             answer=Reloaded,
-            refusals=ANSWERS,
+            refusals=ALL_ERRORS,
         ),
     ]

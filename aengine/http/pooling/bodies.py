@@ -9,11 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from aengine.http.fields.sampling import Count, Int, TokenId
-from aengine.http.fields.unknown import NOT_BUILT, REFUSED, RequestBody, Unsupported, off
+from aengine.http.fields.unknown import NOT_SUPPORTED, REFUSED, RequestBody, Unsupported, unless_false
 from aengine.http.openai.bodies import PromptTokensDetails
 
 Input = str | list[str | TokenId | list[TokenId]]
-Cut = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+Truncation = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 
 
 _REFUSED: Mapping[str, Unsupported] = {
@@ -30,8 +30,8 @@ _REFUSED: Mapping[str, Unsupported] = {
     "max_tokens_per_query": Unsupported("not supported; shorten the query"),
     "max_chunks_per_doc": Unsupported("not supported; shorten the documents"),
     "rank_fields": Unsupported("documents have one field, text", (["text"],)),
-    "task": NOT_BUILT,
-    "late_chunking": off("not supported"),
+    "task": NOT_SUPPORTED,
+    "late_chunking": unless_false("not supported"),
     "prompt_name": Unsupported("not supported; write it before the text"),
 }
 
@@ -50,7 +50,9 @@ class ClassifyRequest(PooledFields, kw_only=True):
     """`POST /classify`."""
 
     input: Input
-    truncate_prompt_tokens: Cut | None = None  # keep only this many of the last tokens; -1: as many as fit the context
+    truncate_prompt_tokens: Truncation | None = (
+        None  # keep only this many of the last tokens; -1: as many as fit the context
+    )
     add_special_tokens: bool | None = None  # None: true
 
 

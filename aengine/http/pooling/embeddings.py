@@ -19,11 +19,11 @@ from starlette.responses import Response
 
 from aengine.engine.requests.arguments import prompt_list
 from aengine.errors import InvalidRequestError, renamed_param
-from aengine.http.door.context import context_of
 from aengine.http.endpoint import Endpoint, json_response
 from aengine.http.engine_like import EngineLike
+from aengine.http.entry.context import context_of
 from aengine.http.openai.bodies import PromptTokensDetails
-from aengine.http.operation import ANSWERS, Operation
+from aengine.http.operation import ALL_ERRORS, Operation
 from aengine.http.pooling.bodies import (
     ClassifiedData,
     ClassifyBody,
@@ -70,7 +70,7 @@ _classify_decoder = msgspec.json.Decoder(ClassifyRequest)
 
 class Embeddings(Endpoint):
     async def create(self, request: Request) -> Response:
-        engine, body, model, salt = await self._accept(request, _embedding_decoder)
+        engine, body, model, salt = await self._read_request(request, _embedding_decoder)
         request_id = f"embd-{uuid.uuid4().hex}"
         with renamed_param(_NAMES), abortable(request, engine, request_id):
             found = await engine.embed(
@@ -94,7 +94,7 @@ class Embeddings(Endpoint):
         return Response(b"".join(document(answer)), media_type="application/json")
 
     async def classify(self, request: Request) -> Response:
-        engine, body, model, salt = await self._accept(request, _classify_decoder)
+        engine, body, model, salt = await self._read_request(request, _classify_decoder)
         request_id = f"classify-{uuid.uuid4().hex}"
         with renamed_param(_NAMES), abortable(request, engine, request_id):
             found = await engine.classify(
@@ -154,7 +154,7 @@ def operations(state: ServerState) -> list[Operation]:
             "A vector of each text.",
             body=EmbeddingRequest,
             answer=EmbeddingBody,
-            refusals=ANSWERS,
+            refusals=ALL_ERRORS,
         ),
         Operation(
             "POST",
@@ -163,6 +163,6 @@ def operations(state: ServerState) -> list[Operation]:
             "The class of each text.",
             body=ClassifyRequest,
             answer=ClassifyBody,
-            refusals=ANSWERS,
+            refusals=ALL_ERRORS,
         ),
     ]

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.endpoint import Endpoint, json_response
-from aengine.http.operation import ANSWERS, Operation
+from aengine.http.operation import ALL_ERRORS, Operation
 from aengine.http.pooling.bodies import (
     Document,
     RankedData,
@@ -32,7 +32,7 @@ _rerank_decoder = msgspec.json.Decoder(RerankRequest)
 
 class Scores(Endpoint):
     async def score(self, request: Request) -> Response:
-        engine, body, model, salt = await self._accept(request, _score_decoder)
+        engine, body, model, salt = await self._read_request(request, _score_decoder)
         names, queries, documents = _texts(body)
         for query in [queries] if isinstance(queries, str) else queries:
             _refuse_empty(query, names["queries"])
@@ -54,7 +54,7 @@ class Scores(Endpoint):
         )
 
     async def rerank(self, request: Request) -> Response:
-        engine, body, model, salt = await self._accept(request, _rerank_decoder)
+        engine, body, model, salt = await self._read_request(request, _rerank_decoder)
         _refuse_empty(body.query, "query")
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         request_id = f"rerank-{uuid.uuid4().hex}"
@@ -108,14 +108,14 @@ def _texts(body: ScoreRequest) -> tuple[dict[str, str], str | list[str], str | l
 def operations(state: ServerState) -> list[Operation]:
     scores = Scores(state)
     scored = [
-        Operation("POST", path, scores.score, summary, body=ScoreRequest, answer=ScoreBody, refusals=ANSWERS)
+        Operation("POST", path, scores.score, summary, body=ScoreRequest, answer=ScoreBody, refusals=ALL_ERRORS)
         for path, summary in (
             ("/score", "Relevance scores of text pairs."),
             ("/v1/score", "The same as /score."),
         )
     ]
     ranked = [
-        Operation("POST", path, scores.rerank, summary, body=RerankRequest, answer=RerankBody, refusals=ANSWERS)
+        Operation("POST", path, scores.rerank, summary, body=RerankRequest, answer=RerankBody, refusals=ALL_ERRORS)
         for path, summary in (
             ("/rerank", "Documents ordered by their relevance to a query."),
             ("/v1/rerank", "The same as /rerank."),

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from aengine.errors import InvalidRequestError
 from aengine.http.fields.messages import FunctionName, ReasoningEffort, WrittenName
-from aengine.http.fields.sampling import Count, Drawing, Int, Logprobs
+from aengine.http.fields.sampling import Count, Int, Logprobs, SamplingRequest
 from aengine.http.fields.unknown import REFUSED_WITH_CHATS, Unsupported
 from aengine.requests.structured import Structured
 
@@ -170,7 +170,7 @@ class ResponsesStreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None  # accepted; events are never padded
 
 
-class ResponsesRequest(Drawing, kw_only=True):
+class ResponsesRequest(SamplingRequest, kw_only=True):
     """`POST /v1/responses`."""
 
     refused: ClassVar[Mapping[str, Unsupported]] = _REFUSED

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import renamed_param
-from aengine.http.door.context import context_of
 from aengine.http.endpoint import Endpoint, json_response
+from aengine.http.entry.context import context_of
 from aengine.http.fields.messages import template_options, tools_for_template
 from aengine.http.openai.logprobs import ChatLogprobs
-from aengine.http.operation import ANSWERS, Operation
+from aengine.http.operation import ALL_ERRORS, Operation
 from aengine.http.responses.answer import InputTokens, ResponseBody, ResponseHead
 from aengine.http.responses.bodies import ENCRYPTED, LOGPROBS, InputItem, Reasoning, ResponsesRequest
 from aengine.http.responses.events import Keep, ResponseEventEncoder, keep_nothing, response_body
@@ -37,8 +37,8 @@ class Responses(Endpoint):
         self._kept = kept
 
     async def create(self, request: Request) -> Response:
-        accepted = await self._accept(request, _decoder)
-        engine, body = accepted.engine, accepted.body
+        parsed = await self._read_request(request, _decoder)
+        engine, body = parsed.engine, parsed.body
         body.refuse_unsupported()
         caller = context_of(request.scope).caller
         tools = read_tools(body)
@@ -56,9 +56,9 @@ class Responses(Endpoint):
         with renamed_param(_NAMES):
             chat = await self._render(engine, messages, tools.use, params, template_options(body), engine.max_model_len)
             # A stream counts like a whole answer, because its last events repeat all logprobs.
-            budget = self._candidates(engine, params, copies=1, streamed=False)
-            stream, _, (reader,) = await self._admit(accepted, chat, params, response_id, budget=budget)
-        head = ResponseHead(response_id, accepted.model.name, body, params, stored=kept)
+            budget = self._candidate_budget(engine, params, copies=1, streamed=False)
+            stream, _, (reader,) = await self._submit(parsed, chat, params, response_id, budget=budget)
+        head = ResponseHead(response_id, parsed.model.name, body, params, stored=kept)
         reasoning = body.reasoning or Reasoning()
         output = Output(
             summaries=(reasoning.summary or reasoning.generate_summary) is not None,
@@ -80,7 +80,7 @@ class Responses(Endpoint):
 
     async def count(self, request: Request) -> Response:
         """Return the number of tokens of the prompt that the same request would have, however long."""
-        engine, body, _, _ = await self._accept(request, _decoder)
+        engine, body, _, _ = await self._read_request(request, _decoder)
         body.refuse_unsupported()
         offered = read_tools(body).use.offered
         with renamed_param(_NAMES):
@@ -137,7 +137,7 @@ def operations(state: ServerState) -> list[Operation]:
             body=ResponsesRequest,
             answer=ResponseBody,
             streams=True,
-            refusals=ANSWERS,
+            refusals=ALL_ERRORS,
         ),
         Operation(
             "POST",
@@ -146,7 +146,7 @@ def operations(state: ServerState) -> list[Operation]:
             "The number of tokens of a response's prompt.",
             body=ResponsesRequest,
             answer=InputTokens,
-            refusals=ANSWERS,
+            refusals=ALL_ERRORS,
         ),
         *kept_operations(kept),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aengine.http.door.errors import ErrorBody, ErrorDetail
+from aengine.http.entry.errors import ErrorBody, ErrorDetail
 from aengine.http.responses.answer import Ending, ResponseHead, ending_of, usage_body
 from aengine.http.responses.items import Event, Item, MessageItem, Output
 from aengine.http.streams import sse
@@ -44,8 +44,8 @@ class ResponseEventEncoder(EventEncoder):
         self._keep = keep
         self._number = 0  # the next event's number
         self._reason: FinishReason | None = None
-        self._more = b""  # template of an event with more text of the last item: takes a number and a text
-        self._plain: MessageItem | None = None  # the last item, if only its text can follow
+        self._text_template = b""  # template of an event with more text of the last item: takes a number and a text
+        self._text_item: MessageItem | None = None  # the last item, if only its text can follow
 
     def opening(self) -> bytes:
         begun = self._head.body(Ending("in_progress"), [], None)
@@ -54,24 +54,24 @@ class ResponseEventEncoder(EventEncoder):
         )
 
     def event(self, fragment: Fragment) -> bytes:
-        if (plain := self._plain) is not None and fragment.finish_reason is None:
+        if (plain := self._text_item) is not None and fragment.finish_reason is None:
             if not (text := fragment.text):  # held back
                 return b""
             plain.pieces.append(text)
-            return self._text(plain, text)
+            return self._text_delta(plain, text)
         events = b"".join(map(self._add, self._reader.feed(fragment)))
         if fragment.finish_reason is not None:
             self._reason = fragment.finish_reason
         last = self._output.last
         if self._reader.plain and self._output.logprobs is None and isinstance(last, MessageItem):
-            self._plain = last
+            self._text_item = last
         return events
 
     def closing(self, usage: Usage | None) -> bytes:
         ending = ending_of(self._reason)
         events = b""
         rest = ContentDelta("", self._reader.take_logprobs())
-        if ending.status == "completed" and self._output.says_nothing:
+        if ending.status == "completed" and self._output.has_only_thoughts:
             events += self._add(rest)  # clients expect at least an empty message
         elif isinstance(last := self._output.last, MessageItem):
             last.add(rest)
@@ -101,21 +101,26 @@ class ResponseEventEncoder(EventEncoder):
             item = self._output.begin(delta)
             events += self._begin_item(item)
         text = item.add(delta)
-        return events + self._text(item, text) if text else events
+        return events + self._text_delta(item, text) if text else events
 
-    def _text(self, item: Item, text: str) -> bytes:
+    def _text_delta(self, item: Item, text: str) -> bytes:
         """Return the event with more text of the item."""
         if self._output.logprobs is not None and isinstance(item, MessageItem):
             more = {"type": f"{item.text_event}.delta", "delta": text, "logprobs": item.newest}
             return self._event(more, item.place)
         self._number += 1
-        return self._more % (sse.encode(self._number - 1), sse.encode(text))
+        return self._text_template % (sse.encode(self._number - 1), sse.encode(text))
 
     def _begin_item(self, item: Item) -> bytes:
-        more: Event = {"type": f"{item.text_event}.delta", "sequence_number": sse.HOLE, **item.place, "delta": sse.HOLE}
+        more: Event = {
+            "type": f"{item.text_event}.delta",
+            "sequence_number": sse.PLACEHOLDER,
+            **item.place,
+            "delta": sse.PLACEHOLDER,
+        }
         if isinstance(item, MessageItem):
             more["logprobs"] = ()
-        self._more = sse.typed_template(more)
+        self._text_template = sse.typed_template(more)
         added = {"type": "response.output_item.added", "output_index": item.index, "item": item.body()}
         return self._event(added) + b"".join(self._event(event, item.place) for event in item.opening())
 
@@ -125,7 +130,7 @@ class ResponseEventEncoder(EventEncoder):
         if item is None:
             return b""
         held = item.end()
-        events = self._text(item, held) if held else b""
+        events = self._text_delta(item, held) if held else b""
         item.status = "completed" if ending.status == "completed" else "incomplete"
         events += b"".join(self._event(event, item.place) for event in item.closing())
         done = {"type": "response.output_item.done", "output_index": item.index, "item": item.body()}
@@ -144,7 +149,7 @@ async def response_body(head: ResponseHead, completion: Completion, output: Outp
         output.add(delta)
     ending = ending_of(choice.finish_reason)
     rest = ContentDelta("", reader.take_logprobs())
-    if isinstance(output.last, MessageItem) or (ending.status == "completed" and output.says_nothing):
+    if isinstance(output.last, MessageItem) or (ending.status == "completed" and output.has_only_thoughts):
         output.add(rest)
     if output.last is not None:
         output.last.end()

@@ -11,29 +11,29 @@ from typing import Any
 import msgspec
 
 from aengine.errors import InvalidRequestError
-from aengine.http.fields.messages import left_out
+from aengine.http.fields.messages import media_placeholder
 from aengine.http.responses.bodies import InputItem, InputPart
 from aengine.http.responses.tools import full_name
 
-_OURS = "aengine-thought:"
+_THOUGHT_PREFIX = "aengine-thought:"
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _SYSTEM = ("system", "developer")
 _SLICE = 1024  # items that are converted between two turns of the loop; 3 ms
 
 
 def joined_text(
-    content: str | list[InputPart] | None, where: str, between: str = "", *, may_leave_out: bool = False
+    content: str | list[InputPart] | None, where: str, between: str = "", *, replace_media: bool = False
 ) -> str:
     """Return the text of an item's content. Raises `InvalidRequestError`, naming a part that is not text.
 
-    may_leave_out: a text replaces images and files instead.
+    replace_media: a text replaces images and files instead.
     """
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
     for index, part in enumerate(content):
         path = f"{where}[{index}]"
-        if may_leave_out and (instead := left_out(part.type)) is not None:
+        if replace_media and (instead := media_placeholder(part.type)) is not None:
             texts.append(instead)
             continue
         if part.type not in (*_TEXTS, "refusal"):
@@ -46,20 +46,20 @@ def joined_text(
     return between.join(texts)
 
 
-def sealed(thought: str) -> str:
+def encode_thought(thought: str) -> str:
     """Return a thought as `encrypted_content`, which is base64 and not encryption: the client may see the thought.
 
     Clients such as Codex keep only this field of a thought and send it back.
     """
-    return _OURS + base64.b64encode(thought.encode()).decode()
+    return _THOUGHT_PREFIX + base64.b64encode(thought.encode()).decode()
 
 
-def unsealed(content: str, where: str) -> str | None:
+def decode_thought(content: str, where: str) -> str | None:
     """Return the thought in `encrypted_content`; None if another server made it. Raises `InvalidRequestError`."""
-    if not content.startswith(_OURS):
+    if not content.startswith(_THOUGHT_PREFIX):
         return None
     try:
-        return base64.b64decode(content.removeprefix(_OURS), validate=True).decode()
+        return base64.b64decode(content.removeprefix(_THOUGHT_PREFIX), validate=True).decode()
     except (binascii.Error, ValueError):
         raise InvalidRequestError(f"{where}: it has been changed since it was given", where) from None
 
@@ -114,14 +114,14 @@ class _Conversation:
             case "reasoning":
                 self._add_thought(_thought(item, where))
             case "function_call":
-                self._add_call(item, _given(item, "arguments", where), where)
+                self._add_call(item, _required(item, "arguments", where), where)
             case "custom_tool_call":
-                arguments = msgspec.json.encode({"input": _given(item, "input", where)}).decode()
+                arguments = msgspec.json.encode({"input": _required(item, "input", where)}).decode()
                 self._add_call(item, arguments, where)
             case "function_call_output" | "custom_tool_call_output":
-                _given(item, "output", where)
-                output = joined_text(item.output, f"{where}.output", may_leave_out=True)
-                call_id = _given(item, "call_id", where)
+                _required(item, "output", where)
+                output = joined_text(item.output, f"{where}.output", replace_media=True)
+                call_id = _required(item, "call_id", where)
                 self._append({"role": "tool", "tool_call_id": call_id, "content": output})
             case "item_reference":
                 raise InvalidRequestError(f"{where}: send the item itself; {item.type} is not supported", where)
@@ -136,8 +136,8 @@ class _Conversation:
         if item.role is None:
             path = f"{where}.role"
             raise InvalidRequestError(f"{path}: a message must have it, and every other item a type", path)
-        _given(item, "content", where)
-        content = joined_text(item.content, f"{where}.content", may_leave_out=not newest)
+        _required(item, "content", where)
+        content = joined_text(item.content, f"{where}.content", replace_media=not newest)
         if item.role == "assistant":
             self._add_text(content)
         elif item.role in _SYSTEM and len(self._messages) == 1 and self._messages[0]["role"] in _SYSTEM:
@@ -173,8 +173,8 @@ class _Conversation:
 
     def _add_call(self, item: InputItem, arguments: str, where: str) -> None:
         answer = self._answer or self._begin_answer()
-        function = {"name": full_name(item.namespace, _given(item, "name", where)), "arguments": arguments}
-        call = {"id": _given(item, "call_id", where), "type": "function", "function": function}
+        function = {"name": full_name(item.namespace, _required(item, "name", where)), "arguments": arguments}
+        call = {"id": _required(item, "call_id", where), "type": "function", "function": function}
         answer.setdefault("tool_calls", []).append(call)
 
 
@@ -183,13 +183,13 @@ def _thought(item: InputItem, where: str) -> str:
     if item.content:
         return joined_text(item.content, f"{where}.content")
     if item.encrypted_content:
-        thought = unsealed(item.encrypted_content, f"{where}.encrypted_content")
+        thought = decode_thought(item.encrypted_content, f"{where}.encrypted_content")
         if thought is not None:
             return thought
     return joined_text(item.summary, f"{where}.summary", "\n\n")
 
 
-def _given(item: InputItem, name: str, where: str) -> Any:
+def _required(item: InputItem, name: str, where: str) -> Any:
     """Return the item's field. Raises `InvalidRequestError` if it is missing."""
     value = getattr(item, name)
     if value is None:

@@ -11,7 +11,7 @@ import msgspec
 
 from aengine.http.openai.logprobs import ChatLogprobs
 from aengine.http.responses.custom_input import CustomInput
-from aengine.http.responses.input import sealed
+from aengine.http.responses.input import encode_thought
 from aengine.http.responses.tools import CalledTool
 from aengine.http.streams import sse
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
@@ -139,7 +139,7 @@ class ReasoningItem(Item):
         parts = [] if begun else [self.part(self.text)]
         body = {"id": self.id, "type": "reasoning", "status": self.status, **self._fields(parts)}
         if self._encrypted:
-            body["encrypted_content"] = None if begun else sealed(self.text)
+            body["encrypted_content"] = None if begun else encode_thought(self.text)
         return body
 
     @abstractmethod
@@ -242,7 +242,7 @@ class Output:
         return self.items[-1] if self.items else None
 
     @property
-    def says_nothing(self) -> bool:
+    def has_only_thoughts(self) -> bool:
         """Whether there is neither a message nor a call."""
         return all(isinstance(item, ReasoningItem) for item in self.items)
 

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
-from aengine.http.door.context import context_of
-from aengine.http.door.errors import HTTPError
 from aengine.http.endpoint import json_response
-from aengine.http.operation import NAMES, Operation
+from aengine.http.entry.context import context_of
+from aengine.http.entry.errors import HTTPError
+from aengine.http.operation import NAME_ERRORS, Operation
 from aengine.http.responses.answer import DeletedResponse, InputItemList, ResponseBody
 from aengine.http.responses.bodies import InputItem, InputPart
 
@@ -262,7 +262,7 @@ def kept_operations(kept: KeptResponses) -> list[Operation]:
             endpoints.retrieve,
             "A kept response.",
             answer=ResponseBody,
-            refusals=(400, *NAMES),
+            refusals=(400, *NAME_ERRORS),
             query={"stream": "boolean"},
         ),
         Operation(
@@ -271,7 +271,7 @@ def kept_operations(kept: KeptResponses) -> list[Operation]:
             endpoints.delete,
             "Delete a kept response.",
             answer=DeletedResponse,
-            refusals=NAMES,
+            refusals=NAME_ERRORS,
         ),
         Operation(
             "GET",
@@ -279,7 +279,7 @@ def kept_operations(kept: KeptResponses) -> list[Operation]:
             endpoints.input_items,
             "The input items of a kept response.",
             answer=InputItemList,
-            refusals=(400, *NAMES),
+            refusals=(400, *NAME_ERRORS),
             query={"limit": "integer", "order": "string", "after": "string"},
         ),
     ]

@@ -11,8 +11,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from aengine.http.door.context import context_of
 from aengine.http.engine_like import StreamLike
+from aengine.http.entry.context import context_of
 from aengine.http.streams.fragments import SLICE, collect
 from aengine.http.streams.sse import body_message
 from aengine.types import Completion
@@ -42,16 +42,16 @@ async def encoded_list(items: Sequence[T], body_of: Callable[[T], object], slice
 
 def document(payload: object) -> list[bytes]:
     """Return the payload as JSON, in pieces. Encoded lists in it are not copied."""
-    hole = secrets.token_hex(16)  # random, so that no text contains it
+    placeholder = secrets.token_hex(16)  # random, so that no text contains it
     lists: list[EncodedList] = []
 
-    def leave_out(value: object) -> str:
+    def replace_list(value: object) -> str:
         if not isinstance(value, EncodedList):
             raise TypeError(f"{type(value).__name__} in a document")
         lists.append(value)
-        return hole
+        return placeholder
 
-    head, *rest = msgspec.json.encode(payload, enc_hook=leave_out).split(b'"%b"' % hole.encode())
+    head, *rest = msgspec.json.encode(payload, enc_hook=replace_list).split(b'"%b"' % placeholder.encode())
     pieces = [head]
     for one, after in zip(lists, rest, strict=True):
         pieces += [*one.pieces, after]

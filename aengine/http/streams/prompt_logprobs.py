@@ -43,7 +43,7 @@ class PromptLogprobsStream:
     def abort(self) -> None:
         self._stream.abort()
 
-    def of(self, index: int) -> dict[str, Any]:
+    def answer_fields(self, index: int) -> dict[str, Any]:
         """Return `prompt_logprobs`: for each token of the prompt its candidates by id, the token itself first.
 
         The first token has null. Empty for a choice that ended before its prompt was computed.
@@ -78,4 +78,4 @@ def with_prompt_logprobs(
     if count is None:
         return stream, no_prompt_logprobs
     prompt_logprobs = PromptLogprobsStream(stream, tokenizer)
-    return prompt_logprobs, prompt_logprobs.of
+    return prompt_logprobs, prompt_logprobs.answer_fields

@@ -21,9 +21,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from aengine.config import ServerConfig
 from aengine.errors import AengineError
-from aengine.http.door.context import context_of
-from aengine.http.door.errors import HTTPError, error_body_for
 from aengine.http.engine_like import StreamLike
+from aengine.http.entry.context import context_of
+from aengine.http.entry.errors import HTTPError, error_body_for
 from aengine.http.hypercorn.in_flight import cancel_error
 from aengine.http.streams.fragments import merge, sliced
 from aengine.types import Fragment, Usage
@@ -41,7 +41,7 @@ HEADERS = [
     (b"x-accel-buffering", b"no"),  # keeps proxies from buffering the stream
 ]
 DONE = b"data: [DONE]\n\n"
-HOLE = "\x00hole\x00"
+PLACEHOLDER = "\x00hole\x00"
 PING = b": ping\n\n"  # a comment, which clients skip; it reveals a dead connection
 
 
@@ -58,9 +58,9 @@ def typed_event(payload: Mapping[str, object]) -> bytes:
 def template(payload: object) -> bytes:
     """Return an encoded event with places for values, for use as `template(...) % encode(text)`.
 
-    Each `HOLE` in the payload takes one JSON value, in the payload's order.
+    Each `PLACEHOLDER` in the payload takes one JSON value, in the payload's order.
     """
-    return event(payload).replace(b"%", b"%%").replace(encode(HOLE), b"%b")
+    return event(payload).replace(b"%", b"%%").replace(encode(PLACEHOLDER), b"%b")
 
 
 def typed_template(payload: Mapping[str, object]) -> bytes:
@@ -116,13 +116,13 @@ class EventStreamResponse(Response):
         try:
             async with create_task_group() as tasks:
                 tasks.start_soon(self._watch_progress, scope, send, tasks)
-                await self._pump(scope, send)
+                await self._respond(scope, send)
                 tasks.cancel_scope.cancel()
         finally:
             context.work = None
             self._stream.abort()
 
-    async def _pump(self, scope: Scope, send: Send) -> None:
+    async def _respond(self, scope: Scope, send: Send) -> None:
         try:
             await self._send(send, {"type": "http.response.start", "status": 200, "headers": HEADERS})
             pieces = context_of(scope).send_piece or send
@@ -181,8 +181,8 @@ class EventStreamResponse(Response):
             if self._stream.backlog > self._max_backlog:
                 _log.warning("%s: its reader is %d fragments behind; aborted", self._stream.id, self._stream.backlog)
                 self._given_up = True
-                if (cut := context_of(scope).cut) is not None:
-                    cut(HTTPError(408, "reader_timeout", f"{self._stream.backlog} fragments were not read"))
+                if (disconnect := context_of(scope).disconnect) is not None:
+                    disconnect(HTTPError(408, "reader_timeout", f"{self._stream.backlog} fragments were not read"))
                 tasks.cancel_scope.cancel()
                 return
             silence = silence + tick if self._sent == seen and not self._sending else 0.0

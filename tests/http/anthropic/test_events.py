@@ -26,7 +26,7 @@ TOOL = Tool(type="function", function=Function(name="look", parameters={"type": 
 TOOLS = ToolUse([TOOL], [TOOL], forced=False, parallel=True, place="tools[{}]".format)
 READING = AnswerReading(ServerConfig(), AnswerFormat(calls="hermes", thoughts=True), TOOLS.rules)
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "%s"}}\n</tool_call>'
-ANSWERS = (
+ALL_ERRORS = (
     "",
     "plain text",
     "<think>\nhm\n</think>\n\ntext",
@@ -125,7 +125,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.hypothesis
-@given(st.sampled_from(ANSWERS), st.data())
+@given(st.sampled_from(ALL_ERRORS), st.data())
 def test_events_make_the_whole_message(text: str, data: st.DataObject) -> None:
     """For any pieces of the text, and with and without thoughts."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from aengine.http.anthropic.bodies import MessageBody, TokenCount
-from aengine.http.door.errors import MessagesErrorBody
+from aengine.http.entry.errors import MessagesErrorBody
 from tests.http.demo_server import demo_server
 
 BOUNDED = settings(

@@ -14,7 +14,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
-from aengine.http.door.body import FIELDS, decode
+from aengine.http.entry.body import FIELDS, decode
 from aengine.http.fields.unknown import _HARMLESS, RequestBody, UnknownFields
 from aengine.http.native.generate import GenerateRequest
 from aengine.http.openai.bodies import ChatRequest, CompletionRequest

@@ -60,7 +60,7 @@ async def test_a_reader_that_takes_each_piece_in_time_is_waited_for(monkeypatch:
     async def send(message: Message) -> None:
         nonlocal now
         now += 0.7
-        in_flight._cut_stalled(1.0)
+        in_flight._disconnect_stalled(1.0)
 
     in_flight = InFlight(answer)
     await in_flight(SCOPE, nothing, send)

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aengine.http.door.context import context_of
+from aengine.http.entry.context import context_of
 from aengine.http.hypercorn.receiving import Receiving
 
 pytestmark = pytest.mark.anyio

@@ -14,7 +14,7 @@ from aengine.client import Client
 from aengine.config import EngineConfig, ServerConfig
 from aengine.config.configure import check_names
 from aengine.errors import AdapterError, ConfigError, InvalidRequestError, ModelNotFoundError, ServerError
-from aengine.http.door.errors import HTTPError
+from aengine.http.entry.errors import HTTPError
 from aengine.http.operators.folders import AdapterFolders
 from tests.engine.adapters import GREEDY, PROMPT, Written
 from tests.http.demo_server import DemoEngine, hosted_demo

@@ -170,7 +170,7 @@ async def test_a_failed_engine_is_told_to_whoever_comes_also_while_the_server_le
 async def watched() -> AsyncIterator[tuple[FakeEngine, Health, list[float]]]:
     engine, now = FakeEngine(), [1000.0]
     state = ServerState(ServerConfig())
-    state.ready(engine)
+    state.mark_ready(engine)
     yield engine, Health(state, clock=lambda: now[0]), now
 
 

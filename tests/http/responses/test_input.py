@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from aengine.http.responses.bodies import InputItem
-from aengine.http.responses.input import messages_of, sealed
+from aengine.http.responses.input import encode_thought, messages_of
 
 
 def read(*items: dict[str, Any], instructions: str | None = None) -> list[dict[str, Any]]:
@@ -93,9 +93,9 @@ def test_another_answer_is_another_message() -> None:
 @pytest.mark.parametrize(
     ("item", "text"),
     [
-        ({"content": [{"type": "reasoning_text", "text": "a"}], "encrypted_content": sealed("b")}, "a"),
-        ({"content": [], "encrypted_content": sealed("bé")}, "bé"),
-        ({"encrypted_content": sealed("b"), "summary": [{"type": "summary_text", "text": "c"}]}, "b"),
+        ({"content": [{"type": "reasoning_text", "text": "a"}], "encrypted_content": encode_thought("b")}, "a"),
+        ({"content": [], "encrypted_content": encode_thought("bé")}, "bé"),
+        ({"encrypted_content": encode_thought("b"), "summary": [{"type": "summary_text", "text": "c"}]}, "b"),
         ({"encrypted_content": "gAAAAA of another server", "summary": [{"type": "summary_text", "text": "c"}]}, "c"),
         ({"summary": [{"type": "summary_text", "text": "c"}, {"type": "summary_text", "text": "d"}]}, "c\n\nd"),
     ],

@@ -20,7 +20,7 @@ async def test_the_loop_turns_in_between() -> None:
     scores = [PromptLogprob(3, -1.0, 2, [1], [-0.5])] * (SLICE * 10)
     stream = FakeStream("a", 1, one_by_one=False)
     stream.put(*(Fragment("x", (1,), index=index, prompt_logprobs=scores) for index in range(2)))
-    worded = PromptLogprobsStream(stream, FakeTokenizer())
+    encoded = PromptLogprobsStream(stream, FakeTokenizer())
     turns = 0
 
     async def turn() -> None:
@@ -30,17 +30,17 @@ async def test_the_loop_turns_in_between() -> None:
             await asyncio.sleep(0)
 
     turning = asyncio.create_task(turn())
-    await worded.take()
+    await encoded.take()
     turning.cancel()
     assert 10 <= turns < 20  # once for both choices
     for index in range(2):
-        told = msgspec.json.decode(b"".join(document(worded.of(index))))["prompt_logprobs"]
-        assert len(told) == len(scores) + 1
-        assert told[:2] == [
+        answered = msgspec.json.decode(b"".join(document(encoded.answer_fields(index))))["prompt_logprobs"]
+        assert len(answered) == len(scores) + 1
+        assert answered[:2] == [
             None,
             {
                 "1": {"logprob": -0.5, "rank": 1, "decoded_token": "x"},
                 "3": {"logprob": -1.0, "rank": 2, "decoded_token": "xxx"},
             },
         ]
-    assert worded.of(2) == {}
+    assert encoded.answer_fields(2) == {}

@@ -6,14 +6,29 @@ import json
 
 import pytest
 
-from aengine.http.streams.sse import HOLE, encode, event, template
+from aengine.http.streams.sse import PLACEHOLDER, encode, event, template
 
-AWKWARD = ['"', "\\", "\n\n", "\r\n", "data: x", "é", "👋", "漢字", "\u2028", "\x00", "</script>", HOLE, "%b", ""]
+AWKWARD = [
+    '"',
+    "\\",
+    "\n\n",
+    "\r\n",
+    "data: x",
+    "é",
+    "👋",
+    "漢字",
+    "\u2028",
+    "\x00",
+    "</script>",
+    PLACEHOLDER,
+    "%b",
+    "",
+]
 
 
 @pytest.mark.parametrize("text", AWKWARD)
 def test_a_filled_template_is_the_encoded_event(text: str) -> None:
-    frame = template({"a": [1, {"text": HOLE}], "ids": HOLE, "100%": None, "%b": "%s"})
+    frame = template({"a": [1, {"text": PLACEHOLDER}], "ids": PLACEHOLDER, "100%": None, "%b": "%s"})
     filled = frame % (encode(text), encode((1, 2)))
     assert filled == event({"a": [1, {"text": text}], "ids": (1, 2), "100%": None, "%b": "%s"})
 

@@ -16,7 +16,7 @@ _ANTHROPIC_PATHS = re.compile(r"/*(?:v1/+){0,2}messages(?:/.*)?", re.DOTALL)  # 
 
 
 class Abortable(Protocol):
-    """The work of the engine for a request."""
+    """The engine's work for a request."""
 
     @property
     def id(self) -> str: ...
@@ -34,9 +34,9 @@ class RequestContext:
     caller: str | None = None  # the digest of the API key, if the server asks for keys
     client_left: bool = False
     work: Abortable | None = None  # set while the engine works for the request
-    # Sends the pieces of an answer between its first and its last message, past the middleware.
+    # Sends the messages between the first and the last one. It bypasses the middleware, which would not change them.
     send_piece: Send | None = None
-    cut: Callable[[AengineError], None] | None = None  # ends the connection; the error is for the client
+    disconnect: Callable[[AengineError], None] | None = None  # closes the connection; the error is for the client
     cancel_error: AengineError | None = None  # why the request was cancelled, for the client
 
 
@@ -54,7 +54,7 @@ def speaks_anthropic(scope: Scope) -> bool:
 
 
 def id_headers(scope: Scope) -> dict[str, str]:
-    """Return the request's id as headers of its answer, for Anthropic's clients also under the name that they read."""
+    """Return the answer's headers with the request's id. Anthropic's clients read it under another name as well."""
     own = {"x-request-id": context_of(scope).request_id or ""}
     if _ANTHROPIC_PATHS.fullmatch(scope["path"]):
         own["request-id"] = own["x-request-id"]

@@ -1,7 +1,7 @@
 """Reads the body of a request within bounds, and decodes it into a struct.
 
-Starlette has a bound on bodies as well. It is not used: it answers in plain text, does not say what is allowed, and
-takes precedence over refusals that come before the body, such as 401.
+Starlette's own bound on bodies is not used. It answers in plain text without the limit, and it takes precedence over
+refusals that are sent before the body has arrived, such as 401.
 """
 
 from __future__ import annotations
@@ -18,68 +18,72 @@ from starlette.types import Receive
 
 from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
-from aengine.http.door.errors import HTTPError
-from aengine.http.door.malformed import find_unencodable
+from aengine.http.entry.errors import HTTPError
+from aengine.http.entry.malformed import find_unencodable
 from aengine.sizes import format_bytes
 
-PER_PASS = 8  # requests; parsing and enqueueing one takes some tenths of a millisecond
+PER_ITERATION = 8  # requests; parsing and enqueueing a request takes some tenths of a millisecond
 # `curl -d` declares a form, but sends JSON here.
 _JSON_TYPES = {"", "application/json", "application/x-www-form-urlencoded"}
-# The cost of parsing by punctuation; other bytes are cheap. Parsing blocks the loop, and a thread would hold the GIL.
-_WEIGHTS = {b",": 1, b'"': 1, b"{": 8, b"[": 8}
-_MAX_WEIGHT = 2**19 + 2**16  # half a million token ids, about 15 ms of parsing
+# The cost of parsing each punctuation mark; other bytes cost little. Parsing blocks the loop, and in a thread it would
+# hold the GIL.
+_COSTS = {b",": 1, b'"': 1, b"{": 8, b"[": 8}
+_MAX_COST = 2**19 + 2**16  # half a million token ids, about 15 ms of parsing
 LARGE = 2**18  # bytes; parsing a shorter body takes no notable time
-_SLICE = 2**20  # bytes that are weighed between two turns of the loop
+_SLICE = 2**20  # bytes whose cost is estimated in one iteration of the loop
 _DIGITS = b"0123456789"
-_MOST_DIGITS = 3  # slices that consist of digits; a number takes 2 ms a slice to parse
-_LONGEST_NUMBER = 64  # bytes; a longer number is not a whole number such as 4.0, and slow to read
+_MOST_DIGITS = 3  # consecutive slices of digits; parsing a number takes 2 ms for each slice
+_LONGEST_NUMBER = 64  # bytes; a longer number is slow to read, and clients do not write whole numbers so
 
 T = TypeVar("T")
 
 
-class Turnstile:
-    """Admits `per_pass` tasks in each pass of the event loop, in order, so that a burst never blocks running steps."""
+class IterationLimiter:
+    """Lets `per_iteration` tasks continue in each iteration of the event loop, in order of arrival.
 
-    def __init__(self, per_pass: int = PER_PASS) -> None:
-        self._per_pass = per_pass
-        self._entered = 0  # in this pass
+    So a burst of requests never blocks the engine's running steps.
+    """
+
+    def __init__(self, per_iteration: int = PER_ITERATION) -> None:
+        self._per_iteration = per_iteration
+        self._entered = 0  # in this iteration
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
-        """Wait for the caller's turn. It comes at once unless others came in the same pass of the loop."""
+        """Wait for the caller's turn. Return at once unless other tasks entered in the same iteration of the loop."""
         loop = asyncio.get_running_loop()
-        if self._entered == self._per_pass or self._waiting:
+        if self._entered == self._per_iteration or self._waiting:
             turn: asyncio.Future[None] = loop.create_future()
             self._waiting.append(turn)
             await turn
             return
         if not self._entered:
-            loop.call_soon(self._next_pass)
+            loop.call_soon(self._next_iteration)
         self._entered += 1
 
-    def _next_pass(self) -> None:
+    def _next_iteration(self) -> None:
         self._entered = 0
-        while self._waiting and self._entered < self._per_pass:
+        while self._waiting and self._entered < self._per_iteration:
             turn = self._waiting.popleft()
             if not turn.done():  # if it is done, its task was cancelled
                 turn.set_result(None)
                 self._entered += 1
         if self._entered:
-            asyncio.get_running_loop().call_soon(self._next_pass)
+            asyncio.get_running_loop().call_soon(self._next_iteration)
 
 
 class BodyReader:
-    """Reads bodies within the server's bounds. Large bodies are weighed and parsed one after the other."""
+    """Reads bodies within the server's bounds. Large bodies are checked and parsed one after the other."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._limit = config.max_body_bytes
         self._seconds = config.body_timeout
-        self._large = Turnstile(1)
+        self._large = IterationLimiter(1)
 
     async def read(self, request: Request) -> bytearray:
-        """Return the whole body. A large body is returned when it is its turn to be parsed.
+        """Return the whole body. A large body waits until the large bodies before it have been parsed.
 
-        Raises `HTTPError` 415, 413 or 408, and `ClientDisconnect` if the client left, without reading on.
+        Raises: HTTPError with status 415, 413 or 408; ClientDisconnect if the client left. The rest is not read then.
         """
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type not in _JSON_TYPES:
@@ -95,38 +99,38 @@ class BodyReader:
         except TimeoutError:
             raise HTTPError(408, "body_timeout", f"the body did not arrive within {self._seconds:g} seconds") from None
         if len(body) > LARGE:
-            if await self._weight(body) > _MAX_WEIGHT:
+            if await self._parsing_cost(body) > _MAX_COST:
                 raise HTTPError(
                     413,
                     "body_too_large",
-                    f"the body holds too many values: at most {_MAX_WEIGHT}, "
+                    f"the body holds too many values: at most {_MAX_COST}, "
                     "where a text counts as 2, a list or object as 8",
                 )
             await self._large.enter()
         return body
 
-    async def _weight(self, body: bytearray) -> int:
+    async def _parsing_cost(self, body: bytearray) -> int:
         """Estimate the parser's work from the punctuation in the body, including punctuation within texts."""
-        weight = digits = 0
+        cost = digits = 0
         for start in range(0, len(body), _SLICE):
             await self._large.enter()
-            weight += sum(body.count(mark, start, start + _SLICE) * each for mark, each in _WEIGHTS.items())
+            cost += sum(body.count(mark, start, start + _SLICE) * each for mark, each in _COSTS.items())
             digits = digits + 1 if _is_digits(body, start) else 0
             if digits == _MOST_DIGITS:
                 raise HTTPError(
                     413, "body_too_large", f"the body holds more than {_MOST_DIGITS * _SLICE} digits in a row"
                 )
-        return weight
+        return cost
 
 
 def _is_digits(body: bytearray, start: int) -> bool:
-    """Whether a slice of the body has only digits. Most slices are decided by every 1024th byte."""
+    """Whether a slice of the body has only digits. For most slices every 1024th byte decides."""
     end = start + _SLICE
     return not body[start:end:1024].strip(_DIGITS) and not body[start:end].strip(_DIGITS)
 
 
 async def _receive_all(receive: Receive, limit: int) -> bytearray:
-    body = bytearray()  # not a list of chunks: each would cost 40 bytes more
+    body = bytearray()  # a list of chunks would cost 40 bytes more for each chunk
     more = True
     while more:
         message = await receive()
@@ -136,7 +140,7 @@ async def _receive_all(receive: Receive, limit: int) -> bytearray:
         more = message.get("more_body", False)
         if len(body) > limit:
             raise _too_large(limit)
-    return body  # not copied: a copy takes as long as parsing
+    return body  # without a copy, which would take as long as parsing
 
 
 def _too_large(limit: int) -> HTTPError:
@@ -166,7 +170,7 @@ def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def _whole_numbers(body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> bytes | bytearray:
-    """Return the body with integers in place of numbers such as 4.0 in known fields.
+    """Return the body with numbers such as 4.0 replaced by integers, in fields of the decoder's struct.
 
     JSON has one kind of number, and some clients write all numbers as floats.
     """
@@ -185,10 +189,10 @@ def _whole_numbers(body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) 
 
 
 def _malformed(body: bytes | bytearray, text: str) -> InvalidRequestError:
-    unsayable = find_unencodable(body)
-    if unsayable is None:
+    unencodable = find_unencodable(body)
+    if unencodable is None:
         return InvalidRequestError(text)
-    path, reason = unsayable
+    path, reason = unencodable
     return InvalidRequestError(f"{path}: {reason}" if path else reason, path or None)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from aengine.http.door.auth import ApiKeyMiddleware
+from aengine.http.entry.auth import ApiKeyMiddleware
 from tests.http.serving import Server, read_until, serving
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from aengine.errors import InvalidRequestError
-from aengine.http.door.body import _whole_numbers, decode
-from aengine.http.door.malformed import find_unencodable
+from aengine.http.entry.body import _whole_numbers, decode
+from aengine.http.entry.malformed import find_unencodable
 from aengine.http.openai.bodies import ChatRequest
 from tests.http.serving import read_until, serving
 

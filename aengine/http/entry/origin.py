@@ -2,7 +2,7 @@
 
 Without this check any web page could use a server on its reader's machine: the browser sends the page's requests and
 only hides the answers. Programs other than browsers send no `Origin` and pass. Starlette's CORSMiddleware adds the
-headers for allowed origins, but by itself it would also serve all other pages, without these headers.
+headers for allowed origins, but by itself it would also serve all other pages, only without these headers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from aengine.http.door.errors import HTTPError, error_response
+from aengine.http.entry.errors import HTTPError, error_response
 
 _PREFLIGHT_SECONDS = 600  # how long a browser may cache the answer
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -34,7 +34,7 @@ class OriginMiddleware:
             allow_origins=self._allowed,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            allow_private_network=True,  # a page on the internet, a server at home
+            allow_private_network=True,  # for a page on the internet that calls a server at home
             expose_headers=("x-request-id", "request-id", "retry-after"),
             max_age=_PREFLIGHT_SECONDS,
         )

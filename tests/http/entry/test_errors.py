@@ -15,7 +15,7 @@ from aengine.errors import (
     NonFiniteLogitsError,
     QueueFullError,
 )
-from aengine.http.door.errors import MAX_MESSAGE, error_body
+from aengine.http.entry.errors import MAX_MESSAGE, error_body
 from aengine.http.state import public_message
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import parse_events, read_until, serving

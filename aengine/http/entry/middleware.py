@@ -1,4 +1,4 @@
-"""The outermost middleware, which every request passes before it is routed. Checks that do not apply are skipped."""
+"""The outermost middleware, which every request passes before it is routed. Requests without `Origin` skip the check of it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.config import ServerConfig
-from aengine.http.door.auth import ApiKeyMiddleware
-from aengine.http.door.context import context_of, id_headers
-from aengine.http.door.errors import HTTPError, error_response
-from aengine.http.door.origin import OriginMiddleware
-from aengine.http.door.paths import ServedPaths
+from aengine.http.entry.auth import ApiKeyMiddleware
+from aengine.http.entry.context import context_of, id_headers
+from aengine.http.entry.errors import HTTPError, error_response
+from aengine.http.entry.origin import OriginMiddleware
+from aengine.http.entry.paths import ServedPaths
 
 _USABLE = re.compile(r"[!-~]{1,128}")  # visible ASCII, which cannot split a header or forge a log line
 _NO_WEBSOCKET = HTTPError(404, "not_found", "this server has no WebSocket: send ordinary requests over HTTP")
 _NAME = re.compile(r"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:/?#@\[\]]*))(?::\d*)?")
 
 
-class Door:
+class EntryMiddleware:
     """Adds the request's id to every response, then checks host, origin, key and path."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, paths: ServedPaths) -> None:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.http.door.errors import HTTPError, error_response
+from aengine.http.entry.errors import HTTPError, error_response
 
 _VERSIONS = re.compile(r"/*(?:v1/+){0,2}")
 _LONGEST = 100  # characters of a path that are compared or shown

@@ -1,7 +1,8 @@
 """Returns memory to the system after many connections have closed.
 
 A closed connection leaves about 80 objects of asyncio and hypercorn in reference cycles. Python collects cycles only
-when new objects are made, which an idle server does not do. The C library would keep the freed memory as well.
+when new objects are made, and an idle server makes none. The C library also keeps freed memory until it is told to
+return it.
 """
 
 from __future__ import annotations
@@ -12,17 +13,16 @@ import gc
 from collections.abc import Callable
 from contextlib import suppress
 
-CROWD = 1000  # connections; fewer leave only a few megabytes
-_SECONDS = 2.0  # after which the last of them are closed as well
-_APART = (
-    60.0  # seconds; a collection blocks the loop for tens of milliseconds, so clients must not be able to force many
-)
+MIN_PEAK = 1000  # connections open at once; fewer leave only a few megabytes
+_DELAY = 2.0  # seconds before the call, in which the last connections close as well
+# Seconds between two calls. A collection blocks the loop for tens of milliseconds, so clients must not force many.
+_MIN_INTERVAL = 60.0
 
 
-class Crowd:
-    """Calls `release` when nine of ten connections have closed, if at least `CROWD` were open at once.
+class MemoryReleaser:
+    """Calls `release` when nine of ten connections have closed, if at least `MIN_PEAK` were open at once.
 
-    Crowds that follow each other within `_APART` seconds share a call.
+    There is at most one call in `_MIN_INTERVAL` seconds.
     """
 
     def __init__(self, release: Callable[[], object]) -> None:
@@ -34,12 +34,12 @@ class Crowd:
         self._most = max(self._most, count)
 
     def shrank(self, count: int) -> None:
-        if self._most >= CROWD and count <= self._most // 10:
+        if self._most >= MIN_PEAK and count <= self._most // 10:
             self._most = count
             loop = asyncio.get_running_loop()
-            if (now := loop.time()) > self._next - _APART:  # else a call is scheduled
-                when = max(now + _SECONDS, self._next)
-                self._next = when + _APART
+            if (now := loop.time()) > self._next - _MIN_INTERVAL:  # else a call is scheduled
+                when = max(now + _DELAY, self._next)
+                self._next = when + _MIN_INTERVAL
                 loop.call_at(when, self._release)
 
 

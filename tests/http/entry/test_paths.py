@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.config import ServerConfig
-from aengine.http.door.paths import ServedPaths
+from aengine.http.entry.paths import ServedPaths
 from aengine.http.routes import operations
 from aengine.http.state import ServerState
 from tests.http.serving import serving

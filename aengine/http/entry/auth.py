@@ -1,4 +1,4 @@
-"""API keys: if any are set, every path but `/`, `/health`, `/ping` and `/ready` needs one."""
+"""Checks API keys: if the server has keys, every path but `/`, `/health`, `/ping` and `/ready` needs one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hashlib import sha256
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from aengine.http.door.context import context_of
-from aengine.http.door.errors import HTTPError, error_response
+from aengine.http.entry.context import context_of
+from aengine.http.entry.errors import HTTPError, error_response
 
 # Paths as the router sees them. `/` is the static page, which asks its reader for the key.
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready"})
@@ -23,7 +23,7 @@ class ApiKeyMiddleware:
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self._app = app
-        # All digests have the same length, so the time of a comparison reveals nothing about a key's length.
+        # All digests have the same length, so the time of a comparison does not reveal a key's length.
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -29,7 +29,7 @@ from aengine.errors import (
     QueueFullError,
     RequestAbortedError,
 )
-from aengine.http.door.context import context_of, id_headers, speaks_anthropic
+from aengine.http.entry.context import context_of, id_headers, speaks_anthropic
 
 # The folders of a path. A slash does not start a path inside a word (a model id), after another slash (a URL) or after
 # an HTTP method (an endpoint).
@@ -44,15 +44,15 @@ _TYPES = {
     503: "overloaded_error",
     OVERLOADED: "overloaded_error",
 }
-# By field: error codes that clients act on. Anthropic's tool runner asks for a thread first. With this code it sends
-# the whole conversation from then on.
+# By field: error codes that clients act on. Anthropic's tool runner first asks for a thread. After this code it sends
+# the whole conversation with each request.
 _CODES = {"thread": "thread_unsupported_request"}
 
 
 def public_message(error: BaseException) -> str:
     """Return the message for clients: aengine's own messages without folders, and only the type of other errors."""
     if isinstance(error, (InvalidRequestError, ModelNotFoundError)):
-        return str(error)  # it repeats only what the client sent
+        return str(error)  # any path in it is from the request
     if isinstance(error, AengineError):
         return _FOLDERS.sub("", str(error))
     return f"internal error ({type(error).__name__}); the server's log has the details"
@@ -108,9 +108,7 @@ def status_of(error: BaseException) -> int:
             return error.status
         case HTTPException():
             return error.status_code
-        case (
-            InvalidRequestError() | CheckpointError()
-        ):  # CheckpointError: of the chat template, so a retry fails as well
+        case InvalidRequestError() | CheckpointError():  # a chat template's error: a retry fails as well
             return 400
         case RequestAbortedError():  # 4xx, so that clients do not retry by themselves
             return 400
@@ -128,7 +126,7 @@ def error_body(error: BaseException) -> ErrorBody:
     message, param, code = public_message(error), None, None
     match error:
         case HTTPError():
-            message, code = str(error), error.code  # about the request alone; paths in it are the client's
+            message, code = str(error), error.code  # its text has no paths but those of the request
         case HTTPException():
             message = error.detail
         case ContextLengthError():
@@ -151,7 +149,7 @@ def error_body(error: BaseException) -> ErrorBody:
             code = "shutting_down"
         case _:
             code = "engine_failed" if isinstance(error, AengineError) else "internal_error"
-    return ErrorBody(ErrorDetail(_cut(message), kind, None if param is None else _cut(param), code))
+    return ErrorBody(ErrorDetail(_shortened(message), kind, None if param is None else _shortened(param), code))
 
 
 def error_body_for(scope: Scope, error: BaseException) -> tuple[int, ErrorBody | MessagesErrorBody]:
@@ -167,7 +165,7 @@ def error_body_for(scope: Scope, error: BaseException) -> tuple[int, ErrorBody |
     return status, messages_error_body(status, message, body.error.param, scope)
 
 
-def _cut(text: str) -> str:
+def _shortened(text: str) -> str:
     """Shorten the message: errors repeat parts of the request, which may be megabytes."""
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."
 
@@ -194,7 +192,7 @@ def error_response(error: BaseException, headers: Mapping[str, str] | None = Non
     sent = dict(headers or {})
     if isinstance(error, QueueFullError):
         sent["Retry-After"] = str(max(1, round(error.retry_after)))
-    elif status_of(error) == 503:  # ready later, or replaced by another server
+    elif status_of(error) == 503:  # it will be ready later, or another server will replace it
         sent["Retry-After"] = "1"
     return ErrorResponse(error, sent)
 
@@ -204,9 +202,8 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
-    return error_response(
-        error, id_headers(request.scope)
-    )  # this handler runs outside of the door, which would add them
+    # This handler runs outside of `EntryMiddleware`, which adds the headers to all other answers.
+    return error_response(error, id_headers(request.scope))
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

@@ -23,7 +23,7 @@ from aengine.errors import (
     NonFiniteLogitsError,
     QueueFullError,
 )
-from aengine.http.door.errors import MAX_MESSAGE
+from aengine.http.entry.errors import MAX_MESSAGE
 from aengine.types import Fragment
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import hosting, parse_events, read_until, serving

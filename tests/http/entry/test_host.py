@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aengine.http.door.door import Hosts
+from aengine.http.entry.middleware import Hosts
 from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio

@@ -1,7 +1,7 @@
 """Locates values in a body that JSON cannot represent: NaN, infinities, lone surrogates, bytes that are not UTF-8.
 
-Python's own `json` writes the first three without an error, so well-meaning clients send them. The parser reports
-only a byte offset; the field's name helps more.
+Python's `json` writes the first three without an error, so some clients send them. The parser reports only a byte
+offset; here the field's name is found.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-_LONGEST = 2**16  # bytes; a longer body is not parsed a second time, which takes milliseconds
+_LONGEST = 2**16  # bytes; parsing a longer body a second time would take milliseconds
 
 
 class Unencodable(NamedTuple):
@@ -27,11 +27,11 @@ class _Constant(NamedTuple):
 
 
 def find_unencodable(body: bytes | bytearray) -> Unencodable | None:
-    """Return the first such value in a body that the parser has refused; None if it was refused for another reason."""
+    """Return a value that JSON cannot represent, in a body that the parser refused; None if there is no such value."""
     if len(body) > _LONGEST:
         return None
     try:
-        # Bytes that are not UTF-8 become surrogates, as do escapes of them.
+        # Bytes that are not UTF-8 become lone surrogates, like escapes of lone surrogates.
         value = json.loads(body.decode("utf-8", "surrogateescape"), parse_constant=_Constant)
     except (ValueError, RecursionError):
         return None

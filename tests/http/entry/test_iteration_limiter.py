@@ -6,18 +6,18 @@ import asyncio
 
 import pytest
 
-from aengine.http.door.body import Turnstile
+from aengine.http.entry.body import IterationLimiter
 
 pytestmark = pytest.mark.anyio
 
 
-async def burst(turnstile: Turnstile, count: int) -> tuple[list[int], list[int]]:
+async def burst(iteration_limiter: IterationLimiter, count: int) -> tuple[list[int], list[int]]:
     """Return the admitted tasks in order, and their number in each pass of the loop."""
     order: list[int] = []
     passes: list[int] = []
 
     async def enter(number: int) -> None:
-        await turnstile.enter()
+        await iteration_limiter.enter()
         order.append(number)
 
     tasks = [asyncio.create_task(enter(number)) for number in range(count)]
@@ -30,25 +30,25 @@ async def burst(turnstile: Turnstile, count: int) -> tuple[list[int], list[int]]
 
 
 async def test_a_burst_goes_through_in_order_a_few_at_a_time() -> None:
-    order, passes = await burst(Turnstile(4), 19)
+    order, passes = await burst(IterationLimiter(4), 19)
     assert order == list(range(19))
     assert max(passes) == 4
     assert len(passes) < 12  # no pass is wasted
 
 
 async def test_one_by_one_nobody_waits() -> None:
-    turnstile = Turnstile(1)
+    iteration_limiter = IterationLimiter(1)
     for _ in range(5):
-        await turnstile.enter()
+        await iteration_limiter.enter()
         await asyncio.sleep(0)
 
 
 async def test_who_leaves_the_queue_takes_nobody_elses_turn() -> None:
-    turnstile = Turnstile(1)
+    iteration_limiter = IterationLimiter(1)
     entered: list[int] = []
 
     async def enter(number: int) -> None:
-        await turnstile.enter()
+        await iteration_limiter.enter()
         entered.append(number)
 
     tasks = [asyncio.create_task(enter(number)) for number in range(4)]
@@ -57,4 +57,4 @@ async def test_who_leaves_the_queue_takes_nobody_elses_turn() -> None:
     tasks[3].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert entered == [0, 2]
-    await burst(turnstile, 3)
+    await burst(iteration_limiter, 3)

@@ -1,4 +1,4 @@
-"""Memory is returned when most of many connections have closed, once for each crowd."""
+"""Memory is returned when most of many connections have closed, once for each peak."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import weakref
 
 import pytest
 
-from aengine.http.hypercorn import crowd
-from aengine.http.hypercorn.crowd import CROWD, Crowd, return_memory
+from aengine.http.hypercorn import memory
+from aengine.http.hypercorn.memory import MIN_PEAK, MemoryReleaser, return_memory
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowd, "_SECONDS", 0.0)
-    monkeypatch.setattr(crowd, "_APART", 0.0)
+    monkeypatch.setattr(memory, "_DELAY", 0.0)
+    monkeypatch.setattr(memory, "_MIN_INTERVAL", 0.0)
 
 
-async def wave(of: Crowd, most: int, left: int = 0) -> None:
+async def wave(of: MemoryReleaser, most: int, left: int = 0) -> None:
     """Open connections one by one until `most` are open, and close them until `left` are open."""
     for count in range(1, most + 1):
         of.grew(count)
@@ -31,21 +31,21 @@ async def wave(of: Crowd, most: int, left: int = 0) -> None:
 
 async def test_once_after_each_crowd() -> None:
     given: list[None] = []
-    of = Crowd(lambda: given.append(None))
-    await wave(of, CROWD - 1)
+    of = MemoryReleaser(lambda: given.append(None))
+    await wave(of, MIN_PEAK - 1)
     assert len(given) == 0
-    await wave(of, CROWD, left=CROWD // 10 + 1)
+    await wave(of, MIN_PEAK, left=MIN_PEAK // 10 + 1)
     assert len(given) == 0  # too many are still open
-    await wave(of, CROWD)
+    await wave(of, MIN_PEAK)
     assert len(given) == 1
     await wave(of, 50)
     assert len(given) == 1
-    await wave(of, 3 * CROWD, left=20)
+    await wave(of, 3 * MIN_PEAK, left=20)
     assert len(given) == 2
 
 
-async def test_crowds_that_follow_each_other_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowd, "_APART", 0.2)
+async def test_peaks_that_follow_each_other_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_MIN_INTERVAL", 0.2)
     given: list[float] = []
     loop, told = asyncio.get_running_loop(), asyncio.Event()
 
@@ -54,9 +54,9 @@ async def test_crowds_that_follow_each_other_share_a_call(monkeypatch: pytest.Mo
         if len(given) == 2:
             told.set()
 
-    of = Crowd(release)
+    of = MemoryReleaser(release)
     for _ in range(5):
-        await wave(of, CROWD)
+        await wave(of, MIN_PEAK)
         assert len(given) == 1 or given[1] - given[0] >= 0.19
     await asyncio.wait_for(told.wait(), 30)
     assert given[1] - given[0] >= 0.19
