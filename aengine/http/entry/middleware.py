@@ -1,4 +1,4 @@
-"""The outermost middleware, which every request passes before it is routed. Requests without `Origin` skip the check of it."""
+"""The outermost middleware, which every request passes before it is routed."""
 
 from __future__ import annotations
 
