@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 class OutOfPages(Exception):
-    """Fewer pages are free than were requested. Internal: the scheduler evicts or preempts before it takes pages."""
+    """Fewer pages are free than requested. Internal: the scheduler evicts or preempts before it takes pages."""
 
 
 class PageAllocator:
@@ -34,14 +34,14 @@ class PageAllocator:
         return self._held[page] == 1
 
     def take(self, n: int) -> list[int]:
-        """Hand out n free pages. Raises `OutOfPages`, and takes none, if fewer are free."""
-        kept = len(self._free) - n
-        if kept < 0:
+        """Hand out n free pages. Raises `OutOfPages` if fewer are free, and then takes none."""
+        left = len(self._free) - n
+        if left < 0:
             raise OutOfPages(f"{n} pages wanted, {len(self._free)} free")
         if n < 0:
             raise ValueError(f"cannot take {n} pages")
-        pages = self._free[kept:]
-        del self._free[kept:]
+        pages = self._free[left:]
+        del self._free[left:]
         pages.reverse()
         for page in pages:
             self._held[page] = 1
@@ -50,7 +50,7 @@ class PageAllocator:
     def release(self, page: int) -> None:
         """Free a page. Raises `ValueError` if it is free already, or reserved."""
         if not self._held[page]:
-            raise ValueError(f"page {page} is not held by anyone")
+            raise ValueError(f"page {page} is not held")
         self._held[page] = 0
         self._free.append(page)
 
@@ -60,7 +60,7 @@ class PageAllocator:
         if len(free) != len(self._free):
             raise AssertionError("a page is on the free list twice")
         if 0 in free or self._held[0]:
-            raise AssertionError("the reserved page 0 is in circulation")
+            raise AssertionError("the reserved page 0 is free or handed out")
         for page in range(1, self.num_pages):
             if self.held(page) == (page in free):
                 raise AssertionError(f"page {page} is {'held, and ' if self.held(page) else 'not held, nor '}free")

@@ -1,15 +1,15 @@
 """The prefix cache: a radix tree over page-aligned runs of token ids.
 
-An edge is a run of one or more whole pages; two children of a node differ within their first page. The tree owns
-its pages, and gives them back to the allocator.
+A node holds a run of one or more whole pages. Two children of a node differ within their first page. The tree owns
+its pages, and returns them to the allocator when they are evicted.
 
-A path that a sequence uses is locked: `lock(node)` adds one to every node up to the root, so an unlocked node
-has only unlocked descendants. Unlocked nodes are kept in one least-recently-used order. A use (a match, an
-insert, an unlock) moves its path to the young end, deepest node first. Therefore every node comes before
-its parent, the oldest entry is always a leaf, and eviction takes from the old end.
+A path that a sequence uses is locked: `lock(node)` adds one to every node up to the root, so an unlocked node has only
+unlocked descendants. Unlocked nodes are kept in one least-recently-used order. A use (a match, an insert, an unlock)
+moves its path to the end of the order, the deepest node first. Therefore every node comes before its parent, and the
+first entry is always a leaf. Eviction begins with the first entry.
 
-Clearing begins a new epoch. Nodes that are locked then stay under the old epoch, which lookups ignore, and leave
-the tree when they are unlocked.
+Clearing begins a new epoch. Nodes that are locked at that time keep the old epoch, and lookups ignore them. They
+leave the tree when they are unlocked.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import NamedTuple, Protocol
 
 from aengine.cache.pages import PageAllocator
 
-# A run's ids as bytes, 4 per token: compared with memcmp, hashed fast, and not scanned by the garbage collector.
+# A run's ids are bytes, 4 per token. Bytes are compared with memcmp, hash fast, and the garbage collector skips them.
 _ID_TYPE = "I"
 _ID_BYTES = array(_ID_TYPE).itemsize
 
 
-# Runs with different namespaces are never shared. A namespace is a tenant's salt, alone or with the number of an
-# adapter. With longrope, sequences that may leave the trained context have minus that number, or 0 without an adapter.
-# Runs of an unloaded adapter are never found again, and are evicted like any others.
+# Runs with different namespaces are never shared. A namespace is a tenant's salt, or a pair of
+# a number and the salt. The number is the adapter's generation. With longrope, sequences that may leave the trained
+# context have its negative, or 0 without an adapter. Runs of an unloaded adapter are evicted like any others.
 Namespace = str | None | tuple[int, str | None]
 
-# The key of a child: its first page's ids. Keys under the root also contain the epoch and the namespace, which
-# separates epochs, tenants and adapters without a root for each.
+# The key of a child: its first page's ids. Keys under the root also contain the epoch and the namespace, so one
+# root serves all epochs, tenants and adapters.
 _Key = bytes | tuple[int, Namespace, bytes]
 
 
@@ -55,13 +55,13 @@ class Node:
         self.pages = pages
         self.depth = depth  # pages from the root to the end of this run
         self.locks = locks
-        self.epoch = epoch  # of the tree when the run was inserted
-        self.backed = False  # set by the tiers: each of its pages was copied to host memory, or is being copied
+        self.epoch = epoch  # the tree's epoch when the run was inserted
+        self.backed = False  # set by the tiers: all its pages are in host memory or are being copied there
         self.children: dict[_Key, Node] = {}
 
 
 class Match(NamedTuple):
-    """The longest cached prefix of a lookup. `node` ends exactly where `pages` end (the root if there are none).
+    """The longest cached prefix of a lookup. `pages` are the pages from the root to the end of `node`.
 
     The pages stay valid only if `node` is locked before anything is evicted.
     """
@@ -73,8 +73,8 @@ class Match(NamedTuple):
 class Inserted(NamedTuple):
     """The result of an insertion.
 
-    node: ends where the run ends. taken: for each page of the run, whether the tree now owns it. A page that is not
-    taken remains the caller's, who has to release it.
+    node: the node at whose end the run ends. taken: for each page of the run, whether the tree now owns it. The caller
+    still owns the other pages and has to release them.
     """
 
     node: Node
@@ -82,12 +82,12 @@ class Inserted(NamedTuple):
 
 
 class TreeWatcher(Protocol):
-    """Is called when runs enter and leave a tree. A page holds the same tokens until it is removed."""
+    """Callbacks for runs that enter or leave a tree. A page holds the same tokens until it is removed."""
 
     def stored(
         self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: str | tuple[int, str | None] | None
     ) -> None:
-        """A run was attached after the page `before`, or at the root for None. `token_ids`: 4 bytes each."""
+        """A run was attached after the page `before`. None: it was attached at the root. token_ids: 4 bytes each."""
         ...
 
     def removed(self, pages: Sequence[int]) -> None:
@@ -100,14 +100,14 @@ class TreeWatcher(Protocol):
 
 
 class RadixTree:
-    """Shares the pages of common prefixes. Every operation costs time per node visited or page touched."""
+    """Shares the pages of common prefixes. The time of an operation grows with the nodes and pages that it visits."""
 
     def __init__(self, allocator: PageAllocator, page_size: int) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
         self.page_size = page_size
-        self.cached_pages = 0  # held by the tree
-        self.evictable_pages = 0  # of these, not locked
+        self.cached_pages = 0  # number of pages in the tree
+        self.evictable_pages = 0  # number of these that are not locked
         self.epoch = 0  # the number of times that the tree was cleared
         self.changes = 0  # rises when a lookup may find more, or more pages may be evicted
         self.root = Node(None, b"", b"", [], 0, 0)
@@ -135,7 +135,7 @@ class RadixTree:
             step.locks += 1
 
     def unlock(self, node: Node) -> None:
-        """Undo one `lock(node)`; counts as a use. Nodes of an old epoch leave the tree.
+        """Undo one `lock(node)`. This counts as a use. Nodes of an old epoch leave the tree.
 
         Raises `ValueError` if node is not locked.
         """
@@ -147,7 +147,7 @@ class RadixTree:
                 self._unlocked[step] = None
                 self.evictable_pages += len(step.pages)
                 self.changes += 1
-                if step.epoch != self.epoch:  # its descendants have left before
+                if step.epoch != self.epoch:  # its descendants are unlocked too, so they have left already
                     self._cut(step, len(step.pages))
 
     def insert(
@@ -156,7 +156,7 @@ class RadixTree:
         """Cache a run: pages[i] holds the KV of token_ids[i * page_size : (i + 1) * page_size].
 
         The run begins at the end of `below`, a node that the caller has locked, or at the root. Ids beyond the last
-        page are ignored. The caller owns the pages; the tree takes over those for which it has none yet.
+        page are ignored. The caller owns the pages. The tree takes the pages of tokens that it does not hold yet.
 
         Raises `ValueError` if ids are missing, or if `below` is no longer in the tree or belongs to an old epoch.
         """
@@ -180,9 +180,9 @@ class RadixTree:
         return Inserted(node, taken)
 
     def evict(self, n: int) -> int:
-        """Release the least recently used unlocked pages until n are released or none is left; return their number.
+        """Release the n least recently used unlocked pages, or all if there are fewer. Returns the number released.
 
-        The deepest pages are released first, and only as much of a run's tail as is needed.
+        The deepest pages are released first. A run that is only partly needed keeps its beginning.
         """
         before = self._allocator.free
         while self._unlocked and (missing := n + before - self._allocator.free) > 0:
@@ -190,13 +190,13 @@ class RadixTree:
         return self._allocator.free - before
 
     def next_evicted(self) -> Iterator[Node]:
-        """Iterate over the unlocked nodes in eviction order. The tree must not be used meanwhile."""
+        """Iterate over the unlocked nodes in eviction order. The tree must not be used during the iteration."""
         return iter(self._unlocked)
 
     def clear(self) -> None:
-        """Drop all cached runs: unlocked pages now, locked ones when they are unlocked.
+        """Drop all cached runs: unlocked pages now, locked pages when they are unlocked.
 
-        No lookup finds them any more.
+        Later lookups find none of them.
         """
         self.epoch += 1
         self.changes += 1
@@ -222,7 +222,7 @@ class RadixTree:
             step = parent
 
     def _descend(self, node: Node, data: bytes, salt: Namespace) -> Node:
-        """Descend from node as far as whole pages of data agree; split a node that agrees only in part."""
+        """Return the deepest node below `node` whose path agrees with `data`. Split a node that agrees only in part."""
         size = self._page_bytes
         at = 0
         while at < len(data):
@@ -244,13 +244,13 @@ class RadixTree:
         return node
 
     def _split(self, node: Node, at: int) -> Node:
-        """Insert a new node with the first `at` pages above `node`, which keeps the rest; return the new node.
+        """Move the first `at` pages of a node into a new node above it. Returns the new node.
 
-        `node` stays the lower half, because callers who locked it hold its end. The upper half gets the same locks.
+        `node` keeps the lower half, because callers that locked it hold its end. The upper half gets the same locks.
         """
         parent = node.parent
         if parent is None:
-            raise ValueError("the root has nothing to split")
+            raise ValueError("the root has no pages to split")
         depth = node.depth - len(node.pages) + at
         upper = Node(parent, node.key, b"", node.pages[:at], depth, node.locks, node.epoch)
         upper.backed = node.backed
@@ -275,18 +275,18 @@ class RadixTree:
         return node
 
     def _compare(self, node: Node, start: Node, pages: Sequence[int]) -> list[bool]:
-        """Return for each page after `start` whether the tree owns it, or is about to if it is beyond `node`."""
+        """Return for each page after `start` whether the tree owns it, or will own it because it is after `node`."""
         taken = [True] * len(pages)
         for step in self._path(node):
             if step is start:
                 break
             first = step.depth - len(step.pages) - start.depth
-            for place, page in enumerate(step.pages, first):
-                taken[place] = pages[place] == page
+            for index, page in enumerate(step.pages, first):
+                taken[index] = pages[index] == page
         return taken
 
     def _touch(self, node: Node) -> None:
-        """Make the path to node the most recently used. Locked nodes and their ancestors are not in the order."""
+        """Make the path to node the most recently used. Locked nodes and their ancestors are in no order."""
         for step in self._path(node):
             if step.locks:
                 break
@@ -313,8 +313,8 @@ class RadixTree:
             watcher.removed(gone)
 
     def check_integrity(self) -> None:
-        """Walk everything; raise `AssertionError` with a message if an invariant is broken."""
-        place = {node: i for i, node in enumerate(self._unlocked)}
+        """Walk the whole tree. Raise `AssertionError` if an invariant is broken."""
+        order = {node: i for i, node in enumerate(self._unlocked)}
         held: set[int] = set()
         evictable = unlocked = 0
         stack = list(self.root.children.values())
@@ -330,23 +330,26 @@ class RadixTree:
             top = (node.epoch, node.key[1], first)
             _require(node.key == (top if parent is self.root else first), "the key is not the run's")
             _require(parent is self.root or node.epoch == parent.epoch, "a run follows one of another epoch")
-            _require(node.epoch == self.epoch or node.locks > 0, "an unlocked node is left of an epoch that is over")
+            _require(node.epoch == self.epoch or node.locks > 0, "an unlocked node of an old epoch is in the tree")
             _require(len(node.pages) > 0, "a node holds no pages")
             _require(len(node.data) == len(node.pages) * self._page_bytes, "a run's ids and pages differ in length")
             _require(node.depth == parent.depth + len(node.pages), "a node's depth is wrong")
             _require(node.locks >= 0, "a negative lock count")
-            _require(parent is self.root or parent.locks >= node.locks, "a lock does not count on the parent")
-            _require((node.locks == 0) == (node in place), "exactly the unlocked nodes stand in the eviction order")
+            _require(parent is self.root or parent.locks >= node.locks, "a parent has fewer locks than its child")
+            _require(
+                (node.locks == 0) == (node in order),
+                "a node is unlocked and not in the eviction order, or locked and in it",
+            )
             if node.locks == 0:
                 unlocked += 1
                 evictable += len(node.pages)
-                _require(parent not in place or place[node] < place[parent], "a node would be evicted after its parent")
+                _require(parent not in order or order[node] < order[parent], "a node would be evicted after its parent")
             for page in node.pages:
                 _require(page not in held, f"page {page} is held twice")
                 _require(page > 0 and self._allocator.held(page), f"page {page} is held but free")
                 held.add(page)
             stack.extend(node.children.values())
-        _require(unlocked == len(place), "the eviction order names nodes that are not in the tree")
+        _require(unlocked == len(order), "the eviction order names nodes that are not in the tree")
         _require(self.cached_pages == len(held), f"cached_pages is {self.cached_pages}, the tree holds {len(held)}")
         _require(self.evictable_pages == evictable, f"evictable_pages is {self.evictable_pages}, counted {evictable}")
 

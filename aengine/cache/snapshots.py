@@ -1,4 +1,4 @@
-"""Snapshots of recurrent states: bookkeeping of the slots that follow the rows' own slots.
+"""Bookkeeping of the slots that hold snapshots of recurrent states. They follow the slots of the rows.
 
 A snapshot is the state after the last token of a page. The tree files snapshots under its pages, and drops them with
 their pages. A running sequence never reads a snapshot: its state is copied into the row's slot before the row's first
@@ -26,23 +26,23 @@ def slot_of(row: int) -> int:
 class SnapshotRoom:
     """The number of snapshots, and the token positions at which they are taken.
 
-    Both grains are multiples of a page and of the block after which kernels can save a state.
+    Both distances are multiples of a page and of the block of tokens after which kernels can save a state.
     """
 
     count: int = 0
-    grain: int = 64  # tokens between snapshots of an output; also rounds the ends of prompts and of shared prefixes
+    grain: int = 64  # tokens between snapshots of an output; all snapshots are at multiples of this
     prompt_grain: int = 64  # tokens between snapshots of a prompt
 
 
 class Snapshots:
-    """Hands out slots to sequences, and files the snapshots that they give to the tree. It must watch the tree."""
+    """Hands out slots to sequences, and files the snapshots that they give to the tree. Must watch the tree."""
 
     def __init__(self, room: SnapshotRoom, first_slot: int, page_size: int) -> None:
         if room.grain % page_size or room.prompt_grain % room.grain:
             raise ValueError(f"snapshots every {room.grain} and {room.prompt_grain} tokens, in pages of {page_size}")
         self.room = room
-        self.evictions = 0  # to make room for another; snapshots that leave with their pages do not count
-        self._step = room.grain // page_size  # pages
+        self.evictions = 0  # snapshots evicted for another; those that leave with their pages do not count
+        self._step = room.grain // page_size  # in pages
         self._free = list(range(first_slot + room.count - 1, first_slot - 1, -1))
         self._filed: OrderedDict[int, int] = OrderedDict()  # page -> slot; the least recently used first
 
@@ -69,9 +69,9 @@ class Snapshots:
         self._free.append(slot)
 
     def deepest(self, pages: Sequence[int]) -> tuple[int, int]:
-        """Return how many of a cached prefix's pages the deepest snapshot covers, and its slot; (0, 0) if none does.
+        """Return the number of pages before the last snapshot in a cached prefix, and its slot; (0, 0) without one.
 
-        Counts as a use.
+        This counts as a use.
         """
         for depth in range(len(pages) // self._step * self._step, 0, -self._step):
             slot = self._filed.get(pages[depth - 1])
@@ -81,7 +81,7 @@ class Snapshots:
         return 0, 0
 
     def file(self, node: Node, depth: int, slot: int) -> None:
-        """Give a slot to the tree: the state after the first `depth` pages of the path to `node`.
+        """Give a slot to the tree. It holds the state after the first `depth` pages of the path to `node`.
 
         If the tree has such a snapshot already, the slot becomes free. Raises `ValueError` if the path is shorter.
         """
@@ -118,4 +118,4 @@ class Snapshots:
         if slots != list(range(first_slot, first_slot + self.room.count)):
             raise AssertionError(f"snapshots: slots are shared or lost: {slots}")
         if not self._filed.keys() <= cached:
-            raise AssertionError("snapshots: one is filed under a page that the tree does not hold")
+            raise AssertionError("snapshots: a snapshot is filed under a page that the tree does not hold")

@@ -1,4 +1,4 @@
-"""The tensors that hold the states of recurrent layers: one state for a sequence of any length."""
+"""The tensors that hold the states of recurrent layers. A state has the same size for a sequence of any length."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class StateShape:
     """The shape of a slot: the state of one sequence in each recurrent layer."""
 
     num_layers: int
-    conv_width: int  # tokens
+    conv_width: int  # tokens that the convolution's state holds
     channels: int  # of the convolution
-    recurrence: tuple[int, int, int]  # value_heads, key_dim, value_dim
-    dtype: torch.dtype  # of the recurrence
-    conv_dtype: torch.dtype
+    recurrence: tuple[int, int, int]  # shape of the recurrent state: value_heads, key_dim, value_dim
+    dtype: torch.dtype  # of the recurrent state
+    conv_dtype: torch.dtype  # of the convolution's state
 
     @property
     def slot_bytes(self) -> int:
@@ -56,7 +56,7 @@ class StatePool:
     """Slots of states: slot 0 is unused, row r has slot r + 1, and the snapshots follow the rows.
 
     conv [slots, layers, width, channels], recurrence [slots, layers, value_heads, key_dim, value_dim]. The slot is the
-    outermost dimension, so that copying a slot copies two contiguous ranges.
+    first dimension, so a copy of a slot copies two contiguous ranges.
     """
 
     def __init__(self, shape: StateShape, num_slots: int, device: torch.device) -> None:

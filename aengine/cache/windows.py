@@ -1,13 +1,13 @@
-"""Pages of layers with a sliding window: bookkeeping of a pool of their own.
+"""Bookkeeping of the separate pool of pages for layers with a sliding window.
 
 The layers of a model form one or two groups. Layers that see all earlier tokens use the pages of the radix tree. Layers
 with a window use the pages here, which hold the same number of tokens. A sequence keeps window pages of its last tokens
 only: a page outside every window is freed while the sequence runs.
 
 A window page is filed under the tree's page that holds the same tokens, and leaves the tree with it. A cached prefix
-can be used if the window before its end is filed. Sequences read window pages in place. Each page counts its users. A
-page that is filed and has no user is idle; if no page is free, the least recently used idle page is taken. Page 0 is
-reserved as in every pool.
+can be used if all pages of the window before its end are filed. Sequences read filed pages without copying them. Each
+page counts its users. A filed page without users is idle. If no page is free, the least recently used idle page is
+evicted. Page 0 is reserved as in every pool.
 
 If all layers of a model have a window, the tree's own pages hold no data and only count tokens.
 """
@@ -26,47 +26,47 @@ from aengine.cache.radix import Namespace, Node
 class WindowRoom:
     """The size of a model's window group."""
 
-    window: int  # tokens that a query sees, including its own; the widest if layers differ
+    window: int  # tokens that a query sees, its own included; the largest if layers differ
     num_pages: int  # including the reserved one
 
     @staticmethod
-    def least(window: int, page_size: int) -> int:
+    def min_pages(window: int, page_size: int) -> int:
         """Return the fewest pages with which one sequence can run, including the reserved one.
 
-        These are the pages that a window touches, one before it (`kept_from`), the page being filled and the next.
+        These are the pages that a window touches, one before it (`first_kept`), the page being filled and the next.
         """
         return -(-window // page_size) + 5
 
     @staticmethod
-    def held(window: int, page_size: int) -> int:
+    def decode_pages(window: int, page_size: int) -> int:
         """Return about how many pages a decoding sequence holds."""
         return -(-window // page_size) + 2
 
 
 class WindowPages:
-    """Hands out pages to sequences, and files the pages that they give to the tree. It must watch the tree."""
+    """Hands out pages to sequences, and files the pages that they give to the tree. Must watch the tree."""
 
     def __init__(self, room: WindowRoom, page_size: int) -> None:
-        if room.num_pages < WindowRoom.least(room.window, page_size):
+        if room.num_pages < WindowRoom.min_pages(room.window, page_size):
             raise ValueError(f"{room.num_pages} pages of {page_size} tokens are too few for a window of {room.window}")
         self.room = room
         self.allocator = PageAllocator(room.num_pages)
-        self.evictions = 0  # to make room for others; pages that leave with the tree's do not count
+        self.evictions = 0  # idle pages that were evicted; pages that leave with the tree's pages do not count
         self._page_size = page_size
         self._users = [0] * room.num_pages
         self._filed: dict[int, int] = {}  # the tree's page -> window page
-        self._under: dict[int, int] = {}  # the reverse
+        self._under: dict[int, int] = {}  # window page -> the tree's page
         self._idle: OrderedDict[int, None] = OrderedDict()  # filed, without users; in eviction order
 
     @property
     def usable(self) -> int:
-        """The number of pages without the reserved one."""
+        """The number of pages, without the reserved one."""
         return self.room.num_pages - 1
 
     @property
-    def steady(self) -> int:
+    def decode_pages(self) -> int:
         """About how many pages a decoding sequence holds."""
-        return WindowRoom.held(self.room.window, self._page_size)
+        return WindowRoom.decode_pages(self.room.window, self._page_size)
 
     @property
     def filed(self) -> int:
@@ -83,21 +83,21 @@ class WindowPages:
         """The number of pages that are free or idle."""
         return self.allocator.free + len(self._idle)
 
-    def seen_from(self, tokens: int) -> int:
-        """Return the first page that the query after `tokens` tokens reads."""
+    def first_read(self, tokens: int) -> int:
+        """Return the index of the first page that the query after `tokens` tokens reads."""
         return max(0, tokens + 1 - self.room.window) // self._page_size
 
-    def kept_from(self, tokens: int) -> int:
-        """Return the first page that a sequence with `tokens` computed tokens keeps.
+    def first_kept(self, tokens: int) -> int:
+        """Return the index of the first page that a sequence with `tokens` computed tokens keeps.
 
-        It can read from the last page border but one onwards: a stop string may cut the sequence there.
+        A stop string may cut the sequence to the last page border but one. The query there must still find its window.
         """
-        return self.seen_from(max(0, tokens // self._page_size - 1) * self._page_size)
+        return self.first_read(max(0, tokens // self._page_size - 1) * self._page_size)
 
     def take(self, n: int) -> list[int]:
-        """Hand out n pages with one user each, after evicting idle ones if too few are free.
+        """Hand out n pages with one user each. Evicts idle pages if too few are free.
 
-        Raises `OutOfPages`, and takes none, if there are not enough.
+        Raises `OutOfPages` if there are not enough, and then takes none.
         """
         if n > self.available:
             raise OutOfPages(f"{n} window pages wanted, {self.available} available")
@@ -118,8 +118,8 @@ class WindowPages:
                 del self._idle[page]
             self._users[page] += 1
 
-    def release(self, page: int, spare: bool = False) -> None:
-        """Drop one user. spare: if the page is idle then, evict it before all others."""
+    def release(self, page: int, evict_first: bool = False) -> None:
+        """Drop one user. evict_first: if the page becomes idle, put it first in the eviction order."""
         users = self._users[page] = self._users[page] - 1
         if users < 0:
             raise ValueError(f"window page {page} has no user")
@@ -129,27 +129,27 @@ class WindowPages:
             self.allocator.release(page)
             return
         self._idle[page] = None
-        if spare:
+        if evict_first:
             self._idle.move_to_end(page, last=False)
 
-    def deepest(self, pages: Sequence[int]) -> int:
-        """Return how many of a cached prefix's pages can be used: the window before their end must be filed."""
+    def usable_prefix(self, pages: Sequence[int]) -> int:
+        """Return how many of a cached prefix's pages can be used. The window before their end must be filed."""
         depth = at = len(pages)
-        while at > self.seen_from(depth * self._page_size):
+        while at > self.first_read(depth * self._page_size):
             at -= 1
             if pages[at] not in self._filed:
                 depth = at
         return depth
 
     def window_of(self, pages: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the first place that the query after a prefix from `deepest` reads, and the pages from there on."""
-        first = self.seen_from(len(pages) * self._page_size)
+        """Return the first index that the query after a usable prefix reads, and the window pages from there on."""
+        first = self.first_read(len(pages) * self._page_size)
         return first, [self._filed[page] for page in pages[first:]]
 
     def file(self, node: Node, first: int, pages: Sequence[int]) -> None:
-        """Give pages in use to the tree: they belong at the places from `first` on, on the path to `node`.
+        """File window pages under the tree's pages at indices `first`, `first` + 1, ... on the path to `node`.
 
-        A page that the tree has already is kept as it is. Raises `ValueError` if the path is shorter.
+        A tree's page that has a window page already keeps it. Raises `ValueError` if the path is shorter.
         """
         end = first + len(pages)
         if end > node.depth:
@@ -157,8 +157,8 @@ class WindowPages:
         step: Node | None = node
         while step is not None and step.parent is not None and step.depth > first:
             begins = step.depth - len(step.pages)
-            for place in range(max(first, begins), min(end, step.depth)):
-                page, above = pages[place - first], step.pages[place - begins]
+            for index in range(max(first, begins), min(end, step.depth)):
+                page, above = pages[index - first], step.pages[index - begins]
                 if above not in self._filed and page not in self._under:
                     self._filed[above] = page
                     self._under[page] = above
@@ -188,11 +188,20 @@ class WindowPages:
             users = self._users[page]
             _require(users == used[page], f"page {page} has {used[page]} users, not {users}")
             held = users > 0 or page in self._under
-            _require(self.allocator.held(page) == held, f"page {page} is {'held by nobody' if not held else 'free'}")
+            _require(
+                self.allocator.held(page) == held,
+                f"page {page} is {'handed out without a user' if not held else 'free'}",
+            )
             idle = users == 0 and page in self._under
-            _require((page in self._idle) == idle, f"page {page} is {'' if idle else 'not '}idle, which is not known")
-        _require({page: above for above, page in self._filed.items()} == self._under, "pages are filed in disorder")
-        _require(self._filed.keys() <= cached, "one is filed under a page that the tree does not hold")
+            _require(
+                (page in self._idle) == idle,
+                f"page {page} is {'' if idle else 'not '}idle, but the eviction order disagrees",
+            )
+        _require(
+            {page: above for above, page in self._filed.items()} == self._under,
+            "the two indices of filed pages disagree",
+        )
+        _require(self._filed.keys() <= cached, "a window page is filed under a page that the tree does not hold")
 
 
 def _require(condition: bool, message: str) -> None:

@@ -125,7 +125,7 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
 
     def kv_layer(self, ranks: int) -> KVLayer:
         """Return what the KV pool stores of a token. All ranks store the same."""
-        return KVLayer(1, self.latent, both=1)
+        return KVLayer(1, self.latent, vectors=1)
 
     @property
     def absorbed(self) -> int:

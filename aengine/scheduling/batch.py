@@ -1,4 +1,4 @@
-"""The rows of the batch, and how sequences move between the queue, a row and their end."""
+"""The rows of the batch, and the transitions of sequences between queue, row and end."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Counters:
     """The scheduler's totals since start."""
 
     steps: int = 0
-    ended: int = 0  # sequences
+    ended: int = 0  # sequences that ended
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    cached_host_tokens: int = 0  # of these, those that came from host memory
-    cached_disk_tokens: int = 0  # and from a disk
+    cached_host_tokens: int = 0  # cached tokens that were loaded from host memory
+    cached_disk_tokens: int = 0  # cached tokens that were loaded from a disk
     computed_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
@@ -27,8 +27,8 @@ class Counters:
 class Batch:
     """The rows of the batch, and the sequences that hold them.
 
-    `running` holds the RUNNING sequences, by rank. A sequence that leaves keeps its row and its pages until its last
-    step lands; `promised` counts the pages that become available then.
+    `running` holds the RUNNING sequences in order of rank. A sequence that leaves keeps its row and its pages until its
+    last step lands; `promised` counts the pages that become available then.
     """
 
     def __init__(self, max_rows: int, memory: SequenceMemory) -> None:
@@ -51,14 +51,17 @@ class Batch:
         self.structured += sequence.grammar is not None
         if sequence.adapter is not None:
             sequence.adapter.take_row()
-        place = len(self.running)  # newcomers nearly always rank last
+        index = len(self.running)  # search from the end: a new sequence nearly always ranks last
         key = (*sequence.rank, sequence.index)
-        while place and (*self.running[place - 1].rank, self.running[place - 1].index) > key:
-            place -= 1
-        self.running.insert(place, sequence)
+        while index and (*self.running[index - 1].rank, self.running[index - 1].index) > key:
+            index -= 1
+        self.running.insert(index, sequence)
 
     def leave(self, sequence: Sequence, phase: Phase) -> bool:
-        """Move a running sequence into `phase`. Returns whether it has left its row, or must wait for its last step."""
+        """Move a running sequence into `phase`. Returns whether it has left its row.
+
+        If a step in flight names it, it leaves its row when that step lands.
+        """
         self.running.remove(sequence)
         sequence.phase = phase
         if not sequence.in_flight:
@@ -69,7 +72,7 @@ class Batch:
         return False
 
     def land(self, sequence: Sequence) -> bool:
-        """Count down the steps in flight that name the sequence. Returns whether it has left its row now."""
+        """Subtract one from the steps in flight that name the sequence. Returns whether it leaves its row now."""
         sequence.in_flight -= 1
         if sequence.in_flight or sequence.phase is Phase.RUNNING or sequence.row < 0:
             return False
@@ -90,9 +93,10 @@ class Batch:
 
 
 class Transitions:
-    """Moves sequences from one phase to the next: out of the batch, back to the queue, to their end.
+    """Moves sequences from one phase to the next: out of the batch, back to the queue, or to their end.
 
-    The choices of a request wait as a number, `unforked`, on the sequence that they will fork from.
+    Choices that have not forked yet are only counted: `unforked` is their number over all sequences, and
+    `Sequence.siblings` their number for one.
     """
 
     def __init__(self, waiting: Queue, batch: Batch) -> None:
@@ -102,7 +106,7 @@ class Transitions:
         self.unforked = 0
 
     def land(self, sequence: Sequence) -> None:
-        """Note that a step that named the sequence is over."""
+        """Note that a step that named the sequence was committed or has failed."""
         if self.batch.land(sequence):
             self._requeue(sequence)
 
@@ -112,7 +116,7 @@ class Transitions:
             self._requeue(sequence)
 
     def _requeue(self, sequence: Sequence) -> None:
-        """Return a preempted sequence, which has given everything back, to its place in the queue."""
+        """Put a preempted sequence back into the queue, after it has freed its row and memory."""
         if sequence.phase is Phase.PREEMPTED:
             sequence.phase = Phase.WAITING
             sequence.tiers_searched = False

@@ -1,4 +1,4 @@
-"""Steps in flight, and what their results mean for the sequences that they carried."""
+"""Steps in flight, and functions that apply their results to sequences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aengine.scheduling.batch import Counters
 from aengine.scheduling.sequence import Phase, Sequence, Update
 from aengine.step_plan import PrefillChunk, StepPlan, StepResult
 
-End = Callable[[Sequence], None]  # takes a sequence out of the batch
+End = Callable[[Sequence], None]  # ends a sequence: `Transitions.end`
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Flight:
 
     plan: StepPlan
     decode: list[Sequence] = field(default_factory=list)
-    prefill: list[tuple[Sequence, PrefillChunk, list[Sequence]]] = field(default_factory=list)  # with its forks
+    prefill: list[tuple[Sequence, PrefillChunk, list[Sequence]]] = field(default_factory=list)  # sequence, chunk, forks
 
     def draws(self) -> list[Sequence]:
         """Return the sequences that draw, in the order of the results."""
@@ -44,13 +44,13 @@ class Flight:
 
 
 def commit_chunks(flight: Flight, result: StepResult, end: End) -> list[Update]:
-    """Note what prefill chunks computed. End sequences whose chunk is not finite, and pooled prompts that are done."""
+    """Apply the results of prefill chunks. End sequences whose chunk is not finite, and finished pooled prompts."""
     updates: list[Update] = []
     scores = iter(result.scores)
     finite = iter(result.finite_chunks or [True] * len(flight.prefill))
     pooled = iter(result.pooled)
     for sequence, chunk, forks in flight.prefill:
-        if chunk.score_ids:  # a resumed prompt starts anew, and gets the same scores again
+        if chunk.score_ids:  # a preempted prompt starts again, and overwrites the same scores
             sequence.scores[chunk.start : chunk.start + len(chunk.score_ids)] = next(scores)
         is_finite = next(finite)
         if chunk.pool is not None:
@@ -71,22 +71,22 @@ def commit_chunks(flight: Flight, result: StepResult, end: End) -> list[Update]:
 
 
 def commit_draws(flight: Flight, result: StepResult, counters: Counters, end: End) -> list[Update]:
-    """Append the drawn tokens to the outputs. End outputs that are stopped by a token or by their length."""
+    """Append the drawn tokens to the outputs. End sequences that drew a stop token or have reached their length."""
     updates: list[Update] = []
     logprobs = result.logprobs
-    for place, sequence in enumerate(flight.draws()):
+    for i, sequence in enumerate(flight.draws()):
         sequence.pending -= 1
         if sequence.phase is Phase.FINISHED:
             continue  # it ended while this step was in flight: its token is dropped
-        if not result.finite[place]:
+        if not result.finite[i]:
             updates.append(_end_not_finite(sequence, end))
             continue
-        token_id = result.token_ids[place]
+        token_id = result.token_ids[i]
         sequence.output.append(token_id)
         if sequence.grammar is not None:
             sequence.grammar.accept(token_id)
         counters.generated_tokens += 1
-        update = Update(sequence, token_id, logprobs[place] if logprobs else None, None)
+        update = Update(sequence, token_id, logprobs[i] if logprobs else None, None)
         if token_id in sequence.stops:
             update.finish_reason = "stop"
             end(sequence)
@@ -108,7 +108,7 @@ def _note_pooled(sequence: Sequence, chunk: PrefillChunk, vector: array[float] |
         sequence.pending -= 1
     if vector is None:
         return False
-    if not chunk.start:  # the first chunk, also of a prompt that was preempted and starts anew
+    if not chunk.start:  # the first chunk; a preempted prompt starts again with it
         sequence.pooled.clear()
     sequence.pooled.append(vector)
     return True

@@ -9,21 +9,21 @@ from aengine.cache.radix import Node, TreeWatcher
 from aengine.scheduling.sequence import Sequence
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan
 
-UNBOUNDED = 2**62  # pages or tokens: more than there ever are
+UNBOUNDED = 2**62  # pages or tokens; larger than any real number of them
 
 
 class Holding:
     """Memory of one kind that sequences hold in addition to their pages. A model has none, one or several kinds.
 
-    Pages are the spine: every model has them, and the radix tree is made of them. Memory of another kind is filed under
+    Every model has pages of keys and values, and the radix tree consists of them. Memory of another kind is filed under
     the tree's pages and leaves the tree with them. `SequenceMemory` calls the methods below for each kind, in the order
-    of a sequence's life. The scheduler names no kind.
+    of a sequence's life. The scheduler treats all kinds alike.
 
-    A kind overrides the methods that concern it. The others say that sequences need nothing of it at that point. A kind
-    keeps its own table of sequences, with an entry from `resume` or `fork` until `release`.
+    A kind overrides the methods that it needs; the defaults do nothing and need no memory. A kind keeps its own table
+    of sequences, with an entry from `resume` or `fork` until `release`.
     """
 
-    watcher: TreeWatcher  # hears which pages leave the tree
+    watcher: TreeWatcher  # called when pages leave the tree
     reusable: bool = True  # False: no sequence can continue from a cached prefix, so nothing is cached
 
     @property
@@ -41,45 +41,45 @@ class Holding:
         return len(cached)
 
     def resume(self, sequence: Sequence, cached: Seq[int]) -> None:
-        """Hold the part that belongs to the cached prefix a sequence begins with. `usable` has confirmed its length.
+        """Take the memory that belongs to the pages `cached`, the cached prefix that a sequence begins with.
 
-        Followed by `release` if the sequence cannot be admitted after all.
+        `usable` has confirmed their number. If the sequence cannot be admitted, `release` follows.
         """
 
     def wanted(self, sequence: Sequence, missing: int) -> int:
         """Return how many pages must be available, after `resume`, for the sequence to begin.
 
-        missing: the pages of keys and values that the prefix leaves to be computed.
+        missing: the number of pages of keys and values after the cached prefix.
         """
         return 0
 
     def enter(self, sequence: Sequence, row: NewRow, plan: StepPlan) -> None:
-        """Describe to the device what a sequence on a new row begins with."""
+        """Add to the row and the plan what the device needs before the first step of a sequence on a new row."""
 
     # ---- running ------------------------------------------------------------------------------------------
 
-    def room(self, sequence: Sequence, headroom: int) -> int:
-        """Return up to which token position there can be memory now; `headroom` pages are left for others."""
+    def token_limit(self, sequence: Sequence, headroom: int) -> int:
+        """Return for how many tokens of a sequence memory can be taken now. `headroom` pages are left for others."""
         return UNBOUNDED
 
     def grow(self, sequence: Sequence, tokens: int, plan: StepPlan) -> None:
-        """Take memory for the sequence's first `tokens` tokens, and add what changes on the device to the plan."""
+        """Take memory for the sequence's first `tokens` tokens, and add the changed tables to the plan."""
 
     def save(self, sequence: Sequence, plan: StepPlan, chunk: PrefillChunk | None) -> None:
-        """Plan to keep what a step leaves at borders of pages.
+        """Plan to save what a step computes at the ends of pages.
 
-        chunk: the part of a prompt that the step reads. None means that it decodes, and fills a page.
+        chunk: the chunk of a prompt that the step computes. None: the step decodes, and its token fills a page.
         """
 
     def fork(self, leader: Sequence, sibling: Sequence, plan: StepPlan) -> None:
-        """Let a sibling share what its leader holds. Both have their rows, and one page is available."""
+        """Let a sibling share the memory of its leader. Both have rows, and one page is available."""
 
     # ---- the tree -----------------------------------------------------------------------------------------
 
     def publish(self, sequence: Sequence, node: Node | None) -> None:
-        """File what the sequence has computed, as far as the path to `node` goes. Free memory that it no longer needs.
+        """File computed memory under the tree's pages on the path to `node`. Free memory that is no longer needed.
 
-        node: None means that nothing of the sequence may enter the tree.
+        node: None: nothing of the sequence may enter the tree.
         """
 
     def release(self, sequence: Sequence, node: Node | None) -> None:

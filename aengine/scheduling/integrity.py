@@ -34,7 +34,9 @@ def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights
     for sequence in {*running, *leaving, *named}:
         _require(sequence.row >= 0, "a step in flight names a sequence without a row")
         _require(sequence.in_flight == named[sequence], f"{named[sequence]} steps name it, not {sequence.in_flight}")
-        _require(sequence.pending == drawing[sequence], f"{drawing[sequence]} draws are out, not {sequence.pending}")
+        _require(
+            sequence.pending == drawing[sequence], f"{drawing[sequence]} draws are in flight, not {sequence.pending}"
+        )
     for sequence in running:
         _require(sequence.launched < sequence.max_total, "a token beyond the last one was launched")
         ahead = sequence.length + sequence.pending - sequence.launched
@@ -56,14 +58,17 @@ def check_pages(memory: SequenceMemory, holders: Collection[Sequence], loading: 
             raise AssertionError("scheduler: a sequence on a row has no pages")
         admissions[admitted] += 1
         private += sequence.grown
-        _require(set(sequence.pages[admitted.pages :]) == sequence.grown, "pages behind the admitted ones are its own")
-        _require(len(set(sequence.pages)) == len(sequence.pages), "a page stands twice in one table")
+        _require(
+            set(sequence.pages[admitted.pages :]) == sequence.grown,
+            "the pages after the admitted ones differ from those it has grown",
+        )
+        _require(len(set(sequence.pages)) == len(sequence.pages), "a page is twice in one table")
         _require(sequence.computed <= sequence.launched, "more is computed than was launched")
         _require(sequence.launched <= len(sequence.pages) * memory.page_size, "tokens without a page were launched")
         together = sequence.pages[: admitted.pages]
         _require(admitted.private <= set(together), "admitted pages hold pages that are not in the table")
         for page in together[admitted.node.depth :]:
-            _require(page in admitted.private, f"page {page} is neither owned nor locked")
+            _require(page in admitted.private, f"page {page} is neither private nor locked")
     for admitted, count in admissions.items():
         private += admitted.private
         _require(admitted.holders == count, f"{count} sequences hold admitted pages, not {admitted.holders}")

@@ -1,4 +1,4 @@
-"""Allocates memory to sequences: pages from the free list or the radix tree, and what else a model's layers keep."""
+"""Allocates memory to sequences: pages from the free list or the radix tree, and memory of each `Holding`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from aengine.step_plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """The last sequence that did not fit. It still does not while the tree is the same and no more is available."""
+    """The last sequence that did not fit. It cannot fit before the tree changes or more memory is available."""
 
     sequence: Sequence
-    needed: int  # pages that are not locked already
-    wanted: list[int]  # the same of each holding
-    changes: int  # of the tree
+    needed: int  # available pages that it needs; pages that others have locked do not count
+    wanted: list[int]  # the same for each holding
+    changes: int  # `RadixTree.changes` at that time
 
 
 class SequenceMemory:
@@ -50,9 +50,9 @@ class SequenceMemory:
         return self.allocator.free + self.tree.evictable_pages
 
     def reserve(self, pages: int) -> bool:
-        """Free pages, evicting cached ones if necessary, and check that each holding has one available.
+        """Free pages, evicting cached ones if necessary. Returns whether enough are free.
 
-        Returns whether it worked.
+        Also returns False if a holding has no page available.
         """
         for holding in self.holdings:
             if not holding.available:
@@ -72,8 +72,8 @@ class SequenceMemory:
         """Allocate all pages of a sequence's known tokens: cached ones from the tree, fresh ones for the rest.
 
         At least the last token is left to compute. `headroom` pages must stay available. Returns False, and takes
-        nothing, if the sequence does not fit. Asking again in every step is cheap: a sequence that did not fit is
-        looked up again only after something has changed.
+        nothing, if the sequence does not fit. Calling this in every step is cheap: a sequence that did not fit is
+        looked up again only after the tree has changed or more memory is available.
         """
         if self.refuses(sequence, headroom):
             return False
@@ -81,16 +81,16 @@ class SequenceMemory:
         known = sequence.length
         cached: list[int] = []
         node = tree.root
-        if self.prefix_cache and not sequence.unread:
+        if self.prefix_cache and not sequence.needs_all_tokens:
             cached, node = tree.match(sequence.ids(0, known - 1), sequence.salt)
             sequence.shared_until = len(cached) * self.page_size
             if self.holdings and (depth := self._usable(cached)) < len(cached):
-                # The tokens after that are computed again, into pages of the sequence's own.
+                # The sequence computes the tokens after that again, into private pages.
                 cached, node = tree.match(sequence.ids(0, depth * self.page_size), sequence.salt)
             tree.lock(node)  # before anything is evicted
         missing = self.pages_for(known) - len(cached)
         needed = missing + available - self.available  # cached pages without other users are no longer evictable
-        # Asked before evicting, so that a sequence that has to wait does not empty the cache in vain.
+        # Checked before evicting, so that a sequence that does not fit evicts nothing.
         short, wanted = needed + headroom > available, []
         for holding in self.holdings:
             before = holding.available
@@ -112,7 +112,7 @@ class SequenceMemory:
         return True
 
     def _usable(self, cached: Seq[int]) -> int:
-        """Return how many of a cached prefix's pages the sequence can continue from, as all holdings agree."""
+        """Return the largest number of a cached prefix's pages that every holding can continue from."""
         depth = len(cached)
         while True:
             tried = depth
@@ -122,7 +122,7 @@ class SequenceMemory:
                 return depth
 
     def refuses(self, sequence: Sequence, headroom: int) -> bool:
-        """Return whether it is known without a lookup that the sequence cannot be admitted."""
+        """Return whether the sequence surely cannot be admitted. Needs no lookup."""
         available, refused = self.available, self._refused
         if available <= headroom:
             return True  # at least one fresh page is needed
@@ -134,12 +134,12 @@ class SequenceMemory:
 
     # ---- running ------------------------------------------------------------------------------------------
 
-    def room(self, sequence: Sequence, headroom: int) -> int:
-        """Return up to which token position each holding has memory now; `headroom` pages of each stay for others."""
-        return min(holding.room(sequence, headroom) for holding in self.holdings)
+    def token_limit(self, sequence: Sequence, headroom: int) -> int:
+        """Return for how many tokens every holding has memory now. `headroom` pages of each are left for others."""
+        return min(holding.token_limit(sequence, headroom) for holding in self.holdings)
 
     def grow(self, sequence: Sequence, tokens: int, plan: StepPlan) -> None:
-        """Take memory for the sequence's first `tokens` tokens. `reserve` must have freed a page if one begins."""
+        """Take memory for the sequence's first `tokens` tokens. If a new page begins, `reserve` must have freed one."""
         if tokens > len(sequence.pages) * self.page_size:
             self._append_page(sequence, plan)
         for holding in self.holdings:
@@ -153,14 +153,14 @@ class SequenceMemory:
         return page
 
     def fork(self, leader: Sequence, sibling: Sequence, plan: StepPlan) -> None:
-        """Share the leader's full prompt pages with a sibling and give it a page of its own for the rest.
+        """Share the leader's full prompt pages with a sibling. Copy the partly filled page into a new one.
 
-        Costs the same for any number of pages, except for copying the list. Both have rows, and `reserve(1)` must have
-        succeeded. A partly filled page is copied on the device.
+        Takes constant time, except for copying the list of pages. Both have rows, and `reserve(1)` must have succeeded.
+        The plan tells the device to copy the page.
         """
         full, partial = divmod(leader.launched, self.page_size)
         admitted = _admitted(leader)
-        if admitted.pages > full:  # the first fork: the leader continues in this page alone
+        if admitted.pages > full:  # the first fork: this page is the leader's alone
             admitted.private.discard(leader.pages[full])
             leader.grown.add(leader.pages[full])
             admitted.pages = full
@@ -176,9 +176,9 @@ class SequenceMemory:
     # ---- the tree -----------------------------------------------------------------------------------------
 
     def publish(self, sequence: Sequence) -> None:
-        """Insert the full pages that a sequence was admitted with into the tree, as far as they are computed.
+        """Insert the full and computed pages that a sequence was admitted with into the tree.
 
-        Once one of the choices that hold them has done so, it costs the others nothing.
+        If several choices hold these pages, only the first call inserts them.
         """
         admitted = _admitted(sequence)
         node = self._insert(sequence, min(sequence.computed // self.page_size, admitted.pages))
@@ -192,7 +192,7 @@ class SequenceMemory:
                 holding.publish(sequence, node)
 
     def returnable(self, sequence: Sequence) -> int:
-        """Return how many pages become available when the sequence leaves: those that no other sequence holds."""
+        """Return how many pages become available when the sequence leaves. No other sequence holds them."""
         pages = len(sequence.grown)
         admitted = _admitted(sequence)
         if admitted.holders == 1:
@@ -204,7 +204,7 @@ class SequenceMemory:
         return pages
 
     def release(self, sequence: Sequence) -> None:
-        """Give everything back: computed pages stay in the tree as cache, the rest becomes free."""
+        """Release all memory of a sequence. Full computed pages stay in the tree as cache; other pages become free."""
         admitted = _admitted(sequence)
         # The newest token's KV was never written, and `computed` does not count it. `computed` exceeds the known tokens
         # only if a stop string cut them.
@@ -226,9 +226,9 @@ class SequenceMemory:
         sequence.admitted = None
 
     def _insert(self, sequence: Sequence, full: int) -> Node | None:
-        """Insert the first `full` pages, all computed, into the tree. Returns the node where they end, if it takes any.
+        """Insert the first `full` pages, all computed, into the tree. Returns the node where they end.
 
-        Pages of a sequence that failed do not enter, nor those begun before the cache was cleared.
+        Returns None if there is nothing to insert, or if `_accepts` does not allow it.
         """
         admitted = _admitted(sequence)
         covered = admitted.node.depth
@@ -244,7 +244,9 @@ class SequenceMemory:
         return node
 
     def _accepts(self, sequence: Sequence) -> bool:
-        """Return whether anything of the sequence may enter the tree."""
+        """Return whether pages of the sequence may enter the tree.
+
+        They may not if a step failed, or if the tree was cleared after admission."""
         admitted = _admitted(sequence)
         return self.prefix_cache and sequence.cacheable and admitted.finite and admitted.epoch == self.tree.epoch
 
@@ -266,5 +268,5 @@ class SequenceMemory:
 
 def _admitted(sequence: Sequence) -> AdmittedPages:
     if sequence.admitted is None:
-        raise ValueError("a sequence without pages has none to share or to give back")
+        raise ValueError("the sequence has no pages")
     return sequence.admitted

@@ -1,4 +1,4 @@
-"""The waiting queue: a heap ordered by rank, with O(1) lazy removal."""
+"""The waiting queue: a heap ordered by rank. Removal is lazy and O(1)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Queue(Protocol):
         ...
 
     def park(self, sequence: Sequence) -> None:
-        """Let others overtake a sequence, which still counts as waiting, until `unpark`."""
+        """Skip a sequence until `unpark`. It still counts as waiting."""
         ...
 
     def unpark(self, sequence: Sequence) -> None:
@@ -37,7 +37,7 @@ class Queue(Protocol):
         ...
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence. Does nothing if it is not queued."""
+        """Remove a sequence. Does nothing if it is not queued."""
         ...
 
     def check_integrity(self, holders: Collection[Sequence]) -> None:
@@ -46,10 +46,10 @@ class Queue(Protocol):
 
 
 class WaitingQueue:
-    """Smallest rank first. A removed sequence is dropped when it surfaces.
+    """Orders sequences by rank, the smallest first. A removed sequence stays in the heap until it reaches the top.
 
-    The rank is `(arrival + priority * aging, ticket)`. All ages grow alike, so the key never changes, and a lower
-    priority is overtaken only by requests that arrive within `aging` seconds per level.
+    The rank is `(arrival + priority * aging, ticket)`, so it never changes. A request overtakes an earlier one of lower
+    priority only if it arrives at most `aging` seconds later for each level of priority.
     """
 
     def __init__(self) -> None:
@@ -95,10 +95,10 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         self._parked.discard(sequence)
         self._queued.discard(sequence)
-        if len(self._heap) > 2 * len(self._queued) + 64:  # amortised: the heap stays within twice its live part
+        if len(self._heap) > 2 * len(self._queued) + 64:  # amortised: at most half of a large heap is removed entries
             self._heap = [entry for entry in self._heap if entry[3] in self._queued]
             heapq.heapify(self._heap)
 
     def check_integrity(self, holders: Collection[Sequence]) -> None:
         if not self._queued.isdisjoint(self._parked) or not (self._queued | self._parked).isdisjoint(holders):
-            raise AssertionError("queue: a sequence waits twice, or waits and runs")
+            raise AssertionError("queue: a sequence is queued and parked at once, or waits and runs")

@@ -28,11 +28,11 @@ from aengine.step_plan import MixedLimit, StepPlan, StepResult
 class Scheduler:
     """Continuous batching with chunked prefill, priorities, preemption and a shared prefix cache.
 
-    Rank decides which sequence is admitted first, which gets pages first, and which is preempted first. A prompt that
-    has begun is read to its end before the next one begins. When pages run out, cached pages are evicted, then the
+    Rank decides which sequence is admitted first, which gets pages first, and which is preempted first. All
+    chunks of a prompt are planned before the next prompt begins. When pages run out, cached pages are evicted, then the
     running sequence of the largest rank is preempted.
 
-    The further choices of a request are only a number on the sequence that they will fork from. Each becomes a sequence
+    The other choices of a request are only counted, in `Sequence.siblings`, until they fork. Each becomes a sequence
     when it gets a row.
     """
 
@@ -54,10 +54,10 @@ class Scheduler:
         """Raises `ValueError` if `max_step_tokens` is below `max_rows`: decoding alone would fill every step.
 
         Args:
-            mixed_limit: bounds the prompt tokens of steps that also decode.
-            on_begin: called with each sequence that enters for the first time.
-            make_sibling: makes the choice with the given index, which forks from the given sequence.
-            waiting: None means a queue by rank alone.
+            mixed_limit: bounds the prompt tokens of steps that also decode. None: no bound.
+            on_begin: called with each sequence when it gets a row for the first time.
+            make_sibling: (leader, index) -> the choice with this index, which forks from the leader.
+            waiting: the queue. None: a `WaitingQueue`.
             holdings: memory that sequences hold in addition to pages.
         """
         if max_rows < 1 or max_step_tokens < max_rows:
@@ -119,7 +119,7 @@ class Scheduler:
                 f"{sequence.max_output}",
                 "max_tokens",
             )
-        self._check_room(1 + sequence.siblings)
+        self._check_queue(1 + sequence.siblings)
         self._transitions.unforked += sequence.siblings
         self._waiting.push(sequence)
 
@@ -132,13 +132,14 @@ class Scheduler:
                     f"no more. However, {sequence.prompt_len} tokens are given as prompt",
                     "prompt",
                 )
-        self._check_room(len(sequences))
+        self._check_queue(len(sequences))
         for sequence in sequences:
             self._waiting.push(sequence)
 
-    def _check_room(self, places: int) -> None:
+    def _check_queue(self, count: int) -> None:
+        """Raise `QueueFullError` if the queue has no space for `count` more sequences."""
         waiting = self.waiting
-        if waiting >= self._max_queue or (waiting and waiting + places > self._max_queue):
+        if waiting >= self._max_queue or (waiting and waiting + count > self._max_queue):
             raise QueueFullError(f"{waiting} requests are waiting, the bound is {self._max_queue}")
 
     def schedule(self) -> StepPlan | None:
@@ -168,12 +169,12 @@ class Scheduler:
                 sequence.computed += 1
         updates = commit_chunks(flight, result, self._transitions.end)
         updates += commit_draws(flight, result, self.counters, self._transitions.end)
-        for sequence, _, forks in flight.prefill:  # after the draws, which show whose values are not finite
+        for sequence, _, forks in flight.prefill:  # after `commit_draws`, which finds values that are not finite
             for holder in (sequence, *forks):
                 if holder.phase is Phase.RUNNING:
                     self.memory.publish(holder)
         if flight.prefill:
-            self._decodes.share_more()
+            self._decodes.invalidate_shared()
         for sequence in flight.carried():
             self._transitions.land(sequence)
         return updates
@@ -193,10 +194,10 @@ class Scheduler:
         self._transitions.end(sequence)
 
     def fail(self, plan: StepPlan) -> list[Sequence]:
-        """Give up a step and its successors in flight, none of which may still be running on the device.
+        """Drop a failed step and all later steps in flight. Returns the sequences of the failed step, which end.
 
-        Sequences of `plan` itself end and are returned. Other sequences of its successors return to the queue. Nothing
-        that the failed step computed enters the tree.
+        None of these steps may still be running on the device. Other sequences of the later steps return to the queue.
+        Nothing that the failed step computed enters the tree.
         """
         failed: list[Sequence] = []
         kept: deque[Flight] = deque()
@@ -219,7 +220,7 @@ class Scheduler:
         return failed
 
     def flush_cache(self) -> None:
-        """Drop every cached prefix. Running sequences keep their pages, but nothing of them is cached any more."""
+        """Drop every cached prefix. Running sequences keep their pages, but these will not be cached."""
         self.memory.tree.clear()
 
     def check_integrity(self) -> None:

@@ -37,24 +37,25 @@ class Grammar(Protocol):
 
 @dataclass(slots=True, eq=False)
 class LoadedAdapter:
-    """One loading of an adapter, and its place on the device.
+    """One loading of an adapter, and its place in the device's memory for adapters.
 
-    A generation number is never used again, not even for the same files, so that no cached prefix outlives a loading.
+    Each loading gets a new generation number, even of the same files. So no cached prefix is used after a reload.
     """
 
     generation: int
     name: str = ""
-    place: int = 0  # on the device; 0: none
+    place: int = 0  # index in the device's memory for adapters; 0: not on the device
     ready: bool = False  # the weights are in the place, so rows may enter
-    rows: int = 0  # of its sequences; a step in flight may name the place for each
-    until_shut: int | None = None  # rows that may still leave before no row enters any more; None: it is open
+    rows: int = 0  # number of rows that use the adapter; steps in flight may name its place for them
+    # How many rows must still leave before the place is shut to new rows. None: the place is not claimed.
+    until_shut: int | None = None
 
     def take_row(self) -> None:
-        """Count a sequence that enters."""
+        """Count a sequence that enters a row."""
         self.rows += 1
 
     def free_row(self) -> None:
-        """Count a sequence that has left: no step in flight names the place for its row."""
+        """Count a sequence that has left its row. No step in flight names the place for it."""
         self.rows -= 1
         if self.until_shut:
             self.until_shut -= 1
@@ -65,11 +66,11 @@ class AdmittedPages:
     """The pages that a sequence was admitted with. Choices that fork from it share them."""
 
     node: Node  # locked: covers the pages that belong to the tree
-    private: set[int]  # the other pages
-    pages: int  # number of all these pages
-    epoch: int  # of the tree at admission
-    holders: int = 1
-    finite: bool = True  # False: NaN or infinity was computed into them
+    private: set[int]  # the pages that do not belong to the tree
+    pages: int  # total number of pages, of the tree and private
+    epoch: int  # the tree's epoch at admission
+    holders: int = 1  # number of choices that hold the pages
+    finite: bool = True  # False: some of their keys or values are NaN or infinite
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +78,7 @@ class Sequence:
     """A prompt and the output drawn so far. The scheduler owns every field but `owner`.
 
     `launched` counts tokens sent through the model by launched steps, `computed` by committed ones;
-    `pending` draws are on the device and not yet known here. The KV of the newest token is never in
+    `pending` draws are on the device; the host does not know them yet. The KV of the newest token is never in
     the cache: it is written by the step that feeds it.
     """
 
@@ -89,24 +90,24 @@ class Sequence:
     rank: tuple[float, int]  # place in the queue; smaller first
     salt: Namespace = None  # sequences with different salts share no cached prefix
     adapter: LoadedAdapter | None = None
-    near: bool = False  # as in `NewRow`; near and far sequences differ in `salt`
+    near: bool = False  # `NewRow.near`; sequences that differ in it also differ in `salt`
     banned: tuple[tuple[int, ...], ...] = ()  # token sequences that the output must not complete
     index: int = 0  # which of the n choices
     siblings: int = 0  # number of choices that will fork from this one after its prefill
     scores: list[PromptLogprob] = field(default_factory=list)  # from the prompt's second token on; siblings share it
-    pool: Pool | None = None  # the prompt is pooled so, and nothing is drawn
-    pooled: list[array[float]] = field(default_factory=list)  # the vectors of its chunks so far
+    pool: Pool | None = None  # how to pool the prompt's hidden states; None: tokens are drawn
+    pooled: list[array[float]] = field(default_factory=list)  # pooled vectors of the chunks so far
     owner: object = None  # set and used by the engine only
     grammar: Grammar | None = None  # has accepted exactly the committed output
     cached: int | None = None  # prompt tokens found in the tree at first admission
-    tiers_searched: bool = False  # its tokens were looked up in lower tiers since it began to wait
-    from_host: int = 0  # tokens that were loaded into the tree for it
-    from_disk: int = 0
+    tiers_searched: bool = False  # lower tiers were searched for its tokens since it was last queued
+    from_host: int = 0  # tokens that were loaded from host memory for it
+    from_disk: int = 0  # tokens that were loaded from a disk for it
 
     output: list[int] = field(default_factory=list)  # committed
     phase: Phase = Phase.WAITING
     prompt_len: int = 0
-    max_output: int = 0  # `max_total` without the prompt
+    max_output: int = 0  # tokens of output at which it ends by length
     row: int = -1
     pages: list[int] = field(default_factory=list)
     admitted: AdmittedPages | None = None  # None: it has no pages
@@ -115,11 +116,11 @@ class Sequence:
     computed: int = 0
     pending: int = 0  # draws or pooled vectors that are on the device
     in_flight: int = 0  # launched steps that name it and are not committed
-    decoding: bool = False  # its last chunk is launched; from now on the row feeds its own draws
-    outdated: bool = False  # a holding freed pages that the row's tables on the device still name
+    decoding: bool = False  # its last chunk is launched; each further step reads the token drawn before
+    has_stale_table: bool = False  # its page table on the device still names window pages that were freed
     shared_until: int = 0  # length of its longest prefix in the tree at admission, in tokens
-    promised: int = 0  # while it is leaving: pages that become available when it has left
-    cacheable: bool = True  # False: its step failed, so nothing of it may enter the tree
+    promised: int = 0  # number of pages that become available when it has left its row
+    cacheable: bool = True  # False: a step of it failed, so its pages may not enter the tree
     stops: frozenset[int] = frozenset()  # `stop_ids` as a set
 
     def __post_init__(self) -> None:
@@ -133,8 +134,8 @@ class Sequence:
         return self.params.prompt_logprobs is not None and len(self.scores) < self.prompt_len - 1
 
     @property
-    def unread(self) -> bool:
-        """Whether no cached prefix can be used, because every token of the prompt must be computed."""
+    def needs_all_tokens(self) -> bool:
+        """Whether every token of the prompt must be computed, so that no cached prefix can be used."""
         return self.scoring or (self.pool is not None and self.pool.needs_all_tokens)
 
     @property
@@ -143,7 +144,7 @@ class Sequence:
         return self.prompt_len + len(self.output)
 
     def ids(self, start: int, end: int) -> array[int]:
-        """Return the known tokens from position `start` up to, without, `end`."""
+        """Return the known tokens at positions start .. end - 1."""
         prompt_len = self.prompt_len
         if end <= prompt_len:
             return self.prompt[start:end]
@@ -151,7 +152,7 @@ class Sequence:
 
 
 def sibling_of(leader: Sequence, index: int) -> Sequence:
-    """Return another choice of the same request, with nothing drawn yet. Its prompt is not counted again."""
+    """Return another choice of the same request, with an empty output. Its prompt is not counted again."""
     return Sequence(
         prompt=leader.prompt,
         params=leader.params,
@@ -171,10 +172,10 @@ def sibling_of(leader: Sequence, index: int) -> Sequence:
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """The effect of one committed draw on its sequence, or the end of a pooled prompt, which has no token."""
+    """The effect of one committed draw on its sequence, or the end of a pooled prompt."""
 
     sequence: Sequence
-    token_id: int
+    token_id: int  # -1: no token
     logprobs: RowLogprobs | None
     finish_reason: FinishReason | None
     finite: bool = True  # False: the model produced NaN or infinity; there is no token

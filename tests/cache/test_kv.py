@@ -6,7 +6,7 @@ import torch
 
 from aengine.cache.kv import KVLayer, KVPool, KVShape
 
-SHAPE = KVShape((KVLayer(2, 8), KVLayer(1, 32, both=1), KVLayer(2, 8)), page_size=4, dtype=torch.bfloat16)
+SHAPE = KVShape((KVLayer(2, 8), KVLayer(1, 32, vectors=1), KVLayer(2, 8)), page_size=4, dtype=torch.bfloat16)
 
 
 def pool() -> KVPool:

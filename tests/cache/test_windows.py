@@ -37,7 +37,7 @@ class Cache:
         return own
 
     def found(self, ids: list[int]) -> int:
-        return self.windows.deepest(self.tree.match(ids).pages)
+        return self.windows.usable_prefix(self.tree.match(ids).pages)
 
     def check(self, used: Counter[int] | None = None) -> None:
         cached: set[int] = set()
@@ -75,11 +75,11 @@ def test_idle_pages_are_taken_the_least_recently_used_first_spare_ones_before() 
     second = cache.keep([100 + i for i in range(8)])
     spare = cache.windows.take(1)
     cache.windows.file(cache.tree.match(IDS[:8]).node, 0, spare)  # the tree has one already, so it becomes free
-    cache.windows.release(spare[0], spare=True)
+    cache.windows.release(spare[0], evict_first=True)
     assert cache.windows.allocator.free == 3
     cache.windows.share(first)
     cache.windows.release(first[0])
-    cache.windows.release(first[1], spare=True)
+    cache.windows.release(first[1], evict_first=True)
     taken = cache.windows.take(4)
     assert first[1] in taken
     cache.windows.take(1)

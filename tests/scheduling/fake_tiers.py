@@ -125,7 +125,7 @@ class FakeTiers:
         self.tiers.end_write(write, 0 if fails else PAGE_BYTES)
 
     def _tidy(self) -> None:
-        for key in self.tiers.doomed_files():
+        for key in self.tiers.pop_files_to_delete():
             if self.disk is not None and key not in self.disk:
                 self.disk.contents.pop(key, None)
 

@@ -82,7 +82,7 @@ class Stepper:
         lookahead: int = 1,
         vocab: int = VOCAB,
         places: int = 0,
-        most_loads: int = 1,
+        max_loads: int = 1,
         load_steps: int = 2,
         host_slots: int = 0,
         disk_pages: int = 0,
@@ -91,7 +91,7 @@ class Stepper:
         snapshots: SnapshotRoom | None = None,
         windows: WindowRoom | None = None,
     ) -> None:
-        self.adapters = AdapterQueue(places, most_loads) if places else None
+        self.adapters = AdapterQueue(places, max_loads) if places else None
         self.snapshots: SequenceSnapshots | None = None
         if snapshots is not None:
             room = snapshots if prefix_cache else replace(snapshots, count=0)

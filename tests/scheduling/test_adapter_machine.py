@@ -31,7 +31,7 @@ class AdapterMachine(SteppingMachine):
         spare_tokens=st.integers(0, 16),
         lookahead=st.integers(0, 1),
         places=st.integers(1, 4),
-        most_loads=st.integers(1, 2),
+        max_loads=st.integers(1, 2),
         load_steps=st.integers(0, 3),
         adapters=st.integers(1, 8),
     )
@@ -43,7 +43,7 @@ class AdapterMachine(SteppingMachine):
         spare_tokens: int,
         lookahead: int,
         places: int,
-        most_loads: int,
+        max_loads: int,
         load_steps: int,
         adapters: int,
     ) -> None:
@@ -55,7 +55,7 @@ class AdapterMachine(SteppingMachine):
             lookahead=lookahead,
             vocab=VOCAB,
             places=places,
-            most_loads=most_loads,
+            max_loads=max_loads,
             load_steps=load_steps,
         )
         self.loaded = [self.stepper.adapter() for _ in range(adapters)]
@@ -104,9 +104,9 @@ class AdapterMachine(SteppingMachine):
 
     @precondition(lambda self: self.loaded)
     @rule(which=st.integers(0, 8))
-    def bring_ahead(self, which: int) -> None:
+    def preload(self, which: int) -> None:
         if (adapter := self.loaded[which % len(self.loaded)]) and not adapter.place:
-            self.queue.bring_ahead(adapter)
+            self.queue.preload(adapter)
         self.check()
 
     @precondition(lambda self: self.loaded)

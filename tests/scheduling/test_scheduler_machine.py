@@ -68,7 +68,9 @@ class SchedulerMachine(SteppingMachine):
             snapshots=None
             if snapshots is None
             else SnapshotRoom(snapshots, grain * page_size, prompt_grain * grain * page_size),
-            windows=None if window is None else WindowRoom(window, WindowRoom.least(window, page_size) + spare_windows),
+            windows=None
+            if window is None
+            else WindowRoom(window, WindowRoom.min_pages(window, page_size) + spare_windows),
         )
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(sharing, "LEAST_SAVED", 1)

@@ -1,4 +1,4 @@
-"""Pages as files: one file for each page, named by its key, checked when it is read. Their total size is bounded.
+"""Pages on a disk: one file per page, named by its key and checked when it is read. The total size is bounded.
 
 A file is a header (magic, key, length, CRC-32 of the contents) and the page's bytes, rank by rank. It is written under
 another name and renamed when it is complete. A file belongs to the cache if its name and its header match; other files
@@ -29,15 +29,15 @@ log = logging.getLogger("aengine")
 _HEADER = struct.Struct(f"<8s{KEY_BYTES}sQI")
 _MAGIC = b"aengkv\x00\x01"
 _FOLDER = re.compile(r"[0-9a-f]{2}")
-_OWN = re.compile(r"([0-9a-f]{64})\.(?:kv|[0-9a-f]+\.part)")  # a page, or an unfinished one
-_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that do not concern the file
+_PAGE_FILE = re.compile(r"([0-9a-f]{64})\.(?:kv|[0-9a-f]+\.part)")  # a page, or an unfinished one
+_PROCESS_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors of this process, not of the file
 
 
 class FailureLog:
-    """Logs repeated failures, as from a full disk: one line when they begin, and one when they end."""
+    """Logs a series of failures, such as those of a full disk: one line when it begins, and one when it ends."""
 
     def __init__(self, recovered: str) -> None:
-        """recovered: the message of the line that follows after several failures."""
+        """recovered: the message to log when a series of several failures ends."""
         self._recovered = recovered
         self._failures = 0
 
@@ -48,14 +48,14 @@ class FailureLog:
             log.warning(message + "; further failures are counted until one succeeds", *arguments)
 
     def succeeded(self) -> None:
-        """Note a success, which ends a row of failures."""
+        """Note a success, which ends a series of failures."""
         if self._failures > 1:
             log.warning("%s, after %d failures", self._recovered, self._failures)
         self._failures = 0
 
 
 class PageFileError(Exception):
-    """A file is missing, or not what was written under its key."""
+    """A file is missing, or its contents differ from what was written."""
 
 
 class DiskPages:
@@ -64,14 +64,14 @@ class DiskPages:
     def __init__(self, folder: Path, most_bytes: int) -> None:
         """Create the folder, readable only by its owner, and list its pages.
 
-        Raises `OSError`, also for a folder that other users may write to.
+        Raises: OSError if that fails, or if other users may write to the folder.
         """
         self.folder = folder
         self.most_bytes = most_bytes
         self.bytes = 0
         self._sizes: OrderedDict[bytes, int] = OrderedDict()  # oldest use first
         self._undeleted = FailureLog("disk_cache_dir: files can be deleted again")
-        self._run = secrets.token_hex(8)  # in the names of this process's unfinished files
+        self._run = secrets.token_hex(8)  # a random part of the names of this process's unfinished files
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _refuse_shared(folder.stat())
         found, foreign = self._scan()
@@ -90,12 +90,12 @@ class DiskPages:
     # ---- the index ------------------------------------------------------------------------------------------
 
     def touch(self, key: bytes) -> None:
-        """Make a page the most recently used one, if it is there."""
+        """Make a page the most recently used one. Does nothing if there is no page with this key."""
         if key in self._sizes:
             self._sizes.move_to_end(key)
 
     def add(self, key: bytes, size: int) -> list[bytes]:
-        """Note a file of `size` bytes. Returns the keys that were forgotten to make room; delete their files."""
+        """Note a file of `size` bytes. Returns the keys of evicted pages; the caller deletes their files."""
         self.drop(key)
         self._sizes[key] = size
         self.bytes += size
@@ -107,7 +107,7 @@ class DiskPages:
         return gone
 
     def drop(self, key: bytes) -> None:
-        """Forget a page, if it is there."""
+        """Forget the page with this key, if there is one."""
         self.bytes -= self._sizes.pop(key, 0)
 
     def clear(self) -> list[bytes]:
@@ -120,7 +120,7 @@ class DiskPages:
     # ---- the files ------------------------------------------------------------------------------------------
 
     def write(self, key: bytes, parts: Sequence[memoryview]) -> int:
-        """Write a page, and return the size of its file. Raises `OSError`, and then leaves no file."""
+        """Write a page, and return the size of its file. Raises `OSError` on failure, and then leaves no file."""
         name, unfinished = _name(key), f"{key.hex()}.{self._run}.part"
         length, checksum = _sum(parts)
         with self._folder_of(key, make=True) as folder:
@@ -158,10 +158,10 @@ class DiskPages:
                     _read_all(file.fileno(), part, path)
                 if _sum(parts)[1] != checksum or file.read(1):
                     raise PageFileError(f"{path} is damaged")
-                with suppress(OSError):  # on a read-only disk the order of use is not kept
+                with suppress(OSError):  # a read-only disk does not keep the order of use
                     os.utime(file.fileno())
         except OSError as error:
-            if error.errno in _PASSING:
+            if error.errno in _PROCESS_LIMITS:
                 raise
             raise PageFileError(f"{path}: {error.strerror}") from error
 
@@ -181,7 +181,7 @@ class DiskPages:
 
     @contextmanager
     def _folder_of(self, key: bytes, make: bool = False) -> Iterator[int]:
-        """Open the folder of a key's file as a descriptor. Raises `OSError` unless it belongs to this user."""
+        """Open the folder of a key's file as a descriptor. Raises `OSError` as `_own_folder` does."""
         path = self.folder / key.hex()[:2]
         if make:
             path.mkdir(mode=0o700, exist_ok=True)
@@ -200,7 +200,7 @@ class DiskPages:
                     raise NotADirectoryError
                 with _own_folder(path) as folder, os.scandir(folder) as entries:
                     for entry in entries:
-                        match = _OWN.fullmatch(entry.name)
+                        match = _PAGE_FILE.fullmatch(entry.name)
                         if match is None or match[1][:2] != path.name or not entry.is_file(follow_symlinks=False):
                             foreign += 1
                             continue
@@ -223,7 +223,7 @@ def _name(key: bytes) -> str:
 
 
 def _refuse_shared(facts: os.stat_result) -> None:
-    """Raise `OSError` for a folder that another user may write to: forged pages could not be told from real ones."""
+    """Raise `OSError` if another user may write to the folder, because forged pages look like real ones."""
     if facts.st_uid not in (os.geteuid(), 0):
         raise PermissionError(
             errno.EPERM, f"the folder belongs to another user (uid {facts.st_uid}); give one of the server's own user"
@@ -236,7 +236,7 @@ def _refuse_shared(facts: os.stat_result) -> None:
 
 @contextmanager
 def _own_folder(path: Path) -> Iterator[int]:
-    """Open a folder as a descriptor. Raises `OSError` for a link, and as `_refuse_shared` does."""
+    """Open a folder as a descriptor. Raises `OSError` for a link, or if other users may write to it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         _refuse_shared(os.fstat(descriptor))
@@ -267,7 +267,7 @@ def _exists(folder: int, name: str) -> bool:
 
 
 def _is_own(folder: int, name: str, key: bytes) -> bool:
-    """Return whether a file's header is that of a page with the key, or the beginning of one."""
+    """Return whether a file begins like a page with this key. A file may be shorter, if writing was interrupted."""
     own = _MAGIC + key
     try:
         with _opened(folder, name) as file:

@@ -13,11 +13,11 @@ class HostPage:
     key: bytes
     slot: int
     pins: int = 0  # copies that are reading it
-    known: bool = True  # False: it was dropped, and its slot becomes free when the last pin goes
+    known: bool = True  # False: it was dropped; its slot becomes free with the last unpin
 
 
 class HostPages:
-    """The slots: each is free, taken by a copy that fills it, or holds a page.
+    """The slots of host memory. A slot is free, taken by a copy that fills it, or holds a page.
 
     Operations are O(1), except that taking slots skips pinned pages in eviction order.
     """
@@ -41,11 +41,11 @@ class HostPages:
         return sum(page.pins for page in (*self._pages.values(), *self._dropped))
 
     def get(self, key: bytes) -> HostPage | None:
-        """Return the page of that key. Does not count as a use."""
+        """Return the page with this key, or None. Does not count as a use."""
         return self._pages.get(key)
 
     def touch(self, key: bytes) -> None:
-        """Make a page the most recently used one, if it is there."""
+        """Make a page the most recently used one. Does nothing if there is no page with this key."""
         if key in self._pages:
             self._pages.move_to_end(key)
 
@@ -61,7 +61,7 @@ class HostPages:
         return slots
 
     def put(self, key: bytes, slot: int) -> None:
-        """Note that a taken slot holds the page of that key. The slot becomes free if another one holds it already."""
+        """Note that a taken slot now holds the page with this key. If another slot holds that page, free this one."""
         self._taken.remove(slot)
         if key in self._pages:
             self._free.append(slot)
@@ -75,19 +75,19 @@ class HostPages:
         self._free.append(slot)
 
     def pin(self, page: HostPage) -> None:
-        """Note that a copy is going to read the page."""
+        """Note that a copy will read the page."""
         page.pins += 1
         self.touch(page.key)
 
     def unpin(self, page: HostPage) -> None:
-        """Note that the copy has ended."""
+        """Note that a copy which read the page has ended."""
         page.pins -= 1
         if not page.known and not page.pins:
             self._dropped.remove(page)
             self._free.append(page.slot)
 
     def drop(self, key: bytes) -> None:
-        """Forget a page, if it is there. Its slot becomes free when no copy reads it."""
+        """Forget the page with this key, if there is one. Its slot becomes free when no copy reads it."""
         page = self._pages.pop(key, None)
         if page is None:
             return

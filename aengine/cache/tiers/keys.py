@@ -9,14 +9,14 @@ KEY_BYTES = 32
 
 
 def root_key(fingerprint: bytes, salt: object) -> bytes:
-    """Return the key before the first page. fingerprint: digest of what else the values depend on (weights, dtypes)."""
+    """Return the key before the first page. fingerprint: digest of the weights, dtypes and the like."""
     return sha256(sha256(fingerprint).digest() + repr(salt).encode()).digest()
 
 
 def page_keys(before: bytes, token_ids: bytes, page_bytes: int) -> Iterator[bytes]:
     """Generate the keys of consecutive pages after the page with the key `before`.
 
-    token_ids: 4 bytes each; a page has `page_bytes` of them. Bytes after the last whole page are ignored.
+    token_ids: 4 bytes each. page_bytes: bytes of token ids per page. Bytes after the last whole page are ignored.
     """
     for end in range(page_bytes, len(token_ids) + 1, page_bytes):
         before = sha256(before + token_ids[end - page_bytes : end]).digest()

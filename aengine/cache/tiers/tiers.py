@@ -1,4 +1,4 @@
-"""The tiers below the device's pool: decides which pages are copied down next, and which are loaded for a prompt."""
+"""Decides which pages are copied to lower tiers next, and which are loaded for a prompt."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from aengine.cache.tiers.host import HostPage, HostPages
 from aengine.cache.tiers.keys import page_keys, root_key
 from aengine.cache.tiers.speeds import Speeds
 
-_MOST_NODES = 1024  # of the tree that one search for pages to copy visits
-_MOST_FAILURES = 3  # failed copies in a row after which nothing is copied down any more
+_MOST_NODES = 1024  # nodes of the tree that one search for pages to copy may visit
+_MOST_FAILURES = 3  # after so many failed copies in a row, no page is copied to host memory any more
 
 
 @dataclass(slots=True, eq=False)
 class Store:
     """A copy of pages from the device into slots of host memory."""
 
-    epoch: int  # of the tree when the copy began
+    epoch: int  # the tree's epoch when the copy began
     pages: list[int]
     keys: list[bytes]
     slots: list[int]
     durable: list[bool]  # whether the page may be read after a restart
-    gone: set[int] = field(default_factory=set)  # pages that have left the tree meanwhile: their copies are dropped
+    gone: set[int] = field(default_factory=set)  # pages that left the tree during the copy; their copies are dropped
 
 
 @dataclass(slots=True, eq=False)
@@ -42,13 +42,13 @@ class Found:
 class Load:
     """A copy of pages from slots of host memory to fresh pages of the device."""
 
-    epoch: int
+    epoch: int  # the tree's epoch when the load was enqueued
     salt: Namespace
-    node: Node  # locked: the pages will follow it
+    node: Node  # locked; the pages will be inserted after it
     token_ids: array[int]
     keys: list[bytes]
     pages: list[int]
-    held: list[HostPage | int]  # for each page, the page in host memory, or the slot for reading it from the disk
+    held: list[HostPage | int]  # for each page: the page in host memory, or the slot to read it into from the disk
 
     @property
     def slots(self) -> list[int]:
@@ -57,16 +57,16 @@ class Load:
 
     @property
     def reads(self) -> list[tuple[int, bytes, int]]:
-        """The pages to read from the disk: place in the load, key, slot."""
-        return [(place, self.keys[place], one) for place, one in enumerate(self.held) if isinstance(one, int)]
+        """The pages to read from the disk: index in the load, key, slot."""
+        return [(i, self.keys[i], one) for i, one in enumerate(self.held) if isinstance(one, int)]
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """The result of a load."""
 
-    pages: int  # how many of its first pages are on the device now
-    next_is_unusable: bool = False  # the file of the page after these can never be used
+    pages: int  # how many of the load's first pages are on the device now
+    next_is_unusable: bool = False  # the file of the next page can never be used
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +89,7 @@ class TierCounters:
 
 
 class Tiers:
-    """Host memory below a radix tree, and a disk if there is a folder. Does bookkeeping only, on the event loop.
+    """The bookkeeping of pages in host memory, and on a disk if there is a folder. Only the event loop may use it.
 
     The tasks that copy call `next_store`, `next_load` and `next_write` to begin, and `end_store`, `end_load` and
     `end_write` when each has ended.
@@ -110,8 +110,8 @@ class Tiers:
         """The tree and the allocator must be unused.
 
         Args:
-            page_bytes: size of a page on all ranks.
-            copy_pages: the most pages of one copy down.
+            page_bytes: size of a page over all ranks.
+            copy_pages: the most pages of one copy to host memory.
             fingerprint: as for `root_key`.
         """
         self.host = host
@@ -120,24 +120,24 @@ class Tiers:
         self.counters = TierCounters()
         self.page_bytes = page_bytes
         self.fingerprint = fingerprint
-        self.on_cleared: Callable[[], None] = lambda: None  # called when files have to be deleted
+        self.on_cleared: Callable[[], None] = lambda: None  # called after `cleared`; there may be files to delete
         self._tree = tree
         self._allocator = allocator
         self._token_bytes = tree.page_size * array("I").itemsize
         pool = allocator.num_pages - 1
-        # Pages copied ahead of their eviction occupy both tiers. They may take half of host memory.
-        self._ahead = max(1, min(pool // 2 if disk is None else pool, host.slots // 2))
+        # Pages that are copied before their eviction occupy both tiers. They may take half of host memory.
+        self._most_copied_early = max(1, min(pool // 2 if disk is None else pool, host.slots // 2))
         self._copy_pages = max(1, min(copy_pages, host.slots // 4))
         self._keys: dict[int, bytes] = {}  # page of the tree -> key
-        self._passing: set[int] = set()  # pages whose keys are not valid after a restart
-        self._seen = -1  # `tree.changes` when the last search found nothing to copy
+        self._not_durable: set[int] = set()  # pages whose keys are not valid after a restart
+        self._searched = -1  # `tree.changes` when the last search found nothing to copy
         self._store: Store | None = None
         self._failures = 0
-        self._coming: dict[bytes, Load] = {}  # first key -> load, oldest first
+        self._loading: dict[bytes, Load] = {}  # first key -> load that has not ended, oldest first
         self._loads: deque[Load] = deque()  # the loads that have not begun
         self._writes: deque[Write] = deque()
         self._unwritten = 0  # writes that have not ended
-        self._doomed: list[bytes] = []  # keys of files to delete
+        self._to_delete: list[bytes] = []  # keys of files
         tree.watchers.append(self)
 
     # ---- events of the tree ---------------------------------------------------------------------------------
@@ -146,14 +146,14 @@ class Tiers:
         """Note the keys of a new run."""
         previous = root_key(self.fingerprint, salt) if before is None else self._keys[before]
         self._keys.update(zip(pages, page_keys(previous, token_ids, self._token_bytes), strict=True))
-        if isinstance(salt, tuple) and salt[0]:  # after a restart, the adapter's number may belong to another
-            self._passing.update(pages)
+        if isinstance(salt, tuple) and salt[0]:  # after a restart, another adapter may have this number
+            self._not_durable.update(pages)
 
     def removed(self, pages: Sequence[int]) -> None:
         """Forget pages that have left the tree. Their copies count as used, the deepest one first."""
         for page in reversed(pages):
             key = self._keys.pop(page)
-            self._passing.discard(page)
+            self._not_durable.discard(page)
             if key in self.host:
                 self.host.touch(key)
             else:
@@ -162,10 +162,10 @@ class Tiers:
             self._store.gone.update(pages)
 
     def cleared(self) -> None:
-        """Drop everything. Copies on their way are dropped when they end, because the tree's epoch has changed."""
+        """Drop all pages. Copies that still run are dropped when they end, because the tree's epoch has changed."""
         self.host.clear()
         if self.disk is not None:
-            self._doomed += self.disk.clear()
+            self._to_delete += self.disk.clear()
         for write in self._writes:
             self.host.unpin(write.page)
         self._unwritten -= len(self._writes)
@@ -176,29 +176,29 @@ class Tiers:
 
     @property
     def store_due(self) -> bool:
-        """Whether a copy to host memory may be due; cheap, without a search."""
-        return self._store is None and self._seen != self._tree.changes and self._failures < _MOST_FAILURES
+        """Whether a copy to host memory may be due. Cheap, because it does not search."""
+        return self._store is None and self._searched != self._tree.changes and self._failures < _MOST_FAILURES
 
     def next_store(self) -> Store | None:
-        """Begin the next copy to host memory: of the pages that the tree would evict next. One copy runs at a time.
+        """Begin a copy to host memory of the pages that the tree would evict next. One copy runs at a time.
 
-        Returns None at once while the tree has not changed since the last search without a result.
+        Returns None if there is nothing to copy. If the tree has not changed since the last search, it does not search.
         """
         if not self.store_due:
             return None
         pages = self._next_pages()
         slots = self.host.take(len(pages))
         if not slots:
-            self._seen = self._tree.changes
+            self._searched = self._tree.changes
             return None
         del pages[len(slots) :]
         keys = [self._keys[page] for page in pages]
-        durable = [page not in self._passing for page in pages]
+        durable = [page not in self._not_durable for page in pages]
         self._store = Store(self._tree.epoch, pages, keys, slots, durable)
         return self._store
 
     def end_store(self, store: Store, arrived: bool) -> None:
-        """Note the end of a copy. Pages that are still in the tree are in host memory now."""
+        """Note the end of a copy. Copies of pages still in the tree are kept. arrived: whether it succeeded."""
         self._store = None
         self._failures = 0 if arrived else self._failures + 1
         for page, key, slot, durable in zip(store.pages, store.keys, store.slots, store.durable, strict=True):
@@ -208,11 +208,11 @@ class Tiers:
             self.host.put(key, slot)
             self.counters.stored_pages += 1
             if durable:
-                self._write(key)
+                self._enqueue_write(key)
 
     def _next_pages(self) -> list[int]:
-        """Return pages without a copy among those to be evicted next, in eviction order."""
-        wanted = self._ahead - (self._allocator.free if self.disk is None else 0)
+        """Return pages that will be evicted next and have no copy in host memory, in eviction order."""
+        wanted = self._most_copied_early - (self._allocator.free if self.disk is None else 0)
         pages: list[int] = []
         for looked, node in enumerate(self._tree.next_evicted()):
             if wanted <= 0 or looked >= _MOST_NODES or len(pages) >= self._copy_pages:
@@ -229,7 +229,7 @@ class Tiers:
     # ---- up -------------------------------------------------------------------------------------------------
 
     def find(self, node: Node, token_ids: array[int], salt: Namespace) -> Found | None:
-        """Find the tokens' whole pages after `node` in lower tiers, if copying them is faster than computing."""
+        """Find the pages of the tokens after `node` in lower tiers. Returns None if computing them is faster."""
         before = self._keys[node.pages[-1]] if node.pages else root_key(self.fingerprint, salt)
         keys: list[bytes] = []
         on_disk: list[bool] = []
@@ -247,24 +247,24 @@ class Tiers:
 
     def _worth(self, pages: int, from_disk: int) -> bool:
         size = self.page_bytes
-        ahead = sum(len(load.pages) for load in self._coming.values()) * size
+        ahead = sum(len(load.pages) for load in self._loading.values()) * size
         return self.speeds.worth(pages * self._tree.page_size, pages * size, from_disk * size, ahead)
 
-    def coming(self, found: Found) -> Load | None:
-        """Return the load that begins with the same page, if there is one."""
-        return self._coming.get(found.keys[0])
+    def running_load(self, found: Found) -> Load | None:
+        """Return the unfinished load that begins with the same page, if there is one."""
+        return self._loading.get(found.keys[0])
 
     @property
     def loading(self) -> list[Load]:
         """The loads that have not ended, oldest first."""
-        return list(self._coming.values())
+        return list(self._loading.values())
 
     def begin_load(
         self, found: Found, node: Node, token_ids: array[int], salt: Namespace, pages: Sequence[int]
     ) -> Load | None:
         """Enqueue a load of the found pages into `pages`, which the caller owns. `node` must be locked.
 
-        A load may be shorter than what was found. Returns None if host memory has no room for pages from the disk.
+        A load may have fewer pages than were found. Returns None if host memory has no slot for pages from the disk.
         """
         kept = [self.host.get(key) for key in found.keys]
         for page in kept:
@@ -287,7 +287,7 @@ class Tiers:
         begin = node.depth * self._tree.page_size
         ids = token_ids[begin : begin + len(held) * self._tree.page_size]
         load = Load(self._tree.epoch, salt, node, ids, found.keys[: len(held)], list(pages), held)
-        self._coming[load.keys[0]] = load
+        self._loading[load.keys[0]] = load
         self._loads.append(load)
         return load
 
@@ -297,15 +297,15 @@ class Tiers:
 
     def end_load(self, load: Load, arrival: Arrival) -> None:
         """Note the end of a load. A file that cannot be used is forgotten, and will be deleted."""
-        del self._coming[load.keys[0]]
+        del self._loading[load.keys[0]]
         valid = load.epoch == self._tree.epoch
         # Deepest first, so that the beginning of a run is kept longest.
-        for place, (key, one) in reversed(list(enumerate(zip(load.keys, load.held, strict=True)))):
+        for i, (key, one) in reversed(list(enumerate(zip(load.keys, load.held, strict=True)))):
             if not isinstance(one, int):
                 self.host.unpin(one)
                 if one.known:
                     self.host.touch(key)
-            elif place < arrival.pages and valid:
+            elif i < arrival.pages and valid:
                 self.host.put(key, one)
                 self.counters.read_pages += 1
             else:
@@ -315,12 +315,12 @@ class Tiers:
         if arrival.next_is_unusable and self.disk is not None:
             key = load.keys[arrival.pages]
             self.disk.drop(key)
-            self._doomed.append(key)
+            self._to_delete.append(key)
         self.counters.loaded_pages += arrival.pages
 
     # ---- to the disk ----------------------------------------------------------------------------------------
 
-    def _write(self, key: bytes) -> None:
+    def _enqueue_write(self, key: bytes) -> None:
         """Enqueue a page of host memory for writing, unless it is on the disk or too many writes are waiting."""
         page = self.host.get(key)
         if self.disk is None or page is None or key in self.disk or self._unwritten >= self.host.slots // 4:
@@ -340,15 +340,15 @@ class Tiers:
         if self.disk is None or not size:
             return
         if write.epoch != self._tree.epoch:
-            self._doomed.append(write.page.key)
+            self._to_delete.append(write.page.key)
             return
         self.counters.written_pages += 1
-        self._doomed += self.disk.add(write.page.key, size)
+        self._to_delete += self.disk.add(write.page.key, size)
 
-    def doomed_files(self) -> list[bytes]:
-        """Return the keys of files that have to be deleted; each is returned once."""
-        doomed, self._doomed = self._doomed, []
-        return doomed
+    def pop_files_to_delete(self) -> list[bytes]:
+        """Return the keys of files that have to be deleted, and forget them."""
+        keys, self._to_delete = self._to_delete, []
+        return keys
 
     # ---- figures and checks ---------------------------------------------------------------------------------
 
@@ -370,7 +370,7 @@ class Tiers:
     def check_integrity(self) -> None:
         """Raise `AssertionError` unless slots, pins and keys add up."""
         self.host.check_integrity()
-        reads = sum(not isinstance(one, int) for load in self._coming.values() for one in load.held)
+        reads = sum(not isinstance(one, int) for load in self._loading.values() for one in load.held)
         if self.host.pins != reads + self._unwritten:
             raise AssertionError(f"tiers: {self.host.pins} pins of {reads} reads and {self._unwritten} writes")
         if len(self._keys) != self._tree.cached_pages:

@@ -128,7 +128,7 @@ class Adapters:
         adapter = LoadedAdapter(next(self._generations), name)
         self._weights[adapter] = weights
         self._named[name] = _Entry(adapter, weights, path, int(time.time()))
-        self.queue.bring_ahead(adapter)
+        self.queue.preload(adapter)
         self._news.set()
 
     async def unload(self, name: str) -> None:

@@ -192,7 +192,7 @@ class PageCarriers:
         while disk is not None:
             if self._closing and until is None:
                 until = time.monotonic() + WRITING_SECONDS
-            if doomed := self.tiers.doomed_files():
+            if doomed := self.tiers.pop_files_to_delete():
                 await asyncio.get_running_loop().run_in_executor(self._files, disk.delete, doomed)
             write = self.tiers.next_write()
             if write is not None and (until is None or time.monotonic() < until):

@@ -1,4 +1,4 @@
-"""The waiting queue of an engine with adapters: which sequence enters, which adapter is loaded or evicted next."""
+"""The waiting queue of an engine with adapters. It also decides which adapter is loaded or evicted next."""
 
 from __future__ import annotations
 
@@ -16,44 +16,46 @@ _Key = tuple[float, int, int]  # smallest first
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """An adapter on its way to a place. No row uses the place until the weights have arrived."""
+    """A load of an adapter into a place. No row uses the place until the load has ended."""
 
     adapter: LoadedAdapter
     place: int
 
 
 class AdapterQueue:
-    """A `Queue` whose head is the smallest rank among sequences whose adapter is on the device, or that have none.
+    """A `Queue` that skips sequences whose adapter is not on the device. Its head has the smallest rank of the others.
 
     A sequence that waits for an adapter does not delay others. Adapters are loaded in the order of their first waiting
-    sequences, long before there is a row for these. To make room, the least recently used adapter without rows and
+    sequences, before these have a row. To empty a place, the least recently used adapter without rows and
     without waiting sequences is evicted. If there is none, an adapter without rows whose first waiting sequence has a
     larger rank is evicted.
 
-    If rows use every place, places are claimed, least recently used first: one for each adapter that is awaited. A
-    claimed place is shut after as many rows have left it as it had when it was claimed. Before that, other sequences
-    may still join the adapter, which hardly delays the waiting one. After that, only sequences with a smaller rank may.
-    So a popular adapter is evicted after the duration of two outputs at most, and is loaded again by rank.
+    If rows use every place, places are claimed, least recently used first: one for each awaited adapter. A claimed
+    place is shut after as many rows have left it as used it when it was claimed. Until then, sequences of its adapter
+    may still enter, which hardly delays the waiting one. A sequence may enter a shut place only if its rank is smaller
+    than the rank of the first waiting sequence without a place. So a popular adapter is evicted after the duration of
+    two outputs at most, and is loaded again in order of rank.
     """
 
-    def __init__(self, places: int, most_loads: int = 1) -> None:
-        """places: of the device, numbered from 1. most_loads: the most loads that run at once."""
+    def __init__(self, places: int, max_loads: int = 1) -> None:
+        """places: how many adapters fit on the device; numbered from 1. max_loads: the most loads at once."""
         self.places = places
-        self._most_loads = most_loads
-        self.loads = 0  # begun so far
+        self._max_loads = max_loads
+        self.loads = 0  # number of loads that have begun
         self.evictions = 0
         self._plain = WaitingQueue()  # sequences without an adapter
         self._queues: dict[LoadedAdapter, WaitingQueue] = {}  # none of them empty
         self._empty = list(range(places, 0, -1))
-        self._resident: OrderedDict[LoadedAdapter, None] = (
-            OrderedDict()
-        )  # or being loaded; the least recently used first
-        self._coming: set[LoadedAdapter] = set()
+        # The adapters that have a place, including those being loaded; the least recently used first.
+        self._resident: OrderedDict[LoadedAdapter, None] = OrderedDict()
+        self._loading: set[LoadedAdapter] = set()
         self._claimed: list[LoadedAdapter] = []
-        self._ahead: dict[LoadedAdapter, None] = {}  # to load without a waiting sequence, if a place is empty
-        # Awaited adapters without a place, by the key of their first waiting sequence. It may have left since.
+        # Adapters to load if a place is empty, although no sequence waits for them.
+        self._preloads: dict[LoadedAdapter, None] = {}
+        # A heap of awaited adapters without a place: key of the first waiting sequence, tie-breaker, adapter. Entries
+        # are checked when they are read, because the sequence may have left meanwhile.
         self._absent: list[tuple[_Key, int, LoadedAdapter]] = []
-        self._entries = itertools.count()
+        self._tie_breaker = itertools.count()
 
     # ---- for the scheduler: a waiting queue -----------------------------------------------------------
 
@@ -122,8 +124,8 @@ class AdapterQueue:
 
     @property
     def awaited(self) -> bool:
-        """Whether a load may be due; cheap, without a search."""
-        return bool(self._absent or self._ahead)
+        """Whether a load may be due. Cheap, because it does not search."""
+        return bool(self._absent or self._preloads)
 
     @property
     def resident(self) -> Collection[LoadedAdapter]:
@@ -132,31 +134,31 @@ class AdapterQueue:
 
     # ---- for the engine: loads -------------------------------------------------------------
 
-    def bring_ahead(self, adapter: LoadedAdapter) -> None:
+    def preload(self, adapter: LoadedAdapter) -> None:
         """Load an adapter as soon as a place is empty, although no sequence waits for it yet."""
-        self._ahead[adapter] = None
+        self._preloads[adapter] = None
 
     def next_load(self) -> Load | None:
-        """Begin the next load that is due and has a place. End it with `finish_load` or `fail_load`."""
-        if len(self._coming) >= self._most_loads:
+        """Begin the next load that is due and return it, or None. End it with `finish_load` or `fail_load`."""
+        if len(self._loading) >= self._max_loads:
             return None
         first = self._first_absent()
         if first is None:
             self._reopen()
-            return self._next_ahead()
+            return self._next_preload()
         adapter = first.adapter
-        if adapter is None or not (self._empty or self._make_room(_key(first))):
+        if adapter is None or not (self._empty or self._evict(_key(first))):
             return None
         return self._begin(adapter)
 
     def finish_load(self, load: Load) -> None:
-        """Note that the weights are in the place. Every step planned from now on may name it."""
-        self._coming.discard(load.adapter)
+        """Note that the weights are on the device. Steps that are planned from now on may name the place."""
+        self._loading.discard(load.adapter)
         load.adapter.ready = True
 
     def fail_load(self, load: Load) -> list[Sequence]:
-        """Note that a load failed, which empties the place. Returns the sequences that wait for the adapter."""
-        self._coming.discard(load.adapter)
+        """Note that a load failed, and empty the place. Returns the sequences that wait for the adapter."""
+        self._loading.discard(load.adapter)
         self._vacate(load.adapter)
         return list(self._queues.get(load.adapter, ()))
 
@@ -165,36 +167,36 @@ class AdapterQueue:
         return len(self._queues.get(adapter, ()))
 
     def forget(self, adapter: LoadedAdapter) -> bool:
-        """Free an adapter's place unless a sequence has the adapter or it is being loaded.
+        """Remove an adapter, unless a sequence uses it or it is being loaded.
 
-        Returns whether it is gone.
+        Returns whether it was removed.
         """
-        if adapter.rows or adapter in self._queues or adapter in self._coming:
+        if adapter.rows or adapter in self._queues or adapter in self._loading:
             return False
-        self._ahead.pop(adapter, None)
+        self._preloads.pop(adapter, None)
         if adapter.place:
             self._vacate(adapter)
         return True
 
-    # ---- room -----------------------------------------------------------------------------------------------
+    # ---- eviction -------------------------------------------------------------------------------------------
 
-    def _make_room(self, key: _Key) -> bool:
-        """Empty a place for the adapter whose first sequence has the key. If none can be emptied, claim places."""
-        last: LoadedAdapter | None = None
-        last_key = key
+    def _evict(self, key: _Key) -> bool:
+        """Evict an adapter for the sequence with this key. If none can be evicted, claim places and return False."""
+        victim: LoadedAdapter | None = None
+        victim_key = key
         for adapter in self._resident:
             if adapter.rows or not adapter.ready:
                 continue
             head = self._head_of(adapter)
             if head is None:
-                last = adapter
+                victim = adapter
                 break
-            if _key(head) > last_key:
-                last, last_key = adapter, _key(head)
-        if last is None:
+            if _key(head) > victim_key:
+                victim, victim_key = adapter, _key(head)
+        if victim is None:
             self._claim()
             return False
-        self._vacate(last)
+        self._vacate(victim)
         self.evictions += 1
         return True
 
@@ -209,7 +211,7 @@ class AdapterQueue:
                 self._claimed.append(adapter)
 
     def _reopen(self) -> None:
-        """Give up all claims: no adapter waits for a place any more."""
+        """Cancel all claims, because no adapter waits for a place."""
         while self._claimed:
             self._claimed.pop().until_shut = None
 
@@ -225,10 +227,10 @@ class AdapterQueue:
 
     # ---- the next load ------------------------------------------------------------------------------------
 
-    def _next_ahead(self) -> Load | None:
-        while self._ahead and self._empty:
-            adapter = next(iter(self._ahead))
-            del self._ahead[adapter]
+    def _next_preload(self) -> Load | None:
+        while self._preloads and self._empty:
+            adapter = next(iter(self._preloads))
+            del self._preloads[adapter]
             if not adapter.place:
                 return self._begin(adapter)
         return None
@@ -236,12 +238,12 @@ class AdapterQueue:
     def _begin(self, adapter: LoadedAdapter) -> Load:
         adapter.place = self._empty.pop()
         self._resident[adapter] = None
-        self._coming.add(adapter)
+        self._loading.add(adapter)
         self.loads += 1
         return Load(adapter, adapter.place)
 
     def _await(self, adapter: LoadedAdapter, head: Sequence) -> None:
-        heapq.heappush(self._absent, (_key(head), next(self._entries), adapter))
+        heapq.heappush(self._absent, (_key(head), next(self._tie_breaker), adapter))
 
     def _first_absent(self) -> Sequence | None:
         """Return the sequence of the smallest rank among those whose adapter has no place."""
@@ -271,20 +273,23 @@ class AdapterQueue:
         rows = Counter(sequence.adapter for sequence in holders if sequence.adapter is not None)
         places = [*(adapter.place for adapter in self._resident), *self._empty]
         _require(sorted(places) == list(range(1, self.places + 1)), f"places are shared or lost: {places}")
-        _require(self._coming <= self._resident.keys(), "an adapter is on its way to no place")
+        _require(self._loading <= self._resident.keys(), "an adapter is being loaded without a place")
         _require(rows.keys() <= self._resident.keys(), "a row has an adapter that is not on the device")
         for adapter in {*self._resident, *self._queues, *rows}:
-            _require(bool(adapter.place) == (adapter in self._resident), "an adapter is wrong about its place")
             _require(
-                adapter.ready == (bool(adapter.place) and adapter not in self._coming),
-                "an adapter is wrong about being ready",
+                bool(adapter.place) == (adapter in self._resident),
+                "an adapter's place disagrees with the list of resident adapters",
+            )
+            _require(
+                adapter.ready == (bool(adapter.place) and adapter not in self._loading),
+                "an adapter is ready while it is being loaded, or not ready after it",
             )
             _require(adapter.rows == rows[adapter], f"{rows[adapter]} rows have an adapter, not {adapter.rows}")
             _require(
                 (adapter.until_shut is not None) == (adapter in self._claimed),
                 "a claimed place is not in the list of claims",
             )
-            _require(adapter.ready or not adapter.rows, "a row has an adapter that is still on its way")
+            _require(adapter.ready or not adapter.rows, "a row has an adapter that is still being loaded")
         for adapter, queue in self._queues.items():
             _require(len(queue) > 0, "an adapter without waiting sequences has a queue")
             entries = [key for key, _, absent in self._absent if absent is adapter]

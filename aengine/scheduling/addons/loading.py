@@ -11,7 +11,7 @@ from aengine.scheduling.sequence import Sequence
 class Loading:
     """Begins loads for sequences that are about to be admitted, and inserts the loaded pages into the tree.
 
-    A load does not depend on the sequences that wait for it. If they are aborted, its pages become cache all the same.
+    A load goes on if the sequences that wait for it are aborted. Its pages are cached in any case.
     """
 
     def __init__(self, memory: SequenceMemory, tiers: Tiers, queue: Queue) -> None:
@@ -31,13 +31,18 @@ class Loading:
         return [page for load in self._waiting for page in load.pages]
 
     def begin(self, sequence: Sequence, headroom: int) -> bool:
-        """Park the head of the queue if pages of it are in a lower tier. Returns whether it was parked.
+        """Park a sequence, the head of the queue, if a lower tier has pages of it. Returns whether it was parked.
 
         Pages of the pool are taken under the same conditions as in `SequenceMemory.admit`. If there are not enough, the
-        sequence is not parked. A sequence is looked up in the tiers once, and again after each preemption.
+        sequence is not parked. The tiers are searched for a sequence once, and again after each preemption.
         """
         memory, tree = self._memory, self._memory.tree
-        if sequence.tiers_searched or sequence.unread or not memory.prefix_cache or memory.refuses(sequence, headroom):
+        if (
+            sequence.tiers_searched
+            or sequence.needs_all_tokens
+            or not memory.prefix_cache
+            or memory.refuses(sequence, headroom)
+        ):
             return False
         ids = sequence.ids(0, sequence.length - 1)
         node = tree.match(ids, sequence.salt).node
@@ -45,7 +50,7 @@ class Loading:
         if found is None:
             sequence.tiers_searched = True
             return False
-        load = self.tiers.coming(found)
+        load = self.tiers.running_load(found)
         if load is None:
             sequence.tiers_searched = True
             available = memory.available
@@ -84,14 +89,14 @@ class Loading:
             if not is_taken:
                 memory.allocator.release(page)
         tree.unlock(load.node)
-        read = sum(place < arrived for place, _, _ in load.reads)
+        read = sum(i < arrived for i, _, _ in load.reads)
         for sequence in self._waiting.pop(load):
             sequence.from_disk += read * size
             sequence.from_host += (arrived - read) * size
             self._queue.unpark(sequence)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` unless loads add up here and below."""
+        """Raise `AssertionError` unless the loads are those of the tiers, whose integrity is checked too."""
         self.tiers.check_integrity()
         if set(self._waiting) != set(self.tiers.loading):
             raise AssertionError("loading: the tiers have other loads than the sequences wait for")

@@ -1,4 +1,4 @@
-"""Snapshots of recurrent states that sequences take, and continue from."""
+"""Snapshots of recurrent states: sequences save them and continue from them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _Saved = tuple[int, int]  # the tokens after which a snapshot was taken, and its
 
 @dataclass(slots=True, eq=False)
 class _States:
-    """The snapshots of one sequence that are not in the tree. Those of steps in flight are beyond `computed`."""
+    """The snapshots of one sequence that are not in the tree. Those of steps in flight are after `computed` tokens."""
 
     source: int = 0  # slot of the snapshot that the sequence continues from; 0: none
     saved: list[_Saved] = field(default_factory=list)
 
 
 class SequenceSnapshots(Holding):
-    """Takes snapshots at the end of prompts, where several prompts diverge, and every so many tokens.
+    """Takes snapshots at the ends of prompts, at the ends of shared prefixes, and at regular distances.
 
-    A sequence holds its snapshots until its pages are in the tree, which then has them. Of an output only the newest
-    snapshot is kept. If sequences hold all slots, no snapshot is taken.
+    A sequence holds a snapshot until its pages are in the tree. Then the tree holds the snapshot. Only the newest
+    snapshot of an output is kept. If sequences hold all slots, no snapshot is taken.
     """
 
     def __init__(self, room: SnapshotRoom, max_rows: int, page_size: int) -> None:
@@ -48,7 +48,7 @@ class SequenceSnapshots(Holding):
         self._states[sequence] = _States(source=self.slots.deepest(cached)[1])
 
     def enter(self, sequence: Sequence, row: NewRow, plan: StepPlan) -> None:
-        """Copy the snapshot into the row's own slot. A sibling has its leader's state instead (`fork`)."""
+        """Plan the copy of the snapshot into the row's slot. A sibling gets its leader's state instead (`fork`)."""
         source = self._states[sequence].source
         if source:
             plan.state_loads.append((source, slot_of(sequence.row)))
@@ -67,10 +67,10 @@ class SequenceSnapshots(Holding):
                 plan.state_copies.append((slot_of(sequence.row), slot))
 
     def _in_chunk(self, sequence: Sequence, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the snapshots to take in a chunk, as `PrefillChunk.saves` has them."""
+        """Take slots for the snapshots of a chunk. Returns them in the form of `PrefillChunk.saves`."""
         grain, every = self._grain, self._prompt_grain
         borders = set(range(start // every * every, end + 1, every))
-        # The last token of a prompt is computed in any case, so that no hit can be beyond it.
+        # The last token of a prompt is always computed, so no later request continues after it.
         borders.add((sequence.length - 1) // grain * grain)
         borders.add(sequence.shared_until // grain * grain)
         saves = []
@@ -98,7 +98,7 @@ class SequenceSnapshots(Holding):
             self.slots.release(slot)
 
     def _drop_older(self, sequence: Sequence) -> None:
-        """Free all computed snapshots of the output but the newest."""
+        """Free the computed snapshots of the output, except the newest one."""
         states = self._states[sequence]
         newest = max((tokens for tokens, _ in states.saved if tokens <= sequence.computed), default=0)
         kept = []
@@ -110,6 +110,7 @@ class SequenceSnapshots(Holding):
         states.saved = kept
 
     def _file(self, sequence: Sequence, node: Node) -> None:
+        """Give the computed snapshots on the path to `node` to the tree."""
         states, kept = self._states[sequence], []
         for tokens, slot in states.saved:
             depth = tokens // self._page_size
@@ -133,7 +134,10 @@ class SequenceSnapshots(Holding):
         _require(self._states.keys() == set(holders), "a sequence without a row has snapshots, or one with a row none")
         owned = [slot for states in self._states.values() for _, slot in states.saved]
         for sequence, states in self._states.items():
-            _require(all(tokens <= sequence.launched for tokens, _ in states.saved), "one is beyond what was launched")
+            _require(
+                all(tokens <= sequence.launched for tokens, _ in states.saved),
+                "a snapshot is after the launched tokens",
+            )
         self.slots.check_integrity(self._first_slot, owned, cached)
 
 

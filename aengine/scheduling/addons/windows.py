@@ -49,7 +49,7 @@ class SequenceWindows(Holding):
     # ---- admission ----------------------------------------------------------------------------------------
 
     def usable(self, cached: Seq[int]) -> int:
-        return self.pages.deepest(cached)
+        return self.pages.usable_prefix(cached)
 
     def resume(self, sequence: Sequence, cached: Seq[int]) -> None:
         first, pages = self.pages.window_of(cached)
@@ -57,7 +57,7 @@ class SequenceWindows(Holding):
         self.pages.share(pages)
 
     def wanted(self, sequence: Sequence, missing: int) -> int:
-        return max(1, min(missing, self.pages.steady - len(self._windows[sequence].pages)))
+        return max(1, min(missing, self.pages.decode_pages - len(self._windows[sequence].pages)))
 
     def enter(self, sequence: Sequence, row: NewRow, plan: StepPlan) -> None:
         window = self._windows[sequence]
@@ -65,7 +65,7 @@ class SequenceWindows(Holding):
 
     # ---- running ------------------------------------------------------------------------------------------
 
-    def room(self, sequence: Sequence, headroom: int) -> int:
+    def token_limit(self, sequence: Sequence, headroom: int) -> int:
         """One page at least, if there is one: without it the sequence would never go on."""
         available = self.pages.available
         most = max(available - headroom, min(available, 1))
@@ -76,7 +76,7 @@ class SequenceWindows(Holding):
         self._slide(sequence, window)
         plan.new_window_pages += [(sequence.row, place, 0) for place in range(window.shown, window.first)]
         window.shown = max(window.shown, window.first)
-        sequence.outdated = False
+        sequence.has_stale_table = False
         missing = -(-tokens // self._page_size) - window.end
         if missing > 0:
             fresh = self.pages.take(missing)
@@ -96,7 +96,7 @@ class SequenceWindows(Holding):
 
     def _slide(self, sequence: Sequence, window: _Window) -> None:
         """Free the pages that no query of the sequence will read again."""
-        first = self.pages.kept_from(sequence.computed)
+        first = self.pages.first_kept(sequence.computed)
         count = first - window.first
         if count <= 0:
             return
@@ -104,9 +104,9 @@ class SequenceWindows(Holding):
         if window.first < window.filed:
             size = self._page_size
             borders = {(sequence.prompt_len - 1) // size, sequence.shared_until // size}
-            warm = [(self.pages.seen_from(border * size), border) for border in borders]
+            warm = [(self.pages.first_read(border * size), border) for border in borders]
         for place, page in enumerate(window.pages[:count], window.first):
-            self.pages.release(page, spare=not any(start <= place < end for start, end in warm))
+            self.pages.release(page, evict_first=not any(start <= place < end for start, end in warm))
         del window.pages[:count]
         window.first = first
 
@@ -117,7 +117,7 @@ class SequenceWindows(Holding):
         if node is not None:
             self._file(sequence, window, node)
         self._slide(sequence, window)
-        sequence.outdated = window.shown < window.first
+        sequence.has_stale_table = window.shown < window.first
 
     def release(self, sequence: Sequence, node: Node | None) -> None:
         window = self._windows.pop(sequence)
@@ -125,7 +125,7 @@ class SequenceWindows(Holding):
             self._file(sequence, window, node)
         for page in reversed(window.pages):
             self.pages.release(page)
-        sequence.outdated = False
+        sequence.has_stale_table = False
 
     def _file(self, sequence: Sequence, window: _Window, node: Node) -> None:
         first = max(window.filed, window.first)
@@ -149,7 +149,7 @@ class SequenceWindows(Holding):
         used: Counter[int] = Counter()
         for sequence, window in self._windows.items():
             used.update(window.pages)
-            _require(window.first <= self.pages.seen_from(sequence.computed), "a page that is still read was freed")
+            _require(window.first <= self.pages.first_read(sequence.computed), "a page that is still read was freed")
             _require(sequence.launched <= window.end * self._page_size, "tokens were launched without a window page")
             _require(len(set(window.pages)) == len(window.pages), "a page stands twice in one table")
         self.pages.check_integrity(used, cached)

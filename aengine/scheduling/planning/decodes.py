@@ -1,4 +1,4 @@
-"""Plans the sequences of a step that decode: a new page when one is full, and which rows read shared pages once."""
+"""Plans the decodes of a step: their new pages, and the runs of pages that several of them share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aengine.step_plan import SharedRun, StepPlan
 
 
 class Decodes:
-    """Pages go to the smallest rank first. When they run out, the running sequence of the largest rank is preempted."""
+    """Plans decodes in order of rank. If pages run out, the running sequence of the largest rank is preempted."""
 
     def __init__(self, memory: SequenceMemory, transitions: Transitions) -> None:
         self._memory = memory
@@ -19,12 +19,12 @@ class Decodes:
         self._shared_rows: list[int] | None = None  # the decode rows for which `_shared` was computed
         self._shared: list[SharedRun] = []
 
-    def share_more(self) -> None:
-        """Compute the shared runs again: prompts were published, and decoding sequences may have their prefixes."""
+    def invalidate_shared(self) -> None:
+        """Compute the shared runs again in the next plan, because new prefixes have entered the tree."""
         self._shared_rows = None
 
     def plan(self, plan: StepPlan, flight: Flight) -> None:
-        """Add a token of each decoding sequence that has a page for it. The others wait for a later step."""
+        """Add one token of each decoding sequence that has a page for it. Other sequences wait for a later step."""
         stalled = 0  # sequences that wait for promised pages
         memory = self._memory
         page_size, holdings = memory.page_size, memory.holdings
@@ -44,7 +44,7 @@ class Decodes:
                     stalled += 1
                     continue
                 memory.grow(sequence, launched + 1, plan)
-            elif holdings and sequence.outdated:
+            elif holdings and sequence.has_stale_table:
                 memory.grow(sequence, launched + 1, plan)
             sequence.launched = launched = launched + 1
             if holdings and not launched % page_size:
@@ -60,9 +60,9 @@ class Decodes:
         plan.shared = self._shared
 
     def _find_page(self, sequence: Sequence, stalled: int) -> bool:
-        """Free one page for a decoding sequence, by preempting the one of the largest rank if necessary.
+        """Free one page for a decoding sequence. Preempts the sequences of the largest rank if necessary.
 
-        Returns False if there is none for it in this step.
+        Returns False if the sequence gets no page in this step.
         """
         batch = self._transitions.batch
         while not self._memory.reserve(1):

@@ -1,4 +1,4 @@
-"""Plans the prompts of a step: who is admitted, the next chunk of each, and the choices that fork after the last."""
+"""Plans the prompts of a step: admissions, the next chunk of each prompt, and forks after the last chunk."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.sequence import Sequence
 from aengine.step_plan import MixedLimit, NewRow, PrefillChunk, StepPlan
 
-# A burst of requests must not delay the steps of running sequences. These bound the sequences that enter in one step,
-# including forks, and the tokens that are looked up in the cache for them.
+# A burst of requests must not delay the steps of running sequences. These constants bound the sequences that enter in
+# one step, including forks, and the tokens that are looked up in the cache for them.
 MAX_ADMISSIONS = 64
 MAX_LOOKED_UP = 131_072
 
 
 class Prefills:
-    """Admits by rank. A prompt that has begun is read to its end before the next one begins."""
+    """Plans prefill chunks and admits sequences by rank. All chunks of a prompt are planned before the next begins."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Prefills:
         self._make_sibling = make_sibling
 
     def plan(self, plan: StepPlan, flight: Flight) -> None:
-        """Add chunks of prompts after the decodes: first of the prompt that has begun, then of admitted sequences."""
+        """Add prefill chunks after the decodes: first of prompts that have begun, then of admitted sequences."""
         budget = PrefillBudget(self._max_step_tokens, len(plan.decode), self._mixed_limit)
         batch, waiting = self._transitions.batch, self._transitions.waiting
         for sequence in batch.running:
@@ -55,7 +55,7 @@ class Prefills:
                 looked_up += head.length
                 continue
             if not self._memory.admit(head, headroom=len(batch.running)):
-                return  # first come, first served: the queue's head is not overtaken
+                return  # no sequence overtakes the head of the queue
             waiting.pop()
             looked_up += head.length
             self._count(head)
@@ -76,7 +76,7 @@ class Prefills:
                 self._on_begin(sequence)
 
     def _enter(self, sequence: Sequence, plan: StepPlan, leader: Sequence | None = None) -> None:
-        """Give a sequence a row, and describe the row to the device: as a copy of its leader's if it forks from one."""
+        """Give a sequence a row, and add the row to the plan. A sibling's row is a copy of its leader's row."""
         self._transitions.batch.enter(sequence)
         if leader is not None:
             self._memory.fork(leader, sequence, plan)
@@ -101,8 +101,8 @@ class Prefills:
     def _plan_chunk(self, sequence: Sequence, budget: PrefillBudget, plan: StepPlan, flight: Flight) -> None:
         """Add the next chunk of a prefill."""
         memory, start = self._memory, sequence.launched
-        known = ready = sequence.length
-        if memory.holdings and (ready := min(known, self._find_room(sequence))) <= start:
+        known = ready = sequence.length  # ready: tokens for which there is memory
+        if memory.holdings and (ready := min(known, self._find_memory(sequence))) <= start:
             budget.close()
             return
         end = start + budget.take(start, ready - start)
@@ -114,7 +114,7 @@ class Prefills:
         if sequence.scoring:
             chunk.score_ids = sequence.prompt[start + 1 : end + 1].tolist()
             chunk.top = sequence.params.prompt_logprobs or 0
-        for holding in memory.holdings:  # pages were all taken at admission
+        for holding in memory.holdings:  # all pages of keys and values were taken at admission
             holding.grow(sequence, end, plan)
             holding.save(sequence, plan, chunk)
         sequence.launched = end
@@ -128,26 +128,26 @@ class Prefills:
         plan.prefill.append(chunk)
         flight.prefill.append((sequence, chunk, forks))
 
-    def _find_room(self, sequence: Sequence) -> int:
-        """Return up to which token there is memory for the next chunk, after preempting if necessary.
+    def _find_memory(self, sequence: Sequence) -> int:
+        """Return for how many tokens of a sequence the holdings have memory, after preempting if necessary.
 
-        At most `launched` means that the chunk waits for a later step.
+        If the result is at most `launched`, the next chunk waits for a later step.
         """
         batch = self._transitions.batch
         while True:
-            room = self._memory.room(sequence, headroom=len(batch.running))
-            # Its own last chunk, or sequences that leave, will give memory back.
-            if room > sequence.launched or sequence.in_flight or batch.promised:
-                return room
+            limit = self._memory.token_limit(sequence, headroom=len(batch.running))
+            # The commit of its last chunk, or sequences that leave, will free memory.
+            if limit > sequence.launched or sequence.in_flight or batch.promised:
+                return limit
             victim = batch.running[-1]
             self._transitions.preempt(victim)
             if victim is sequence:
                 return 0
 
     def _plan_forks(self, leader: Sequence, plan: StepPlan) -> list[Sequence]:
-        """Fork the siblings of a leader, which draw from the leader's logits.
+        """Give rows to the siblings of a leader. They draw from the leader's logits.
 
-        When rows or pages run out, the next sibling is queued, and the others will fork from that one.
+        When rows or pages run out, the next sibling is queued, and the others will fork from it.
         """
         batch = self._transitions.batch
         unforked, leader.siblings = leader.siblings, 0
@@ -169,7 +169,7 @@ class Prefills:
 
 
 def _plan_pool(sequence: Sequence, chunk: PrefillChunk) -> None:
-    """Pool a chunk instead of drawing: the last chunk, or every chunk if all tokens count."""
+    """Pool a chunk instead of drawing after it. Only the last chunk is pooled, unless the pool needs all tokens."""
     if chunk.samples:
         chunk.samples = False
         sequence.pending += 1
@@ -180,19 +180,19 @@ def _plan_pool(sequence: Sequence, chunk: PrefillChunk) -> None:
 
 
 class PrefillBudget:
-    """The prompt tokens that a step may still carry; `take` uses them up.
+    """The number of prompt tokens that a step can still contain. `take` reduces it.
 
-    If the step also decodes, a second bound limits how long the running streams wait for it.
+    If the step also decodes, a second bound limits its duration, so that running sequences do not wait too long.
     """
 
     def __init__(self, tokens: int, decodes: int, limit: MixedLimit | None) -> None:
-        """tokens: the most that the step may carry, the decodes included."""
+        """tokens: the most tokens of the step, decodes included."""
         self._tokens = tokens - decodes
         self._limit = limit if decodes else None
-        self._time = math.inf
+        self._time = math.inf  # what is left of the second bound: tokens, each weighted by its cost at its position
         if self._limit is not None:
             self._time = max(self._limit.tokens - decodes, self._limit.multiple)
-        self._carried = decodes
+        self._planned = decodes  # tokens in the step so far
 
     @property
     def left(self) -> bool:
@@ -200,7 +200,7 @@ class PrefillBudget:
         return self._tokens > 0 and self._time >= 1
 
     def take(self, start: int, count: int) -> int:
-        """Return how many of `count` tokens from position `start` on the step carries: at least one if any is left."""
+        """Return how many of `count` tokens from position `start` on the step contains. At least one if `left`."""
         most = min(count, self._tokens)
         taken = most
         if self._limit is not None:
@@ -208,22 +208,24 @@ class PrefillBudget:
             timely = int(self._time / cost)
             taken = max(1, min(most, timely))
             if timely and taken < count:
-                taken = self._whole(taken, min(most, self._limit.tokens - self._carried), cost)
+                taken = self._round(taken, min(most, self._limit.tokens - self._planned), cost)
             self._time -= taken * cost
         if taken < count:
-            self._tokens = 0  # a prompt that has begun is read to its end before the next one begins
-        self._carried += taken
+            self._tokens = 0  # the next prompt begins only after the last chunk of this one
+        self._planned += taken
         self._tokens = max(0, self._tokens - taken)
         return taken
 
     def close(self) -> None:
-        """Carry nothing more."""
+        """Allow no further chunk in the step."""
         self._tokens = 0
 
-    def _whole(self, taken: int, most: int, cost: float) -> int:
-        """Round the count so that the step is a whole multiple: up only if that costs at most half a multiple."""
+    def _round(self, taken: int, most: int, cost: float) -> int:
+        """Round `taken` so that the step's number of tokens is a multiple of `limit.multiple`.
+
+        Rounds up only if that costs at most half a multiple."""
         multiple = 1 if self._limit is None else self._limit.multiple
-        over = (self._carried + taken) % multiple
+        over = (self._planned + taken) % multiple
         missing = multiple - over
         if 2 * missing * cost <= multiple and taken + missing <= most:
             return taken + missing

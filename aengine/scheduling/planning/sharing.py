@@ -9,37 +9,38 @@ from aengine.cache.radix import Node
 from aengine.scheduling.sequence import AdmittedPages, Sequence
 from aengine.step_plan import MOST_SHARED_RUNS, SharedRun
 
-LEAST_SAVED = 16384  # tokens that a shared run must save before it is worth a pass of its own (bench/KERNELS.md)
+LEAST_SAVED = 16384  # tokens that a shared run must save to be worth a separate pass (bench/KERNELS.md)
 
 
 def shared_runs(sequences: Seq[Sequence], page_size: int) -> list[SharedRun]:
-    """Choose disjoint groups of sequences, by their index, and the run that each group shares; most savings first.
+    """Return disjoint groups of sequences that share a prefix, the group that saves most first.
 
-    A group of m that shares t tokens saves reading (m - 1) * t. If groups nest in the tree, either the whole or its
-    parts are chosen, whichever saves more. Only the shared part of the tree is visited.
+    Members are indices into `sequences`. A group of m that shares t tokens saves reading (m - 1) * t tokens. If a group
+    contains smaller groups with longer prefixes, either it or these are chosen, whichever save more. Only nodes that
+    several sequences share are visited.
     """
-    places: dict[AdmittedPages, list[int]] = defaultdict(list)
-    for place, sequence in enumerate(sequences):
+    indices: dict[AdmittedPages, list[int]] = defaultdict(list)
+    for i, sequence in enumerate(sequences):
         if sequence.admitted is not None:
-            places[sequence.admitted].append(place)
+            indices[sequence.admitted].append(i)
     members: dict[Node, list[int]] = defaultdict(list)
-    for admitted, together in places.items():
+    for admitted, together in indices.items():
         node: Node | None = admitted.node
         while node is not None and node.parent is not None:
             if node.locks > 1 or len(together) > 1:  # a sequence that holds a node also holds its ancestors
                 members[node] += together
             node = node.parent
-    below: dict[Node, int] = defaultdict(int)  # tokens saved by the best choice among a node's descendants
+    below: dict[Node, int] = defaultdict(int)  # tokens saved by the best groups among a node's descendants
     chosen: list[Node] = []
-    whole: set[Node] = set()
+    undivided: set[Node] = set()  # nodes that save at least as much as their descendants
     for node in sorted(members, key=lambda node: -node.depth):
         saved = (len(members[node]) - 1) * node.depth * page_size
         if saved >= below[node]:
-            whole.add(node)
+            undivided.add(node)
         if node.parent is not None:
             below[node.parent] += max(saved, below[node])
     taken: set[int] = set()
-    for node in sorted(whole, key=lambda node: node.depth):
+    for node in sorted(undivided, key=lambda node: node.depth):
         group = members[node]
         if (len(group) - 1) * node.depth * page_size >= LEAST_SAVED and taken.isdisjoint(group):
             taken.update(group)

@@ -194,7 +194,7 @@ def test_adapters_without_requests_are_loaded_only_into_empty_places() -> None:
     stepper = Stepper(places=2, load_steps=0)
     adapters = [stepper.adapter() for _ in range(3)]
     for adapter in adapters:
-        queue_of(stepper).bring_ahead(adapter)
+        queue_of(stepper).preload(adapter)
     for _ in range(4):
         stepper.advance_loads()
     assert [adapter.ready for adapter in adapters] == [True, True, False]

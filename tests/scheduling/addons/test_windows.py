@@ -7,7 +7,7 @@ from tests.scheduling.stepping import Stepper, prompt_of
 
 WINDOW = 8
 SIZE = 4
-LEAST = WindowRoom.least(WINDOW, SIZE)
+LEAST = WindowRoom.min_pages(WINDOW, SIZE)
 
 
 def stepper(window_pages: int, **options: int) -> Stepper:

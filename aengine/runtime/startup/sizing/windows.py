@@ -43,10 +43,10 @@ class PageGroups:
         window, size = max(windows), config.page_size
         every, own = model.kv_shape(config.page_size, kv_dtype).split(model.sliding)
         context = min(config.window_context or max(2 * window, LEAST_CONTEXT), longest)
-        least = WindowRoom.least(window, size)
+        least = WindowRoom.min_pages(window, size)
         chunk = -(-min(config.max_step_tokens or CHUNK, CHUNK) // size)
         share = min(1.0, window / context)
-        running = 0 if config.window_context else config.max_num_seqs * WindowRoom.held(window, size)
+        running = 0 if config.window_context else config.max_num_seqs * WindowRoom.decode_pages(window, size)
         return cls(
             every.page_bytes, own.page_bytes, window, share, running, -(-longest // size) + 1, least, least + chunk
         )

@@ -71,7 +71,7 @@ def test_128k_tokens_take_a_fifth_of_what_full_attention_takes(gemma: ModelConfi
     assert pool.windows is not None
     assert pool.windows.num_pages >= (1024 + 2048) // 16  # so that the prompt is read in large pieces
     # While tokens are generated: what a window needs, and what everything takes in ten layers.
-    held = LONG // 16 * pool.page_bytes + WindowRoom.least(1024, 16) * pool.window_page_bytes
+    held = LONG // 16 * pool.page_bytes + WindowRoom.min_pages(1024, 16) * pool.window_page_bytes
     assert held / full < 0.17
     with pytest.raises(ConfigError, match="max_model_len asks for 131072"):  # pages of all layers go there together
         size_pool(config(max_model_len=LONG, max_num_seqs=1, host_cache_gib=1), gemma, torch.bfloat16, full // 5)
