@@ -30,7 +30,7 @@ Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
 _ANY_VOCABULARY = 2**62  # the server knows the real bound
-_ADAPTER_FIELDS = {"lora_name": "name", "lora_path": "path"}  # the server's names and ours
+_ADAPTER_FIELDS = {"lora_name": "name", "lora_path": "path"}  # the server's name -> the argument's name
 _HEADER_TEXT = re.compile(r"[!-~]{1,128}")  # visible ASCII
 
 
@@ -61,25 +61,25 @@ class Client(PooledAnswers):
         """Return the name of the model that the server serves. Raises `EngineNotReadyError` while it loads."""
         data = (await self.get("/v1/models")).get("data")
         try:
-            return str(data[0]["id"])  # type: ignore[index]  # another type raises, and is answered below
+            return str(data[0]["id"])  # type: ignore[index]  # other types raise an error that is caught below
         except (TypeError, LookupError):
             raise ServerError("the server does not say which model it serves") from None
 
     async def sleep(self, level: int = 1, *, mode: SleepMode = "wait") -> None:
         """Move the engine's weights to host memory and free its device's memory.
 
-        Raises what `Engine.sleep` raises, and `ServerError` if the server's knobs forbid it.
+        Raises the errors of `Engine.sleep`, and `ServerError` if the server's knobs forbid it.
         """
         await self._command(f"/sleep?level={int(level)}&mode={mode}", {})
 
     async def wake_up(self) -> None:
-        """Let the engine take its device's memory again, and serve. Raises like `sleep`."""
+        """Move the weights back to the device, so that the engine serves again. Raises the errors of `sleep`."""
         await self._command("/wake_up", {})
 
     async def reload(self, folder: str | Path | None = None) -> None:
         """Read the weights of a folder below the server's `reload_folders`; None: the model's own folder.
 
-        Raises what `Engine.reload` raises, and `ServerError` if the server's knobs forbid it.
+        Raises the errors of `Engine.reload`, and `ServerError` if the server's knobs forbid it.
         """
         await self._command("/reload", {} if folder is None else {"folder": str(folder)})
 
@@ -93,7 +93,7 @@ class Client(PooledAnswers):
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
         """Load an adapter on the server: a folder below its `lora_folders`, or a Hugging Face id if it takes any.
 
-        Raises what `Engine.load_adapter` raises, and `ServerError` if the server's knobs forbid it.
+        Raises the errors of `Engine.load_adapter`, and `ServerError` if the server's knobs forbid it.
         """
         with renamed_param(_ADAPTER_FIELDS):
             await self._command(
@@ -103,7 +103,7 @@ class Client(PooledAnswers):
     async def unload_adapter(self, name: str) -> None:
         """Refuse new requests for an adapter, and wait until its running requests have ended.
 
-        Raises what `Engine.unload_adapter` raises, and `ServerError` if the server's knobs forbid it.
+        Raises the errors of `Engine.unload_adapter`, and `ServerError` if the server's knobs forbid it.
         """
         with renamed_param(_ADAPTER_FIELDS):
             await self._command("/v1/unload_lora_adapter", {"lora_name": name})
@@ -146,9 +146,8 @@ class Client(PooledAnswers):
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Stream the assistant's next message as chunks of OpenAI's API.
 
-        Thoughts and tool calls are apart from the content.
-
-        Close the generator (`contextlib.aclosing`) if you stop early.
+        The chunks hold thoughts and tool calls separately from the content. Close the generator (`contextlib.aclosing`)
+        if you stop early.
         """
         fields = _chat_fields(messages, tools, template_kwargs) | {"stream_options": {"include_usage": True}}
         names, resolved = _resolved(params, sampling)
@@ -241,7 +240,7 @@ class Client(PooledAnswers):
     # ---- the task of one request --------------------------------------------------------------------------
 
     async def _read(self, stream: RemoteStream, body: bytes, params: SamplingParams) -> None:
-        """The task that reads one response into its stream. It gives every error to the consumer and raises none."""
+        """Read one response into its stream, as a task. Errors go to the consumer; none is raised here."""
         try:
             with stream.connection:
                 await self._read_events(stream, body, params)

@@ -18,7 +18,7 @@ from aengine.requests.sampling_params import SamplingParams
 
 MAX_EVENT_BYTES = 64 * 2**20
 CONNECT_SECONDS = 10.0
-_ERROR_BYTES = 2**20  # read of the body of an error
+_ERROR_BYTES = 2**20  # of an error's body; the rest is not read
 JSON = {"Content-Type": "application/json"}
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _NO_LIMIT = httpx2.Timeout(None, connect=CONNECT_SECONDS, pool=None)
@@ -45,7 +45,7 @@ class Connection:
 
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
-            raise EngineClosedError("a Client can be entered once; make a new one")
+            raise EngineClosedError("a Client can be entered only once; create a new one")
         await self._exit.enter_async_context(self._http)
         self._tasks = await self._exit.enter_async_context(anyio.create_task_group())
         return self
@@ -98,7 +98,7 @@ class Connection:
             yield _event_data(response)
 
     def _task_group(self) -> anyio.abc.TaskGroup:
-        """Return the client's task group. Raises `EngineNotReadyError` before `async with`, or if it was closed."""
+        """Return the client's task group. Raises an error before and after `async with`."""
         if self._tasks is None:
             raise EngineNotReadyError("a Client is used within `async with`")
         if self._closed:
@@ -110,7 +110,7 @@ class Connection:
             case httpx2.ConnectError() | httpx2.ConnectTimeout():
                 happened = "cannot be reached"
             case httpx2.ReadTimeout():
-                happened = "has fallen silent"
+                happened = "sent nothing for too long"
             case httpx2.SSEError():
                 happened = "sent an event that cannot be read"
             case _:
@@ -119,6 +119,7 @@ class Connection:
 
 
 def checked(response: httpx2.Response) -> httpx2.Response:
+    """Return the response. Raises its error if its status is not 200."""
     if response.status_code != 200:
         raise response_error(response.status_code, response.content, response.headers)
     return response

@@ -20,7 +20,7 @@ from aengine.types import Classes, Classified, Embeddings, Ranked, Ranking, Scor
 
 Prompt = str | Sequence[int]
 T = TypeVar("T", bound=msgspec.Struct)
-_IN_ONE_PIECE = 10  # times the timeout: no sign of life comes before the answer
+_WHOLE_ANSWER = 10  # times the timeout, because the server sends nothing before the whole answer
 _ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -71,7 +71,9 @@ class _RankBody(msgspec.Struct):
 
 
 class PooledAnswers(Connection):
-    """Arguments, results and errors are those of `Engine`'s methods of the same names.
+    """Embeds, classifies, scores and ranks texts on the server.
+
+    Arguments, results and errors are those of `Engine`'s methods of the same names.
 
     Cancelling a call ends it on the server.
     """
@@ -91,12 +93,12 @@ class PooledAnswers(Connection):
             "normalize": normalize,
             "encoding_format": "base64",
         }
-        found = await self._ask("/v1/embeddings", fields, routing, _EmbeddingBody)
+        found = await self._request("/v1/embeddings", fields, routing, _EmbeddingBody)
         return Embeddings(tuple(_vector(one.embedding) for one in found.data), found.usage.usage())
 
     async def classify(self, prompts: Prompt | Sequence[Prompt], **routing: Any) -> Classes:
         """Return the probability of each class for each prompt. The model needs a classification head."""
-        found = await self._ask("/classify", {"input": prompt_list(prompts)}, routing, _ClassBody)
+        found = await self._request("/classify", {"input": prompt_list(prompts)}, routing, _ClassBody)
         return Classes(tuple(Classified(one.label, one.probs) for one in found.data), found.usage.usage())
 
     async def score(
@@ -113,7 +115,7 @@ class PooledAnswers(Connection):
             "documents": text_list(documents, "documents"),
             "instruction": instruction,
         }
-        found = await self._ask("/score", fields, routing, _ScoreBody)
+        found = await self._request("/score", fields, routing, _ScoreBody)
         return Scores(tuple(one.score for one in found.data), found.usage.usage())
 
     async def rerank(
@@ -125,7 +127,7 @@ class PooledAnswers(Connection):
         instruction: str | None = None,
         **routing: Any,
     ) -> Ranking:
-        """Return the documents by their `score` with the query, the best first. top_n: how many; None means all."""
+        """Return the documents in the order of their score for the query, the best first. top_n: None means all."""
         if top_n == 0:  # a server would return all
             raise InvalidRequestError("top_n must be at least 1, got 0", "top_n")
         fields = {
@@ -135,18 +137,18 @@ class PooledAnswers(Connection):
             "instruction": instruction,
             "return_documents": False,
         }
-        found = await self._ask("/rerank", fields, routing, _RankBody)
+        found = await self._request("/rerank", fields, routing, _RankBody)
         ranked = tuple(Ranked(one.index, one.relevance_score) for one in found.results)
         return Ranking(ranked, found.usage.usage())
 
-    async def _ask(self, path: str, fields: dict[str, Any], routing: dict[str, Any], answer: type[T]) -> T:
+    async def _request(self, path: str, fields: dict[str, Any], routing: dict[str, Any], answer: type[T]) -> T:
         body, headers = _routed(fields, **routing)
         response = await self._send(
             "POST",
             path,
             content=request_json(body),
             headers=headers | JSON,
-            timeout=httpx2.Timeout(self._timeout * _IN_ONE_PIECE, connect=CONNECT_SECONDS, pool=None),
+            timeout=httpx2.Timeout(self._timeout * _WHOLE_ANSWER, connect=CONNECT_SECONDS, pool=None),
         )
         try:
             return msgspec.json.decode(checked(response).content, type=answer)

@@ -8,7 +8,7 @@ from aengine.engine.requests.stream import Stream
 from aengine.errors import AengineError, EngineClosedError
 from aengine.types import Fragment
 
-ROOM = 1024  # fragments that may wait here; beyond that the connection is not read, which slows the server
+MAX_BACKLOG = 1024  # fragments that may wait; with more the connection is not read, which slows the server
 
 
 class RemoteStream:
@@ -51,7 +51,7 @@ class RemoteStream:
         """Add a fragment, and wait while the consumer is far behind. Called by the reading task."""
         self._ended = fragment.usage is not None
         self._mailbox.put(fragment, last=self._ended)
-        while self._mailbox.backlog > ROOM:
+        while self._mailbox.backlog > MAX_BACKLOG:
             self._room = anyio.Event()
             await self._room.wait()
 

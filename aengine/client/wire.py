@@ -114,7 +114,7 @@ def _prompt_logprobs(positions: list[dict[int, WireCandidate] | None], top: int)
 def _prompt_logprob(candidates: dict[int, WireCandidate], top: int) -> PromptLogprob:
     """Return the logprob of one position from its candidates by token id.
 
-    The prompt's own token is the first candidate. It is not repeated if it is one of the `top` likeliest ones too.
+    The first candidate is the prompt's own token. If it is also one of the `top` likeliest, it is not listed again.
     """
     ids = list(candidates)
     values = [-math.inf if one.logprob is None else one.logprob for one in candidates.values()]
@@ -137,7 +137,7 @@ def read_chunk(data: str, params: SamplingParams) -> dict[str, Any]:
     if isinstance(chunk, dict) and "error" in chunk:
         raise request_error(msgspec.convert(chunk, ErrorDocument).error, None, None, params)
     if not isinstance(chunk, dict) or not isinstance(chunk.get("choices"), list):
-        raise ServerError("the server sent an event that is no chunk of a chat")
+        raise ServerError("the server sent an event that is not a chunk of a chat")
     return chunk
 
 

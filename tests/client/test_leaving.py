@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from aengine import Client, EngineClosedError, Fragment, ServerError, Usage
-from aengine.client.stream import ROOM
+from aengine.client.stream import MAX_BACKLOG
 from tests.http.fake_engine import FakeEngine, FakeStream
 from tests.http.serving import Server, serving
 
@@ -125,14 +125,14 @@ async def test_the_connection_is_not_read_while_the_consumer_is_slow() -> None:
         held.put(PIECE)
         stream = await submitting
         pieces = 1
-        while stream.backlog <= ROOM:
+        while stream.backlog <= MAX_BACKLOG:
             held.put(PIECE)
             pieces += 1
             await asyncio.sleep(0)
         for _ in range(200):
             held.put(PIECE)
             await asyncio.sleep(0)
-        assert stream.backlog == ROOM + 1
+        assert stream.backlog == MAX_BACKLOG + 1
         held.put(LAST)
         text = ""
         while fragments := await stream.take():
