@@ -1,4 +1,4 @@
-"""Errors that end a command, and their sentences, which suggest what was probably meant."""
+"""Errors that end a command, and their messages, which suggest what was probably meant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 from aengine.config.other_names import nearest_knob, remedy
 
-_LIKENESS_OF_COMMANDS = 0.5  # low, because there are few commands: `gen` can only mean one
+_COMMAND_SIMILARITY = 0.5  # low, because there are few commands: `gen` can only mean one
 _NUMBER = re.compile(r"-\.?\d")
 _MODEL = re.compile(r"[\w.\-]+/[\w.\-]+")
 
@@ -25,10 +25,10 @@ class UsageError(Exception):
 
 
 def unknown_command(name: str, commands: Collection[str]) -> str:
-    """Return the sentence about an unknown command."""
+    """Return the message about an unknown command."""
     if name in ("help", "version"):
         return f"unknown command {name!r}; did you mean aengine --{name}?"
-    if close := get_close_matches(name, commands, 1, _LIKENESS_OF_COMMANDS):
+    if close := get_close_matches(name, commands, 1, _COMMAND_SIMILARITY):
         return f"unknown command {name!r}; did you mean {close[0]}?"
     if _is_model(name):
         return f"unknown command {name!r}; did you mean aengine serve {shlex.quote(name)}?"
@@ -36,7 +36,7 @@ def unknown_command(name: str, commands: Collection[str]) -> str:
 
 
 def flag_before_command(argument: str, commands: Collection[str]) -> str:
-    """Return the sentence about an unknown flag in the place of a command."""
+    """Return the message about an unknown flag in the place of a command."""
     flag = argument.partition("=")[0]
     if close := get_close_matches(flag, ("--help", "--version"), 1):
         return f"unknown flag {flag}; did you mean {close[0]}?"
@@ -44,14 +44,14 @@ def flag_before_command(argument: str, commands: Collection[str]) -> str:
 
 
 def unknown_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> str:
-    """Return one sentence about all unknown arguments."""
+    """Return one message about all unknown arguments."""
     flags = [argument.partition("=")[0] for argument in arguments if _is_flag(argument)]
     if not flags:
         hint = f"see {parser.prog} --help"
         if _is_model(arguments[0]) and "model" not in {action.dest for action in parser._get_positional_actions()}:
             hint = f"a model is named with --model {shlex.quote(arguments[0])}"
         return f"unknown argument {arguments[0]!r}; {hint}"
-    hints = [_instead(flag, parser._option_string_actions) for flag in dict.fromkeys(flags)]
+    hints = [_suggestion(flag, parser._option_string_actions) for flag in dict.fromkeys(flags)]
     if len(hints) == 1:
         return f"unknown flag {flags[0]}; {hints[0] or f'see {parser.prog} --help-all'}"
     shown = [f"{flag} ({hint})" if hint else flag for flag, hint in zip(dict.fromkeys(flags), hints)]
@@ -59,7 +59,7 @@ def unknown_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str])
 
 
 def no_prompts(text: str) -> str:
-    """Return the sentence about a file of prompts that does not exist."""
+    """Return the message about a file of prompts that does not exist."""
     if _is_model(text):
         return f"{text!r} is no file of prompts; a model is named with --model {shlex.quote(text)}"
     return (
@@ -68,14 +68,14 @@ def no_prompts(text: str) -> str:
 
 
 def no_model(text: str) -> str | None:
-    """Return the sentence about a prompt in the place of a model's name; None if it may be a name."""
+    """Return the message about a prompt in the place of a model's name; None if it may be a name."""
     if not re.search(r"[\s?!]", text.strip()) or os.path.exists(text):
         return None
     return f"{text!r} is in the place of the model's name; to send it: echo {_quoted(text)} | aengine chat"
 
 
-def _instead(flag: str, options: Collection[str]) -> str:
-    """Return what to do instead of giving an unknown flag; empty if nothing is near."""
+def _suggestion(flag: str, options: Collection[str]) -> str:
+    """Return what to write in place of an unknown flag; empty if no known name is similar."""
     name = flag.lstrip("-")
     if advice := remedy(name):
         return advice

@@ -13,7 +13,7 @@ from aengine.cli.errors import UsageError
 _WIDTH = 80
 _SWITCH_VALUES = {"true": True, "1": True, "false": False, "0": False}
 _COLUMN = 30  # the descriptions begin here
-_SHOWN = {  # what --help shows, by command
+_COMMON = {  # the arguments that --help shows, by command
     "serve": (
         "model",
         "--host",
@@ -72,7 +72,7 @@ class CommandParser(argparse.ArgumentParser):
     def plain_switches(self, arguments: Sequence[str]) -> Iterator[str]:
         """Yield the arguments with `--switch=false` written as `--no-switch`, and `--switch=true` as `--switch`.
 
-        argparse refuses values of switches. A switch without its opposite is left out if it is false.
+        argparse refuses values of switches. A false switch that has no opposite is left out.
         """
         for index, argument in enumerate(arguments):
             if argument == "--":
@@ -93,7 +93,7 @@ class CommandParser(argparse.ArgumentParser):
     def format_short_help(self) -> str:
         """Return the help that fits on one screen."""
         named = {name: action for action in self._actions for name in (action.option_strings or [action.dest])}
-        actions = [named[name] for name in (*_SHOWN[self.prog.split()[-1]], "--help-all")]
+        actions = [named[name] for name in (*_COMMON[self.prog.split()[-1]], "--help-all")]
         examples = (self.epilog or "").partition("examples:")[2].partition("\n\n")[0].rstrip()
         return "\n".join(
             [

@@ -19,7 +19,7 @@ T = TypeVar("T", EngineConfig, ServerConfig, ListenConfig)
 
 
 class Knob(NamedTuple):
-    """One field of a config, with the values that argparse needs."""
+    """One field of a config, as the command line needs it."""
 
     name: str
     kind: str  # the placeholder of the value in the help; empty for a switch
@@ -65,7 +65,7 @@ def _description(kind: Any) -> str:
 
 
 def add_knobs(parser: argparse.ArgumentParser, kind: type[T], title: str, skip: Collection[str] = ()) -> None:
-    """Add a group of flags. A flag that is not given has no entry in the namespace: then the environment decides."""
+    """Add a group of flags. A flag that is not given has no entry in the namespace; the environment then decides."""
     group = parser.add_argument_group(title)
     for knob in list_knobs(kind):
         if knob.name in skip:

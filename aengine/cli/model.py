@@ -44,7 +44,7 @@ def add_model_or_server(parser: argparse.ArgumentParser, skip: tuple[str, ...] =
 
 @asynccontextmanager
 async def opened_model(args: argparse.Namespace) -> AsyncIterator[Engine | Client]:
-    """A context with the model, ready to serve. Raises `UsageError`, or the error of the engine or the client."""
+    """Open the model for the duration of the context. Raises `UsageError`, or the error of the engine or the client."""
     if args.url is not None:
         given = given_knobs(args, EngineConfig).keys() - {"progress"}
         if named := ", ".join(f"the model {args.model!r}" if name == "model" else flag(name) for name in sorted(given)):

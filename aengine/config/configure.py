@@ -32,7 +32,7 @@ _SYNONYMS = {  # vLLM's names of equal values
     "load_format": {"safetensors": "auto"},
     "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "compressed_tensors": "compressed-tensors"},
 }
-_KEY_OF_CLIENTS = "AENGINE_API_KEY"  # sent by `aengine chat --url`; a server uses it if api_keys is not set
+_KEY_OF_CLIENTS = "AENGINE_API_KEY"  # `aengine chat --url` sends it; a server without api_keys accepts it
 # Variables of Kubernetes and Docker for a service with the name aengine, or aengine-something.
 _SERVICE_VARIABLE = re.compile(
     r"AENGINE_(\w+_)?(SERVICE_(HOST|PORT\w*)=.*|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?=.*|=(tcp|udp)://.*))"
@@ -102,7 +102,7 @@ def configure(
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         knob = path.rstrip("`").removesuffix("[...]") or "?"
-        message = re.sub(r", got `\w+`$", "", message)
+        message = re.sub(r", got `\w+`$", "", message).replace(" | null`", "`")
         if message.startswith("Invalid enum value"):
             message = f"must be one of {', '.join(map(str, _choices(kind, knob)))}"
         raise refused(knob, message) from None
@@ -117,7 +117,7 @@ def _read(name: str, kind: object, text: str) -> object:
     """Return the value of a text, or the text itself if msgspec can convert it. Raises `ValueError`."""
     if name in _LISTS:
         parts = _parts(text)
-        if name == "api_keys" and not parts:  # setting it must never leave the server open
+        if name == "api_keys" and not parts:  # a variable without a key must not leave the server open
             raise ValueError("it is set but names no key; name one or unset it")
         return parts
     if name in _MAPS:
@@ -134,22 +134,21 @@ def _check_variables(environ: Mapping[str, str]) -> None:
     known = [name for kind in _KINDS for name in kind.__struct_fields__]
     taken = {*map(variable, known), _KEY_OF_CLIENTS}
     found = [
-        name + instead_of(name.removeprefix("AENGINE_").lower(), known, variable)
+        name + suggestion(name.removeprefix("AENGINE_").lower(), known, variable)
         for name in sorted(environ.keys() - taken)
     ]
     if found:
-        raise ConfigError(
-            f"unknown variable{'s' if len(found) > 1 else ''} {', '.join(found)}; unset what is not meant"
-        )
+        noun, pronoun = ("variables", "them") if len(found) > 1 else ("variable", "it")
+        raise ConfigError(f"unknown {noun} {', '.join(found)}; correct or unset {pronoun}")
 
 
 def unknown_knob(name: str, names: Collection[str]) -> str:
-    """Return the sentence about an unknown knob, with the one that was probably meant."""
-    return f"unknown knob {name!r}{instead_of(name, names, str)}; known knobs are {', '.join(sorted(names))}"
+    """Return the message about an unknown knob, with the one that was probably meant."""
+    return f"unknown knob {name!r}{suggestion(name, names, str)}; known knobs are {', '.join(sorted(names))}"
 
 
-def instead_of(name: str, known: Collection[str], spelled: Callable[[str], str]) -> str:
-    """Return what was probably meant by an unknown name, in brackets; empty if nothing is near."""
+def suggestion(name: str, known: Collection[str], spelled: Callable[[str], str]) -> str:
+    """Return what an unknown name probably means, in parentheses; empty if no known name is similar."""
     if advice := remedy(name):
         return f" ({advice})"
     if meant := nearest_knob(name, known):
@@ -159,7 +158,7 @@ def instead_of(name: str, known: Collection[str], spelled: Callable[[str], str])
 
 
 def check_names(engine: EngineConfig, server: ServerConfig) -> None:
-    """Check both configs' knobs about adapters. Raises `ConfigError`, which names the knob."""
+    """Check the knobs about adapters, which are in both configs. Raises `ConfigError`, which names the knob."""
     for name in server.served_model_name:
         if name in engine.lora:
             raise ConfigError(f"lora: {name!r} is the model's own name (served_model_name)")

@@ -39,7 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization: Annotated[
         Literal["auto", "fp8", "awq", "gptq", "compressed-tensors", "mxfp4"],
         Meta(
-            description="format of matrices; auto: the checkpoint's; fp8: floats are converted to e4m3 in blocks of "
+            description="format of the weights; auto: the checkpoint's; fp8: floats are converted to e4m3 in blocks of "
             "128 x 128 while loading; others: like auto, but the checkpoint must have this format"
         ),
     ] = "auto"
@@ -108,7 +108,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="folder that keeps KV pages of the host cache for later starts; for one engine only"),
     ] = None
     disk_cache_gib: Annotated[
-        float, Meta(gt=0, le=2**30, description="most GiB of files there; the least recently used are deleted")
+        float,
+        Meta(gt=0, le=2**30, description="most GiB of files in disk_cache_dir; the least recently used are deleted"),
     ] = 64.0
     state_dtype: Annotated[
         Literal["float32", "bfloat16"], Meta(description="dtype of the states of linear attention")
@@ -123,7 +124,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     state_snapshot_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=2**26)] | None,
         Meta(
-            description="tokens between two such states; default in outputs: 64, or the least common multiple of 64 "
+            description="tokens between two kept states; default in outputs: 64, or the least common multiple of 64 "
             "and page_size; in prompts: so many that their KV takes as much memory as a state"
         ),
     ] = None
@@ -154,9 +155,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_events_replay: Annotated[
         str | None, Meta(description="address that repeats missed events on request (tcp://127.0.0.1:5558)")
     ] = None
-    kv_events_topic: Annotated[str, Meta(max_length=256, description="topic of the events' messages")] = ""
+    kv_events_topic: Annotated[str, Meta(max_length=256, description="topic of the KV events' messages")] = ""
     max_queue: Annotated[
-        int, Meta(ge=0, description="most outputs waiting (a request has n); more are refused at once")
+        int,
+        Meta(ge=0, description="most outputs waiting (a request has n of them); further requests are refused at once"),
     ] = 1024
     grammar_characters: Annotated[int, Meta(ge=1, description="longest schema, regex or grammar of a request")] = (
         131_072

@@ -1,4 +1,4 @@
-"""Names of knobs in other engines, and what to do if there is no such knob here.
+"""Names of knobs in other engines, each with the knob here or with advice.
 
 The names are vLLM's unless a comment says otherwise.
 """
@@ -9,15 +9,15 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import NamedTuple
 
-_LIKENESS = 0.7  # a name is suggested from this share of common letters on
+_MIN_SIMILARITY = 0.7  # a name is suggested if at least this share of its letters agrees
 _REPLICAS = "replicas run on Ray Serve (serve run aengine.ray_serve:app replicas=N)"
 _LAYERS = "layers are not spread over GPUs; use tensor_parallel_size"
-_CHECKPOINT = "what a model does follows from its folder; leave it out"
+_CHECKPOINT = "the model's folder says what the model does; leave it out"
 _TOKENIZER = "the tokenizer is the one in the model's folder; leave it out"
 
 
 class OtherName(NamedTuple):
-    """What one name of another engine means here."""
+    """The meaning of one name of another engine."""
 
     knob: str = ""  # the knob with the same meaning; empty if there is none
     remedy: str = ""  # without a knob: what to do instead
@@ -44,7 +44,7 @@ def _no_effect(reason: str) -> OtherName:
 
 _NOT_NEEDED = _no_knob("has no counterpart and is not needed; leave it out")
 _ALWAYS_ON = _no_effect("is always done")
-_NO_IMAGES = _no_knob("images are not there yet; leave it out")
+_NO_IMAGES = _no_knob("images are not supported yet; leave it out")
 _NO_REQUEST_LOG = _no_effect("requests are not logged unless access_log is on")
 
 OTHER_NAMES = {
@@ -56,18 +56,18 @@ OTHER_NAMES = {
     "data_parallel_size": _no_knob(_REPLICAS),
     "disable_frontend_multiprocessing": _no_knob("there is one process; leave it out"),
     "disable_log_requests": _NO_REQUEST_LOG,
-    "disable_log_stats": _no_effect("figures stand at /metrics and are not logged"),
+    "disable_log_stats": _no_effect("/metrics has the figures, which are not logged"),
     "distributed_executor_backend": _NOT_NEEDED,
     "download_dir": _no_knob("set the variable HF_HOME instead"),
     "dp": _no_knob(_REPLICAS),
     "enable_auto_tool_choice": _ALWAYS_ON,
     "enable_chunked_prefill": _ALWAYS_ON,
-    "enable_expert_parallel": _no_knob("experts are shared out by tensor_parallel_size; leave it out"),
+    "enable_expert_parallel": _no_knob("tensor_parallel_size also divides the experts; leave it out"),
     "enable_log_requests": _knob("access_log"),
     "enable_lora": _no_effect("adapters are on as soon as lora names one"),
     "enable_prefix_caching": _knob("prefix_cache", accepted=True),
     "enable_prompt_tokens_details": _ALWAYS_ON,
-    "enable_reasoning": _no_knob("thoughts are told apart by themselves; leave it out"),
+    "enable_reasoning": _no_knob("thoughts are always separated from the answer; leave it out"),
     "enable_server_load_tracking": _ALWAYS_ON,
     "enable_sleep_mode": _knob("sleep_mode", accepted=True),
     "enforce_eager": _opposite("cuda_graphs"),
@@ -98,7 +98,7 @@ OTHER_NAMES = {
     "rope_scaling": _no_knob("edit the checkpoint's config.json instead"),
     "runner": _no_knob(_CHECKPOINT),
     "scheduling_policy": _no_knob("requests with a priority are always ranked by it; leave it out"),
-    "speculative_config": _no_knob("speculative decoding is not there yet; leave it out"),
+    "speculative_config": _no_knob("speculative decoding is not supported yet; leave it out"),
     "structured_outputs_config": _NOT_NEEDED,
     "swap_space": _knob("host_cache_gib"),
     "task": _no_knob(_CHECKPOINT),
@@ -130,9 +130,10 @@ OTHER_NAMES = {
 
 
 def nearest_knob(name: str, known: Collection[str]) -> tuple[str, bool] | None:
-    """Return the knob among `known` that `name` probably means, and whether it is to be switched off.
+    """Return the knob among `known` that `name` probably means, and whether `name` switches it off.
 
-    A name that switches something off is never taken for one that switches it on. None: no knob is near.
+    A name that switches something off is never taken for one that switches it on. Returns None if no
+    knob is similar.
     """
     name = _normal(name)
     other = OTHER_NAMES.get(name)
@@ -143,12 +144,12 @@ def nearest_knob(name: str, known: Collection[str]) -> tuple[str, bool] | None:
     if bare.startswith(("enable_", "disable_")):
         switch, _, rest = bare.partition("_")
         return (rest, off != (switch == "disable")) if rest in known else None
-    close = get_close_matches(bare, known, 1, _LIKENESS)
+    close = get_close_matches(bare, known, 1, _MIN_SIMILARITY)
     return (close[0], off) if close else None
 
 
 def remedy(name: str) -> str:
-    """Return what to do instead of giving a knob of another engine that does not exist here; empty if unknown."""
+    """Return the advice for a knob of another engine that does not exist here; empty if the name is unknown."""
     other = OTHER_NAMES.get(_normal(name))
     return "" if other is None else other.remedy
 

@@ -23,7 +23,7 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cpus: Annotated[float, Meta(ge=0, description="cores that Ray reserves for each engine")] = 1.0
     ingresses: Annotated[
         int,
-        Meta(ge=1, description="processes that accept and route requests; each learns what is cached by itself"),
+        Meta(ge=1, description="processes that accept and route requests; each has its own record of what is cached"),
     ] = 1
     routing: Annotated[
         Literal["prefix", "random"],

@@ -50,8 +50,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     api_keys: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
         Meta(
-            description="keys of which a request needs one (Authorization: Bearer ..., or x-api-key); default: no key "
-            "is needed"
+            description="API keys, of which each request needs one (Authorization: Bearer ..., or x-api-key); default: "
+            "no key is needed"
         ),
     ] = ()
     salt_by_key: Annotated[
@@ -87,10 +87,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[str, ...], Meta(description="folders below which weights may be reloaded over HTTP")
     ] = ()
     vllm_metrics: Annotated[
-        bool, Meta(description="also give /metrics under vLLM's names, for routers and autoscalers that read these")
+        bool, Meta(description="/metrics also has vLLM's names, for routers and autoscalers that read these")
     ] = False
     max_stream_backlog: Annotated[
-        int, Meta(ge=1, description="fragments that may wait for a slow reader; with more its request is aborted")
+        int, Meta(ge=1, description="fragments that may wait for a slow reader; with more, the request is aborted")
     ] = 65536
     max_answer_candidates: Annotated[
         int,

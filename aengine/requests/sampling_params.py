@@ -1,7 +1,7 @@
-"""How a request's tokens are drawn and when it stops.
+"""Sampling parameters: how a request's tokens are drawn and when it stops.
 
-`SamplingParams` is the only place that says what a parameter means and which values it may have. The command line and
-the client derive theirs from it.
+`SamplingParams` alone defines the meaning and the range of each parameter. The command line and the client derive
+their parameters from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aengine.requests.structured import Structured
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
-MAX_STOP_LENGTH = 1024  # characters; bounds what a stream holds back
+MAX_STOP_LENGTH = 1024  # characters; bounds the text that a stream holds back
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
@@ -28,13 +28,13 @@ _INT64 = 2**63
 
 
 class Parameter(NamedTuple):
-    """What one sampling parameter means, and the range of its values."""
+    """The help text and the range of one sampling parameter."""
 
     help: str
     low: float = -math.inf
     high: float = math.inf
     above: float = -math.inf  # like `low`, but the bound itself is not allowed
-    is_internal: bool = False  # for aengine's own use; callers are not told of it
+    is_internal: bool = False  # only for aengine itself; help and errors do not show it
 
     @property
     def range(self) -> str:
@@ -56,7 +56,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_tokens: Annotated[
         int | None, Parameter("most tokens of an output; default: until the context is full", low=1)
     ] = None
-    min_tokens: Annotated[int, Parameter("tokens before which neither the end nor a stop id is drawn", low=0)] = 0
+    min_tokens: Annotated[
+        int, Parameter("least tokens; before them, neither the end-of-sequence token nor a stop id is drawn", low=0)
+    ] = 0
     temperature: Annotated[
         float,
         Parameter(
@@ -75,22 +77,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: Annotated[
         float,
         Parameter(
-            "above 1: against tokens of the prompt and the output, as Hugging Face defines it", above=0, high=10_000
+            "above 1: makes tokens of the prompt and the output less likely, as Hugging Face defines it",
+            above=0,
+            high=10_000,
         ),
     ] = 1.0
     presence_penalty: Annotated[
-        float, Parameter("above 0: against tokens of the output, as OpenAI defines it", low=-2, high=2)
+        float, Parameter("above 0: makes tokens of the output less likely, as OpenAI defines it", low=-2, high=2)
     ] = 0.0
     frequency_penalty: Annotated[
-        float, Parameter("above 0: against tokens by their count in the output, as OpenAI defines it", low=-2, high=2)
+        float,
+        Parameter(
+            "above 0: makes tokens less likely by their count in the output, as OpenAI defines it", low=-2, high=2
+        ),
     ] = 0.0
     logit_bias: Annotated[
-        Mapping[int, float], Parameter('what is added to the logits of token ids, from -100 to 100: {"42": -5}')
+        Mapping[int, float], Parameter('numbers from -100 to 100 that are added to the logits of token ids: {"42": -5}')
     ] = {}
     seed: Annotated[
         int | None,
         Parameter(
-            "the same seed gives the same draws; default: another one for each request", low=-_INT64, high=_INT64 - 1
+            "the same seed gives the same draws; default: a new one for each request", low=-_INT64, high=_INT64 - 1
         ),
     ] = None
     stop: Annotated[tuple[str, ...], Parameter('text that ends an output, or a list: ["\\n", "END"]')] = ()
@@ -100,23 +107,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     unstopped: Annotated[
         tuple[str, str] | None,
         Parameter(
-            "if the output begins with the first text, no stop string counts before the end of the second",
+            "if the output begins with the first text, stop strings only count after the second text",
             is_internal=True,
         ),
     ] = None
     stop_token_ids: Annotated[tuple[int, ...], Parameter("token ids that end an output: [7, 8]")] = ()
     bad_words: Annotated[
-        tuple[str, ...], Parameter('texts whose tokens never follow one another, with or without a space before: ["x"]')
+        tuple[str, ...], Parameter('texts whose token sequences are never drawn, with or without a space before: ["x"]')
     ] = ()
     allowed_token_ids: Annotated[
         tuple[int, ...] | None,
-        Parameter("the only token ids that are drawn: [7, 8]; without the end's id only max_tokens ends the output"),
+        Parameter(
+            "the only token ids that are drawn: [7, 8]; without an end-of-sequence id only max_tokens ends the output"
+        ),
     ] = None
     include_stop: Annotated[bool, Parameter("keep the stop string, or the stop token's text, in the text")] = False
-    ignore_eos: Annotated[bool, Parameter("continue after the model's own end")] = False
+    ignore_eos: Annotated[bool, Parameter("continue after the end-of-sequence token")] = False
     skip_special_tokens: Annotated[bool, Parameter("leave special tokens out of the text")] = True
     shown_special_ids: Annotated[
-        tuple[int, ...], Parameter("special tokens that stay in the text all the same", is_internal=True)
+        tuple[int, ...], Parameter("special tokens that stay in the text even so", is_internal=True)
     ] = ()
     logprobs: Annotated[
         int | None, Parameter("log-probabilities of the tokens, and of this many likeliest ones", 0, MAX_LOGPROBS)
@@ -252,7 +261,7 @@ def unknown_parameter(name: str) -> InvalidRequestError:
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Raise `InvalidRequestError` unless every id is an int in [0, vocab_size)."""
     if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
-        return  # within C: a loop over a long prompt would hold the event loop for 15 ms
+        return  # these checks run in C; a Python loop over a long prompt would hold the event loop for 15 ms
     for token_id in ids:
         if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
             raise InvalidRequestError(

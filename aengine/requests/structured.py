@@ -18,7 +18,7 @@ KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 
 class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The form of an output. Exactly one of the fields `json` to `grammar` is given.
+    """The required form of an output. Exactly one of the fields `json` to `grammar` must be set.
 
     The output ends when the form is complete: `ignore_eos` has no effect, and `min_tokens` only if the form allows more
     tokens. A stop string or stop token id can end it earlier.

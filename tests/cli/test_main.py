@@ -166,7 +166,7 @@ def test_a_variable_that_sets_nothing_ends_every_command(
     monkeypatch.setenv("AENGINE_MAX_NUM_SEQ", "4")
     for command in ("serve", "chat"):
         assert main([command]) == 2
-        told = "unknown variable AENGINE_MAX_NUM_SEQ (did you mean AENGINE_MAX_NUM_SEQS?); unset what is not meant"
+        told = "unknown variable AENGINE_MAX_NUM_SEQ (did you mean AENGINE_MAX_NUM_SEQS?); correct or unset it"
         assert capsys.readouterr().err == f"aengine: {told}\n"
 
 

@@ -86,7 +86,7 @@ def test_a_bad_value_names_the_knob_and_where_it_was_set(name: str, value: objec
         ({"AENGINE_MAX_NUM_SEQ": "4"}, r"AENGINE_MAX_NUM_SEQ \(did you mean AENGINE_MAX_NUM_SEQS\?\)"),
         ({"AENGINE_MAX_NUM_BATCHED_TOKENS": "4"}, r"\(did you mean AENGINE_MAX_STEP_TOKENS\?\)"),
         ({"AENGINE_ENFORCE_EAGER": "1"}, r"\(did you mean AENGINE_CUDA_GRAPHS=false\?\)"),
-        ({"AENGINE_Y": "1", "AENGINE_Z": "2"}, r"unknown variables AENGINE_Y, AENGINE_Z; unset"),
+        ({"AENGINE_Y": "1", "AENGINE_Z": "2"}, r"unknown variables AENGINE_Y, AENGINE_Z; correct or unset them"),
     ],
 )
 def test_a_variable_that_sets_nothing_is_refused(variables: dict[str, str], told: str) -> None:
@@ -191,7 +191,7 @@ def test_an_unknown_knob_is_refused_with_the_list_of_known_ones() -> None:
         configure(EngineConfig, {}, max_modellen=3)
     with pytest.raises(ConfigError, match=r"\(did you mean max_step_tokens\?\)"):
         configure(EngineConfig, {}, max_num_batched_tokens=3)
-    with pytest.raises(ConfigError, match=r"\(speculative decoding is not there yet; leave it out\)"):
+    with pytest.raises(ConfigError, match=r"\(speculative decoding is not supported yet; leave it out\)"):
         configure(EngineConfig, {}, speculative_config={})
 
 

@@ -32,14 +32,14 @@ HELP = """\
   /help             show this help
   /quit             leave, like Ctrl-D; Ctrl-C stops an answer
 """
-# Control characters of a model could move the cursor or command the terminal: they are shown as a mark.
-_HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+# Control characters in an answer could move the cursor or control the terminal. U+FFFD is shown instead.
+_REPLACED_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 # The shell shows one answer, as text.
 _SHELL_NAMES = tuple(name for name in NAMES if name not in ("n", "logprobs", "prompt_logprobs"))
 
 
 class SavedChat(msgspec.Struct, forbid_unknown_fields=True):
-    """The content of a file of `/save`."""
+    """The content of a file that `/save` writes."""
 
     messages: list[dict[str, Any]]
     sampling: dict[str, Any] = {}
@@ -62,7 +62,7 @@ class Shell:
         self.messages: list[dict[str, Any]] = []
         self.sampling = dict(sampling)
         self.thinking: bool | None = None
-        self.has_failed = False  # some answer ended with an error
+        self.has_failed = False  # whether any answer ended with an error
         self._model = model
         self._adapter = adapter
         self._out = out
@@ -139,9 +139,11 @@ class Shell:
                     first = first or time.perf_counter()
                 if fragment.reasoning:
                     thought = True
-                    self._print(f"{self._dim[0]}{fragment.reasoning.translate(_HARMLESS)}{self._dim[1]}")
+                    self._print(f"{self._dim[0]}{fragment.reasoning.translate(_REPLACED_CONTROLS)}{self._dim[1]}")
                 if fragment.text:
-                    self._print(("\n\n" if thought and not content else "") + fragment.text.translate(_HARMLESS))
+                    self._print(
+                        ("\n\n" if thought and not content else "") + fragment.text.translate(_REPLACED_CONTROLS)
+                    )
                     content.append(fragment.text)
                 if fragment.usage is not None:
                     during = time.perf_counter() - first
@@ -178,7 +180,7 @@ class Shell:
                 raise UsageError(f"thinking is true, false or none, not {value!r}")
             self.thinking = None if value in ("none", "") else value == "true"
         elif name not in _SHELL_NAMES:
-            raise UsageError(f"there is no parameter {name!r} here; there are thinking, {', '.join(_SHELL_NAMES)}")
+            raise UsageError(f"there is no parameter {name!r} here; known are thinking, {', '.join(_SHELL_NAMES)}")
         elif value:
             self.sampling[name] = parse_parameter(name, value)
         else:
@@ -190,7 +192,8 @@ class Shell:
         for key, value in shown.items():
             self._print(f"{key} {msgspec.json.encode(value).decode()}\n")
         if not shown:
-            self._remark(f"[{name or 'nothing'} has not been set: the model's own values apply]")
+            unset = f"{name} has not been set" if name else "no parameter has been set"
+            self._remark(f"[{unset}: the model's own values apply]")
 
     def _save(self, file: str) -> None:
         saved = SavedChat(self.messages, self.sampling, self.thinking)
@@ -215,7 +218,7 @@ class Shell:
 
     def _remark(self, text: str) -> None:
         begin, end = self._dim
-        self._print(f"{begin}{text.translate(_HARMLESS)}{end}\n")
+        self._print(f"{begin}{text.translate(_REPLACED_CONTROLS)}{end}\n")
 
 
 def _path(file: str, command: str) -> Path:
@@ -240,7 +243,7 @@ def _figures(last: Fragment, usage: Usage, before: float, during: float) -> str:
 
 
 def _read_line(read: Callable[[str], str]) -> str:
-    """Read a line. Ctrl-C has an effect here and during an answer, and is ignored in between."""
+    """Read a line. Ctrl-C only has an effect here and during an answer."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return read(PROMPT)

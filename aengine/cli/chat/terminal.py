@@ -1,4 +1,4 @@
-"""Runs the chat shell on the terminal: with history if readline is there, line by line if input is no terminal."""
+"""Runs the chat shell on the terminal, with a history if readline is installed, or on a pipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HISTORY_LINES = 1000
 
 
 def chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
-    """Run the chat shell until the user leaves it. The exit status is 1 if an answer to a pipe's line failed."""
+    """Run the chat shell until the user leaves it. Return 1 if the input is a pipe and an answer failed, else 0."""
     return asyncio.run(_chat(args, sampling))
 
 
@@ -39,9 +39,9 @@ async def _chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
 
 @contextmanager
 def _line_reader() -> Iterator[Callable[[str], str]]:
-    """A function that shows a prompt and reads a line.
+    """Provide a function that shows a prompt and reads a line.
 
-    It raises `EOFError` at the end of the input, and `KeyboardInterrupt` for Ctrl-C.
+    The function raises `EOFError` at the end of the input, and `KeyboardInterrupt` for Ctrl-C.
     """
     if not sys.stdin.isatty():
         yield _plain_line

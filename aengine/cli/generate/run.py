@@ -24,12 +24,13 @@ from aengine.config import EngineConfig
 from aengine.sizes import format_bytes
 
 _SERVER_CONCURRENCY = 64
-_WINDOW = 4  # results per running prompt that may wait for a slower one before them
+_WINDOW = 4  # results per running prompt that may wait for a slower prompt before them
 MAX_LINE_BYTES = 64 * 2**20
 _READ_BYTES = 2**16
 _COUNT_BYTES = 2**20
 _ONLY_PROMPTS = (
-    "sampling flags, --adapter and --token-ids apply to prompts only: a line with custom_id has all of it in its body"
+    "sampling flags, --adapter and --token-ids apply to prompts only: a line with custom_id has all parameters in its "
+    "body"
 )
 
 
@@ -65,7 +66,7 @@ async def _generate(args: argparse.Namespace, sampling: dict[str, Any], source: 
     if args.url is None and config.max_queue == 0:
         raise UsageError("max_queue is 0, so that no prompt may wait and none would run; leave it out")
     async with opened_model(args) as model:
-        post = cache(partial(post_to, model))  # the first request makes it
+        post = cache(partial(post_to, model))  # called at the first request only
         total = await anyio.to_thread.run_sync(_count_lines, args.input) if show else None
         # disable=None: no bar if standard error is no terminal
         with tqdm(total=total, unit=" prompts", file=sys.stderr, disable=None if show else True) as bar:
@@ -125,7 +126,7 @@ async def run_batch(
                 number += 1
                 if line.strip():
                     job = _Job()
-                    await put.send(job)  # waits while too many results wait
+                    await put.send(job)  # waits while many results have not been written
                     await room.acquire()
                     tasks.start_soon(work, job, number, line)
 

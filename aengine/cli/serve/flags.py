@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from aengine.cli.errors import UsageError
 from aengine.cli.knobs import add_knobs, add_model, list_knobs, read_knobs
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
-from aengine.config.configure import flag, instead_of
+from aengine.config.configure import flag, suggestion
 from aengine.config.other_names import OTHER_NAMES
 
 _KNOBS = {name for kind in (EngineConfig, ServerConfig, ListenConfig) for name in kind.__struct_fields__}
@@ -24,7 +24,7 @@ class FileFlags(NamedTuple):
     """The content of a file of flags."""
 
     knobs: dict[str, Any]
-    without_effect: set[str]  # accepted names without a knob that it switches on
+    without_effect: set[str]  # names that it sets to true, and that are accepted without effect
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def read_flags(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig, Li
 
 
 def read_file(path: str) -> FileFlags:
-    """Read a file of flags. Raises `UsageError` if it cannot be read, or naming all its unknown flags."""
+    """Read a file of flags. Raises `UsageError` if it cannot be read, or with the names of all unknown flags."""
     import yaml
 
     try:
@@ -91,7 +91,7 @@ def read_file(path: str) -> FileFlags:
             if value:
                 file.without_effect.add(name)
         else:
-            unknown.append(key + instead_of(name, _KNOBS, lambda known: known.replace("_", "-")))
+            unknown.append(key + suggestion(name, _KNOBS, lambda known: known.replace("_", "-")))
     if unknown:
         raise UsageError(f"--config {path}: unknown {', '.join(unknown)}")
     return file

@@ -26,11 +26,11 @@ from aengine.config import EngineConfig, ListenConfig, ServerConfig
 from aengine.process.standard_streams import lossy_streams
 
 _FINAL_MESSAGE_SECONDS = 3.0  # for sending the last event of streams that are ended
-_LOADING = 600.0  # seconds that a loading model may take to stop
-_ACCEPTED = 4  # connections accepted per pass of the event loop, about 10 ms: a burst must not delay streams
+_LOADING_SECONDS = 600.0  # that a loading model may take to stop
+_ACCEPT_BATCH = 4  # connections accepted per pass of the event loop, about 10 ms: a burst must not delay streams
 _SEND_BUFFER = 256 * 2**10  # bytes; the kernel's default is megabytes for a client that does not read
-_LETTING_GO = 10.0  # seconds in which connections and a device must be closed
-_HANDSHAKE = 10.0  # seconds that TLS may take to begin
+_CLOSE_SECONDS = 10.0  # in which connections and the device must be closed
+_HANDSHAKE_SECONDS = 10.0  # that a TLS handshake may take
 
 _PROMPT = '{"prompt":"The capital of France is","max_tokens":20}'
 
@@ -85,11 +85,11 @@ def listening_sockets(listen: ListenConfig) -> list[socket.socket]:
     sockets = [first]
     if listen.host in ("127.0.0.1", "localhost"):
         with suppress(OSError):  # without IPv6, or if the port is taken there: only 127.0.0.1
-            sockets.append(_bound(socket.AF_INET6, ("::1", first.getsockname()[1]), listen.backlog))
+            sockets.append(_bind(socket.AF_INET6, ("::1", first.getsockname()[1]), listen.backlog))
     return sockets
 
 
-def _bound(family: int, address: Any, backlog: int) -> socket.socket:
+def _bind(family: int, address: Any, backlog: int) -> socket.socket:
     sock = socket.create_server(address, family=family, backlog=backlog)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # its connections inherit it
     return sock
@@ -101,7 +101,7 @@ def listening_socket(listen: ListenConfig) -> socket.socket:
     host = "127.0.0.1" if listen.host == "localhost" else listen.host or None
     try:
         family, *_, address = socket.getaddrinfo(host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return _bound(family, address[:2], listen.backlog)
+        return _bind(family, address[:2], listen.backlog)
     except socket.gaierror:
         raise CommandError(f"cannot listen on {where}: there is no such address (--host)") from None
     except OSError as error:
@@ -117,13 +117,13 @@ def hypercorn_config(listen: ListenConfig, sockets: Sequence[socket.socket]) -> 
     """
     config = Config()
     config.bind = [f"fd://{sock.detach()}" for sock in sockets]
-    config.backlog = _ACCEPTED  # asyncio uses it for the kernel's queue and for one pass of accepting
+    config.backlog = _ACCEPT_BATCH  # asyncio uses it for the kernel's queue and for the connections of one pass
     if listen.ssl_certfile is not None:
         config.certfile = listen.ssl_certfile
         config.keyfile = listen.ssl_keyfile or listen.ssl_certfile
-        config.ssl_handshake_timeout = min(_HANDSHAKE, listen.keep_alive_timeout)
+        config.ssl_handshake_timeout = min(_HANDSHAKE_SECONDS, listen.keep_alive_timeout)
     config.graceful_timeout = _FINAL_MESSAGE_SECONDS
-    config.shutdown_timeout = _LOADING
+    config.shutdown_timeout = _LOADING_SECONDS
     config.keep_alive_timeout = listen.keep_alive_timeout
     config.keep_alive_max_requests = listen.keep_alive_requests
     config.h11_max_incomplete_size = listen.max_header_bytes
@@ -188,7 +188,7 @@ async def _announce(app: Application, server: ServerConfig, stop: asyncio.Event,
     if not app.failed.is_set():
         print(greeting(url, app.ready_text, server), flush=True)
         await app.failed.wait()
-        _print(f"leaving with status 1; clients get {_FINAL_MESSAGE_SECONDS:g} s to receive the error")
+        _print(f"exiting with status 1; clients get {_FINAL_MESSAGE_SECONDS:g} s to receive the error")
         _exit_after_timeout(1)  # freeing tensors of a dead device, or joining its threads, may hang
         with anyio.move_on_after(_FINAL_MESSAGE_SECONDS):
             await app.drain()
@@ -202,10 +202,10 @@ async def _handle_signals(app: Application, stop: asyncio.Event, seconds: float)
     While the model loads, the second signal ends the process. A closing terminal may send SIGHUP twice, so that a
     second SIGHUP is ignored.
     """
-    patience = anyio.CancelScope()
+    drain_scope = anyio.CancelScope()
 
     async def drain() -> None:
-        with patience, anyio.move_on_after(seconds):
+        with drain_scope, anyio.move_on_after(seconds):
             await app.drain()
         app.cut_off()
         stop.set()
@@ -229,7 +229,7 @@ async def _handle_signals(app: Application, stop: asyncio.Event, seconds: float)
                     tasks.start_soon(drain)
                 elif received == 2 and app.settled.is_set():
                     _print(f"{number.name}: ending running answers")
-                    patience.cancel()
+                    drain_scope.cancel()
                 else:
                     _print(f"{number.name}: leaving at once")
                     os._exit(130)
@@ -245,9 +245,9 @@ def _signals() -> list[signal.Signals]:
 
 def _exit_after_timeout(status: int) -> None:
     """Exit by force if the process is still running after every client had time for its last message."""
-    hard_end = threading.Timer(_FINAL_MESSAGE_SECONDS + _LETTING_GO, os._exit, [status])
-    hard_end.daemon = True
-    hard_end.start()
+    timer = threading.Timer(_FINAL_MESSAGE_SECONDS + _CLOSE_SECONDS, os._exit, [status])
+    timer.daemon = True
+    timer.start()
 
 
 def _print(text: str) -> None:

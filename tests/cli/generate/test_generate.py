@@ -120,7 +120,7 @@ def test_a_batch_file_of_openais() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     done = run("generate", "--temperature", "1", given=json.dumps(asked))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "has all of it in its body" in done.stderr
+    assert "has all parameters in its body" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,10 @@ def test_a_file_of_flags(started: list[Started], tmp_path: Path, monkeypatch: py
     ("text", "told"),
     [
         ("prot: 1\nlora-modules: [a=b]\n", "unknown prot (did you mean port?), lora-modules (did you mean lora?)"),
-        ("speculative-config: {}", "unknown speculative-config (speculative decoding is not there yet; leave it out)"),
+        (
+            "speculative-config: {}",
+            "unknown speculative-config (speculative decoding is not supported yet; leave it out)",
+        ),
         ("port: many", "port: Expected `int`, got 'many' ({path}: port)"),
         ("- port\n", "expected flags and their values, such as `port: 9000`"),
         ("a: [", "not YAML: while parsing"),
