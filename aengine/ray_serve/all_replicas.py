@@ -22,7 +22,7 @@ _SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<val
 
 
 def merge(path: str, heads: Mapping[str, Head]) -> Head:
-    """Return one answer for those of all replicas: their sum, or the first one. A refusal wins over the others."""
+    """Return the sum of all replicas' answers, or the first one. If a replica refuses, return its answer."""
     for head in heads.values():
         if head.status != 200:
             return head

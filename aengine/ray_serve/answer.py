@@ -25,7 +25,7 @@ _NUMBER = re.compile(rb'^data: \{"type":"[^"]*","sequence_number":(\d+)', re.MUL
 class LastEvents:
     """Makes the events that end a failed stream.
 
-    For that it keeps the head of a response from `/v1/responses`, and the number of its newest event.
+    For a response of `/v1/responses` it keeps the first event, and the number of the newest one.
     """
 
     def __init__(self, head: Head) -> None:
@@ -56,8 +56,8 @@ def _numbered(number: int, event: dict[str, object]) -> bytes:
     return sse.typed_event({"type": event["type"], "sequence_number": number, **event})
 
 
-class Answer:
-    """An answer to one client: its head, its body in pieces, its end or its failure."""
+class ClientAnswer:
+    """Sends the answer to one client: its head, its body in pieces, its end or its failure."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

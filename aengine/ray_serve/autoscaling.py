@@ -1,4 +1,4 @@
-"""The number of engines for the load: enough to bring queue and KV usage down to their targets."""
+"""Computes how many engines the load needs, so that queue and KV usage stay at their targets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Context(Protocol):
     def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...
 
 
-class Demand:
-    """A policy for Ray's autoscaler. Ray itself bounds the number and waits before it acts."""
+class ScalingPolicy:
+    """A policy for Ray's autoscaler. Ray itself bounds the number of replicas and waits before it acts."""
 
     def __init__(self, targets: Mapping[str, float]) -> None:
         self._targets = dict(targets)

@@ -15,8 +15,8 @@ from aengine.http.anthropic.events import MessageEventEncoder
 from aengine.http.streams.sse import PING
 from aengine.ray_serve.keyed_engine import CALL_PROMPT, CallPrompt
 
-_PENDING = 2**18  # bytes of an answer that may wait for the consumer
-_LEAVING_SECONDS = 5.0
+_MAX_WAITING_BYTES = 2**18  # bytes of an answer that may wait for the consumer
+_LEAVING_SECONDS = 5.0  # in which the application must end after a disconnect
 _PINGS = (PING, MessageEventEncoder.ping)
 
 
@@ -37,7 +37,7 @@ class Head(msgspec.Struct, frozen=True):
 class FirstToken:
     """Finds the piece of an answer that has its first token. It must see all pieces in their order.
 
-    The piece with a stream's head comes before it, with a role for example, and so may pings.
+    A stream's first piece has no token: it has the head, and for example a role. Pings may come after it.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class FirstToken:
 
 
 class Call:
-    """Runs the application in its own task. Closing `pieces` looks like a disconnect to it."""
+    """Runs the application in its own task. If `pieces` is closed, the application sees a disconnect."""
 
     def __init__(self, app: ASGIApp, scope: Scope, body: bytes, prompt: CallPrompt) -> None:
         self._app = app
@@ -63,10 +63,10 @@ class Call:
         self._head: Message | None = None
         self._waiting: list[bytes] = []
         self._size = 0
-        self._there = asyncio.Event()  # a piece is waiting, or the application has ended
+        self._piece_ready = asyncio.Event()  # a piece is waiting, or the application has ended
         self._room = asyncio.Event()
         self._room.set()
-        self._left = asyncio.Event()
+        self._consumer_left = asyncio.Event()
 
     async def pieces(self, on_first_token: Callable[[], None]) -> AsyncGenerator[Head | bytes, None]:
         """Yield the head, then the body in pieces.
@@ -81,8 +81,8 @@ class Call:
             head: Message | None = None
             token = FirstToken()
             while True:
-                await self._there.wait()
-                self._there.clear()
+                await self._piece_ready.wait()
+                self._piece_ready.clear()
                 body, self._waiting, self._size = b"".join(self._waiting), [], 0
                 self._room.set()
                 if head is None and self._head is not None:
@@ -99,7 +99,7 @@ class Call:
                     break
             await task  # raises the application's exception
         finally:
-            self._left.set()
+            self._consumer_left.set()
             self._room.set()
             if not task.done():
                 await asyncio.wait([task], timeout=_LEAVING_SECONDS)
@@ -112,23 +112,23 @@ class Call:
         try:
             await self._app(self._scope, self._receive, self._send)
         finally:
-            asyncio.get_running_loop().call_soon(self._there.set)  # after the task is done
+            asyncio.get_running_loop().call_soon(self._piece_ready.set)  # after the task is done
 
     async def _receive(self) -> dict[str, Any]:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        await self._left.wait()
+        await self._consumer_left.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._head = message
-            return  # is yielded with the first part of the body
+            return  # it is yielded with the first part of the body
         if body := message.get("body", b""):
             self._waiting.append(bytes(body))
             self._size += len(body)
-        self._there.set()
-        if self._size > _PENDING and not self._left.is_set():
+        self._piece_ready.set()
+        if self._size > _MAX_WAITING_BYTES and not self._consumer_left.is_set():
             self._room.clear()
             await self._room.wait()

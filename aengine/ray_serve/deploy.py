@@ -20,7 +20,7 @@ from aengine.ray_serve.replica import EngineReplica
 
 ENGINE = "engine"  # the deployments' names
 INGRESS = "ingress"
-_MANY = 100_000  # requests at once; the engine's own queue is the real bound
+_MAX_REQUESTS = 100_000  # at once, for Ray; the engine's own queue is the real bound
 _REPORT_SECONDS = 1.0
 _HEALTH_SECONDS = 2.0
 
@@ -43,7 +43,7 @@ def application(knobs: Mapping[str, Any]) -> Application:
         name=ENGINE,
         **_scale(replicas),
         ray_actor_options={"num_cpus": replicas.cpus, "num_gpus": gpus},
-        max_ongoing_requests=_MANY,
+        max_ongoing_requests=_MAX_REQUESTS,
         graceful_shutdown_timeout_s=replicas.drain_timeout,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=_HEALTH_SECONDS,
@@ -57,7 +57,7 @@ def application(knobs: Mapping[str, Any]) -> Application:
         name=INGRESS,
         num_replicas=replicas.ingresses,
         ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=_MANY,
+        max_ongoing_requests=_MAX_REQUESTS,
         graceful_shutdown_timeout_s=replicas.drain_timeout,
     )
     knobs_of_engine = msgspec.to_builtins(engine), msgspec.to_builtins(server)
@@ -80,7 +80,7 @@ def _scale(replicas: ReplicasConfig) -> dict[str, Any]:
             max_replicas=replicas.max_replicas,
             target_ongoing_requests=replicas.target_requests,
             policy=AutoscalingPolicy(
-                policy_function="aengine.ray_serve.autoscaling:Demand", policy_kwargs={"targets": targets}
+                policy_function="aengine.ray_serve.autoscaling:ScalingPolicy", policy_kwargs={"targets": targets}
             ),
         )
     }

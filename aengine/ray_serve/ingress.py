@@ -24,7 +24,7 @@ from aengine.errors import AengineError, EngineFailedError, EngineNotReadyError
 from aengine.http.entry.auth import ApiKeyMiddleware
 from aengine.http.entry.body import BodyReader
 from aengine.ray_serve.all_replicas import CHANGES, TO_ALL, merge
-from aengine.ray_serve.answer import Answer, with_request_id
+from aengine.ray_serve.answer import ClientAnswer, with_request_id
 from aengine.ray_serve.call import FirstToken, Head
 from aengine.ray_serve.keepers import Keepers
 from aengine.ray_serve.line import Line, Lines
@@ -40,7 +40,7 @@ _SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query
 
 
 class Ingress:
-    """The deployment that Ray's proxy calls."""
+    """The deployment that receives requests from Ray's proxy."""
 
     def __init__(self, engines: DeploymentHandle[Any], server: dict[str, Any], accept_timeout: float) -> None:
         config = msgspec.convert(server, ServerConfig)
@@ -63,10 +63,10 @@ class Forwarder:
         self._name = name
         self._accepted: list[Accepted] = []  # since the last call
         self._keepers = Keepers() if config.kept_responses else None
-        self._started: list[tuple[int, float]] = []  # calls with a first token since the last call, and its time
+        self._started: list[tuple[int, float]] = []  # calls that had their first token since the last call, and when
         self._lines = Lines(engines.options(stream=True, method_name="line"), name, accept_timeout)
-        # Keys are checked here before a body is read. Each engine does the other checks.
-        self._inside: ASGIApp = ApiKeyMiddleware(self._http, config.api_keys) if config.api_keys else self._http
+        # Checks the key before a body is read. Each engine does the other checks.
+        self._checked_http: ASGIApp = ApiKeyMiddleware(self._http, config.api_keys) if config.api_keys else self._http
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -80,15 +80,15 @@ class Forwarder:
             # A browser's preflight request has no key; an engine answers it.
             names = {name for name, _ in scope["headers"]} if scope["method"] == "OPTIONS" else set()
             preflight = b"access-control-request-method" in names
-            await (self._http if preflight else self._inside)(scope, receive, send)
+            await (self._http if preflight else self._checked_http)(scope, receive, send)
         else:
-            await self._inside(scope, receive, send)
+            await self._checked_http(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        answer = Answer(send)
+        answer = ClientAnswer(send)
         try:
             body = bytes(await self._bodies.read(Request(scope, receive))) if scope["method"] == "POST" else b""
             sent = {name: scope[name] for name in _SCOPE if name in scope}
@@ -102,7 +102,7 @@ class Forwarder:
         except AengineError as error:
             await answer.fail(error, scope, receive)
 
-    async def _to_one(self, scope: dict[str, Any], body: bytes, answer: Answer) -> None:
+    async def _to_one(self, scope: dict[str, Any], body: bytes, answer: ClientAnswer) -> None:
         """Forward a request to one engine. If it is lost before it has answered, try another."""
         prompt = await asyncio.to_thread(read_prompt, body) if len(body) > 2**18 else read_prompt(body)
         if self._keepers is not None and (keeper := self._keepers.find(scope, body)) is not None:
@@ -165,7 +165,7 @@ class Forwarder:
             self._lines.leave(line, number)
             call.cancel()
 
-    async def _to_all(self, scope: dict[str, Any], body: bytes, answer: Answer) -> None:
+    async def _to_all(self, scope: dict[str, Any], body: bytes, answer: ClientAnswer) -> None:
         """Forward a request to every engine, and answer with the merged answers."""
         # Without `Accept`, metrics come as text.
         scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"accept"]

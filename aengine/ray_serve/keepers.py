@@ -1,4 +1,4 @@
-"""Which replica keeps which response. A request that refers to a response must go to that replica."""
+"""Remembers which replica keeps which response. A request that refers to a response must go to its replica."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from aengine.ray_serve.call import Head
 
 _MOST = 2**16  # responses that are remembered
 _PATH = re.compile(r"/*(?:v1/+){0,2}responses(?:/+(?P<id>[^/]+).*|/*)", re.DOTALL)
-_MADE = re.compile(rb'"id":"(resp_\w+)"')
-_WITHIN = 512  # the id is in these first bytes of an answer
+_NEW_ID = re.compile(rb'"id":"(resp_\w+)"')
+_HEAD_BYTES = 512  # the id is in these first bytes of an answer
 
 
 class _Body(msgspec.Struct):
@@ -30,7 +30,7 @@ class Keepers:
         self._keepers: OrderedDict[str, str] = OrderedDict()  # response -> replica
 
     def find(self, scope: Scope, body: bytes) -> str | None:
-        """Return the replica of the response that a request refers to; None without a response that is known."""
+        """Return the replica of the response that a request refers to; None if it refers to no known response."""
         path = _PATH.fullmatch(scope["path"])
         if path is None:
             return None
@@ -45,7 +45,7 @@ class Keepers:
     def note(self, scope: Scope, head: Head, replica: str) -> None:
         """Remember the replica of a new response."""
         if scope["method"] == "POST" and head.status == 200 and _PATH.fullmatch(scope["path"]) is not None:
-            made = _MADE.search(head.body[:_WITHIN])
+            made = _NEW_ID.search(head.body[:_HEAD_BYTES])
             if made is not None:
                 self._keepers[made[1].decode()] = replica
                 if len(self._keepers) > _MOST:

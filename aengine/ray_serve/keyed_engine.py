@@ -1,4 +1,4 @@
-"""The engine of a replica: it knows which prefixes it has cached, and how fast it is."""
+"""The engine of a replica. It records which prefixes it has cached, and measures its speed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from aengine.ray_serve.routing.load import Speed
 from aengine.ray_serve.routing.prompt import Prompt
 from aengine.requests.sampling_params import SamplingParams
 
-_PROMPT = 512  # tokens
-_STEPS = 16
+_MEASURED_TOKENS = 512  # of the prompt
+_MEASURED_STEPS = 16
 
 
 class CallPrompt:
-    """A call's prompt: as the router hashed it, and later as the token ids that the model reads."""
+    """A call's prompt: the router's hashes of it, and later the token ids that the model reads."""
 
     __slots__ = ("prompt", "salt", "token_ids")
 
@@ -68,9 +68,9 @@ async def measure_speed(engine: Engine) -> Speed:
     The result is coarse on purpose. One of two equal replicas always measures a little faster, and would otherwise get
     all requests while the others are idle.
     """
-    tokens = max(1, min(_PROMPT, engine.max_model_len // 2))
+    tokens = max(1, min(_MEASURED_TOKENS, engine.max_model_len // 2))
     prefill = min([await _seconds(engine, tokens, 1) for _ in range(3)])
-    steps = max(1, min(_STEPS, engine.max_model_len // 4))
+    steps = max(1, min(_MEASURED_STEPS, engine.max_model_len // 4))
     decode = await _seconds(engine, 1, 1 + steps)
     engine.flush_cache()
     step = decode / (1 + steps)

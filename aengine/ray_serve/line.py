@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("aengine")
 
-_ENOUGH = 2**20  # bytes that may wait for the next item
-_IDLE_SECONDS = 1.0  # a line without calls ends after this; a draining replica waits for that
-_BEHIND = 2**22  # bytes of one answer that may wait for its client
+_MAX_WAITING_BYTES = 2**20  # bytes that may wait for the next item
+_IDLE_SECONDS = 1.0  # a line without calls ends after this time; a draining replica waits for it
+_MAX_UNREAD_BYTES = 2**22  # bytes of one answer that may wait for its client
 
 _END = 0  # after the last piece of a call
 _encode = msgspec.msgpack.Encoder().encode
@@ -43,12 +43,12 @@ class LineOut:
     """The sending end, at the replica."""
 
     def __init__(self, number: int) -> None:
-        self.number = number  # the ingress gave it
+        self.number = number  # given by the ingress
         self.open = True
         self._calls = 0
         self._waiting: list[tuple[int, int | bytes]] = []
         self._size = 0
-        self._there = asyncio.Event()
+        self._piece_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
 
@@ -62,8 +62,8 @@ class LineOut:
             return
         self._waiting.append((call, piece))
         self._size += len(piece)
-        self._there.set()
-        if self._size > _ENOUGH:
+        self._piece_ready.set()
+        if self._size > _MAX_WAITING_BYTES:
             self._room.clear()
             await self._room.wait()
 
@@ -71,7 +71,7 @@ class LineOut:
         """Send the end of a call's answer, and count the call no longer."""
         self._calls -= 1
         self._waiting.append((call, _END))
-        self._there.set()
+        self._piece_ready.set()
 
     async def batches(self) -> AsyncGenerator[bytes, None]:
         """Yield batches of pieces until the line has had no calls for a while. The first one is empty."""
@@ -80,12 +80,12 @@ class LineOut:
             while True:
                 try:
                     async with asyncio.timeout(_IDLE_SECONDS):
-                        await self._there.wait()
+                        await self._piece_ready.wait()
                 except TimeoutError:
                     if self._calls or self._waiting:
                         continue
                     return
-                self._there.clear()
+                self._piece_ready.clear()
                 batch, self._waiting, self._size = self._waiting, [], 0
                 self._room.set()
                 yield _encode(batch)
@@ -97,14 +97,14 @@ class LineOut:
 class Inbox:
     """The receiving end of one call, at the ingress."""
 
-    __slots__ = ("_ended", "_error", "_pieces", "_size", "_there")
+    __slots__ = ("_ended", "_error", "_piece_ready", "_pieces", "_size")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._size = 0
         self._ended = False
         self._error: Exception | None = None
-        self._there = asyncio.Event()
+        self._piece_ready = asyncio.Event()
 
     def put(self, piece: int | bytes) -> None:
         """Add a piece from the line, or the end."""
@@ -113,16 +113,16 @@ class Inbox:
         else:
             self._pieces.append(piece)
             self._size += len(piece)
-            if self._size > _BEHIND:
+            if self._size > _MAX_UNREAD_BYTES:
                 self._error = HTTPError(
                     408, "reader_timeout", f"{format_bytes(self._size)} of the answer were not read"
                 )
-        self._there.set()
+        self._piece_ready.set()
 
     def fail(self) -> None:
-        """Let the call fail with `LineBrokenError`, unless its answer is complete."""
+        """Make the call fail with `LineBrokenError`, unless its answer is complete."""
         self._error = self._error or LineBrokenError()
-        self._there.set()
+        self._piece_ready.set()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer. Pieces that wait together are joined.
@@ -130,8 +130,8 @@ class Inbox:
         Raises `LineBrokenError`, or `HTTPError` if the client is too far behind.
         """
         while True:
-            await self._there.wait()
-            self._there.clear()
+            await self._piece_ready.wait()
+            self._piece_ready.clear()
             if self._pieces:
                 pieces, self._pieces, self._size = self._pieces, [], 0
                 yield b"".join(pieces)
@@ -140,7 +140,7 @@ class Inbox:
             elif self._error is not None:
                 raise self._error
             if self._ended or self._error is not None:
-                self._there.set()
+                self._piece_ready.set()
 
 
 def deliver(batch: bytes, inboxes: dict[int, Inbox]) -> None:

@@ -56,7 +56,7 @@ class EngineReplica:
     ) -> AsyncGenerator[Accepted | Head | bytes, None]:
         """Answer a request: first the changes of the cache since this router's last call, then head and body.
 
-        The rest of a stream goes by a line if the router has opened one. number: the call's name on the line.
+        The rest of a stream goes by a line if the router has opened one. number: identifies the call on the line.
         """
         call_prompt = CallPrompt(prompt)
         pieces = Call(self._app, scope, body, call_prompt).pieces(lambda: self._engine.note(call_prompt))
@@ -147,7 +147,7 @@ class EngineReplica:
         return {"type": "lifespan.shutdown"}
 
     async def _lifespan_send(self, message: Message) -> None:
-        """Ignore the message; `settled` says more."""
+        """Ignore the message: `settled` and `failure` of the application tell the outcome."""
 
 
 def _own_port(address: str | None, rank: int) -> str | None:

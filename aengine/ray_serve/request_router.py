@@ -14,15 +14,15 @@ from aengine.ray_serve.routing.prompt import Prompt
 from aengine.ray_serve.routing.router import PrefixRouter
 
 CACHE_CHANGES, STARTED, TO = "cache_changes", "started", "to"  # arguments for the router alone
-_GIVEN_UP = 60.0  # a request that no replica has accepted after these seconds is forgotten
+_FORGET_SECONDS = 60.0  # a request that no replica has accepted after these seconds is forgotten
 
 
 class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     """Keeps a `PrefixRouter` up to date with Ray's replicas, and asks it.
 
-    Each call has its `number` and `prompt`, and two arguments with news since the last call: `cache_changes`, which
-    replicas reported, and `started`, the streamed calls that had their first token, with its time. A call for one
-    certain replica has its name as `to`.
+    Each call has the arguments `number` and `prompt`, and two with the events since the last call. `cache_changes` are
+    the changes that replicas reported. `started` has the streamed calls that had their first token, and its time. If a
+    call is for one replica only, `to` is its name.
     """
 
     def initialize_state(self, policy: str = "prefix", max_keys: int | None = None) -> None:
@@ -32,7 +32,7 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         self._name = ""  # this router's name at replicas; the first call has it
         self._by_name: dict[str, RunningReplica] = {}
         self._chosen: dict[str, tuple[str, int]] = {}  # Ray's request id -> its replica and number
-        self._ahead: dict[int, tuple[str, int]] = {}  # call without a token -> its replica, tokens to compute
+        self._ahead: dict[int, tuple[str, int]] = {}  # call without a first token -> its replica, tokens to compute
         self._unaccepted: dict[str, float] = {}  # Ray's request id -> time of the choice, oldest first
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -68,7 +68,7 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         request_id, now = pending_request.metadata.internal_request_id, time.monotonic()
         if request_id in self._chosen:
             self._ended(request_id, now)
-        self._forget_given_up(now)
+        self._forget_unaccepted(now)
         prompt = pending_request.kwargs.get("prompt") or Prompt()
         if not len(self._router):
             return []
@@ -96,11 +96,11 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         if self._chosen.get(internal_request_id, ("", 0))[0] == replica_id.unique_id:
             self._ended(internal_request_id, time.monotonic())
 
-    def _forget_given_up(self, now: float) -> None:
+    def _forget_unaccepted(self, now: float) -> None:
         """Forget requests that were never sent. Ray reports no end if a client leaves between choice and sending."""
         while self._unaccepted:
             request_id, chosen = next(iter(self._unaccepted.items()))
-            if now - chosen < _GIVEN_UP:
+            if now - chosen < _FORGET_SECONDS:
                 return
             self._ended(request_id, now)
 

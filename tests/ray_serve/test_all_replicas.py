@@ -7,7 +7,7 @@ import json
 from prometheus_client.parser import text_string_to_metric_families
 
 from aengine.ray_serve.all_replicas import merge, merge_metrics
-from aengine.ray_serve.autoscaling import Demand
+from aengine.ray_serve.autoscaling import ScalingPolicy
 from aengine.ray_serve.call import Head
 
 TEXT = """\
@@ -59,7 +59,7 @@ class Context:
 
 
 def test_as_many_engines_as_the_scarcest_resource_demands() -> None:
-    demand = Demand({"requests": 10, "kv_usage": 0.5})
+    demand = ScalingPolicy({"requests": 10, "kv_usage": 0.5})
     assert demand(Context(2, requests={"a": 30, "b": 10}, kv_usage={"a": 0.1, "b": 0.1})) == (4, {})
     assert demand(Context(2, requests={"a": 1, "b": 1}, kv_usage={"a": 1.0, "b": 0.5})) == (3, {})
     assert demand(Context(4, requests=dict.fromkeys("abcd", 1.0), kv_usage=dict.fromkeys("abcd", 0.0))) == (0.4, {})

@@ -60,7 +60,7 @@ async def test_it_stays_open_while_there_is_a_call_and_no_longer(monkeypatch: py
 
 
 async def test_a_writer_waits_for_room_and_is_let_go_when_the_line_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_module, "_ENOUGH", 10)
+    monkeypatch.setattr(line_module, "_MAX_WAITING_BYTES", 10)
     line = LineOut(0)
     line.begin()
     async with aclosing(line.batches()) as batches:
@@ -109,7 +109,7 @@ async def test_an_answer_that_is_whole_does_not_fail_with_the_line() -> None:
 
 
 async def test_only_the_stream_of_a_slow_client_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_module, "_BEHIND", 10)
+    monkeypatch.setattr(line_module, "_MAX_UNREAD_BYTES", 10)
     slow, other = Inbox(), Inbox()
     for _ in range(3):
         slow.put(b"12345")

@@ -1,1 +1,1 @@
-"""Routes a prompt to the replica that has its prefix cached, unless computing it elsewhere is faster. Knows no Ray."""
+"""Routes a prompt to the replica that has its prefix cached, unless computing it elsewhere is faster."""

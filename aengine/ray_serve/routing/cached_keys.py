@@ -11,12 +11,12 @@ import msgspec
 from aengine.ray_serve.routing.prompt import Prompt
 
 _LOG = 2**16  # newest changes; a router that missed older ones starts again
-_READERS = 64
+_READERS = 64  # routers whose place in the log is remembered
 _KEYS_A_PAGE = 32  # bounds memory: different texts can be the same tokens, and a shared page is never evicted
 
 
 class Changes(msgspec.Struct, frozen=True, gc=False):
-    """What changed since a router asked last. restart: the router must first forget all it knew."""
+    """The changes since a router asked last. restart: the router must first forget all keys of the replica."""
 
     stored: tuple[int, ...] = ()
     evicted: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Which replicas have which prefixes cached, by their keys, in bounded memory."""
+"""Maps the keys of prefixes to the replicas that have them cached, in bounded memory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _KEYS, _KEYS_EACH, _MOST_KEYS = 2**20, 2**12, 2**23
 
 
 class PrefixIndex:
-    """Which replicas hold which keys. A replica is named by its slot, a small number.
+    """Maps keys to the replicas that hold them. A replica is named by its slot, a small number.
 
-    Each slot keeps its keys in the order of their last use. Of one prompt the deepest key counts as the oldest, as in
-    the radix tree. The oldest keys beyond the slot's share of `max_keys` are dropped. A slot that holds a key therefore
-    holds the keys before it in the chain, unless the replica evicted them out of order.
+    Each slot keeps its keys in the order of their last use. Among the keys of one prompt, the deepest counts as the
+    oldest, as in the radix tree. The oldest keys beyond the slot's share of `max_keys` are dropped. A slot that holds a
+    key therefore holds the keys before it in the chain, unless the replica evicted them out of order.
     """
 
     def __init__(self, max_keys: int | None = None) -> None:

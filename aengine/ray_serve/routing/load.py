@@ -1,4 +1,4 @@
-"""How busy a replica is, estimated by a router between two reports."""
+"""Estimates how busy a replica is between two of its reports."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ReplicaLoad:
 
     @property
     def steady(self) -> float:
-        """Seconds that the requests there, running or waiting, cost a new one at any time."""
+        """Delay of a new request in seconds because of the running and waiting ones, whenever it arrives."""
         running, costs = self.running + self._others, self.costs
         return running * costs.row + max(0, running - costs.rows + 1) * costs.wait
 
@@ -93,7 +93,7 @@ class ReplicaLoad:
             self._unreported_until = self.busy_until
 
     def started(self, tokens: int, when: float) -> None:
-        """Note that an answer had its first token at `when`: this many tokens of its prompt were computed."""
+        """Note that an answer had its first token at `when`. tokens: the computed tokens of its prompt."""
         self._tokens_ahead = max(0, self._tokens_ahead - tokens)
         self.busy_until = max(when + self._tokens_ahead * self.costs.prefill, self._unreported_until)
 
@@ -106,8 +106,8 @@ class ReplicaLoad:
     def reported(self, report: Report, router: str) -> None:
         """Update from a report of the replica.
 
-        A report is old when it arrives. The replica itself counts the requests of this router in it, because some have
-        ended since.
+        A report is old when it arrives, and some requests of this router have ended since. So the replica itself counts
+        the requests of each router in its report.
         """
         if report is not self._report:
             self._report = report

@@ -15,8 +15,8 @@ from aengine.ray_serve.routing.prompt import Prompt
 R = TypeVar("R", bound=Hashable)
 
 _SAMPLE = 8  # holders of one prefix that are compared
-_MORE = 4  # the next shorter prefix has more than this many times as many holders, if not all are compared
-_FREE = 4  # random replicas that are compared, whatever they hold
+_HOLDER_FACTOR = 4  # the least growth in holders to the next shorter prefix, if not all holders are compared
+_RANDOM_COUNT = 4  # random replicas that are compared, whatever they hold
 
 
 class PrefixRouter(Generic[R]):
@@ -81,7 +81,7 @@ class PrefixRouter(Generic[R]):
             for column in (self._busy_until, self._steady, self._prefill):
                 column.append(0.0)
         self._slots[replica] = slot
-        self._changed(slot)
+        self._update_columns(slot)
         self._live.append(slot)
         self._fastest = min(self._fastest, load.costs.prefill)
         self._index.join(slot)
@@ -110,11 +110,11 @@ class PrefixRouter(Generic[R]):
             if depth:
                 slots, many, missing = index.holders(keys[depth - 1]), _SAMPLE, tokens - ends[depth - 1]
             else:
-                slots, many, missing = self._live, _FREE, tokens
-            if missing * self._fastest > best_cost:  # neither an idle holder nor one that holds less would be sooner
+                slots, many, missing = self._live, _RANDOM_COUNT, tokens
+            if missing * self._fastest > best_cost:  # no idle replica with this prefix or a shorter one would be sooner
                 break
             held = len(slots)
-            for slot in slots if held <= many else self._some(slots, many):
+            for slot in slots if held <= many else self._sample(slots, many):
                 delay = steady[slot]
                 if (until := busy_until[slot]) > now:
                     delay += until - now
@@ -124,7 +124,7 @@ class PrefixRouter(Generic[R]):
             if not depth:
                 break
             # A holder of a skipped prefix is compared as a holder of a shorter one: its cost is overestimated.
-            depth = index.depth(keys, depth - 1, held if held < _SAMPLE else _MORE * held)
+            depth = index.depth(keys, depth - 1, held if held < _SAMPLE else _HOLDER_FACTOR * held)
         return self._name(best)
 
     def sent(self, replica: R, prompt: Prompt, now: float, reports_start: bool = False) -> int:
@@ -136,7 +136,7 @@ class PrefixRouter(Generic[R]):
         depth = self._index.slot_depth(slot, prompt.keys)
         cached = prompt.ends[depth - 1] if depth else 0
         self._loads[slot].sent(prompt.tokens - cached, now, reports_start)
-        self._changed(slot)
+        self._update_columns(slot)
         self._index.add(slot, prompt.keys)
         return cached
 
@@ -145,14 +145,14 @@ class PrefixRouter(Generic[R]):
         slot = self._slots.get(replica)
         if slot is not None:
             self._loads[slot].started(tokens, when)
-            self._changed(slot)
+            self._update_columns(slot)
 
     def ended(self, replica: R) -> None:
         """Note that a request sent to a replica has ended."""
         slot = self._slots.get(replica)
         if slot is not None:
             self._loads[slot].ended()
-            self._changed(slot)
+            self._update_columns(slot)
 
     def reported(self, replica: R, report: Report, router: str = "") -> None:
         """Update a replica's load from its report. router: the name of this router in it."""
@@ -160,7 +160,7 @@ class PrefixRouter(Generic[R]):
         if slot is not None:
             load, costs = self._loads[slot], self._loads[slot].costs
             load.reported(report, router)
-            self._changed(slot)
+            self._update_columns(slot)
             if load.costs is not costs:
                 self._fastest = min(self._prefill[live] for live in self._live)
 
@@ -199,13 +199,13 @@ class PrefixRouter(Generic[R]):
                 raise AssertionError(f"the columns of slot {slot} differ from its load")
         self._index.check_integrity()
 
-    def _changed(self, slot: int) -> None:
-        """Copy a load into the columns."""
+    def _update_columns(self, slot: int) -> None:
+        """Copy a slot's load into the columns."""
         load = self._loads[slot]
         self._busy_until[slot], self._steady[slot] = load.busy_until, load.steady
         self._prefill[slot] = load.costs.prefill
 
-    def _some(self, slots: list[int], count: int) -> list[int]:
+    def _sample(self, slots: list[int], count: int) -> list[int]:
         """Return `count` random slots, perhaps one of them twice."""
         draw, many = self._random.random, len(slots)
         return [slots[int(draw() * many)] for _ in range(count)]
