@@ -31,7 +31,7 @@ from aengine.http.hypercorn.workers import only_worker
 from aengine.process.standard_streams import lossy_streams
 
 _UNKNOWN_CALLS = (
-    "tools: the format of this chat template's tool calls is unknown, so that calls stay text and tool_choice cannot "
+    "tools: the format of this chat template's tool calls is unknown, so calls stay text and tool_choice cannot "
     "force them; set the knob tool_format (--tool-format)"
 )
 
@@ -58,7 +58,7 @@ class Application:
 
     settled: set when the engine is ready or could not be started.
     failed: set when the engine could not be started or has failed; `failure` is the reason.
-    announces: whether this prints `ready_text`, with the model's names and the seconds that loading took.
+    announces: whether the application prints `ready_text`, with the model's names and the seconds that loading took.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Application:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _run_engine(self, config: EngineConfig, state: ServerState, closing: anyio.Event) -> None:
-        """Load the engine, keep it until `closing`, and close it. Its task group requires one task for all of that."""
+        """Load the engine, keep it until `closing`, and close it. All of this must happen in one task."""
         begin = time.perf_counter()
         try:
             make_engine = self._engine_factory

@@ -1,4 +1,4 @@
-"""Every error aengine raises on purpose, in one tree.
+"""Every error that aengine raises on purpose, in one tree.
 
 AengineError
 ├── ConfigError              a knob has a value that cannot work (also a ValueError)
@@ -112,7 +112,7 @@ class ServerError(AengineError):
 
 @contextmanager
 def renamed_param(names: Mapping[str, str]) -> Iterator[None]:
-    """A context that renames parameters in `InvalidRequestError`s. names: our name -> the caller's name."""
+    """Rename the parameters in `InvalidRequestError`s within the context. names: our name -> the caller's name."""
     try:
         yield
     except InvalidRequestError as error:
@@ -122,5 +122,5 @@ def renamed_param(names: Mapping[str, str]) -> Iterator[None]:
         if isinstance(error, ContextLengthError):  # clients match the beginning of its message
             raise ContextLengthError(re.sub(rf"\b{error.param}\b", name, message), name) from None
         message = message.removeprefix(f"{error.param}: ")
-        own_words = message.removeprefix(f"{error.param} ")
-        raise type(error)(f"{name}: {message}" if own_words == message else f"{name} {own_words}", name) from None
+        without_name = message.removeprefix(f"{error.param} ")
+        raise type(error)(f"{name}: {message}" if without_name == message else f"{name} {without_name}", name) from None

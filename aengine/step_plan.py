@@ -26,11 +26,12 @@ class NewRow(msgspec.Struct):
     length: int  # tokens whose KV is already in `pages`
     pages: list[int]
     banned: Sequence[Sequence[int]] = ()  # the output must never complete any of these
-    # The row that it forks from, whose prompt is read to its end in this step. All but the seed is equal, and can be
-    # copied on the device. Both rows share the whole pages; `pages` is empty, and `new_pages` has the pages after them.
+    # The row from which this one forks; its prompt is read to the end in this step. Everything except the seed is
+    # equal, and can be copied on the device. Both rows share the full pages, so `pages` is empty. `new_pages` has the
+    # pages after them.
     copy_of: int | None = None
     adapter: int = 0  # its slot on the device; 0: no adapter
-    near: bool = False  # whether to rotate by longrope's short factors: it never leaves the trained context
+    near: bool = False  # use longrope's short factors, because the request never leaves the trained context
     # All pages of layers with a window, if these have their own pages; also for a row that forks. Page 0 stands for
     # pages outside the window.
     window_pages: Sequence[int] = ()
@@ -69,7 +70,7 @@ class PrefillChunk(msgspec.Struct):
     saves: Sequence[tuple[int, int]] = ()
 
 
-MOST_SHARED_RUNS = 16  # in one step
+MOST_SHARED_RUNS = 16  # of one step
 
 
 class SharedRun(msgspec.Struct):
@@ -90,7 +91,7 @@ class MixedLimit(msgspec.Struct, frozen=True):
 class StepPlan(msgspec.Struct):
     """Everything the runtime needs to run one step.
 
-    They take effect in this order:
+    Its parts take effect in this order:
 
     1. `new_rows` (a copy after its original), `new_pages` and `new_window_pages`, `state_loads`
     2. the forward pass over `decode` and `prefill`. A decode row computes the token that it sampled last, which is on
@@ -110,11 +111,11 @@ class StepPlan(msgspec.Struct):
     # Copies of whole slots of recurrent states, (source, destination): loads before the forward pass, copies after it.
     state_loads: list[tuple[int, int]] = []
     state_copies: list[tuple[int, int]] = []
-    # Like `new_pages` and `page_copies`, for layers with a window that have their own pages. Page 0 stands for a page
+    # Like `new_pages` and `page_copies`, for layers with a window that have their own pages. Page 0 stands for pages
     # outside the window.
     new_window_pages: list[NewPage] = []
     window_copies: list[tuple[int, int]] = []
-    structured: bool = False  # a draw has a grammar: draws wait for its mask, which depends on the tokens before
+    structured: bool = False  # a row has a grammar; draws wait for its mask, which depends on the tokens before
 
     @property
     def sampled_rows(self) -> list[int]:

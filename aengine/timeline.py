@@ -93,7 +93,7 @@ class Timeline:
                 self._path.replace(self._older)
                 self._begin_file()
         except OSError as error:  # a full disk must not end the engine
-            log.error("the timeline ends here: %s", error)
+            log.error("the timeline cannot be written and ends here: %s", error)
             self._closed = True
 
     def close(self) -> None:
@@ -118,8 +118,8 @@ def plan_counts(plan: StepPlan) -> dict[str, int]:
     return {"step": plan.step, "decode": len(plan.decode), "prompt_tokens": prompt_tokens, "new": len(plan.new_rows)}
 
 
-def unmarked(name: str, plan: StepPlan | None = None, count: int | None = None) -> None:
-    """Do nothing; used in place of `Timeline.mark` without a timeline."""
+def ignore_mark(name: str, plan: StepPlan | None = None, count: int | None = None) -> None:
+    """Do nothing. Takes the place of `Timeline.mark` if there is no timeline."""
 
 
 def _encoded(span: _Span, start: float) -> bytes:

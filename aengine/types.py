@@ -1,6 +1,4 @@
-"""Results of requests: fragments, completions, logprobs, token counts, embeddings, scores. And `Stats`, a snapshot of
-the engine.
-"""
+"""The results of requests, such as fragments, completions and embeddings, and `Stats`, a snapshot of the engine."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 class ToolCallDelta(msgspec.Struct, frozen=True):
     """A piece of a call's arguments. The first piece of a call has `id` and `name`."""
 
-    index: int  # which of the answer's calls
+    index: int  # of the call in the answer
     arguments: str
     id: str | None = None
     name: str | None = None
@@ -98,10 +96,10 @@ class Fragment(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
-    index: int = 0  # which of the n choices
+    index: int = 0  # of the choice
     # In a choice's first fragment, if requested: all tokens of the prompt except the first.
     prompt_logprobs: Sequence[PromptLogprob] | None = None
-    stop_string: str | None = None  # in a choice's last fragment: the one of `stop` that ended it
+    stop_string: str | None = None  # in a choice's last fragment: the stop string that ended it
     # Parts of a chat's answer that are not in `text`:
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
@@ -116,7 +114,7 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: Sequence[PromptLogprob] | None = None  # of all tokens of the prompt except the first
-    stop_string: str | None = None  # the one of `stop` that ended it
+    stop_string: str | None = None  # the stop string that ended it
     reasoning: str = ""  # the thought of a chat's answer; not in `text`
     tool_calls: tuple[ToolCall, ...] = ()  # of a chat's answer; not in `text`
 

@@ -108,4 +108,6 @@ def test_a_failure_to_write_ends_the_recording_and_nothing_else(
         for _ in range(2 * FLUSH_EVENTS):
             timeline.mark("commit")
         timeline.close()
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["the timeline ends here"]
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "the timeline cannot be written and ends here"
+    ]

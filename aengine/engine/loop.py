@@ -21,7 +21,7 @@ from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase, Update
 from aengine.step_plan import StepPlan, StepResult
 from aengine.text.grammar.grammars import Matcher
-from aengine.timeline import Timeline, unmarked
+from aengine.timeline import Timeline, ignore_mark
 
 if TYPE_CHECKING:
     from aengine.runtime.runner import LaunchedStep, Runner
@@ -68,7 +68,7 @@ class StepLoop:
         self._between = between
         self._observe = observe
         self._launched: dict[int, float] = {}  # monotonic seconds, by step
-        self._mark = unmarked if timeline is None else timeline.mark
+        self._mark = ignore_mark if timeline is None else timeline.mark
         self._news = news
         self._stopping = False
         self._paused = False

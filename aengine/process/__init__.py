@@ -1,1 +1,1 @@
-"""What a process needs around the engine: standard streams that neither raise nor block."""
+"""Standard streams of a server process, which neither raise nor block."""

@@ -6,15 +6,16 @@ import os
 import select
 import threading
 
-MOST = 2**20  # bytes that may wait for the reader
+MAX_WAITING_BYTES = 2**20  # bytes that may wait for the reader
 _PIECE = getattr(select, "PIPE_BUF", 512)  # bytes that a ready pipe accepts without blocking
 
 
 class PipeWriter:
-    """Writes at once while the pipe has room. Other data waits in memory for a thread, which does the blocking writes.
+    """Writes at once while the pipe has room. Other data waits in memory, and a thread writes it.
 
-    If more than `MOST` bytes would wait, new data is dropped until the reader has read all that waits. A line then says
-    how many lines were dropped. The thread ends when no data waits. All data is dropped if the reader has left.
+    If more than `MAX_WAITING_BYTES` would wait, new data is dropped until the reader has read all waiting data. A line
+    then says how many lines were dropped. The thread ends when no data waits. If the reader has left, all data is
+    dropped.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -23,7 +24,7 @@ class PipeWriter:
         self._waiting = bytearray()
         self._dropped = 0  # lines
         self._dropping = False
-        self._thread: threading.Thread | None = None  # None: nothing waits
+        self._thread: threading.Thread | None = None  # None while no data waits
 
     def write(self, data: bytes) -> None:
         """Write data. Never blocks and never raises `OSError`."""
@@ -32,7 +33,7 @@ class PipeWriter:
                 data = self._write_now(data)
                 if not data:
                     return
-            self._dropping = self._dropping or len(self._waiting) + len(data) > MOST
+            self._dropping = self._dropping or len(self._waiting) + len(data) > MAX_WAITING_BYTES
             if self._dropping:
                 self._dropped += data.count(b"\n")
             else:

@@ -1,8 +1,8 @@
 """Standard output and error that never raise and never block.
 
-With `aengine serve 2>&1 | head -3`, or a full disk, a print would otherwise raise in any task: the one that loads the
-model, a progress bar, the one that handles signals. A reader that does not read would block the event loop as soon as
-its pipe is full.
+With `aengine serve 2>&1 | head -3`, or a full disk, any print would otherwise raise, for example in the task that loads
+the model or in the one that handles signals. If the reader of a pipe stops reading, a print would block the event loop
+as soon as the pipe is full.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 
 from aengine.process.pipe_writer import PipeWriter
 
-_LAST_WORDS = 1.0  # seconds for waiting data when the process exits
+_EXIT_SECONDS = 1.0  # in which waiting data is written when the process exits
 
 
 class LossyStream:
@@ -33,7 +33,7 @@ class LossyStream:
             return len(text)
         try:
             return self._stream.write(text)
-        except (OSError, ValueError):  # ValueError: it has been closed
+        except (OSError, ValueError):  # ValueError: the stream has been closed
             return len(text)
 
     def flush(self) -> None:
@@ -45,7 +45,7 @@ class LossyStream:
     def discard(self) -> None:
         """Flush. If that fails, redirect to the null device, so that the interpreter's own flush at exit succeeds."""
         if self._pipe is not None:
-            self._pipe.wait(_LAST_WORDS)
+            self._pipe.wait(_EXIT_SECONDS)
         try:
             self._stream.flush()
         except OSError:

@@ -15,7 +15,7 @@ import aengine
 from aengine import Structured
 from aengine.app import create_app
 from aengine.config import EngineConfig, ServerConfig
-from aengine.timeline import DEVICE, LOOP, SENDS, unmarked
+from aengine.timeline import DEVICE, LOOP, SENDS, ignore_mark
 from tests.http.demo_server import DemoEngine
 from tests.http.serving import hosting
 from tests.test_timeline import spans
@@ -77,7 +77,7 @@ async def test_masks_are_recorded(tmp_path: Path) -> None:
 async def test_without_the_knob_nothing_is_recorded(engine: aengine.Engine) -> None:
     assert engine.timeline is None
     assert engine._service.loop is not None
-    assert engine._service.loop._mark is unmarked
+    assert engine._service.loop._mark is ignore_mark
 
 
 async def test_sending_over_http_is_recorded_with_its_size(tmp_path: Path) -> None:

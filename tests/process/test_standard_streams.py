@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import pytest
 
-from aengine.process.pipe_writer import MOST
+from aengine.process.pipe_writer import MAX_WAITING_BYTES
 from aengine.process.standard_streams import LossyStream, lossy_streams
 
 
@@ -110,7 +110,7 @@ def test_waiting_data_is_bounded_and_dropped_lines_are_counted(monkeypatch: pyte
             assert int(line) == came
             came += 1
         assert line == b"aengine: %d lines were dropped here, because nobody read them\n" % (30_000 - came)
-        assert MOST < came * 100 < MOST + 2**18
+        assert MAX_WAITING_BYTES < came * 100 < MAX_WAITING_BYTES + 2**18
 
 
 def test_a_process_does_not_wait_for_a_reader_that_does_not_read() -> None:
