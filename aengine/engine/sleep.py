@@ -118,7 +118,7 @@ class DeviceChanges:
         self._loaded.resume()
         self._loop.resume()
         weights = self._loaded.runtime.weights
-        if weights is None or weights.whole:
+        if weights is None or weights.consistent:
             self._requests.gate.open()
         else:
             self._requests.gate.refuse(_MIXTURE)

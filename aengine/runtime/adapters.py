@@ -29,13 +29,13 @@ class AdapterPlaces(Protocol):
         ...
 
     def rebase(self, base: Path) -> None:
-        """Set the folder of the base model's weights, with which adapters read from now on are compared."""
+        """Set the folder of the base model's weights. Adapters that are read later are compared with these weights."""
         ...
 
     async def put(self, adapter: Adapter, place: int) -> None:
-        """Copy an adapter into a place on every rank. Steps launched after the call returns see it.
+        """Copy an adapter into a place on every rank. Steps launched after the call returns use it.
 
-        Only one call may be active. No step in flight may name the place. Cancelling the call does not stop the copy.
+        Only one call may be active. No step in flight may use the place. Cancelling the call does not stop the copy.
         """
         ...
 
@@ -48,7 +48,10 @@ class Filler(Protocol):
     """Copies adapters into the places of one rank."""
 
     def fill(self, filling: FactorCopy) -> None:
-        """Copy, or enqueue the copy, while steps run. The values must stay unchanged until `wait` returns."""
+        """Copy values now, or enqueue their copy. Steps may run meanwhile.
+
+        The caller may not change the values until `wait` returns.
+        """
         ...
 
     def wait(self) -> None:

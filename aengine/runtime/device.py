@@ -30,7 +30,7 @@ def resolve_device(name: str) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = device.index or 0
         if index >= count:
-            raise ConfigError(f"device: {name!r} was asked for, this machine has {count} usable CUDA devices")
+            raise ConfigError(f"device: {name!r} was requested, but this machine has {count} usable CUDA devices")
         return torch.device("cuda", index)
     return device
 
@@ -41,7 +41,7 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dty
         name = checkpoint if device.type == "cuda" else "float32"
     dtype = DTYPES.get(name)
     if dtype is None:
-        raise ConfigError(f"dtype: the checkpoint's {name!r} is not supported; ask for float32, bfloat16 or float16")
+        raise ConfigError(f"dtype: the checkpoint's {name!r} is not supported; set float32, bfloat16 or float16")
     return dtype
 
 
@@ -63,7 +63,7 @@ def resolve_kv_dtype(name: str, dtype: torch.dtype, capability: tuple[int, int] 
 
 
 def host_memory() -> int | None:
-    """Return the bytes of memory of this machine, or None if the system does not tell."""
+    """Return the bytes of memory of this machine, or None if they are unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # no such call, or no such name
@@ -74,16 +74,16 @@ def host_memory() -> int | None:
 class ForwardThreads:
     """How many threads a step on a CPU uses.
 
-    A short step leaves one core to the event loop. A long step (a prefill or a large batch) takes all cores; the
+    A short step leaves one core to the event loop. A long step (a prefill or a large batch) uses all cores. The
     operating system still schedules the loop, which is mostly idle.
     """
 
     short: int
     long: int
-    long_tokens: int  # a step of at least so many tokens is long
+    long_tokens: int  # a step with at least this many tokens is long
 
     def for_step(self, tokens: int) -> int:
-        """Return the threads for a step of so many tokens."""
+        """Return the number of threads for a step with `tokens` tokens."""
         return self.long if tokens >= self.long_tokens else self.short
 
 
@@ -91,7 +91,7 @@ LONG_STEP_FLOP = 1e9  # 10 to 20 ms on one core
 
 
 def forward_threads(configured: int | None, parameters: int) -> ForwardThreads:
-    """Return the configured number for every step, or numbers that suit a model of so many parameters."""
+    """Return the configured number of threads for every step, or choose numbers by the model's parameter count."""
     if configured is not None:
         return ForwardThreads(configured, configured, 1)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

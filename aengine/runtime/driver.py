@@ -1,4 +1,4 @@
-"""Calls of CUDA's driver that are made before torch is imported."""
+"""Calls CUDA's driver before torch is imported."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 
 
 def open_contexts(name: str, count: int = 1) -> None:
-    """Initialise CUDA's driver and retain the contexts of `count` devices, from the named one on.
+    """Initialise CUDA's driver and retain the contexts of `count` devices, beginning with the device `name`.
 
-    These calls release the GIL. torch makes the same calls on first use while it holds the GIL, for 0.4 s on an H200.
-    Does nothing if there is no driver or no such device: `resolve_device` raises the error later.
+    These calls release the GIL. Otherwise torch makes them on first use and holds the GIL, for 0.4 s on an H200. If
+    there is no driver or no such device, the function does nothing: `resolve_device` raises the error later.
     """
     named = re.fullmatch(r"(?:auto|cuda)(?::(\d+))?", name)
     if named is None:

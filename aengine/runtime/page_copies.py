@@ -14,17 +14,17 @@ from aengine.cache.kv import KVPool, host_zeros
 
 
 class PageCopies(Protocol):
-    """Host memory in slots of one page each, and copies between it and the pool. A copy cannot be cancelled."""
+    """Host memory for pages, and copies to and from the KV pool. A slot holds one page. Copies cannot be cancelled."""
 
-    slots: int
+    slots: int  # the number of slots
     page_bytes: int  # of one page, summed over all ranks
 
     async def to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy pages to the host. No step in flight may write them. Only one call may be active."""
+        """Copy pages to slots. No step in flight may write these pages. Only one call may be active."""
         ...
 
     async def to_device(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """Copy slots to unused pages. Steps launched after the call returns see them. Only one call may be active."""
+        """Copy slots to unused pages. Only one call may be active. Steps launched after it returns can use the pages."""
         ...
 
     def memory(self, slot: int) -> list[memoryview]:
@@ -50,7 +50,7 @@ class Copier(Protocol):
         ...
 
     def wait(self, to_host: bool) -> None:
-        """Block until the copies enqueued in that direction are complete."""
+        """Block until the enqueued copies of one direction are complete. to_host: the direction."""
         ...
 
     def close(self) -> None:
@@ -124,4 +124,4 @@ class RankedCopies:
         self._down.shutdown(wait=True)
         for rank in self._ranks:
             rank.close()
-        self._ranks = ()  # with the pools
+        self._ranks = ()  # also drops the references to the pools

@@ -14,8 +14,8 @@ _LIBRARIES = (("libtorch_global_deps.so", os.RTLD_GLOBAL), ("libtorch.so", os.RT
 def link_torch() -> None:
     """Link torch's libraries in the calling thread, with the GIL released.
 
-    Linking is a third of the time that importing torch takes. `dlopen`, called as a foreign function, releases the GIL;
-    an import and `ctypes.CDLL` hold it. The libraries contain no Python. Does nothing if they are missing: the import
+    Linking takes a third of the time of torch's import. `dlopen`, called as a foreign function, releases the GIL. An
+    import and `ctypes.CDLL` hold it. The libraries contain no Python code. Does nothing if they are missing: the import
     raises the error later.
     """
     spec = importlib.util.find_spec("torch")  # looked up, not imported

@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 
 class RankLauncher(Protocol):
-    """Calls one function for each rank, so that ranks can wait for each other within the calls."""
+    """Calls one function for each rank. The calls may wait for each other."""
 
     def __call__(self, calls: Sequence[Callable[[], T]], short: bool = False) -> list[T]:
         """Return the results by rank.
 
-        short: each call only enqueues a few warmed-up launches, so that no rank waits for another in it.
+        short: each call only enqueues a few kernels that are already loaded, so that no call waits for another rank.
 
-        Raises: The error of the first rank that failed by itself, not by waiting for a failed one.
+        Raises: the first rank's error that was not caused by waiting for another failed rank.
         """
         ...
 
@@ -40,7 +40,7 @@ class RankLauncher(Protocol):
 
 @dataclass(slots=True)
 class RankedForwarded(Forwarded):
-    """The first rank's half step, with those of all ranks."""
+    """The forward pass of all ranks. The inherited fields are those of the first rank."""
 
     ranks: Sequence[Forwarded] = ()
 
@@ -72,7 +72,7 @@ class RankedExecutor:
 
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
         if not isinstance(forwarded, RankedForwarded):
-            raise TypeError("the half step is of one rank only")
+            raise TypeError("the forward pass is of one rank, not of all ranks")
         calls = [partial(rank.draw, one, masks) for rank, one in zip(self._ranks, forwarded.ranks, strict=True)]
         return self._launcher(calls, short=True)[0]
 
@@ -87,7 +87,7 @@ class ThreadedRanks:
     """`RankLauncher` on a CPU: one thread for each rank. They meet at each collective operation."""
 
     def __init__(self, meeting: Meeting, count: int, torch_threads: int) -> None:
-        """torch_threads: how many each rank uses in a step."""
+        """torch_threads: how many threads of torch each rank uses in a step."""
         self._meeting = meeting
         self._workers = [
             ThreadPoolExecutor(1, f"aengine-rank-{rank}", torch.set_num_threads, (torch_threads,))
@@ -102,7 +102,7 @@ class ThreadedRanks:
         self._meeting.renew()
         try:
             raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
-        finally:  # an error that its own frames refer to is a cycle that keeps the step's memory
+        finally:  # a frame that refers to its own error would keep the step's memory alive
             futures.clear()
             errors.clear()
 

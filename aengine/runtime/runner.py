@@ -1,4 +1,4 @@
-"""Launches steps and reports their results, through the same interface on every device."""
+"""The interface of runners, which launch steps and return their results, and the runner for CPUs."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ class LaunchedStep(Protocol):
         """Enqueue the draws of a step whose plan is `structured`. Call it once, before the next launch.
 
         masks [structured draws, ceil(vocab / 32)] int32: bit masks of the allowed tokens, in the order of the draws.
-        None: the step is given up and its draws will be ignored.
+        None: the draws will be ignored, because the step is dropped.
         """
         ...
 
     async def result(self) -> StepResult:
-        """Wait for the step without blocking the loop. Raises what the step raised."""
+        """Wait for the step without blocking the event loop. Raises the step's error, if it failed."""
         ...
 
 
 class Runner(Protocol):
-    """What the engine needs of a device."""
+    """Runs steps on the model's devices."""
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Enqueue a step after those launched before, and return at once.
+        """Enqueue a step after all earlier steps, and return at once.
 
         If its plan is `structured`, only the forward pass is enqueued. `LaunchedStep.draw` enqueues the draws.
         """
         ...
 
     def trace(self, timeline: Timeline) -> None:
-        """Report to the timeline when the device is busy. Call it before the first launch."""
+        """Record in the timeline when the device is busy. Call it before the first launch."""
         ...
 
     def devices(self) -> list[DeviceMemory]:
@@ -69,7 +69,7 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait for steps in flight, then free the device and everything on it."""
+        """Wait for steps in flight, then free the model, the KV pool and all other memory of the device."""
         ...
 
 
@@ -77,17 +77,17 @@ class Runner(Protocol):
 class TokenPass:
     """The hidden states of a step, and the rows that draw from them."""
 
-    hidden: Tensor  # [wanted, hidden]: tokens that draw, then pooled tokens. All tokens if `wanted` is set.
-    wanted: Tensor | None  # [wanted] int64: the tokens among all; None: `hidden` has these alone
+    hidden: Tensor  # [tokens, hidden] if `wanted` is set; else [wanted, hidden]: tokens that draw, then pooled tokens
+    wanted: Tensor | None  # [wanted] int64: indices into `hidden`; None: `hidden` has only the wanted tokens
     draw_rows: Tensor  # [draws] int64
-    draw_positions: Tensor  # [draws] int64: the place that the drawn token takes in its sequence
+    draw_positions: Tensor  # [draws] int64: the position of the drawn token in its sequence
     sums: Tensor | None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
-    adapted: bool  # whether any row has an adapter
-    token_adapters: Tensor | None = None  # [tokens] int32, for scoring; None: no token has one, or the step is captured
+    adapted: bool  # whether a token of the step has an adapter
+    token_adapters: Tensor | None = None  # [tokens] int32, for scoring; None: no adapters, or a captured step
 
 
 class StepExecutor:
-    """Runs steps in order: updates rows, runs the forward pass, draws, feeds drawn ids back, copies pages."""
+    """Runs steps in order on one rank: updates rows, runs the forward pass, draws tokens, copies pages and states."""
 
     def __init__(
         self, decoder: Decoder, kv: KVPool, sampler: Sampler, rows: Rows, states: StatePool | None = None
@@ -141,10 +141,10 @@ class StepExecutor:
         width = -(-max(context_lens) // self.kv.page_size)
         tensors = resolve(cells, shape, rows, self.kv.page_size, adapted, width)
         tensors.query_lens, tensors.context_lens = query_lens, context_lens
-        # Decodes alone draw from all tokens in their order; scores are of all tokens.
+        # In a pure decode every token draws, in order. Scores need the hidden states of all tokens.
         if not plan.prefill or plan.scoring:
             tensors.wanted = None
-        # Every decode draws, which tells whether it is finite.
+        # A step without chunks needs no sums: every token draws, and each draw reports whether its logits are finite.
         sums = torch.empty(plan.num_tokens, dtype=torch.float32, device=rows.device) if plan.prefill else None
         draws = len(plan.sampled_rows)
         return TokenPass(
@@ -158,13 +158,16 @@ class StepExecutor:
         )
 
     def _scoring_head(self, passed: TokenPass) -> Callable[[slice], Tensor]:
-        """Return a function that gives logits of some of the step's tokens, if hidden states are of all tokens."""
+        """Return a function from a slice of the step's tokens to their logits. It needs hidden states of all tokens."""
         adapters = passed.token_adapters if self._decoder.adapts_logits else None
         return lambda part: self._decoder.logits(passed.hidden[part], None if adapters is None else adapters[part])
 
     @torch.inference_mode()
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
-        """Run the second half: draw, and feed the drawn ids back. masks: as `Sampler.sample` takes them."""
+        """Run the second half: draw, and store the drawn ids as the rows' last tokens.
+
+        masks: as `Sampler.sample` takes them.
+        """
         if forwarded.logits is None:
             return None
         if forwarded.own:
@@ -182,7 +185,7 @@ class StepExecutor:
         """Do nothing: there is no worker."""
 
     def _draws_from_own(self, plan: StepPlan, rows: list[int]) -> bool:
-        """Whether every rank draws from the logits of its own tokens. False for structured steps, which have masks."""
+        """Return whether each rank draws from its part of the vocabulary. False for structured steps, which have masks."""
         return self._decoder.ranks is not None and not plan.structured and self._sampler.kind(rows) is Kind.SIMPLE
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
@@ -207,7 +210,7 @@ class StepExecutor:
 def read_outcome(outcome: Outcome, logprob_count: Callable[[int], int | None], plan: StepPlan) -> StepResult:
     """Copy the results of a finished step to the host.
 
-    logprob_count: maps a row to the number of logprobs it wants, or None.
+    logprob_count: returns how many top logprobs the request in a row wants, or None if it wants no logprobs.
     """
     prompts = read_scores(outcome.scores, plan)
     chunks = _finite_chunks(outcome.sums, plan)
@@ -243,11 +246,11 @@ EnqueueDraws = Callable[[NDArray[np.int32] | None], asyncio.Future[StepResult]]
 
 
 class CpuStep:
-    """A step in the worker thread. A structured step is two jobs of the worker."""
+    """`LaunchedStep` on the CPU. The worker thread runs a structured step as two jobs."""
 
     def __init__(self, plan: StepPlan, future: asyncio.Future[StepResult] | EnqueueDraws) -> None:
         self.plan = plan
-        self._future = future  # a function that makes it, until the draws are enqueued
+        self._future = future  # of a structured step: before its draws are enqueued, a function that enqueues them
 
     def draw(self, masks: NDArray[np.int32] | None) -> None:
         if not isinstance(self._future, asyncio.Future):
@@ -281,7 +284,7 @@ class CpuRunner:
     def _forward(self, plan: StepPlan) -> Forwarded:
         for new in plan.new_rows:
             self._logprob_counts[new.row] = new.params.logprobs
-        # OpenMP keeps its thread count per thread: it must be set in the one that computes.
+        # OpenMP has one thread count for each calling thread, so it is set in the thread that computes.
         torch.set_num_threads(self._threads.for_step(plan.num_tokens))
         return self._executor.forward(plan)
 
@@ -302,4 +305,4 @@ class CpuRunner:
     def close(self) -> None:
         self._worker.shutdown(wait=True)
         self._executor.close()
-        vars(self).pop("_executor", None)  # with the model and the KV pool
+        vars(self).pop("_executor", None)  # drops the model and the KV pool

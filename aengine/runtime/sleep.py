@@ -16,9 +16,9 @@ class SleepableMemory(Protocol):
         ...
 
     def wake(self) -> None:
-        """Bring the weights back to their old addresses, with empty pages. Blocks.
+        """Copy the weights back to their old device addresses, and map empty KV pools. Blocks.
 
-        Raises: OutOfMemoryError if other processes hold the memory now. The engine then stays asleep.
+        Raises: OutOfMemoryError if other processes use the memory now. The engine then stays asleep.
         """
         ...
 

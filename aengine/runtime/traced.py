@@ -1,4 +1,4 @@
-"""Reports to a timeline when the device was busy with each step."""
+"""Records in a timeline when the device was busy with each step."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from aengine.sampling.sampler import Draws
 from aengine.step_plan import StepPlan
 from aengine.timeline import DEVICE, Timeline, plan_counts
 
-ANCHOR_SECONDS = 5.0  # CUDA measures between events in float32 milliseconds, which lose precision when long
+ANCHOR_SECONDS = 5.0  # CUDA returns the time between events as float32 ms, which is imprecise for longer times
 
 
 class Spans(Protocol):
-    """Measures how long the device is busy with the work of a block."""
+    """Measures how long the device is busy with the work that a block of code enqueues."""
 
     def busy(self, name: str, counts: dict[str, int]) -> AbstractContextManager[None]: ...
 
 
 class HostSpans:
-    """`Spans` on a CPU, where the work is done when the call returns."""
+    """`Spans` on a CPU. The work is complete at the end of the block."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -49,7 +49,7 @@ class _Pending(NamedTuple):
 
 
 class CudaSpans:
-    """`Spans` on a GPU. CUDA events surround the enqueued work; they are read once they are done, never awaited."""
+    """`Spans` on a GPU. CUDA events surround the enqueued work. They are read when they are complete, never awaited."""
 
     def __init__(self, timeline: Timeline, stream: torch.cuda.Stream) -> None:
         """Synchronise the stream once, to relate its events to the host's clock."""
@@ -72,7 +72,7 @@ class CudaSpans:
         self.settle()
 
     def settle(self) -> None:
-        """Report the spans that are complete."""
+        """Record the spans that are complete."""
         while self._pending and self._pending[0].end.query():
             span = self._pending.popleft()
             begin, end = (
@@ -84,7 +84,7 @@ class CudaSpans:
 
 
 class TracedExecutor:
-    """Runs another executor and reports how long the device takes."""
+    """Runs another executor and records how long the device takes."""
 
     def __init__(self, executor: Executor, spans: Spans) -> None:
         self._executor = executor

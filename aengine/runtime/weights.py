@@ -1,4 +1,4 @@
-"""The weights of a model on its device, which another checkpoint's can replace."""
+"""The weights of a model on its devices. The weights of another checkpoint can replace them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Weights:
         self._model = model
         self._progress = progress
         self._digest = digest
-        self.whole = True  # False: a failed reload left weights of two checkpoints
+        self.consistent = True  # False: a failed reload left weights of two checkpoints
 
     def matching(self, folder: Path, model: ModelConfig) -> Checkpoint:
         """Return the checkpoint in `folder`, whose config.json describes `model`. Reads headers only.
@@ -50,18 +50,18 @@ class Weights:
 
     @torch.inference_mode()
     def reload(self, checkpoint: Checkpoint) -> None:
-        """Read a `matching` checkpoint over the loaded weights. Blocks. No step may run meanwhile.
+        """Replace the loaded weights by those of a `matching` checkpoint. Blocks. No step may run meanwhile.
 
-        If it raises, `whole` is False until a call succeeds.
+        If it raises, `consistent` is False until a call succeeds.
         """
-        self.whole = False
+        self.consistent = False
         digest = None if self._digest is None else WeightsDigest()
         devices = [decoder.device for decoder in self._decoders if decoder.device.type == "cuda"]
         with _all_free_memory(devices):
             checkpoint.copy_into([decoder.groups for decoder in self._decoders], self._progress, digest)
             for device in devices:
                 torch.cuda.synchronize(device)
-        self.whole, self._digest = True, digest
+        self.consistent, self._digest = True, digest
 
     def close(self) -> None:
         """Drop the references to the decoders."""
@@ -70,10 +70,10 @@ class Weights:
 
 @contextmanager
 def _all_free_memory(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Let torch use all free memory of the device within the block, beyond its share while steps run.
+    """Let torch use all free memory of the device within the block, not only its usual share.
 
-    A layer whose format is converted is built before it replaces the loaded one. With several devices nothing changes:
-    the memory that their steps need must stay reserved, because one device may wait for another while it allocates.
+    A layer whose format is converted is built before it replaces the loaded layer. With several devices the function
+    does nothing: the memory of their steps must stay reserved, because an allocation may wait for another device.
     """
     if len(devices) != 1:
         yield

@@ -124,7 +124,7 @@ def test_host_memory_is_pinned_from_the_device_that_copies(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(page_copies, "PinnedMemory", lambda nbytes: (nbytes, current[-1]))
     devices = [torch.device("cuda", 2), torch.device("cuda", 3)]
-    with page_copies.pinned_beside(64, devices) as pinned:
+    with page_copies.pin_in_thread(64, devices) as pinned:
         assert pinned() == [(64, one) for one in devices]
 
 

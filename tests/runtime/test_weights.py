@@ -44,4 +44,4 @@ def test_a_layer_is_made_beside_the_one_that_is_there(gpus: int, fails: bool, mo
     assert meanwhile == ([1.0] if gpus == 1 else [0.8, 0.8])
     assert set(shares.values()) == {0.8}
     assert emptied == [True] * (gpus == 1)
-    assert weights.whole != fails
+    assert weights.consistent != fails

@@ -1,1 +1,1 @@
-"""Steps on a CUDA device: the runner, the clock that awaits events, and what is captured as graphs."""
+"""Steps on a CUDA device: the runner, the clock that awaits events, and the captured graphs."""

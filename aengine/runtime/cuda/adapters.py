@@ -1,4 +1,4 @@
-"""Copies adapters to a GPU while steps run, through two pinned buffers on a stream of its own."""
+"""Copies adapters to a GPU while steps run. The copies use two pinned buffers and a separate stream."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ BUFFER_BYTES = 8 * 2**20  # each; small, because a step's uploads may have to wa
 
 
 class DeviceFiller:
-    """Fills one buffer while the device copies the other."""
+    """`Filler` of one GPU. It fills one buffer while the device copies the other."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream) -> None:
-        """stream: on the device, used by nothing else."""
+        """stream: a stream of the device that only this object uses."""
         self._stream = stream
         self._buffers = [torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         with torch.cuda.device(device):
@@ -42,9 +42,12 @@ class DeviceFiller:
         self._used = 0
 
     def _take(self, nbytes: int) -> Tensor:
-        """Return free bytes of a buffer after its last copy. Raises: ValueError if no buffer is so large."""
+        """Return `nbytes` unused bytes of a buffer. May wait until a buffer's copies are complete.
+
+        Raises: ValueError if the buffers are too small.
+        """
         if nbytes > BUFFER_BYTES:
-            raise ValueError(f"a row of {nbytes} bytes fits no buffer")
+            raise ValueError(f"a row of {nbytes} bytes does not fit into a buffer")
         if self._used + nbytes > BUFFER_BYTES:
             self._emptied[self._current].record(self._stream)
             self._current, self._used = 1 - self._current, 0

@@ -29,8 +29,9 @@ from aengine.sampling.sampler import Sampler
 from aengine.sampling.upload import upload
 from aengine.step_plan import StepPlan
 
-MOST_CLOSE_TOKENS = 4096  # a longer step takes the device longer than launching its kernels takes the host
-GRAPH_BYTES = 8 * 2**20
+# The host launches the kernels of a step with more tokens faster than the device runs them.
+MOST_LAUNCH_BOUND_TOKENS = 4096
+GRAPH_BYTES = 8 * 2**20  # for the nodes of one graph
 
 Fits = Callable[[int, Sequence[int], int], bool]
 Pools = Callable[[torch.device], AbstractContextManager[object]]
@@ -50,16 +51,16 @@ class GraphSizes:
     ) -> GraphSizes:
         """Choose the sizes.
 
-        With several ranks, each computes a share of a step but needs all of its launches. So larger steps are captured.
+        With several ranks, each rank computes a part of a step but launches all kernels. So larger steps are captured.
 
         Args:
             prefill: Whether steps with chunks can be captured.
-            mixed: The most tokens of a step with prompts and decodes.
-            lora: Whether there are adapters.
+            mixed: The most tokens of a step that both prefills and decodes.
+            lora: Whether the model has memory for adapters.
         """
         if not config.cuda_graphs:
             return cls([], [])
-        close = min(mixed, MOST_CLOSE_TOKENS * ranks, max_step_tokens)
+        close = min(mixed, MOST_LAUNCH_BOUND_TOKENS * ranks, max_step_tokens)
         chunks = prefill_sizes(close, mixed, max_step_tokens) if prefill else []
         return cls(graph_sizes(config.max_num_seqs), chunks, lora)
 
@@ -103,7 +104,7 @@ def make_executor(
     """Make an executor with rows, a KV pool and a sampler on the decoder's device. Nothing is captured yet.
 
     Args:
-        fits: As the attention backend has it.
+        fits: The `fits` method of the attention backend.
         states: For a model with recurrent layers.
         windows: For a model whose layers with a window have pages of their own.
         pools: A context manager in which KV pools and states are allocated.
@@ -136,24 +137,24 @@ def capture(executors: Executors, progress: bool = False) -> None:
     All steps are rehearsed first, so that every kernel is compiled and loaded before a recording begins.
     """
     devices = executors.devices
-    parts = list(zip(*map(graph_parts, executors.ranks), strict=True))  # one part of every rank at a time
-    for part in parts:
-        devices([partial(graphs.rehearse, size) for graphs, size in part])
+    by_size = list(zip(*map(graphs_and_sizes, executors.ranks), strict=True))  # for each size, the graphs of every rank
+    for ranks in by_size:
+        devices([partial(graphs.rehearse, size) for graphs, size in ranks])
         devices.synchronize()
-    empty_caches()  # before graphs have memory of their own
-    hidden = None if progress else True  # None: unless stderr is a terminal
-    for part in tqdm(parts, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False):
-        devices([partial(graphs.record, size) for graphs, size in part], short=True)
+    empty_caches()  # graphs cannot use the memory that torch caches
+    hidden = None if progress else True  # None: tqdm hides the bar unless stderr is a terminal
+    for ranks in tqdm(by_size, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False):
+        devices([partial(graphs.record, size) for graphs, size in ranks], short=True)
     empty_caches()
 
 
 def rehearse(executor: GraphedExecutor) -> None:
     """Launch every step that `capture` launches before it records."""
-    for graphs, size in graph_parts(executor):
+    for graphs, size in graphs_and_sizes(executor):
         graphs.rehearse(size)
 
 
-def graph_parts(executor: GraphedExecutor) -> list[tuple[PrefillGraphs | DecodeGraphs, int]]:
+def graphs_and_sizes(executor: GraphedExecutor) -> list[tuple[PrefillGraphs | DecodeGraphs, int]]:
     """Return the graphs and sizes of an executor in recording order."""
     both = (executor.prefill_graphs, executor.decode_graphs)
     return [(graphs, size) for graphs in both if graphs is not None for size in reversed(graphs.sizes)]

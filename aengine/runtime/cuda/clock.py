@@ -1,8 +1,9 @@
-"""Awaits CUDA events on the event loop, without a thread of its own and without polling.
+"""Awaits CUDA events on the event loop, without an extra thread and without polling.
 
-A host function on a side stream waits for the event. It calls libc's `fflush` on a FILE over a pipe that the loop
-watches, so the driver's thread writes one byte. That needs neither the GIL nor compiled code, and the main stream never
-waits for it. A callback into Python would deadlock: the GIL against the driver's lock.
+A side stream waits for the event and then calls a host function: libc's `fflush`, on a FILE over a pipe. The driver's
+thread thereby writes one byte to the pipe, which the loop watches. This needs neither the GIL nor compiled code, and
+the main stream never waits for it. A callback into Python could deadlock, because it holds the driver's lock while it
+waits for the GIL.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import torch
 from torch import Tensor
 
 from aengine.errors import DeviceLostError, EngineFailedError
-from aengine.runtime.cuda.lost import WAITED_IN_VAIN
+from aengine.runtime.cuda.lost import PEER_TIMEOUT
 
 FILES = 8  # more than the steps in flight; a FILE holds at most one byte
 WATCHDOG_SECONDS = 1.0
 
 
 class BytePipe:
-    """Several FILEs over one pipe. Each holds one byte until it is flushed."""
+    """Several FILEs that write to one pipe. Each FILE buffers at most one byte until it is flushed."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None)
@@ -103,13 +104,13 @@ class DeviceClock:
                     future.set_result(None)
 
     def _check(self) -> None:
-        """Query the events. Host functions are not called after the context has failed."""
+        """Fail the pending futures if a device is lost. CUDA then calls no more host functions."""
         self._watchdog = None
         try:
             for events, failed, _ in self._pending:
-                happened = [event.query() for event in events]
-                if any(itertools.compress(failed.tolist(), happened)):
-                    raise DeviceLostError(WAITED_IN_VAIN)
+                complete = [event.query() for event in events]
+                if any(itertools.compress(failed.tolist(), complete)):
+                    raise DeviceLostError(PEER_TIMEOUT)
             for stream in self._streams:
                 stream.query()
         except (RuntimeError, DeviceLostError) as error:

@@ -1,7 +1,7 @@
-"""Pure-decode steps as CUDA graphs: one forward pass for each batch size, then a graph for each common kind of draw.
+"""Pure-decode steps as CUDA graphs. Each batch size has graphs of the forward pass and of each common kind of draw.
 
-A graph reads everything from the rows on the device: which rows decode (`row_index`), their last tokens, lengths and
-pages. Between two replays the host sends only what has changed.
+A graph reads its inputs on the device: the rows that decode (`_row_index`), their last tokens, lengths and pages.
+Between two replays the host sends only changes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from aengine.step_plan import MOST_SHARED_RUNS, SharedRun
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-CAPTURED_KINDS = (Kind.SIMPLE, Kind.FILTERED)  # the other kinds of draw decide something on the host
-LEAST_SHARERS = 4  # rows; smaller batches gain too little from shared runs
+CAPTURED_KINDS = (Kind.SIMPLE, Kind.FILTERED)  # the host chooses the kernels of the other kinds of draw
+LEAST_SHARERS = 4  # rows; a smaller batch gains too little from shared runs of pages
 # Batch sizes to capture. Such steps mostly read weights, so padding a batch to the next size makes a step at most about
 # 4 % longer (H200; 8B bf16, 30B-A3B, gpt-oss-20b; bench/KERNELS.md).
 SMALL_SIZES = (1, 2, 3, 4, 8, 16, 20, 32, 40, 48, 64)
-LEAST_USED = 0.87  # of the rows of a larger size, where products take time for each row
-BORDER = 128  # rows; beyond, products have slower kernels, which make a step up to a fifth longer
+LEAST_USED = 0.87  # least share of rows in use if a batch is padded to a size above SMALL_SIZES
+BORDER = 128  # rows; with more rows, matrix products use slower kernels, and a step takes up to 20 % longer
 
 
 def graph_sizes(max_rows: int) -> list[int]:
@@ -58,20 +58,21 @@ def shared_sizes(sizes: Sequence[int]) -> list[int]:
 class ForwardKind(NamedTuple):
     """A variant of the forward pass."""
 
-    shared: bool = False  # rows share runs of pages, which are read once
-    adapted: bool = False  # rows with adapters
+    shared: bool = False  # whether pages that several rows share are read once for all of them
+    adapted: bool = False  # whether rows may have adapters
 
 
 @dataclass(slots=True)
 class _Captured:
     forward: dict[ForwardKind, torch.cuda.CUDAGraph]
-    logits: Tensor  # [size, n] in the model's dtype, for the rank's own tokens; valid until another size is replayed
+    # [size, n] in the model's dtype; n: this rank's part of the vocabulary. Valid until another size is replayed.
+    logits: Tensor
     positions: Tensor  # [size] int64: positions of the drawn tokens
     draws: dict[Kind, torch.cuda.CUDAGraph]
 
 
 class SharedBuffers:
-    """The shared runs of a batch, at a fixed address on the device for graphs to read."""
+    """The shared runs of pages of a batch, in a device buffer with a fixed address, which graphs read."""
 
     def __init__(self, max_rows: int, rows: Rows) -> None:
         self._rows = rows
@@ -106,9 +107,9 @@ class SharedBuffers:
 
 
 class DecodeGraphs:
-    """Captures each size, the largest first. Then replays batches of at most `sizes[-1]` rows, padded to the next size.
+    """Captures and replays decode steps. A batch of at most `sizes[-1]` rows is padded to the next captured size.
 
-    Everything runs on the current stream.
+    All work is enqueued on the current stream.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class DecodeGraphs:
     ) -> None:
         """pool: memory shared by graphs that never run at the same time. states: the pool of recurrent layers."""
         self._states = states
-        # The slots of the rows in `_row_index`. Padding has slot 0.
+        # The state slots of the rows in `_row_index`. Padding has slot 0.
         self._state_slots = torch.zeros(sizes[-1], dtype=torch.int32, device=rows.device)
         self._no_saves = torch.zeros(sizes[-1], dtype=torch.int32, device=rows.device)
         self._decoder = decoder
@@ -140,7 +141,7 @@ class DecodeGraphs:
         self._graphs: dict[int, _Captured] = {}
         self._shared = SharedBuffers(sizes[-1], rows)
         self._pool = pool
-        # With windows in all layers, pages of a shared run may have been freed.
+        # If all layers have windows, pages of a shared run may have been freed.
         self._shared_sizes = shared_sizes(sizes) if decoder.config.windows[0] is None else []
 
     def rehearse(self, size: int) -> None:
@@ -173,10 +174,10 @@ class DecodeGraphs:
         self._graphs[size] = _Captured(forward, non_owning_view(logits), positions, draws)
 
     def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor, Tensor]:
-        """Replay the forward pass for these rows. Each row is one token longer afterwards.
+        """Replay the forward pass for n rows. Each row is one token longer afterwards.
 
-        Returns logits as `Head.own` gives them, the rows as a tensor [n] int64, and the positions of the drawn tokens
-        [n] int64. All are valid until the next replay.
+        Returns logits as `Head.own` returns them, the rows as a tensor [n] int64, and the positions of the tokens to
+        draw [n] int64. All are valid until the next replay.
         """
         n = len(rows)
         with_shared = bool(shared) and n >= LEAST_SHARERS and bool(self._shared_sizes)
@@ -190,9 +191,9 @@ class DecodeGraphs:
         return captured.logits[:n], self._row_index[:n], captured.positions[:n]
 
     def draw(self, rows: list[int], kind: Kind) -> WrittenDraws:
-        """Replay a captured kind of draw after `forward` of the same rows, and feed the draws back.
+        """Replay a captured kind of draw after `forward` of the same rows, and store the drawn ids in `last_token`.
 
-        The rows' lengths on the host must be those after this step.
+        Call it after `Rows.advance` for this step.
         """
         self._graphs[self._size].draws[kind].replay()
         lengths = self._rows.lengths
@@ -218,7 +219,7 @@ class DecodeGraphs:
         self._current = (size, list(rows))
 
     def _forward(self, size: int, kind: ForwardKind, rehearsal: bool = False) -> tuple[Tensor, Tensor]:
-        """Return logits of the rank's own tokens, [size, n], and the positions of the drawn tokens, [size] int64."""
+        """Return logits for this rank's part of the vocabulary, [size, n], and positions to draw for, [size] int64."""
         rows, index = self._rows, self._row_index[:size]
         inputs = begin_decode(
             index, rows.last_token, rows.length, rows.page_table, self._kv.page_size, rows.padding, rows.window_table
@@ -226,7 +227,7 @@ class DecodeGraphs:
         adapters = rows.adapter[index] if kind.adapted and rows.adapter is not None else None
         tensors = StepTensors(
             token_ids=inputs.token_ids,
-            positions=rows.rotations(index, inputs.positions),
+            positions=rows.rotary_positions(index, inputs.positions),
             next_positions=inputs.next_positions,
             slots=inputs.slots,
             page_table=inputs.page_table,
@@ -244,8 +245,8 @@ class DecodeGraphs:
 
     def _state_batch(self, size: int, positions: Tensor) -> StateBatch:
         slots = self._state_slots[:size]
-        none = self._query_starts[size : size + 1]  # no chunks: they start and end after the decodes
-        return StateBatch(slots, slots, none, positions, self._no_saves[:size], size)
+        no_chunks = self._query_starts[size : size + 1]  # only the end of the decodes
+        return StateBatch(slots, slots, no_chunks, positions, self._no_saves[:size], size)
 
     def _draw(self, logits: Tensor, positions: Tensor, kind: Kind) -> None:
         rows, index = self._rows, self._row_index[: len(logits)]

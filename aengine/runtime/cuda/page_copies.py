@@ -1,4 +1,4 @@
-"""Copies KV pages between a GPU and pinned host memory, with its copy engines only."""
+"""Copies KV pages between a GPU and pinned host memory with the GPU's copy engines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class PinnedMemory:
         try:
             pages = mmap.mmap(-1, nbytes)
         except OSError as error:
-            raise ConfigError(f"host_cache_gib: {nbytes / 2**30:.1f} GiB cannot be had: {error.strerror}") from None
+            raise ConfigError(
+                f"host_cache_gib: {nbytes / 2**30:.1f} GiB cannot be allocated: {error.strerror}"
+            ) from None
         if hasattr(mmap, "MADV_HUGEPAGE"):
             pages.madvise(mmap.MADV_HUGEPAGE)
         self.data = torch.frombuffer(pages, dtype=torch.uint8)  # [nbytes]; keeps the mapping
@@ -49,8 +51,8 @@ class PinnedMemory:
 
 
 @contextmanager
-def pinned_beside(nbytes: int, devices: Sequence[torch.device]) -> Iterator[Callable[[], list[PinnedMemory]]]:
-    """Allocate pinned memory for each device in a thread. Yields a function that waits for it and raises its errors.
+def pin_in_thread(nbytes: int, devices: Sequence[torch.device]) -> Iterator[Callable[[], list[PinnedMemory]]]:
+    """Allocate pinned memory for each device in a thread. Yield a function that waits for the memory and returns it.
 
     If the block raises, the memory is freed.
     """
@@ -97,7 +99,7 @@ class DeviceCopier:
     """`Copier` of one GPU. A page is one strided copy, with one row for the keys or values of each layer.
 
     Copies run no kernel and take no device memory. They only share the bandwidth with steps. Each direction has its own
-    stream, and only the host waits for it.
+    stream. The host waits for these streams; the streams of steps do not.
     """
 
     def __init__(self, kv: KVPool, memory: PinnedMemory, slots: int) -> None:
@@ -138,14 +140,14 @@ class DeviceCopier:
                 at += by_page[0].numel()
 
     def _copy_kind(self, by_page: Tensor, host: int, pages: Sequence[int], slots: Sequence[int], to_host: bool) -> None:
-        """Enqueue the copies of one kind of contents.
+        """Enqueue the copies of one tensor of the pool.
 
-        by_page: [pages, rows, width] uint8. host: the address of this kind in the first slot.
+        by_page: [pages, rows, width] uint8. host: the address of this tensor's bytes in the first slot.
         """
         _, rows, width = by_page.shape
         pool, pitch = by_page.data_ptr(), by_page.stride(1)
         stream = (self._down if to_host else self._up).cuda_stream
-        # If rows are too far apart for one copy, each is a copy of its own.
+        # If the rows are too far apart for one copy, each row is copied separately.
         height = rows if pitch <= _MAX_PITCH else 1
         copy = _Copy(width=width, height=height)
         if to_host:

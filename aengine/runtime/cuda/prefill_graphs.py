@@ -1,8 +1,8 @@
 """Steps with prefill chunks as CUDA graphs: one forward pass for each number of tokens, for any mix of sequences.
 
-For a step of a few hundred tokens, launching its kernels takes the host longer than the device needs to run them. So
-the forward pass is captured for some numbers of tokens. Buffers say which row each token belongs to and where each
-chunk ends. A step is padded to the next size with tokens of the padding row, whose keys and values go into page 0.
+For a step of a few hundred tokens, the host needs longer to launch the kernels than the device needs to run them. So
+the forward pass is captured for some numbers of tokens. Buffers hold the row of each token and the end of each
+chunk. A step is padded to the next size with tokens of the padding row, whose keys and values go into page 0.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 NOTHING = StepPlan(step=0, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[])
 MOST_PADDING = 128  # tokens; more padding costs more than the launches
-SPARSE = 2048  # tokens
+SPARSE = 2048  # tokens; from here on, sizes are twice as far apart
 
 
 def prefill_sizes(close: int, mixed: int, most: int) -> list[int]:
     """Return the numbers of tokens to capture, ascending.
 
-    They are close to each other up to `close`. Two larger sizes follow: `mixed`, which full steps of prompts and
-    decodes carry, and `most`. Between those, a step takes the device longer than its launches take the host. But full
-    steps come one after the other, and the host blocks when the launch queue has no room for two of them.
+    Up to `close`, every step fits a size with little padding. Two larger sizes follow: `mixed`, the most tokens of a
+    step that both prefills and decodes, and `most`, the most tokens of any step. Such full steps are captured because
+    many follow one another, and the host blocks if the launch queue cannot hold the kernels of two steps.
 
-    From SPARSE on the sizes are twice as far apart, because capturing one takes some 25 ms at start-up. A step that
-    would need more padding than MOST_PADDING is launched kernel by kernel.
+    Capturing one size takes about 25 ms at start-up, so sizes are sparser from SPARSE on. A step that would need more
+    padding than MOST_PADDING is launched kernel by kernel.
     """
     sizes = {
         *range(16, 64, 16),
@@ -53,7 +53,7 @@ def prefill_sizes(close: int, mixed: int, most: int) -> list[int]:
 
 
 class PrefillGraphs:
-    """Captures each size, the largest first. Then replays any step that fits. All on the current stream."""
+    """Captures and replays steps with prefill chunks. All work is enqueued on the current stream."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class PrefillGraphs:
         states: StatePool | None = None,
     ) -> None:
         """Args:
-        fits: As the attention backend has it.
+        fits: The `fits` method of the attention backend.
         pool: Memory shared by graphs that never run at the same time.
         states: The pool of recurrent layers.
         """
@@ -84,7 +84,7 @@ class PrefillGraphs:
         self._hidden = torch.empty((rows.padding, decoder.config.hidden_size), dtype=decoder.dtype, device=rows.device)
         self._draw_positions = torch.empty(rows.padding, dtype=torch.int64, device=rows.device)
         self._sums = torch.empty(sizes[-1], dtype=torch.float32, device=rows.device)
-        # By size, and by whether tokens have adapters.
+        # The key is the size, and whether tokens may have adapters.
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._adapted = [False] if rows.adapter is None else [False, True]
         # The last page of a row's table may be only partly usable.
@@ -140,7 +140,7 @@ class PrefillGraphs:
         self._draw_positions[: shape.wanted].copy_(tensors.next_positions)
 
     def _emptied(self, size: int) -> StepShape:
-        """Write an empty step into the cells, and return the shape of this size."""
+        """Write a step without tokens into the cells, and return the shape of this size."""
         shape = self._shapes[size]
         self._send(NOTHING, shape)
         return shape

@@ -18,9 +18,9 @@ T = TypeVar("T")
 class DeviceRanks:
     """`RankLauncher` on several GPUs. Kernels of one GPU wait for those of the others on the device.
 
-    Short calls are launched by the caller's thread, rank by rank. All others are launched by one thread for each rank,
-    because a launch may block, with the GIL released. Hundreds of launches can fill the queue of a device whose first
-    kernels wait for another device. And a kernel is loaded on first use only when its device is idle.
+    The caller's thread makes short calls, rank by rank. Each rank's own thread makes all other calls, because a launch
+    can block for two reasons. Many launches fill the queue of a device whose first kernels wait for another device. And
+    CUDA loads a kernel on first use only when its device is idle.
     """
 
     def __init__(self, streams: Sequence[torch.cuda.Stream], collectives: Sequence[PeerCollective] = ()) -> None:
@@ -39,7 +39,7 @@ class DeviceRanks:
             ]
             wait(futures)
             results = []
-            while futures:  # an error whose frame keeps its own future is a cycle that holds the step's memory
+            while futures:  # pop: a frame that keeps the future of its own error would keep the step's memory alive
                 results.append(futures.pop(0).result())
             return results
         except BaseException:
@@ -48,9 +48,9 @@ class DeviceRanks:
             raise
 
     def wait_for_each_other(self, patience: float) -> None:
-        """Set how many seconds kernels wait for those of other ranks. Waits for the devices.
+        """Set how many seconds kernels wait for kernels of other ranks. Waits for the devices.
 
-        0: they do not wait, for rehearsals in which ranks compile and load kernels at different times.
+        0: kernels do not wait. This is for rehearsals, in which ranks compile and load kernels at different times.
         """
         self._patience = patience
         reset_collectives(self.collectives, patience)
@@ -84,10 +84,10 @@ class DeviceRanks:
 
 
 def keep_pinned_memory(ranks: int) -> None:
-    """Make torch cache pinned memory for uploads of all sizes, because pinning more may wait for the devices.
+    """Make torch cache pinned memory for uploads of all sizes, because pinning while serving may wait for the devices.
 
-    Torch caches it by powers of two. A step makes a few uploads for each rank (rows, pages, parameters, shared runs),
-    and two steps may be in flight. Larger uploads come with prompts, one for each step.
+    Torch caches blocks whose sizes are powers of two. A step makes a few uploads for each rank (rows, pages,
+    parameters, shared runs), and two steps may be in flight. Only steps with prompts make larger uploads, one each.
     """
     blocks = [
         torch.empty(1 << power, dtype=torch.uint8, pin_memory=True)
@@ -98,6 +98,6 @@ def keep_pinned_memory(ranks: int) -> None:
 
 
 def keep_small_memory(device: torch.device) -> None:
-    """Make torch cache device memory for small tensors, which it keeps in separate segments."""
+    """Make torch cache device memory for small tensors. Torch keeps them in separate segments."""
     blocks = [torch.empty(1 << 20, dtype=torch.uint8, device=device) for _ in range(32)]
     del blocks

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def recorded(graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE | None) -> Iterator[None]:
     """Record the launches on the current stream as `graph`, with memory from `pool`.
 
-    torch's own context manager synchronises and empties torch's caches before each graph. The caller of this one does
-    that once for many graphs. Other threads may copy pages and adapters to the device during a recording. The garbage
-    collector is off, because it could free tensors whose events would then be recorded.
+    `torch.cuda.graph` synchronises and empties torch's caches before each graph. Here the caller does that once for
+    many graphs. Other threads may copy pages and adapters to the device during a recording. The garbage collector is
+    off, because it could free tensors, and the events of their streams would be recorded.
 
-    If the block raises, the stream and torch's allocator are restored. Memory that the pool has got stays in the pool.
+    If the block raises, the stream and torch's allocator are restored. Memory that the pool has allocated stays there.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -41,7 +41,7 @@ def recorded(graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE | None) -> Iterator
 
 
 def _leave(pool: _POOL_HANDLE | None) -> None:
-    """Tell torch that a failed recording has ended. Otherwise it would free no memory of the pool."""
+    """Tell torch that a failed recording has ended. Otherwise torch would never free the pool's memory."""
     if pool is not None:
         with suppress(RuntimeError):  # raised if the recording has ended; the graph then owns its memory
             device = torch.cuda.current_device()
@@ -64,8 +64,8 @@ class _Bytes:
 def non_owning_view(tensor: Tensor) -> Tensor:
     """Return a view of a contiguous tensor that does not keep its memory alive.
 
-    It is for results of a recorded graph. Later graphs of the same pool may use the same memory, so the view is valid
-    until one of those is replayed.
+    It is for results of a recorded graph. Later graphs of the same pool may use the same memory. So the view is valid
+    until another graph of the pool is replayed.
     """
     if not tensor.is_cuda:
         return tensor
@@ -75,5 +75,5 @@ def non_owning_view(tensor: Tensor) -> Tensor:
 def empty_caches() -> None:
     """Free the memory that torch caches, on devices and pinned on the host."""
     torch.cuda.empty_cache()
-    if hasattr(torch._C, "_host_emptyCache"):  # of torch for CUDA
+    if hasattr(torch._C, "_host_emptyCache"):  # only torch for CUDA has it
         torch._C._host_emptyCache()

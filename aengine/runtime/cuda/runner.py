@@ -15,7 +15,7 @@ from torch import Tensor
 from aengine.errors import DeviceLostError
 from aengine.runtime.cuda.clock import DeviceClock
 from aengine.runtime.cuda.decode_graphs import CAPTURED_KINDS, DecodeGraphs
-from aengine.runtime.cuda.lost import WAITED_IN_VAIN
+from aengine.runtime.cuda.lost import PEER_TIMEOUT
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs
 from aengine.runtime.runner import StepExecutor, TokenPass, read_outcome
 from aengine.runtime.step.cells import StepShape
@@ -31,15 +31,15 @@ from aengine.types import DeviceMemory
 
 @dataclass(slots=True)
 class PendingOutcome:
-    """A step whose last kernel is enqueued, with its results on the host."""
+    """A step whose kernels are all enqueued, with host tensors for its results."""
 
     done: asyncio.Future[None]
-    outcome: Outcome  # valid when `done` is
-    failed: Tensor  # likewise: [ranks] int32, not 0 if the rank got no answer from another
+    outcome: Outcome  # valid once `done` is done
+    failed: Tensor  # [ranks] int32, valid once `done` is done; not 0 if the rank got no answer from another rank
 
 
 class GraphedExecutor(StepExecutor):
-    """Replays a captured graph if there is one for the step. Otherwise it enqueues kernel by kernel."""
+    """Replays a captured graph if one fits the step. Otherwise it launches kernel by kernel."""
 
     decode_graphs: DecodeGraphs | None = None
     prefill_graphs: PrefillGraphs | None = None
@@ -102,7 +102,7 @@ class _ResultSlot:
 
 
 class CudaStep:
-    """A step in the device's queue."""
+    """`LaunchedStep` on CUDA devices."""
 
     def __init__(self, plan: StepPlan, runner: CudaRunner) -> None:
         self.plan = plan
@@ -127,7 +127,7 @@ class CudaStep:
         with self._runner.device_errors():
             await pending.done
             if pending.failed.any():
-                raise DeviceLostError(WAITED_IN_VAIN)
+                raise DeviceLostError(PEER_TIMEOUT)
             return read_outcome(pending.outcome, self._runner.logprob_count, self.plan)
 
 
@@ -171,7 +171,7 @@ class CudaRunner:
     def device_errors(self) -> Iterator[None]:
         """Turn an error into DeviceLostError if the device's context has failed.
 
-        The device is queried, because a kernel's fault surfaces in a later call, in any library's error.
+        The device is queried, because a later call of any library may report a kernel's fault, as any error.
         """
         try:
             yield

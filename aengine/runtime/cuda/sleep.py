@@ -17,7 +17,7 @@ from aengine.runtime.cuda.virtual_memory import Block, Driver, VirtualMemory
 
 log = logging.getLogger("aengine")
 
-_TOUCHING = 8  # threads that allocate host memory; the system takes longer for it than the copy does
+_ALLOCATING_THREADS = 8  # the system needs longer to allocate host memory than the device needs to copy
 _ADVICE = (14, 23)  # MADV_HUGEPAGE and MADV_POPULATE_WRITE
 _LIBC = ctypes.CDLL(None)
 
@@ -26,7 +26,7 @@ class Pools:
     """Memory pools of torch over `VirtualMemory`, one on each device.
 
     Tensors that the calling thread allocates within `use` come from these pools. Torch calls the allocator while it
-    holds its lock, so no other thread may free CUDA tensors of the device meanwhile. `close` frees unused memory.
+    holds its lock, so no other thread may free CUDA tensors of the device meanwhile. `close` frees all unused memory.
     """
 
     def __init__(self, devices: Sequence[torch.device], memory: VirtualMemory) -> None:
@@ -39,7 +39,7 @@ class Pools:
 
     @contextmanager
     def use(self, *devices: torch.device) -> Iterator[None]:
-        """Allocate from the pools of these devices within the block. No device named means all of them."""
+        """Allocate from the pools of these devices within the block. Without arguments: from all pools."""
         with ExitStack() as stack:
             for device in devices or self._pools:
                 stack.enter_context(torch.cuda.use_mem_pool(self._pools[device], device))
@@ -60,7 +60,7 @@ class Pools:
 
 
 def _allocator(memory: VirtualMemory) -> Any:
-    """Return a torch allocator made of two C functions."""
+    """Return a torch allocator that calls `memory` through two C functions."""
 
     def allocate(size: int, device: int, _stream: int | None) -> int | None:
         try:
@@ -110,7 +110,7 @@ class CudaSleep:
         streams = self._streams()
         blocks = [block for block in self._weights.blocks if block.mapped]
         try:
-            with ThreadPoolExecutor(_TOUCHING, "aengine-sleep") as workers:
+            with ThreadPoolExecutor(_ALLOCATING_THREADS, "aengine-sleep") as workers:
                 for copy in workers.map(_host_memory, blocks):
                     block, address = copy.block, copy.address
                     self._driver.pin(address, block.size)
@@ -125,7 +125,7 @@ class CudaSleep:
             raise
         self._weights.unmap(blocks)
         self._kv.unmap(self._kv.blocks)
-        torch.cuda.empty_cache()  # of steps
+        torch.cuda.empty_cache()  # memory that steps used
 
     def wake(self) -> None:
         blocks = [copy.block for copy in self._copies]

@@ -43,7 +43,7 @@ class Driver:
         self._library: Any = ctypes.CDLL("libcuda.so.1")
 
     def granularity(self, device: int) -> int:
-        """Return the bytes of which every size must be a multiple."""
+        """Return a number of bytes. Every size must be a multiple of it."""
         size = ctypes.c_size_t()
         self._call("cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(_properties(device)), 0)
         return size.value

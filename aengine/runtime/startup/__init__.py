@@ -1,1 +1,1 @@
-"""From knobs and a checkpoint folder to a runtime that is ready: sizes, memory, kernels compiled, steps warmed up."""
+"""Start-up: makes a runtime from knobs and a checkpoint. It sizes memory, compiles kernels and warms up steps."""

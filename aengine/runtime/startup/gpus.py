@@ -22,7 +22,7 @@ def choose_gpus(
     there = torch.cuda.device_count() - (first.index or 0)
     gpus = [first, *(torch.device("cuda", (first.index or 0) + rank) for rank in range(1, max(there, 1)))]
     if config.tensor_parallel_size == "auto":
-        return gpus[: fewest(model, dtype, gpus, config.gpu_memory_utilization)]
+        return gpus[: fewest_gpus(model, dtype, gpus, config.gpu_memory_utilization)]
     count = int(config.tensor_parallel_size)
     if count > there:
         raise ConfigError(
@@ -31,11 +31,11 @@ def choose_gpus(
     return gpus[:count]
 
 
-def fewest(model: ModelConfig, dtype: torch.dtype, gpus: Sequence[torch.device], utilization: float) -> int:
+def fewest_gpus(model: ModelConfig, dtype: torch.dtype, gpus: Sequence[torch.device], utilization: float) -> int:
     """Return the smallest number of GPUs that hold their ranks' weights and LEAST_ROOM.
 
-    If no number does, return the largest possible one. Only the GPUs in question are queried, because a query opens a
-    context.
+    If no number is large enough, return the largest possible number. Only the counted GPUs are queried, because a query
+    creates a CUDA context.
     """
     possible = [count for count in COUNTS if count <= len(gpus) and _can_be_split(model, count)]
     for count in possible:

@@ -1,4 +1,4 @@
-"""Loads libraries that the first steps need, in a thread while others import packages."""
+"""Loads libraries that the first steps need. It runs in a thread while another thread imports packages."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from aengine.model.lora.survey import survey
 from aengine.runtime.adapters import Filler, RankedPlaces
 
 
-def make_room(config: EngineConfig, model: ModelConfig) -> ModelConfig:
-    """Return the model with memory for the configured adapters and for further ones, as `config` says.
+def reserve_adapters(config: EngineConfig, model: ModelConfig) -> ModelConfig:
+    """Return the model's configuration with memory for adapters, or unchanged if `config` allows no adapters.
 
-    Reads the adapters' folders for their ranks and linears.
+    Reads the ranks and linears of the configured adapters from their folders.
 
     Raises: AdapterError.
     """
@@ -28,10 +28,12 @@ def make_room(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     return model.with_lora(survey(folders, linears, places, config.max_lora_rank, config.lora_loading))
 
 
-def places_of(decoders: Sequence[Decoder], fillers: Sequence[Filler], base: Path | None) -> RankedPlaces | None:
-    """Return the adapter places of a loaded model, or None if it has none.
+def make_adapter_places(
+    decoders: Sequence[Decoder], fillers: Sequence[Filler], base: Path | None
+) -> RankedPlaces | None:
+    """Return the adapter places of a loaded model, or None if it has no memory for adapters.
 
-    base: the folder of the model's weights. None: they are random.
+    base: the folder of the model's weights. None: the weights are random.
     """
     memories = [decoder.adapters for decoder in decoders if decoder.adapters is not None]
     return RankedPlaces(memories, fillers, decoders[0].dtype, base) if memories else None

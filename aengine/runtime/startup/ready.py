@@ -1,4 +1,4 @@
-"""A runtime that is ready to run steps, and its lines in the log."""
+"""A runtime that is ready to run steps, and its start-up log lines."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Runtime:
     pool: PoolSize
     max_step_tokens: int
     mixed_limit: MixedLimit | None = None  # None: steps that also decode have no smaller limit
-    adapters: AdapterPlaces | None = None  # None: no adapters are possible
+    adapters: AdapterPlaces | None = None  # None: the model has no memory for adapters
     copies: PageCopies | None = None  # None: there is no host cache
     dtypes: tuple[str, str] = ("", "")  # of the model, and of keys and values
     weights: Weights | None = None  # None: they cannot be reloaded
     memory: SleepableMemory | None = None  # None: the engine never sleeps
 
     def close(self) -> None:
-        """Free the device and everything on it. No launch may follow. Blocks."""
+        """Free all memory of the runtime. No launch may follow. Blocks."""
         if self.weights is not None:
             self.weights.close()
         self.runner.close()

@@ -20,17 +20,17 @@ Start = Callable[[EngineConfig, Path, ModelConfig, Callable[[], object]], Runtim
 def start_runtime(
     config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object] = lambda: None
 ) -> Runtime:
-    """Load the model in `folder` and allocate its state. Does blocking I/O; call it in a worker thread.
+    """Load the model in `folder` and allocate its memory. Does blocking I/O; call it in a worker thread.
 
-    wait_for_text: called before weights are read. It waits for the tokenizer, which another thread loads, and raises
-        its errors.
+    wait_for_text: waits for the tokenizer, which another thread loads, and raises that thread's error. It is called
+        before weights are read.
 
     Raises: ConfigError, CheckpointError.
     """
     device = resolve_device(config.device)
     if device.type != "cuda":
         return start_cpu(config, folder, model, wait_for_text)
-    # Triton then finds its backends by name, instead of reading every installed package's entry points.
+    # With this setting Triton finds its backends by name. Otherwise it reads every installed package's entry points.
     os.environ.setdefault("TRITON_BACKENDS_IN_TREE", "1")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
     with ThreadPoolExecutor(1, "aengine-libraries") as beside:

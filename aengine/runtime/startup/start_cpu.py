@@ -24,7 +24,7 @@ from aengine.runtime.page_copies import HostCopier, RankedCopies
 from aengine.runtime.ranks import RankedExecutor, ThreadedRanks
 from aengine.runtime.runner import CpuRunner, StepExecutor
 from aengine.runtime.sleep import HostSleep
-from aengine.runtime.startup.lora import make_room, places_of
+from aengine.runtime.startup.lora import make_adapter_places, reserve_adapters
 from aengine.runtime.startup.ready import Runtime, StartupTimer, log_ready
 from aengine.runtime.startup.sizing.pool import CPU_KV_GIB, host_slots, size_pool
 from aengine.runtime.startup.sizing.steps import CPU_STEP_TOKENS, mixed_limit, step_tokens
@@ -39,7 +39,7 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     """Load the model. wait_for_text: as in `start_runtime`. Raises: ConfigError, CheckpointError."""
     timer = StartupTimer()
     digest = None if config.disk_cache_dir is None else WeightsDigest()
-    model = make_room(config, model)
+    model = reserve_adapters(config, model)
     model = model.spread_over(1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size)
     device = torch.device("cpu")
     if config.attention not in ("auto", "torch"):
@@ -99,7 +99,7 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
         pool,
         max_step_tokens,
         mixed_limit(config, model, max_step_tokens),
-        adapters=places_of(
+        adapters=make_adapter_places(
             decoders, [HostFiller() for _ in decoders], None if config.load_format == "dummy" else folder
         ),
         copies=RankedCopies([HostCopier(kv, slots) for kv in pools]) if slots else None,

@@ -28,7 +28,7 @@ from aengine.model.lora.memory import Adapter
 from aengine.model.spec import AttentionSpec
 from aengine.runtime.cuda.adapters import DeviceFiller
 from aengine.runtime.cuda.capture import Executors, GraphSizes, Pools, capture, make_executor
-from aengine.runtime.cuda.page_copies import DeviceCopier, pinned_beside
+from aengine.runtime.cuda.page_copies import DeviceCopier, pin_in_thread
 from aengine.runtime.cuda.ranks import DeviceRanks, keep_pinned_memory, keep_small_memory
 from aengine.runtime.cuda.runner import CudaRunner
 from aengine.runtime.cuda.sleep import CudaSleep
@@ -38,7 +38,7 @@ from aengine.runtime.startup.compiling.compile_ahead import CompileAhead, compil
 from aengine.runtime.startup.compiling.job import Job
 from aengine.runtime.startup.gpus import choose_gpus
 from aengine.runtime.startup.libraries import load_libraries
-from aengine.runtime.startup.lora import make_room, places_of
+from aengine.runtime.startup.lora import make_adapter_places, reserve_adapters
 from aengine.runtime.startup.ready import Runtime, StartupTimer, log_ready
 from aengine.runtime.startup.sizing.cuda_memory import GIB, Budget, room_for_kv
 from aengine.runtime.startup.sizing.pool import check_length, host_slots, size_pool
@@ -55,7 +55,7 @@ from aengine.runtime.startup.warm_up import (
 )
 from aengine.runtime.weights import Weights
 
-PATIENCE = 2.5  # seconds that a GPU waits for another; the host launches on both far faster
+PATIENCE = 2.5  # seconds that a GPU waits for another GPU; the host launches on all of them in far less
 
 
 @torch.inference_mode()
@@ -82,7 +82,7 @@ def start_cuda(
     longest = check_length(config, model)  # refuses bad settings before weights are read
     _check_heads(model)
     torch.cuda.set_device(device)
-    model = make_room(config, model)
+    model = reserve_adapters(config, model)
     gpus = choose_gpus(config, model, dtype, device)
     model = with_copies(config, model.spread_over(len(gpus)), dtype, gpus)
     lora = model.lora is not None
@@ -100,7 +100,7 @@ def start_cuda(
         compile_ahead(job) as ahead,
         ThreadPoolExecutor(1, "imports") as imports,
         ThreadPoolExecutor(1, "digest") as hashing,
-        pinned_beside(slots * page_bytes, gpus) as pinned,
+        pin_in_thread(slots * page_bytes, gpus) as pinned,
         devices.current(),
     ):
         keyed = hashing.submit(triton_key)  # hashes all of Triton's files in 0.35 s without the GIL; Triton caches it
@@ -175,13 +175,13 @@ def start_cuda(
             uncaptured = uncaptured_steps(config, model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
             if known is not None and config.kv_cache_gib is None:  # the largest step has not run yet
                 uncaptured.append(widest_step(config, steps.most, pool.max_model_len))
-            # With several ranks, a rehearsal sums in another way than a step.
+            # With several ranks, a rehearsal launches other kernels for sums than a step.
             with decoders[0].rehearsals() if len(gpus) == 1 else nullcontext():
                 executors.warm_up(with_adapters(uncaptured, lora))
             torch.cuda.empty_cache()
             timer.end("memory")
             capture(executors, config.progress)
-            # Draws that decide something on the host are in no graph. This compiles their kernels.
+            # Graphs hold only CAPTURED_KINDS of draws. This compiles the kernels of the other kinds.
             executors.warm_up(with_adapters(greediest_steps(), lora))
         if collectives:  # torch must cache all memory that steps need: allocating more may wait for other devices
             largest = greediest_largest_step(config, steps.most, pool.max_model_len)
@@ -194,7 +194,7 @@ def start_cuda(
             executors.warm_up(with_adapters(greediest_steps(), lora))  # the first steps with meaningful results
             devices.check_answers()
         fillers = [DeviceFiller(gpu, torch.cuda.Stream(gpu)) for gpu in gpus] if lora else []
-        adapters = places_of(decoders, fillers, None if config.load_format == "dummy" else folder)
+        adapters = make_adapter_places(decoders, fillers, None if config.load_format == "dummy" else folder)
         if adapters is not None:
             adapters.fill(Adapter(0, {}), 1)  # loads the kernels of copies
         timer.end("graphs")
@@ -217,7 +217,7 @@ def start_cuda(
 
 
 def _check_heads(model: ModelConfig) -> None:
-    """Raises: ConfigError if our kernels do not support the model's heads."""
+    """Raise ConfigError if our kernels do not support the model's heads."""
     for one in model.attending:
         if isinstance(one, AttentionSpec) and (one.head_dim % 2 or not 16 <= one.head_dim <= 512):
             raise ConfigError(
@@ -227,7 +227,7 @@ def _check_heads(model: ModelConfig) -> None:
 
 
 def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Job:
-    """Describe the start-up to processes that compile its kernels, before weights are read."""
+    """Return the job for processes that compile the kernels. Call it before weights are read."""
     weights = model.weight_bytes(dtype)
     left = Budget.measure(device, config.gpu_memory_utilization).left(weights)
     return Job(
@@ -236,7 +236,7 @@ def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: t
         dtype=str(dtype).removeprefix("torch."),
         capability=torch.cuda.get_device_capability(device),
         launch=launch_for(device),
-        room=left if config.kv_cache_gib is None else int(config.kv_cache_gib * GIB),
+        kv_bytes=left if config.kv_cache_gib is None else int(config.kv_cache_gib * GIB),
     )
 
 

@@ -1,4 +1,4 @@
-"""Decides whether 4-bit matrices are also kept as floats, which makes steps of many tokens faster."""
+"""Decides whether a device also keeps copies of 4-bit matrices as floats. They make steps of many tokens faster."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MOST_COPIES = 1 / 8  # of the memory that is left for keys and values
 def with_copies(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, gpus: Sequence[torch.device]
 ) -> ModelConfig:
-    """Return the model, with copies if they are worth their memory.
+    """Return the model's configuration, with copies if they are worth their memory.
 
-    That is so for a dense model whose copies take a small part of the memory left on each GPU. The configuration must
-    leave copies and the size of the KV pool open, and sleep mode off, because sleep would have to move the copies.
+    A dense model gets copies if they take at most MOST_COPIES of the memory left on each GPU. It gets none if a knob
+    sets copies or the size of the KV pool, or turns sleep mode on: sleep would have to move the copies.
     """
     sized = config.num_pages is not None or config.kv_cache_gib is not None
     dense = all(isinstance(layer.ffn, MLPSpec) for layer in model.layers)

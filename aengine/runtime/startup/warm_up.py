@@ -29,7 +29,7 @@ from aengine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
 from aengine.runtime.cuda.capture import GraphSizes
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan
 
-# Every option that takes memory of its own.
+# Sets every option for which a step allocates extra memory.
 GREEDIEST = SamplingParams(
     temperature=1.0,
     top_p=0.9,
@@ -44,7 +44,7 @@ GREEDIEST = SamplingParams(
 
 
 def with_adapters(steps: Sequence[StepPlan], lora: bool) -> list[StepPlan]:
-    """Return the steps. lora: put copies with an adapter in every row before them."""
+    """Return the steps. If `lora` is True, copies of them come first, with an adapter in every row."""
     if not lora:
         return list(steps)
     adapted = [
@@ -61,7 +61,7 @@ def row_share(config: EngineConfig, max_step_tokens: int, longest: int) -> tuple
 
 
 def largest_steps(config: EngineConfig, max_step_tokens: int, longest: int) -> list[StepPlan]:
-    """Return the largest step, in pages of its own, once with plain draws and once with every option."""
+    """Return the largest step twice: with plain draws, and with every option. Its rows have separate pages."""
     length, pages_per_row = row_share(config, max_step_tokens, longest)
     return [
         _largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, params)
@@ -73,11 +73,11 @@ def uncaptured_steps(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, launch: Launch, max_step_tokens: int,
     max_model_len: int, sizes: GraphSizes,
 ) -> list[StepPlan]:  # fmt: skip
-    """Return steps for all kernels that captured steps do not launch. dtype: the loaded model's."""
+    """Return steps that launch all kernels which captured steps do not launch. dtype: the model's dtype."""
     steps = narrow_steps(config, max_step_tokens, max_model_len)
     steps.append(short_chunks(config, max_step_tokens, max_model_len))
     widest = widest_step(config, max_step_tokens, max_model_len)
-    if config.kv_cache_gib is not None:  # otherwise sizing has run the largest step
+    if config.kv_cache_gib is not None:  # otherwise start-up runs the largest step anyway
         steps.append(widest)
     if not sizes.decode:
         steps += decode_steps(config, launch, max_step_tokens) + long_chunks(config, max_step_tokens, max_model_len)
@@ -97,9 +97,9 @@ def uncaptured_steps(
     for (outputs, inputs), least in itertools.product(gates, {1, DENSE_ROWS if model.int4 else 1}):
         rows = range(least, max_step_tokens + 1)
         first = fewest_rows(outputs // 2, inputs, dtype.itemsize, launch, rows)
-        if first is not None:  # some larger steps do not use the kernel, so a step of this size is run
-            for whole in {first, min(2, model.ranks) * first}:  # or in halves
-                borders |= {whole - 1, whole}
+        if first is not None:  # some larger steps do not use the kernel, so a step of exactly this size is run
+            for tokens in {first, min(2, model.ranks) * first}:  # several ranks may compute a step in two halves
+                borders |= {tokens - 1, tokens}
     if model.lora is not None:
         borders |= set(adapter_borders(model.lora.places + 1, launch, max_step_tokens))
     if model.ranks > 1:
@@ -110,7 +110,7 @@ def uncaptured_steps(
 def border_steps(
     config: EngineConfig, max_step_tokens: int, max_model_len: int, borders: Collection[int], launched: Collection[int]
 ) -> list[StepPlan]:
-    """Return one step for each range of tokens between borders in which no step is launched."""
+    """Return a step for each range between two borders in which no step is launched. All are numbers of tokens."""
     steps, last = [], 0
     most = min(max_step_tokens, config.max_num_seqs * max_model_len)
     for border in sorted({most, *(border for border in borders if border < most)} if borders else ()):
@@ -137,7 +137,7 @@ def greediest_steps() -> list[StepPlan]:
 
 
 def narrow_steps(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> list[StepPlan]:
-    """Return one scored prompt for each kind of product for few rows."""
+    """Return one scored prompt for each kernel of matrix products with few rows."""
     lengths = sorted({min(border, max_step_tokens, max_model_len) for border in ROW_BORDERS})
     return [
         _in_page_0(_largest_step(1, length, -(-length // config.page_size), length, GREEDIEST)) for length in lengths
@@ -145,7 +145,7 @@ def narrow_steps(config: EngineConfig, max_step_tokens: int, max_model_len: int)
 
 
 def short_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
-    """Return prompts in all rows with just enough tokens that their keys are gathered."""
+    """Return a step with prompts in all rows. It has just enough tokens that keys are gathered from their pages."""
     rows = min(config.max_num_seqs, LEAST_GATHERING, max_step_tokens)
     length = min(-(-LEAST_GATHERING // rows), max_step_tokens, max_model_len)
     pages = -(-length // config.page_size)
@@ -153,7 +153,7 @@ def short_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int)
 
 
 def long_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> list[StepPlan]:
-    """Return a prompt whose keys are read from their pages, and one whose keys are gathered."""
+    """Return a step whose keys are read in their pages, and a step whose keys are gathered from their pages."""
     lengths = {min(tokens, max_step_tokens, max_model_len) for tokens in (LEAST_GATHERING - 1, LEAST_GATHERING)}
     return [
         _in_page_0(_largest_step(1, length, -(-length // config.page_size), length, SamplingParams()))
@@ -162,14 +162,13 @@ def long_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) 
 
 
 def decode_steps(config: EngineConfig, launch: Launch, max_step_tokens: int) -> list[StepPlan]:
-    """Return decodes for each kind of kernel, with and without filters, each after its prompts.
+    """Return decode steps for each kind of kernel, with and without filters. A prefill step precedes each of them.
 
-    They replace the captured steps when there are no graphs.
+    They replace the captured steps if there are no graphs.
     """
     most = min(config.max_num_seqs, max_step_tokens)
-    beyond = [
-        2**power + 1 for power in range(6, most.bit_length())
-    ]  # kernels for many rows are compiled by power of two
+    # Kernels for many rows are compiled for each power of two.
+    beyond = [2**power + 1 for power in range(6, most.bit_length())]
     steps = []
     for rows in sorted({min(size, most) for size in (*decode_borders(launch, most), *ROW_BORDERS, *beyond, most)}):
         for params in (SamplingParams(), SamplingParams(top_p=0.9)):

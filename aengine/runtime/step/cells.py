@@ -1,8 +1,9 @@
-"""The one description of a step: numbers that the host writes, and the tensors that the decoder reads.
+"""Turns a step's plan into the tensors that the decoder reads.
 
-`describe` writes a plan as integers of a fixed shape, `resolve` turns these into tensors on the device, and
-`StepTensors.forward` runs the decoder over them. An eager step has a shape that fits it exactly. A captured step is
-padded to the shape of its graph. If it only decodes, the device describes it by itself (`kernels/row_steps.py`).
+`describe` writes a plan as integers, with a fixed shape. `resolve` makes tensors from them on the device.
+`StepTensors.forward` runs the decoder over these tensors. An eager step has a shape that fits it exactly. A captured
+step is padded to the shape of its graph. For captured steps that only decode, the device makes the tensors itself
+(`kernels/row_steps.py`).
 
 Lengths of rows advance when a step begins: on the device in `resolve` or in `begin_decode`, on the host in
 `Rows.advance`. The host never sends the length of a decoding row to the device.
@@ -38,12 +39,12 @@ MOST_CHUNKS = 72  # in a captured step; the scheduler admits fewer in one step
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """How many tokens, sequences and results a step has room for."""
+    """The most tokens, sequences and results of a step."""
 
     tokens: int
     decodes: int
     chunks: int
-    wanted: int  # tokens whose hidden states are wanted: those that draw, then those that are pooled
+    wanted: int  # tokens whose hidden states are needed: tokens that draw, then tokens that are pooled
 
     @classmethod
     def of_plan(cls, plan: StepPlan) -> StepShape:
@@ -59,13 +60,13 @@ class StepShape:
 
     @property
     def widths(self) -> list[int]:
-        """Return the lengths of the `StepCells`, without those of recurrent layers."""
+        """The lengths of the fields of `StepCells`, without those of recurrent layers."""
         sequences = self.decodes + self.chunks
         return [self.tokens] * 3 + [sequences] * 2 + [sequences + 1] + [self.wanted] * 2
 
     @property
     def state_widths(self) -> list[int]:
-        """Return the lengths of the cells of recurrent layers, which come last."""
+        """The lengths of the last fields of `StepCells`, which are for recurrent layers."""
         return [self.decodes + self.chunks] * 2 + [self.tokens]
 
     def has_room_for(self, plan: StepPlan) -> bool:
@@ -75,15 +76,15 @@ class StepShape:
 
 @dataclass(slots=True)
 class StepCells:
-    """A step in int64 numbers: views of one buffer on the device, written by `describe`."""
+    """A step in int64 numbers, as `describe` writes them. The fields are views of one buffer on the device."""
 
     token_ids: Tensor  # [tokens]; -1: the token that the row drew last, which only the device knows
     positions: Tensor  # [tokens]; for a token with id -1, counted from the end of its row
-    token_rows: Tensor  # [tokens]
+    token_rows: Tensor  # [tokens]: the row of each token
     rows: Tensor  # [sequences]: decodes, then chunks
-    lens: Tensor  # [sequences]: a decode's tokens in this step, -1 for padding; a chunk's new row length
-    query_starts: Tensor  # [sequences + 1]: the first token of each
-    wanted: Tensor  # [wanted]: tokens
+    lens: Tensor  # [sequences]: decodes: tokens in this step, -1 for padding; chunks: the row's length after the step
+    query_starts: Tensor  # [sequences + 1]: the first token of each sequence, then the number of tokens
+    wanted: Tensor  # [wanted]: indices of tokens whose hidden states are needed
     draw_rows: Tensor  # [wanted]: the row of each draw; pooled tokens have none
     # For recurrent layers, as in `StateBatch`. Empty for other models.
     state_slots: Tensor  # [sequences]
@@ -92,7 +93,7 @@ class StepCells:
 
     @classmethod
     def over(cls, buffer: Tensor, shape: StepShape, recurrent: bool) -> StepCells:
-        """Split a buffer, which may be longer, into the cells of a shape."""
+        """Split a buffer into the cells of a shape. The buffer may be longer."""
         widths = shape.widths + (shape.state_widths if recurrent else [0] * 3)
         return cls(*buffer[: sum(widths)].split(widths))
 
@@ -101,7 +102,7 @@ def describe(plan: StepPlan, shape: StepShape, padding: int, limit: int, recurre
     """Return the numbers of `StepCells` as one array.
 
     Args:
-        shape: One that has room for the plan.
+        shape: A shape into which the plan fits.
         padding: The padding row. Unused tokens become a chunk at the start of this row.
         limit: How many tokens the padding row can hold.
         recurrent: Whether the model has recurrent layers.
@@ -162,13 +163,13 @@ class StepTensors:
 
     token_ids: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64, as `Decoder.forward` takes them
-    next_positions: Tensor  # [wanted] int64: the place that a token drawn after each wanted one takes in its sequence
+    next_positions: Tensor  # [wanted] int64: the sequence position after each wanted token
     slots: Tensor  # [tokens] int64: where keys and values are written, page * page_size + offset
     page_table: Tensor  # [sequences, pages] int32
     seq_lens: Tensor  # [sequences] int32: lengths after the step
     query_starts: Tensor  # [sequences + 1] int32
     num_decodes: int
-    wanted: Tensor | None = None  # [wanted] int64: tokens whose hidden states are wanted; None: all, in order
+    wanted: Tensor | None = None  # [wanted] int64: tokens whose hidden states are needed; None: all, in order
     window_slots: Tensor | None = None  # like slots and page_table, for layers whose pages are in the window group
     window_table: Tensor | None = None
     adapters: Tensor | None = None  # [tokens] int32: the place of each token's adapter; None: no token has one
@@ -185,7 +186,7 @@ class StepTensors:
         sums: Tensor | None = None,
         rehearsal: bool = False,
     ) -> Tensor:
-        """Run the decoder and return hidden states of wanted tokens, [wanted, hidden]. Arguments: `Decoder.forward`."""
+        """Run the decoder and return hidden states of wanted tokens, [wanted, hidden]. Args as in `Decoder.forward`."""
         batch = AttentionBatch(
             slots=self.slots,
             page_table=self.page_table,
@@ -216,7 +217,7 @@ def resolve(cells: StepCells, shape: StepShape, rows: Rows, page_size: int, adap
 
     Args:
         adapted: Whether some token has an adapter.
-        width: Pages of the longest sequence; at most those of a row.
+        width: Columns of the page tables: the pages of the longest sequence.
     """
     from_row = cells.token_ids < 0
     token_rows, decodes = cells.token_rows, shape.decodes
@@ -228,7 +229,7 @@ def resolve(cells: StepCells, shape: StepShape, rows: Rows, page_size: int, adap
     window = rows.window_table
     return StepTensors(
         token_ids=token_ids,
-        positions=rows.rotations(token_rows, positions),
+        positions=rows.rotary_positions(token_rows, positions),
         next_positions=positions[cells.wanted] + 1,
         slots=rows.slots(token_rows, positions, page_size),
         page_table=rows.page_table[cells.rows, :width],
@@ -253,9 +254,9 @@ def resolve(cells: StepCells, shape: StepShape, rows: Rows, page_size: int, adap
 
 
 def host_lens(plan: StepPlan, lengths: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return each sequence's tokens in this step, and an upper bound of its length after the step.
+    """Return the number of each sequence's tokens in this step, and an upper bound of its length after the step.
 
-    lengths: of all rows before the step, or upper bounds.
+    lengths: the length of each row before the step, or an upper bound.
     """
     chunks = [len(chunk.token_ids) for chunk in plan.prefill]
     contexts = [lengths[row] + 1 for row in plan.decode]

@@ -1,4 +1,4 @@
-"""The protocol of step executors, and a step's state between its two halves."""
+"""The interface of step executors, a step's state after the forward pass, and its results."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Forwarded:
 
     logits: Tensor | None  # [draws, vocab] in the model's dtype; None if nothing draws
     row_list: list[int]  # the rows that draw
-    rows: Tensor  # [draws] int64, the same
-    positions: Tensor  # [draws] int64: the place that the drawn token takes in its sequence
+    rows: Tensor  # [draws] int64: `row_list` on the device
+    positions: Tensor  # [draws] int64: the position of the drawn token in its sequence
     scores: Sequence[ChunkScores] = ()  # as in `Outcome`
     sums: Tensor | None = None
     pools: ChunkPools | None = None
@@ -47,7 +47,7 @@ class Forwarded:
 
 
 class Executor(Protocol):
-    """Runs steps. `StepExecutor` does it on one rank; others wrap it for several ranks or for a timeline."""
+    """Runs steps. `StepExecutor` runs them on one rank. Other executors wrap it for several ranks or for a timeline."""
 
     def execute(self, plan: StepPlan) -> Outcome: ...
 
@@ -56,7 +56,7 @@ class Executor(Protocol):
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None: ...
 
     def replays(self, plan: StepPlan) -> bool:
-        """Whether `execute` only replays captured graphs."""
+        """Return whether `execute` would only replay captured graphs."""
         ...
 
     def close(self) -> None:

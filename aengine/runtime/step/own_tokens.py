@@ -1,4 +1,4 @@
-"""Draws when each rank has the logits of a part of the vocabulary. Ranks exchange one candidate a row, not logits."""
+"""Draws tokens if each rank has logits for a part of the vocabulary. Ranks exchange one candidate a row, not logits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from aengine.sampling.sampler import Draws, Sampler
 
 
 def draw_from_own(decoder: Decoder, sampler: Sampler, own: Tensor, rows: Tensor, positions: Tensor) -> Draws:
-    """Like `Sampler.draw_simple`, from all ranks' logits. Every rank returns the same draws.
+    """Like `Sampler.draw_simple`, but draw from the logits of all ranks. Every rank returns the same draws.
 
-    own [draws, n]: logits of this rank's tokens, as `Decoder.head` gives them. rows, positions: [draws] int64.
+    own [draws, n]: logits for this rank's part of the vocabulary. rows, positions: [draws] int64.
     """
     if decoder.ranks is None:
         return sampler.draw_simple(own, rows, positions)

@@ -1,4 +1,4 @@
-"""Pools prompts for embeddings and scores: hidden states, their sums, and a head's output for them."""
+"""Pools prompts for embeddings and scores: takes or sums hidden states, or runs a head over them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from aengine.step_plan import StepPlan
 
 @dataclass(slots=True)
 class ChunkPools:
-    """Results of pooled prefill chunks by kind, in the plan's order, float32. None: the step has none of the kind."""
+    """Results of pooled prefill chunks, float32. None: the step has no chunk of this kind."""
 
-    hidden: Tensor | None = None  # [last and mean, hidden]
-    classes: Tensor | None = None  # [classes, labels]
-    tokens: Tensor | None = None  # [tokens, ids of each]
+    # [n, ...] for n chunks of the kind, in the plan's order.
+    hidden: Tensor | None = None  # [n, hidden], for the kinds `last` and `mean`; a mean's tokens are only summed
+    classes: Tensor | None = None  # [n, labels]
+    tokens: Tensor | None = None  # [n, token ids of a chunk]
 
     def mapped(self, to_host: Callable[[Tensor], Tensor]) -> ChunkPools:
         """Return a copy with `to_host` applied to every tensor."""
@@ -46,7 +47,7 @@ def pool_chunks(plan: StepPlan, hidden: Tensor, decoder: Decoder, rows: Rows) ->
     at = 0
     vectors: list[Tensor] = []  # [1, hidden] float32 each
     classified: list[Tensor] = []  # [1, hidden] each
-    scored: list[Tensor] = []  # the same
+    scored: list[Tensor] = []  # [1, hidden] each
     scored_rows: list[int] = []
     token_ids: list[int] = []
     for chunk in plan.prefill:
@@ -79,7 +80,7 @@ def pool_chunks(plan: StepPlan, hidden: Tensor, decoder: Decoder, rows: Rows) ->
 
 
 def read_pools(pools: ChunkPools | None, plan: StepPlan) -> Sequence[array[float] | None]:
-    """Return the numbers of each pooled chunk, as the scheduler takes them. None: some are not finite."""
+    """Return the numbers of each pooled chunk as the scheduler needs them, or None if some are not finite."""
     if pools is None:
         return ()
     of_kind = {

@@ -16,9 +16,9 @@ Upload = Callable[[Sequence[int]], Tensor]  # host integers -> [n] int64 on the 
 
 
 class Rows:
-    """The rows' state on the device between steps. The host sends only what changes.
+    """The state of all rows on the device. The host sends only changes.
 
-    `lengths` is the host's copy. For decoding rows it may be an upper bound of `length` on the device.
+    `lengths` is the host's copy of `length`. For decoding rows it may be an upper bound.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class Rows:
         windows: bool = False,
         near_shift: int = 0,
     ) -> None:
-        """Make `max_rows` rows and one more, `padding`. Its length is always 0 and its pages are page 0.
+        """Make `max_rows` rows and the padding row. The padding row always has length 0 and only page 0.
 
         Args:
-            send: Uploads integers to the device.
+            send: Uploads integers to the device. None: the device is the CPU.
             adapters: Whether rows can have adapters.
-            windows: Whether layers with a window have pages of their own.
-            near_shift: As `Decoder.near_shift`.
+            windows: Whether layers with a window have separate pages.
+            near_shift: `Decoder.near_shift`.
         """
         self.device = device
         self.padding = max_rows
@@ -50,13 +50,13 @@ class Rows:
         self.lengths = [0] * max_rows
         self._near_shift = near_shift
         self._shifts = torch.zeros(max_rows, dtype=torch.int64, device=device) if near_shift else None
-        # Each row's adapter by place, on the device and on the host. The padding row has none.
+        # The adapter place of each row, on the device and on the host. The padding row has no adapter.
         self.adapter = torch.zeros(max_rows, dtype=torch.int32, device=device) if adapters else None
         self.adapters = [NO_ADAPTER] * max_rows
         self._adapted = 0  # rows with an adapter; ended rows count until they are reused
 
     def admit(self, new_rows: Sequence[NewRow]) -> None:
-        """Set the length and the pages of rows that get a new sequence."""
+        """Set the length, pages and adapter of rows that get a new sequence."""
         own = [new for new in new_rows if new.copy_of is None]
         if own:
             width = max(len(new.pages) for new in own)
@@ -79,7 +79,7 @@ class Rows:
         if copies:
             rows, sources, lengths = self.upload([value for copy in copies for value in copy]).view(-1, 3).unbind(1)
             self.length[rows] = lengths
-            # `grow` replaces the page that the source still writes to, or the page is beyond the length.
+            # The source still writes to one copied page. `grow` replaces it, or the copy's length ends before it.
             self.page_table[rows] = self.page_table[sources]
         for new in new_rows:
             self.lengths[new.row] = new.length
@@ -120,19 +120,19 @@ class Rows:
                 table[row, index] = page.to(torch.int32)
 
     def set_lengths(self, rows: Tensor, lengths: Tensor) -> None:
-        """Set the rows' lengths on the device to those after the step that begins. rows, lengths: [n] int64."""
+        """Set the lengths of rows on the device to their lengths after this step. rows, lengths: [n] int64."""
         self.length.index_copy_(0, rows, lengths)
         self.length[self.padding :].zero_()
 
     def advance(self, plan: StepPlan) -> None:
-        """Set the host's lengths to those after the step."""
+        """Set `lengths` to the rows' lengths after the step."""
         for row in plan.decode:
             self.lengths[row] += 1
         for chunk in plan.prefill:
             self.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
 
-    def rotations(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Return the positions [tokens] of the rows' tokens as `Decoder.forward` takes them."""
+    def rotary_positions(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Return the positions [tokens] that `Decoder.forward` needs, for sequence positions of rows."""
         return positions if self._shifts is None else positions + self._shifts[rows]
 
     def slots(self, rows: Tensor, positions: Tensor, page_size: int, table: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Logprobs of a prompt's tokens. The language model head runs over all positions, a slice at a time."""
+"""Computes logprobs of a prompt's tokens. The language model head runs over all positions, one slice at a time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SLICE = 256  # positions whose logits exist at once, however long the prompt is
 
 @dataclass(slots=True)
 class ChunkScores:
-    """The likelihood of each prompt token after those before it, for one prefill chunk."""
+    """The likelihood of each prompt token given the tokens before it, for one prefill chunk."""
 
-    logprobs: Tensor  # [n] float32, under the raw distribution
-    ranks: Tensor  # [n] int64, 1 for the likeliest
+    logprobs: Tensor  # [n] float32, before temperature, penalties and filters
+    ranks: Tensor  # [n] int64, 1 for the likeliest token
     top_ids: Tensor  # [n, k] int64, likeliest first
     top: Tensor  # [n, k] float32
 
@@ -33,7 +33,7 @@ class ChunkScores:
 def score_chunks(plan: StepPlan, head: Callable[[slice], Tensor], upload: Upload) -> list[ChunkScores]:
     """Return scores for each chunk with `score_ids`, in the plan's order.
 
-    head: returns logits [n, vocab] of a slice of the step's tokens, where decodes come first.
+    head: returns the logits [n, vocab] of a slice of the step's tokens. Decodes are the first tokens.
     """
     scores: list[ChunkScores] = []
     first = len(plan.decode)
@@ -57,7 +57,7 @@ def score_chunks(plan: StepPlan, head: Callable[[slice], Tensor], upload: Upload
 
 
 def read_scores(scores: Sequence[ChunkScores], plan: StepPlan) -> list[list[PromptLogprob]]:
-    """Return the scores as the scheduler takes them, one list for each scored chunk."""
+    """Return the scores as the scheduler needs them, one list for each scored chunk."""
     scored = [chunk for chunk in plan.prefill if chunk.score_ids]
     return [
         [
@@ -81,6 +81,6 @@ def _score(logits: Tensor, targets: Tensor, top: int) -> ChunkScores:
     total = logits.logsumexp(dim=-1)
     own = logits.gather(1, targets[:, None])
     ranks = (logits > own).sum(dim=-1) + 1
-    # Always the most that a request may ask for: ties at the cut are then broken the same way for every request.
+    # k is always the largest number that a request may ask for, so that ties are broken in the same way for all.
     values, ids = logits.topk(min(MAX_LOGPROBS, logits.shape[1]), dim=-1)
     return ChunkScores(own[:, 0] - total, ranks, ids[:, :top], values[:, :top] - total[:, None])

@@ -80,5 +80,5 @@ def test_a_row_that_fits_no_buffer_is_refused(late_copies: list[Any], monkeypatc
     monkeypatch.setattr(adapters, "BUFFER_BYTES", 64)
     stream: Any = None
     filler = adapters.DeviceFiller(torch.device("cpu"), stream)
-    with pytest.raises(ValueError, match="fits no buffer"):
+    with pytest.raises(ValueError, match="does not fit into a buffer"):
         filler.fill(FactorCopy(torch.zeros(1, 17), torch.zeros(1, 17)))

@@ -1,1 +1,1 @@
-"""Kernels compiled ahead: a rehearsal of the steps without a GPU, in processes beside the start-up."""
+"""Compiles kernels during start-up, in other processes that rehearse the steps without a GPU."""

@@ -1,12 +1,12 @@
 """Compiles kernels in other processes while start-up imports packages and reads weights.
 
-Start-up launches some 60 variants of Triton kernels and 4 of flash-attn-4, which take 1 to 5 s each. Threads would wait
-for the GIL, which a tenth of Triton's work and nearly all of flash-attn-4's hold. So processes run for a few seconds
-and end before the first request. They fill the caches on disk that the packages keep anyway. Start-up compiles whatever
-they have missed.
+Start-up launches about 60 variants of Triton kernels and 4 of flash-attn-4. Compiling one takes 1 to 5 s. Threads
+would wait for the GIL: a tenth of Triton's work and nearly all of flash-attn-4's work holds it. So processes compile for a few
+seconds and end before the first request. They fill the disk caches of these packages. Start-up itself compiles the
+kernels that the processes have missed.
 
-A file in those caches marks that a start-up of the same configuration has succeeded. Then no process is started. The
-file also holds the memory that the start-up needed.
+After a successful start-up, a file in each cache marks its configuration. The next start-up with the same configuration
+starts no processes. The file also holds the memory that the start-up needed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from aengine.runtime.startup.sizing.needs import read_needs, write_needs
 log = logging.getLogger("aengine")
 
 CORES_EACH = 3  # cores that one process can use; more threads would wait for its GIL
-MOST_PROCESSES = 6  # each imports torch and goes through all steps before it compiles its share
+MOST_PROCESSES = 6  # each imports torch and rehearses all steps before it compiles its share
 FLASH_PROCESSES = 4  # flash-attn-4 has four variants, and eight for a model with windows
 LONGEST = 300.0  # seconds; then start-up continues without the processes
-# The garbage collector would take a third of the time before compiling begins.
+# The garbage collector would take a third of the time up to the first compilation.
 _PROGRAM = "import gc; gc.disable(); from aengine.runtime.startup.compiling.rehearsal import main; main()"
 _PACKAGES = ("torch", "triton", "flash-attn-4", "nvidia-cutlass-dsl", "quack-kernels")
 
 
 class CompileAhead:
-    """The processes, and the marks that make them unnecessary."""
+    """The compiling processes of a start-up, and its mark files. If all marks exist, no process is needed."""
 
     def __init__(self, processes: list[subprocess.Popen[bytes]], marks: list[Path]) -> None:
         self._processes = processes
@@ -68,7 +68,7 @@ class CompileAhead:
                 log.debug("a process that compiles kernels ended with %d", status)
 
     def keep(self, devices: Sequence[torch.device] = (), needs: Sequence[int] | None = None) -> None:
-        """Mark that a start-up has succeeded, so that the caches are complete. needs: the memory it has measured."""
+        """Write the marks after a successful start-up. needs: the bytes that each device needs, if measured."""
         for mark in self._marks:
             try:
                 mark.touch()
@@ -78,7 +78,7 @@ class CompileAhead:
             write_needs(self._marks[0], devices, needs)
 
     def forget(self) -> None:
-        """Remove the marks, so that the next start-up compiles and measures again."""
+        """Delete the marks, so that the next start-up compiles and measures again."""
         for mark in self._marks:
             with suppress(OSError):
                 mark.unlink()
@@ -106,14 +106,16 @@ def _begin(job: Job) -> list[subprocess.Popen[bytes]]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = max(1, min(MOST_PROCESSES, cores // CORES_EACH))
     jobs = [
-        msgspec.structs.replace(job, what="triton", index=index, count=count, threads=max(1, cores // count))
+        msgspec.structs.replace(job, package="triton", index=index, count=count, threads=max(1, cores // count))
         for index in range(count)
     ]
     halves = {str(dtype).removeprefix("torch.") for dtype in HALVES}
     flash = any(isinstance(one, AttentionSpec) and one.head_dim in HEADS for one in job.model.attending)
     if flash and job.dtype in halves and flash4_runs_on(job.capability):
         count = FLASH_PROCESSES if cores > CORES_EACH else 1
-        jobs += [msgspec.structs.replace(job, what="flash-attn-4", index=index, count=count) for index in range(count)]
+        jobs += [
+            msgspec.structs.replace(job, package="flash-attn-4", index=index, count=count) for index in range(count)
+        ]
     if not sys.executable:  # the interpreter is embedded in another program
         return []
     environment = {
@@ -139,11 +141,11 @@ def _run(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 def _marks(job: Job) -> list[Path]:
-    """Return the mark in each cache. Its name is a digest of everything that determines the kernels."""
+    """Return the path of the mark in each cache. Its name is a digest of everything that determines the kernels."""
     config = msgspec.structs.replace(
         job.config, model=None, revision=None, lora={}, seed=0, timeline=None, progress=False
     )
-    digest = hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(job, config=config, room=0)))
+    digest = hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(job, config=config, kv_bytes=0)))
     for name in _PACKAGES:
         try:
             digest.update(importlib.metadata.version(name).encode())

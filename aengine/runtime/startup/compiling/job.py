@@ -12,15 +12,15 @@ from aengine.model.config import ModelConfig
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One process's share of the kernels of a start-up."""
+    """The part of a start-up's kernels that one process compiles."""
 
     config: EngineConfig
     model: ModelConfig
     dtype: str
     capability: tuple[int, int]
     launch: Launch
-    room: int  # approximate bytes of the KV pool
-    what: Literal["triton", "flash-attn-4"] = "triton"
-    index: int = 0
-    count: int = 1  # of processes
-    threads: int = 1
+    kv_bytes: int  # approximate bytes of the KV pool
+    package: Literal["triton", "flash-attn-4"] = "triton"
+    index: int = 0  # of this process
+    count: int = 1  # processes that share the kernels of `package`
+    threads: int = 1  # threads that compile

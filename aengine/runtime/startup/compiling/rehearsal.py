@@ -1,4 +1,4 @@
-"""Compiles the kernels of a start-up in a process without a GPU: its steps run on meta tensors and launch nothing.
+"""Compiles the kernels of a start-up in a process without a GPU. Its steps run on meta tensors and launch no kernel.
 
 `main` reads a `Job` in JSON from standard input.
 """
@@ -79,7 +79,7 @@ def run_through(job: Job) -> None:
         for plan in with_adapters(largest_steps(config, steps.most, length), lora):
             trial.execute(plan)
         rehearse(trial)
-    pool = size_pool(config, job.model, kv_dtype, job.room, dtype=dtype)
+    pool = size_pool(config, job.model, kv_dtype, job.kv_bytes, dtype=dtype)
     executor = make_executor(
         config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits, pool.states, pool.windows
     )
@@ -94,7 +94,7 @@ def run_through(job: Job) -> None:
 
 
 class _AbsentRanks:
-    """The first of several ranks, without the others."""
+    """Collective operations of the first of several ranks, if the other ranks do not exist."""
 
     index = 0
 
@@ -129,7 +129,7 @@ class _Reference(OnGathered):
 
 
 def absent_prefill(capability: tuple[int, int], dtype: torch.dtype) -> PrefillKernel:
-    """Return a prefill kernel that launches only our own part of what `choose_prefill` would return."""
+    """Return the prefill kernel that `choose_prefill` would return, without the launches of other packages' kernels."""
     if dtype in HALVES and flash4_runs_on(capability) and flash4_is_installed():
         return Flash4("absent", lambda q, *_, **__: torch.empty_like(q))
     absent = OnGathered if dtype in HALVES else _Reference
@@ -146,7 +146,7 @@ def compile_flash(job: Job) -> None:
 
 
 def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
-    """Launch prefill attention for all numbers of tokens in a start-up."""
+    """Launch prefill attention for all numbers of tokens that a start-up runs."""
     config, model, dtype = job.config, job.model, getattr(torch, job.dtype)
     units = Shard(count=model.ranks).units
     steps = StepSizes.from_config(config, model, job.capability, job.launch.processors)
@@ -177,7 +177,7 @@ def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
 
 def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    if job.what == "triton":
+    if job.package == "triton":
         rehearse_triton(job)
     else:
         compile_flash(job)

@@ -15,18 +15,18 @@ from aengine.runtime.cuda.capture import Executors, capture
 from aengine.runtime.startup.sizing.windows import trial_bytes
 from aengine.runtime.startup.warm_up import largest_steps, row_share, with_adapters
 
-MARGIN = 256 * 2**20  # bytes; libraries allocate more later than a trial step shows
-MOST_CODE = 2**30  # bytes of loaded kernels and libraries; more must belong to other processes
+MARGIN = 256 * 2**20  # bytes; libraries allocate more memory after the trial step
+MOST_CODE = 2**30  # bytes; loaded kernels and libraries take less, so more belongs to other processes
 GIB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes of a device: in total, for this process, and used by others."""
+    """The memory of a device in bytes."""
 
     total: int
-    ours: int
-    others: int  # other processes, and this one's CUDA context
+    ours: int  # what this process may use
+    others: int  # used by other processes and by this process's CUDA context
 
     @classmethod
     def measure(cls, device: torch.device, utilization: float) -> Budget:
@@ -35,7 +35,7 @@ class Budget:
         return cls(total, int(total * utilization), total - free - torch.cuda.memory_reserved(device))
 
     def left(self, weights: int) -> int:
-        """Return roughly the bytes left for a KV pool after so many bytes of weights."""
+        """Return the approximate bytes left for a KV pool. weights: the bytes of the weights."""
         return self.ours - self.others - weights - MARGIN
 
 
@@ -55,24 +55,24 @@ def room_for_kv(
     states: StateRoom | None = None,
     known: Sequence[int] | None = None,
 ) -> tuple[int, list[int] | None]:
-    """Return the bytes for the KV pool of each rank, and the other memory that each rank needs, if it was measured.
+    """Return the bytes for the KV pool of a rank, and the bytes that each rank needs besides (None: not measured).
 
-    The rank with the least memory decides. If `known` is None, the largest step runs with plain and with greediest
-    sampling, the largest graphs are captured, and the memory that this took is measured.
+    The rank with the least memory determines the pool. If `known` is None, the function runs the largest step with
+    plain and with `GREEDIEST` sampling, captures the largest graphs, and measures the memory of both.
 
-    From then on torch may not allocate more than the budget. It empties its own cache before it would.
+    Afterwards torch may not allocate more than the budget. Before it would, it empties its own cache.
 
     Args:
-        make: Makes executors with so many pages and such a row length.
-        more_graphs: Bytes of the graphs that are not captured here.
-        states: The rows' states, which `make` allocates and which are not part of the result.
-        known: The memory that each rank needs, from an earlier start-up.
+        make: Makes executors from a number of pages and a row length in tokens.
+        more_graphs: Bytes of all graphs that are not captured here.
+        states: The rows' states. `make` allocates them, and their bytes are not part of the result.
+        known: The bytes that each rank needs, as an earlier start-up measured them.
 
     Raises: ConfigError if nothing is left.
     """
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB), None
-    torch.cuda.empty_cache()  # of loading
+    torch.cuda.empty_cache()  # memory that loading used
     devices = [_Measured(decoder.device, config.gpu_memory_utilization) for decoder in decoders]
     kept = 0 if states is None else states.row_bytes
     if known is not None:
@@ -125,7 +125,7 @@ class _Measured:
     def room(self, pool: int, graphs: int) -> int:
         """Return the bytes left for the KV pool. pool: bytes of the trial pool. Raises: ConfigError."""
         budget = self.budget
-        # Held by others, weights, loaded code, and buffers that kernels keep between steps.
+        # Memory of others, weights, loaded code, and buffers that kernels keep between steps.
         held = budget.total - self.free
         step = self.peak - pool - torch.cuda.memory_allocated(self.device)
         room = budget.ours - held - step - graphs - MARGIN - self._withheld
@@ -140,7 +140,7 @@ class _Measured:
         return self._before - self.free + step + graphs
 
     def left(self, needed: int) -> int:
-        """Like `room`, if the needed memory is known. Raises: ConfigError."""
+        """Like `room`, for memory that was measured earlier. needed: as `needs` returned it. Raises: ConfigError."""
         room = self.budget.ours - (self.budget.total - self._before) - needed - MARGIN - self._withheld
         if room <= 0:
             raise self._refusal(f"all else {needed / GIB:.1f}")
@@ -149,16 +149,15 @@ class _Measured:
 
     @property
     def _withheld(self) -> int:
-        """Bytes of the budget that torch cannot be given.
+        """The bytes of the budget that torch must not use, because its share of the device cannot exceed 1.
 
-        Memory freed for sleep is unknown to torch. Then the memory of others seems negative, and torch's share of the
-        device would be above 1.
+        torch counts memory that was freed for sleep mode as its own. So `others` can be negative.
         """
         return max(0, self.budget.ours - self.budget.others - self.budget.total)
 
     @property
     def alone(self) -> bool:
-        """Whether memory taken since construction seems to belong to this process alone."""
+        """Whether no other process seems to have allocated memory since construction."""
         torchs = torch.cuda.memory_reserved(self.device) - self._reserved
         return 0 <= self._before - self.free - torchs <= MOST_CODE
 

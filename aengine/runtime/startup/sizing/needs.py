@@ -1,6 +1,6 @@
-"""Stores the memory that a start-up has measured next to its compiled kernels.
+"""Stores the memory needs that a start-up has measured, in a file next to its compiled kernels.
 
-The next start-up of the same kind then skips trying the largest step.
+The next start-up with the same configuration then does not run the trial step.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from aengine.runtime.driver import driver_version
 log = logging.getLogger("aengine")
 
 _Bytes = Annotated[int, Meta(ge=0, le=2**42)]
-_MOST_CHARACTERS = 10_000  # of the file: a hundred for each device
+_MOST_BYTES = 10_000  # of the file; a device takes about a hundred
 
 
 class MeasuredMemory(msgspec.Struct, frozen=True):
-    """devices: describes each rank's device. nbytes: what each needs for code, the largest step and all graphs."""
+    """The memory that each device needs besides weights and pools."""
 
-    devices: Annotated[list[str], Meta(max_length=64)]
-    nbytes: Annotated[list[_Bytes], Meta(max_length=64)]
+    devices: Annotated[list[str], Meta(max_length=64)]  # as `describe_devices` returns them
+    nbytes: Annotated[list[_Bytes], Meta(max_length=64)]  # for code, the largest step and all graphs
 
 
 def describe_devices(devices: Sequence[torch.device]) -> list[str]:
-    """Return the name, memory and driver of each device, on which the memory of code depends."""
+    """Return the name, memory and driver of each device. The memory of loaded code depends on them."""
     driver = driver_version()
     properties = map(torch.cuda.get_device_properties, devices)
     return [f"{one.name}, {one.total_memory} bytes, driver {driver}" for one in properties]
 
 
 def read_needs(path: Path, devices: Sequence[torch.device]) -> list[int] | None:
-    """Return the bytes that each device needs, or None if they were not measured on such devices."""
+    """Return the bytes that each device needs, or None if the file has no measurement of such devices."""
     try:
         with path.open("rb") as file:
-            needs = msgspec.json.decode(file.read(_MOST_CHARACTERS), type=MeasuredMemory)
+            needs = msgspec.json.decode(file.read(_MOST_BYTES), type=MeasuredMemory)
     except (OSError, msgspec.MsgspecError):
         return None
     known = needs.devices == describe_devices(devices) and len(needs.nbytes) == len(devices)

@@ -1,4 +1,4 @@
-"""Sizes the KV pool and the longest context."""
+"""Chooses the size of the KV pool and the longest context."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CPU_KV_GIB = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """The KV pool's shape. `num_pages` counts the reserved page 0."""
+    """The size of the KV pool, and of the pools of states and window pages."""
 
-    num_pages: int
+    num_pages: int  # including the reserved page 0
     page_bytes: int
     max_model_len: int
     states: StateRoom | None = None  # None: no layer has a recurrent state
@@ -40,7 +40,7 @@ class PoolSize:
 
 
 def check_length(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the longest context. Raises: ConfigError if it is configured beyond the model's positions."""
+    """Return the longest context in tokens. Raises: ConfigError if the model has fewer positions than configured."""
     longest = config.max_model_len or model.max_position_embeddings
     if longest > model.max_position_embeddings:
         raise ConfigError(
@@ -57,30 +57,30 @@ def size_pool(
     memory: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> PoolSize:
-    """Choose the number of pages that fit into `available` bytes, and the context length that follows.
+    """Return the pool that fits into `available` bytes, and the longest context that fits into the pool.
 
-    Snapshots of recurrent states use the same bytes. The rows' own states do not.
+    Snapshots of recurrent states share these bytes. The states of running rows do not.
 
     Args:
         kv_dtype: The dtype of keys and values.
         memory: All bytes of the device. None: not known.
-        dtype: The model's.
+        dtype: The model's dtype.
 
-    Raises: ConfigError, with the arithmetic, if no sequence of the configured length fits, or if more pages are
-        configured than the memory holds.
+    Raises: ConfigError if no sequence of the configured length fits, or if the configured pages do not fit into the
+        memory. The error shows the calculation.
     """
     page_bytes = model.kv_shape(config.page_size, kv_dtype).page_bytes
     longest = check_length(config, model)
     states = room_for_states(config, model, dtype, page_bytes, available)
     if states is not None and config.num_pages is None:
         available -= states.snapshot_bytes
-    # More pages than all rows at full length would never be used.
+    # All rows at full length use this many pages. More would never be used.
     useful = config.max_num_seqs * -(-longest // config.page_size) + 1
     groups, window_pages = PageGroups.from_config(config, model, kv_dtype, longest), 0
     if config.num_pages is not None:
         num_pages = config.num_pages
         if groups is not None:
-            num_pages, window_pages = groups.beside(num_pages, useful)
+            num_pages, window_pages = groups.from_num_pages(num_pages, useful)
     else:
         # The rows' page tables, an int32 for each page, must not outgrow the pool.
         useful = min(useful, available // (4 * (config.max_num_seqs + 1)) + 1)
@@ -121,12 +121,12 @@ def size_pool(
 
 
 def host_slots(config: EngineConfig, model: ModelConfig, page_bytes: int) -> int:
-    """Return the number of pages in the host cache. 0: there is none.
+    """Return the number of pages in the host cache. 0: there is no host cache.
 
-    page_bytes: of one page on each rank.
+    page_bytes: the bytes of one page on each rank.
 
-    Raises: ConfigError if it is too small, larger than nine tenths of the machine's memory, or the model has recurrent
-        layers, whose states would not come back with the pages.
+    Raises: ConfigError if the cache is too small or larger than nine tenths of the machine's memory. Also if the model
+        has recurrent layers, because the host cache does not hold their states.
     """
     if not config.host_cache_gib:
         return 0
@@ -137,7 +137,7 @@ def host_slots(config: EngineConfig, model: ModelConfig, page_bytes: int) -> int
     if memory is not None and nbytes > memory * 9 // 10:
         raise ConfigError(
             f"host_cache_gib: {config.host_cache_gib} GiB of {memory / 2**30:.1f} GiB of memory leave too little for "
-            f"everything else; at most {memory * 9 // 10 / 2**30:.1f} can be had"
+            f"everything else; at most {memory * 9 // 10 / 2**30:.1f} are allowed"
         )
     slots = nbytes // (page_bytes * model.ranks)
     if slots < 4:

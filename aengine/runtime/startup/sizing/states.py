@@ -1,4 +1,4 @@
-"""Sizes the snapshots of recurrent states, and how often they are taken."""
+"""Chooses the number of snapshots of recurrent states, and the distance between them in tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from aengine.kernels.delta.base import BLOCK
 from aengine.model.config import ModelConfig
 from aengine.runtime.device import DTYPES
 
-SHARE = 0.5  # of the memory left after the rows' states goes to snapshots, unless a knob sets their number
+SHARE = 0.5  # share of the memory left after the rows' states that snapshots use, unless a knob sets their number
 MOST_SNAPSHOTS = 2**16
 
 
 def room_for_states(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, page_bytes: int, available: int
 ) -> StateRoom | None:
-    """Return the states and snapshots of a model, or None if no layer has a state.
+    """Return the sizes of a model's states and snapshots, or None if no layer has a state.
 
     available: bytes for pages and snapshots.
 
@@ -38,7 +38,7 @@ def room_for_states(
             f"page_size ({config.page_size})"
         )
     grain = asked or least
-    # In a prompt, a snapshot takes no more memory than the keys and values of the tokens up to the next one.
+    # In a prompt, a snapshot takes no more memory than the keys and values of the tokens up to the next snapshot.
     each = shape.slot_bytes * config.page_size / page_bytes
     prompt_grain = asked or max(1, math.ceil(each / least)) * least
     fitting = min(int(available * SHARE) // shape.slot_bytes, MOST_SNAPSHOTS)

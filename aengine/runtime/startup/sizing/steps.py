@@ -1,4 +1,4 @@
-"""Sizes steps: how many tokens one may have, and how many prompt tokens if it also decodes."""
+"""Chooses the most tokens of a step, and the most prompt tokens of a step that also decodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TENSOR_SPEED = {9: 1.0, 10: 2.0}
 
 
 def step_tokens(config: EngineConfig, default: int) -> int:
-    """Return the most tokens in one step. Raises: ConfigError if it could not hold every running sequence."""
+    """Return the most tokens in one step. Raises: ConfigError if a step could not hold all running sequences."""
     tokens = config.max_step_tokens or max(default, config.max_num_seqs)
     if tokens < config.max_num_seqs:  # cannot happen by default
         raise ConfigError(
@@ -40,10 +40,10 @@ def mixed_limit(config: EngineConfig, model: ModelConfig, default: int) -> Mixed
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """most: the most tokens in one step. mixed: the limit of prompt tokens if it also decodes."""
+    """Limits of the tokens in one step."""
 
-    most: int
-    mixed: MixedLimit
+    most: int  # tokens
+    mixed: MixedLimit  # of prompt tokens, if the step also decodes
 
     @classmethod
     def from_config(
@@ -56,7 +56,7 @@ class StepSizes:
 
 
 def default_step_tokens(parameters: int, speed: float) -> int:
-    """Return the prompt tokens in one step. Larger steps are faster for each token but delay other requests."""
+    """Return the default of the most tokens in one step. A larger step takes less time per token but delays others."""
     return LONG_STEP_TOKENS if 2 * parameters * LONG_STEP_TOKENS <= speed * STEP_FLOP else STEP_TOKENS
 
 

@@ -11,15 +11,15 @@ from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
 
-LEAST_CONTEXT = 2048  # tokens of a sequence for which memory is divided, unless a knob sets them
-CHUNK = 2048  # tokens of a prompt that one step should have pages for
+LEAST_CONTEXT = 2048  # tokens; memory is divided for contexts of at least this length, unless a knob sets it
+CHUNK = 2048  # tokens of a prompt for which one step should have window pages
 
 
 @dataclass(frozen=True, slots=True)
 class PageGroups:
-    """The bytes of a page in each group, and how many tokens of a context each group should hold."""
+    """The sizes from which memory is divided between two groups of pages."""
 
-    page_bytes: int  # of layers without a window; 0: there are none
+    page_bytes: int  # of layers without a window; 0: there are no such layers
     window_page_bytes: int
     window: int  # tokens of the widest window
     share: float  # the least number of window pages for each page without a window
@@ -34,8 +34,8 @@ class PageGroups:
     ) -> PageGroups | None:
         """Return the groups, or None if all layers share pages.
 
-        They share pages if no context is longer than the windows. They also do with a host cache, which copies the
-        pages of all layers together.
+        They share pages if no context is longer than the windows. They also share pages if there is a host cache,
+        because it copies the pages of all layers together.
         """
         windows = [window for window in model.windows if window is not None]
         if not windows or max(windows) >= longest or config.host_cache_gib:
@@ -52,10 +52,10 @@ class PageGroups:
         )
 
     def divide(self, available: int, useful: int) -> tuple[int, int]:
-        """Return the pages of each group that fit into `available` bytes, at most `useful` in each.
+        """Return the pages of each group that fit into `available` bytes, at most `useful` pages in each group.
 
-        The order of priority: one longest context, then windows of all sequences that can run (but no more tokens than
-        the other group has), then the shares.
+        Memory goes first to one context of the longest length, then to the windows of all sequences that can run, then
+        to both groups by `share`. The window group gets no more pages for running sequences than the other group has.
         """
         most = max(useful, self.least)
         if not self.page_bytes:
@@ -71,8 +71,11 @@ class PageGroups:
         pages = min(pages, useful)
         return pages, min((available - pages * self.page_bytes) // self.window_page_bytes, most)
 
-    def beside(self, num_pages: int, useful: int) -> tuple[int, int]:
-        """Return the pages of each group when a knob sets those of the group that holds the most of a context."""
+    def from_num_pages(self, num_pages: int, useful: int) -> tuple[int, int]:
+        """Return the pages of each group if a knob sets `num_pages`, the pages without a window.
+
+        If all layers have a window, the knob sets the window pages.
+        """
         if not self.page_bytes:
             return useful, max(num_pages, self.least)
         return num_pages, max(int(num_pages * self.share), self.least)

@@ -31,7 +31,7 @@ JOB = Job(
     dtype="bfloat16",
     capability=(9, 0),
     launch=Launch(132, True, 227 * 1024),
-    room=2**33,
+    kv_bytes=2**33,
 )
 
 
@@ -65,9 +65,9 @@ def test_each_process_is_told_its_share(monkeypatch: pytest.MonkeyPatch, tmp_pat
     jobs = [msgspec.json.decode(path.read_bytes(), type=Job) for path in tmp_path.glob("*.json")]
     assert len(jobs) == count
     for what in ("triton", "flash-attn-4"):
-        shares = sorted(job.index for job in jobs if job.what == what)
+        shares = sorted(job.index for job in jobs if job.package == what)
         assert shares == list(range(len(shares)))
-        assert {job.count for job in jobs if job.what == what} == {len(shares)}
+        assert {job.count for job in jobs if job.package == what} == {len(shares)}
     assert {job.model for job in jobs} == {JOB.model}
 
 
@@ -77,7 +77,7 @@ def test_a_start_up_that_went_through_needs_none_the_next_time(monkeypatch: pyte
     assert processes(JOB)
     assert processes(JOB, keep=True)  # the first did not go through
     assert processes(JOB) == []
-    elsewhere = msgspec.structs.replace(JOB, config=EngineConfig(model="a/copy", seed=3), room=2**34)
+    elsewhere = msgspec.structs.replace(JOB, config=EngineConfig(model="a/copy", seed=3), kv_bytes=2**34)
     assert processes(elsewhere) == []
     for other in (
         msgspec.structs.replace(JOB, config=EngineConfig(max_num_seqs=8)),
