@@ -1,7 +1,7 @@
-"""The engine: the public async API, and the task that steps the model.
+"""The engine: the public async API, and the task that runs steps.
 
-In reading order: `engine` (the API and its life), `service` (the parts that serve requests), `generation` (a request
-that generates), `requests/` (from its arguments to its stream), `loop` (the step loop), `loaded` (a loaded model).
+In reading order: `engine` (the API, start and end), `service` (the objects that serve requests), `generation` (from a
+prompt to a request), `requests/` (arguments, sequences, streams), `loop` (the step loop), `loaded` (a loaded model).
 `pooled_answers` and `pooling/` are for embeddings and scores, `sleep` for sleep and new weights, `addons/` for
 adapters, KV tiers and KV events. `llm` is the engine without asyncio.
 """
@@ -19,7 +19,7 @@ __all__ = ["LLM", "Engine", "Stream"]
 
 
 def __getattr__(name: str) -> object:
-    # Lazy: the client imports streams and argument checks from here, and needs no tokenizers or grammars.
+    # Lazy: the client imports streams and argument checks from this package, but no tokenizers or grammars.
     if name == "Engine":
         with without_collections():
             from aengine.engine.engine import Engine

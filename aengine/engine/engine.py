@@ -1,4 +1,4 @@
-"""The public async API: requests go in, fragments of text come out."""
+"""`Engine`, the public async API."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ if TYPE_CHECKING:  # torch, which `load` imports
 class Engine(EngineFacts):
     """An LLM on one device or several, used as `async with Engine(...) as engine`.
 
-    The knobs are those of `EngineConfig`, given one by one or as `config=`. Variables `AENGINE_*` fill in knobs that
-    are not given. `start` makes the runtime; tests and benchmarks give their own instead of `start_runtime`.
-    Entering loads the model. Leaving ends all running requests with `EngineClosedError`.
+    Knobs are the fields of `EngineConfig`. Pass them as keywords, or all of them as `config=`. Environment variables
+    `AENGINE_*` set the knobs that are not passed. `start` makes the runtime. None means `start_runtime`; tests and
+    benchmarks pass other functions.
+
+    Entering the `async with` block loads the model. Leaving it ends all running requests with `EngineClosedError`.
 
     Properties and methods that need the model raise `EngineNotReadyError` until it is loaded.
     """
@@ -72,9 +74,9 @@ class Engine(EngineFacts):
     # ---- life ---------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._home is not None:
+        if self._entered_loop is not None:
             raise EngineClosedError("an Engine can be entered once; make a new one")
-        self._home = asyncio.get_running_loop()
+        self._entered_loop = asyncio.get_running_loop()
         publisher = None if self.config.kv_events is None else Publisher(self.config)
         loading: list[Loaded] = []
         try:
@@ -110,7 +112,7 @@ class Engine(EngineFacts):
         self._closed = True
         if self._service is not None:
             await self._service.stop()
-        # The group is empty, so the body's own exception passes as it is instead of in a group.
+        # The task group is empty, so it does not wrap an exception of the `async with` body in a group.
         await self._exit.__aexit__(None, None, None)
 
     # ---- requests that generate ---------------------------------------------------------------------------
@@ -118,10 +120,9 @@ class Engine(EngineFacts):
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[Fragment, None]:
-        """Stream the continuation of a prompt: text as the tokenizer reads it, or token ids.
+        """Stream the continuation of a prompt, which is text or token ids.
 
-        `options` are those of `submit`. Closing the generator (break, cancellation, timeout) aborts the
-        request.
+        `options` are those of `submit`. Closing the generator (break, cancellation, timeout) aborts the request.
         """
         return drain(lambda: self.submit(prompt, params, **options))
 
@@ -154,14 +155,14 @@ class Engine(EngineFacts):
         clip: bool = False,
         **sampling: Any,
     ) -> Stream:
-        """Validate, tokenize and enqueue. The consumer of the stream must `abort()` it when it stops early.
+        """Validate, tokenize and enqueue a prompt. A consumer that stops early must `abort()` the stream.
 
         Args:
             params: replaces the checkpoint's default `SamplingParams`.
-            priority: a lower one goes first.
+            priority: requests with a lower number run first.
             cache_salt: requests with different salts share no cached prefix.
             adapter: the name of a loaded adapter.
-            clip: cut max_tokens to what the prompt leaves of the context. Otherwise the request is refused.
+            clip: reduce max_tokens if prompt and output do not fit the context. Otherwise such a request is refused.
             sampling: overrides single fields of the default parameters.
 
         Raises `InvalidRequestError`, `ContextLengthError`, `QueueFullError`, `ModelNotFoundError`;
@@ -207,10 +208,11 @@ class Engine(EngineFacts):
         context: int | None = None,
         **options: Unpack[TemplateOptions],
     ) -> ChatPrompt:
-        """Return a chat as the model reads it, rendered with the checkpoint's chat template.
+        """Return the prompt of a chat, rendered with the checkpoint's chat template and tokenized.
 
-        `options` are those of `TemplateOptions`. The prompt ends with the opening of the assistant's next message,
-        without it, or with the last message's content.
+        `options` are those of `TemplateOptions`. They choose whether the prompt ends with the opening of the
+        assistant's next message, without it, or with the last message's content.
+
         Raises `InvalidRequestError` if the messages do not suit the template, or have `context` tokens or more.
         """
         return await self._serving().generation.encode_chat(messages, tools=tools, context=context, **options)
@@ -235,9 +237,9 @@ class Engine(EngineFacts):
         normalize: bool | None = None,
         **routing: Any,
     ) -> Embeddings:
-        """Return a vector of each prompt: of one or several, each text or token ids.
+        """Return an embedding vector for each prompt. A prompt is text or token ids.
 
-        It is the hidden state of the last token or the mean of all, as the checkpoint says.
+        The vector is the hidden state of the last token, or the mean over all tokens, as the checkpoint says.
 
         Args:
             dimensions: keep only this number of dimensions, if the checkpoint allows it.
@@ -257,10 +259,11 @@ class Engine(EngineFacts):
         instruction: str | None = None,
         **routing: Any,
     ) -> Scores:
-        """Return how well documents suit queries: one query and any number of documents, or pairs of both.
+        """Return how relevant documents are to queries: one query and any number of documents, or pairs of both.
 
-        A reranker gives the probability of each pair. For any other model, the embeddings are compared (cosine).
-        instruction: says what makes a document a good one, for a reranker that reads it.
+        The score is a probability if the model is a reranker. For any other model it is the cosine of the embeddings.
+
+        instruction: tells a reranker which documents are relevant. Only rerankers that read instructions accept it.
         """
         return await self._serving().pooling.score(queries, documents, instruction, routing)
 
@@ -273,25 +276,28 @@ class Engine(EngineFacts):
         instruction: str | None = None,
         **routing: Any,
     ) -> Ranking:
-        """Return the documents by their `score` with the query, the best first. top_n: how many to return.
+        """Return the documents in the order of their `score` with the query, the best first.
 
-        None means all.
+        top_n: how many documents to return. None means all.
         """
         return await self._serving().pooling.rerank(query, documents, top_n, instruction, routing)
 
     # ---- adapters -----------------------------------------------------------------------------------------
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
-        """Load an adapter, a PEFT folder or a Hugging Face id, while requests go on. Then requests may name it.
+        """Load an adapter while requests run. Afterwards requests may name it.
 
-        An adapter of the same name is an error, unless it is to be replaced; its requests then keep the old one.
+        Args:
+            path: a PEFT folder or a Hugging Face id.
+            replace: whether an adapter of the same name is replaced. Its running requests keep the old adapter.
+
         If loading fails, nothing changes. Raises `InvalidRequestError`, `AdapterError`, `HubError`, and `ConfigError`
-        if there is no room for adapters.
+        if there is no memory for adapters.
         """
         await self._adapters().load(name, str(path), replace)
 
     async def unload_adapter(self, name: str) -> None:
-        """Let no new request name an adapter, and wait until its requests are done. Raises `ModelNotFoundError`."""
+        """Refuse new requests for an adapter, and wait until its requests are done. Raises `ModelNotFoundError`."""
         await self._adapters().unload(name)
 
     def _adapters(self) -> Adapters:
@@ -303,32 +309,31 @@ class Engine(EngineFacts):
     # ---- sleep and new weights ----------------------------------------------------------------------------
 
     async def sleep(self, level: int = 1, *, mode: SleepMode = "wait") -> None:
-        """Move the weights to host memory, drop keys and values, and give the device's memory back.
+        """Move the weights to host memory, drop keys and values, and free the device's memory.
 
         New requests are refused from now on. Running requests end first, or at once with `mode="abort"`. Adapters
-        stay loaded. A call that is cancelled while it waits for them changes nothing. Does nothing if the engine
-        sleeps already.
+        stay loaded. A call that is cancelled while requests still run changes nothing. Does nothing if the engine
+        already sleeps.
 
-        level: 1, as in vLLM; its level 2, which discards the weights, is refused. Raises `InvalidRequestError`, and
+        level: 1, as in vLLM. vLLM's level 2, which discards the weights, is refused. Raises `InvalidRequestError`, and
         `ConfigError` without the knob sleep_mode.
         """
         await self._serving().changes.sleep(level, mode)
 
     async def wake_up(self) -> None:
-        """Bring the weights back to the device; then requests are served again, from an empty prefix cache.
+        """Copy the weights back to the device, and serve requests again with an empty prefix cache.
 
-        Raises `EngineNotReadyError` if others have taken the device's memory meanwhile; the engine then sleeps on.
+        Raises `EngineNotReadyError` if other processes use the device's memory. The engine then stays asleep.
         """
         await self._serving().changes.wake_up()
 
     async def reload(self, folder: str | Path | None = None) -> None:
-        """Read the weights of a checkpoint's folder over those that are loaded. None means the engine's own folder.
+        """Replace the loaded weights by those in a checkpoint's folder. None means the folder of `config.model`.
 
-        Running requests end with the old weights. New requests wait for the new ones. Cached prefixes are dropped.
-        Adapters stay loaded, and so do the tokenizer, the chat template and the sampling defaults.
+        Running requests end with the old weights. New requests wait for the new weights. Cached prefixes are dropped.
+        Adapters, the tokenizer, the chat template and the sampling defaults stay.
 
-        Raises `WeightsError` and its like for a checkpoint of another model, which changes nothing, and
-        `EngineNotReadyError` if the engine sleeps. If reading fails half way, requests are refused until a call
-        succeeds.
+        Raises `WeightsError` or another `AengineError` if the checkpoint does not fit, and `EngineNotReadyError` if the
+        engine sleeps. Then nothing has changed. If reading fails half way, requests are refused until a call succeeds.
         """
         await self._serving().changes.reload(folder)

@@ -1,4 +1,4 @@
-"""The facts about an engine: its state, its model, its figures."""
+"""The read-only properties of an engine: its state, its model, its statistics."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ NOT_ENTERED = (
 
 
 class EngineFacts:
-    """The state of an engine. What needs the model raises `EngineNotReadyError` until it is loaded."""
+    """The base class of `Engine`. Properties that need the model raise `EngineNotReadyError` until it is loaded."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.failed = asyncio.Event()  # set once `failure` says why nothing is served any more
+        self.failed = asyncio.Event()  # set when the engine has failed; `failure` is the error
         self.latencies = Latencies()
         self.timeline: Timeline | None = None  # set on entering, if the config asks for one
         self.created = 0  # unix seconds when the engine became ready
         self._service: Service | None = None  # None: the model is not loaded
         self._closed = False
-        self._home: asyncio.AbstractEventLoop | None = None  # whose tasks may use the engine
+        self._entered_loop: asyncio.AbstractEventLoop | None = None  # the loop on which the engine was entered
 
     def _loaded_service(self) -> Service:
-        if self._home is None:
+        if self._entered_loop is None:
             raise EngineNotReadyError(NOT_ENTERED)
         if self._service is None:
             raise EngineNotReadyError("the engine is still loading")
@@ -46,12 +46,12 @@ class EngineFacts:
         return self._loaded_service().loaded
 
     def _serving(self) -> Service:
-        """Return the service if it takes new requests from this task. Raises what `Engine.submit` raises otherwise."""
+        """Return the service if it accepts new requests from this task. Otherwise raise as `Engine.submit` does."""
         if self._closed:
             raise EngineClosedError("the engine is closed")
         service = self._loaded_service()
         service.requests.check()
-        if asyncio.get_running_loop() is not self._home:  # the consumer would never be woken
+        if asyncio.get_running_loop() is not self._entered_loop:  # the consumer would never be woken
             raise InvalidRequestError("the engine serves the event loop that it was entered on, and no other")
         return service
 
@@ -59,17 +59,17 @@ class EngineFacts:
 
     @property
     def failure(self) -> BaseException | None:
-        """The error for which nothing is served any more."""
+        """The error that ended the engine's service, or None."""
         return None if self._service is None else self._service.requests.failure
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether the device's memory has been given back."""
+        """Whether the engine sleeps, so that the device's memory is free."""
         return self._service is not None and self._service.changes.asleep
 
     @property
     def refusal(self) -> str:
-        """Why no request is accepted; empty if they are, or wait for weights that are being reloaded."""
+        """Why requests are refused. Empty if they are accepted, or if they wait for a reload of the weights."""
         return "" if self._service is None else self._service.requests.gate.refusal
 
     # ---- the model ----------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class EngineFacts:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names that requests may give: `model_name`, and the path of the checkpoint's folder as it was given."""
+        """The model names that requests may use: `model_name`, and the checkpoint's path as it was configured."""
         return self.config.model_names
 
     @property
@@ -106,7 +106,7 @@ class EngineFacts:
 
     @property
     def default_params(self) -> SamplingParams:
-        """The parameters of a request that names none: the checkpoint's generation_config.json."""
+        """The parameters of a request that sets none. They come from the checkpoint's generation_config.json."""
         return self._ready().default_params
 
     @property
@@ -135,17 +135,17 @@ class EngineFacts:
         return adapters is not None and adapters.has(name)
 
     def devices(self) -> list[DeviceMemory]:
-        """Ask the driver for the memory of each GPU that holds the model."""
+        """Query the memory of each GPU that holds the model."""
         return self._ready().runtime.runner.devices()
 
     def stats(self) -> Stats:
-        """Return a snapshot of the engine's figures; cheap."""
+        """Return a snapshot of the engine's statistics. Cheap."""
         return self._loaded_service().stats()
 
     def flush_cache(self) -> None:
-        """Forget every cached prefix. Running requests keep their pages, but none of them is cached any more."""
+        """Drop every cached prefix. Running requests keep their pages, but these pages are no longer cached."""
         self._ready().scheduler.flush_cache()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every page and row is accounted for. For tests and diagnosis."""
+        """Raise AssertionError if the bookkeeping of pages and rows is inconsistent. For tests and diagnosis."""
         self._ready().scheduler.check_integrity()

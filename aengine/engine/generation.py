@@ -1,4 +1,4 @@
-"""Continues prompts and chats: tokenizes, checks and enqueues a request, and returns the stream of its answer."""
+"""Accepts prompts and chats: checks, tokenizes and enqueues a request, and returns the stream of its output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Generation:
-    """`Engine`'s requests that generate."""
+    """Implements the methods of `Engine` that generate text."""
 
     def __init__(self, loaded: Loaded, requests: Requests, latencies: Latencies) -> None:
         self._loaded = loaded
@@ -40,10 +40,10 @@ class Generation:
         routing: Routing,
         clip: bool = False,
     ) -> Stream:
-        """Validate, tokenize and enqueue. All requests that generate are admitted here.
+        """Validate, tokenize and enqueue a prompt. All requests that generate pass this method.
 
-        sampling: fields that replace those of the checkpoint's default parameters; only without `params`.
-        clip: cut max_tokens to what the prompt leaves of the context, instead of refusing the request.
+        sampling: overrides single fields of the checkpoint's default parameters. Only allowed if `params` is None.
+        clip: as in `Engine.submit`.
         """
         loaded, requests = self._loaded, self._requests
         requests.check()

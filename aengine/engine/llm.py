@@ -24,7 +24,7 @@ from aengine.errors import AengineError, EngineClosedError, InvalidRequestError,
 from aengine.requests.sampling_params import SamplingParams
 from aengine.types import Completion
 
-BAR_SECONDS = 2.0  # after which a call shows its progress, and refreshes it if nothing is done
+BAR_SECONDS = 2.0  # a call shows a progress bar after this time, and refreshes it at least this often
 _CLOSED = "this LLM is closed; make a new one"
 
 Prompt = str | Sequence[int]
@@ -37,12 +37,11 @@ class LLM:
     """An `Engine` whose methods block: `LLM(...).generate(["The capital of France is"], max_tokens=20)`.
 
     Arguments are those of `Engine`. The constructor loads the model. `close`, or the end of a `with` block, frees its
-    memory. Several threads may call methods at once. Ctrl-C ends the waiting call and aborts its requests; the model
+    memory. Several threads may call methods at once. Ctrl-C ends the waiting call and aborts its requests. The model
     stays loaded.
 
-    The engine's event loop runs in a thread of this object. It cannot run in the caller's thread: the engine's tasks
-    run between calls, and in a notebook the caller's thread already runs a loop. The engine in that thread is the same
-    as under `async with Engine(...)`.
+    The engine's event loop runs in a separate thread. It cannot run in the caller's thread, because the engine's tasks
+    also run between calls. In a notebook the caller's thread already runs a loop.
     """
 
     def __init__(self, model: str | None = None, *, config: EngineConfig | None = None, **knobs: Any) -> None:
@@ -52,7 +51,7 @@ class LLM:
         ready: Future[None] = Future()
         run = partial(_run_engine, self._engine, self._loop, ready, stop)
         self._thread = threading.Thread(target=run, name="aengine", daemon=True)
-        # Called also when the object is collected. At the process's end the thread ends without it.
+        # This also runs when the object is garbage collected. At the end of the process the daemon thread just ends.
         self._stop = weakref.finalize(self, _stop_engine, self._loop, stop)
         self._stop.atexit = False
         self._thread.start()
@@ -78,16 +77,16 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, progress: bool | None = None, **options: Any
     ) -> list[Completion]:
-        """Continue prompts: one completion for each, in their order.
+        """Return one completion for each prompt, in the order of the prompts.
 
         Args:
             prompts: each is text or token ids; a single prompt gives a list of one completion.
-            params: for all prompts, or a list with one for each.
-            progress: whether a bar is shown after two seconds. None means on a terminal and in notebooks, if the knob
-                `progress` is on.
+            params: one `SamplingParams` for all prompts, or a list with one for each prompt.
+            progress: whether a bar is shown after two seconds. None: it is shown on a terminal and in notebooks, if the
+                knob `progress` is on.
             options: those of `Engine.submit`, for all prompts.
 
-        Raises the error of the first prompt that fails, as `Engine.complete` does; the others are aborted.
+        If a prompt fails, the method raises its error and aborts all other prompts.
         """
         return self._answer(self._engine.complete, prompt_list(prompts, bounded=False), params, progress, options)
 
@@ -101,8 +100,8 @@ class LLM:
     ) -> list[Completion]:
         """Return the assistant's next message in each chat: one completion for each, in their order.
 
-        messages: one chat, or a list of chats. options: those of `Engine.submit_chat`, for all chats. The rest is as in
-        `generate`.
+        messages: one chat, or a list of chats. options: those of `Engine.submit_chat`, for all chats. The other
+            arguments are as in `generate`.
         """
         chats: list[Any] = list(messages)
         if not chats or isinstance(chats[0], Mapping):
@@ -130,10 +129,10 @@ class LLM:
     def _run(self, jobs: Sequence[Job], progress: bool) -> list[Completion]:
         """Run the jobs on the engine's loop. This thread waits for them and shows the bar.
 
-        Ctrl-C may come before the call that starts the jobs has returned, when they already run. The task is therefore
-        made and kept in the loop, which cancels it however this method ends.
+        The loop makes and keeps the task, and this method always cancels it at the end. So Ctrl-C cannot leave jobs
+        running, even if it comes while they are started.
         """
-        done: SimpleQueue[Completion | None] = SimpleQueue()  # None: all are done, or one has failed
+        done: SimpleQueue[Completion | None] = SimpleQueue()  # None: all jobs are done, or one has failed
         config = self._engine.config
         tasks: list[asyncio.Task[list[Completion]]] = []  # the one task, once it is made
 
@@ -181,7 +180,7 @@ class LLM:
 
 
 def _run_engine(engine: Engine, loop: asyncio.AbstractEventLoop, ready: Future[None], stop: asyncio.Event) -> None:
-    """Run an `LLM`'s thread: keep the engine until `stop`. An error on starting is set on `ready`."""
+    """Run the engine until `stop` is set. Called in an `LLM`'s thread. If the start fails, `ready` gets the error."""
 
     async def serve() -> None:
         async with engine:
@@ -203,9 +202,9 @@ def _stop_engine(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 
 
 async def _do_all(jobs: Sequence[Job], concurrency: int, done: Callable[[Completion], None]) -> list[Completion]:
-    """Return the results of all jobs, in their order. The first error ends the other jobs and is raised.
+    """Return the results of all jobs, in their order. The first error cancels the other jobs and is raised.
 
-    concurrency: how many jobs run at once. 0 means that the engine's queue takes none; the first job is refused.
+    concurrency: how many jobs run at once. 0: the engine's queue has no space, so the first job raises QueueFullError.
     """
     results: dict[int, Completion] = {}
     waiting = iter(enumerate(jobs))
@@ -229,7 +228,7 @@ async def _do_all(jobs: Sequence[Job], concurrency: int, done: Callable[[Complet
 
 
 async def _retry_while_full(job: Job) -> Completion:
-    """Run a job, again and again while other callers fill the queue."""
+    """Run a job. Retry it while other callers fill the engine's queue."""
     while True:
         try:
             return await job()

@@ -1,4 +1,4 @@
-"""A loaded model with everything that belongs to it, and how it is loaded."""
+"""Loads a model with its tokenizer, grammars, scheduler and runtime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from aengine.cache.tiers.disk import DiskPages
 from aengine.config import EngineConfig
 from aengine.engine.addons.adapters import Adapters
-from aengine.engine.addons.tiers import PageCarriers, open_disk, tiers_below
+from aengine.engine.addons.tiers import TierTasks, make_tiers, open_disk
 from aengine.engine.requests.live import begin, make_sibling
 from aengine.engine.requests.sequences import Sequences
 from aengine.engine.without_collections import without_collections
@@ -51,13 +51,13 @@ if TYPE_CHECKING:  # torch, which `load` imports
 log = logging.getLogger("aengine")
 
 _UNKNOWN_HOST = 16 * 2**30  # bytes of memory to assume if the system does not report them
-SWITCH_SECONDS = 0.0005  # during loading, a thread that waits for the interpreter gets it after this time
+SWITCH_SECONDS = 0.0005  # during loading, a thread that waits for the GIL gets it after this time
 
 
 class Loaded:
     """A loaded model: the runtime with its tokenizer, grammars and scheduler, and the checkpoint's defaults.
 
-    It owns all of them; `close` ends them.
+    It owns all of them. `close` closes them.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Loaded:
         disk: DiskPages | None,
         fingerprint: bytes,
     ) -> None:
-        """fingerprint: digest of the model and of everything else that its keys and values depend on."""
+        """fingerprint: a digest of everything that keys and values depend on: weights, configuration, dtypes."""
         self._config = config
         self.runtime = runtime
         self.tokenizer = tokenizer
@@ -82,7 +82,7 @@ class Loaded:
         self.scorer = scorer  # None: pairs are scored by their embeddings
         self.timeline = timeline
         self.grammars = grammars
-        self.adapters = adapters  # None: there is no room for adapters
+        self.adapters = adapters  # None: there is no memory for adapters
         self.default_params = replace(SamplingParams(), **generation.sampling)
         self.max_model_len = runtime.pool.max_model_len
         self.sequences = Sequences(runtime.model, self.max_model_len, generation.eos_token_ids)
@@ -99,13 +99,13 @@ class Loaded:
             waiting=None if adapters is None else adapters.queue,
             holdings=_holdings(config, runtime.pool),
         )
-        self.carriers: PageCarriers | None = None  # None: there are no tiers below the pool
+        self.tier_tasks: TierTasks | None = None  # None: there are no tiers below the pool
         if runtime.copies is not None:
-            tiers = tiers_below(self.scheduler.memory, runtime.copies, fingerprint, disk)
-            self.carriers = PageCarriers(self.scheduler.attach(tiers), runtime.copies)
+            tiers = make_tiers(self.scheduler.memory, runtime.copies, fingerprint, disk)
+            self.tier_tasks = TierTasks(self.scheduler.attach(tiers), runtime.copies)
 
     def adapter(self, name: str | None) -> LoadedAdapter | None:
-        """Return the adapter of that name, and None for None. Raises `ModelNotFoundError`."""
+        """Return the adapter with this name, or None if `name` is None. Raises `ModelNotFoundError`."""
         if name is None:
             return None
         if self.adapters is None:
@@ -117,7 +117,7 @@ class Loaded:
         return None if params.structured is None else await self.grammars.matcher(params.structured)
 
     def stats(self, ended_requests: int, last_step: float | None) -> Stats:
-        """Return the figures of the scheduler and of all memory that it hands out.
+        """Return the statistics of the scheduler, of the KV pool and of all other memory of sequences.
 
         last_step: monotonic time, in seconds, at which the newest step was committed.
         """
@@ -148,64 +148,64 @@ class Loaded:
             figures |= holding.figures()
         if self.adapters is not None:
             figures |= self.adapters.queue.figures()
-        if self.carriers is not None:
-            figures |= self.carriers.tiers.figures()
+        if self.tier_tasks is not None:
+            figures |= self.tier_tasks.tiers.figures()
         return replace(stats, **figures)
 
     # ---- between the steps ---------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Tell the tasks that copy adapters and pages what the scheduler waits for. Called between two steps."""
+        """Wake the tasks that copy adapters and pages, if the scheduler waits for copies. Called between steps."""
         if self.adapters is not None:
             self.adapters.poll()
-        if self.carriers is not None:
-            self.carriers.poll()
+        if self.tier_tasks is not None:
+            self.tier_tasks.poll()
 
     async def pause(self) -> None:
-        """Copy nothing from or to the device until `resume`, and wait for copies that are on their way."""
+        """Start no copy from or to the device until `resume`, and wait for copies that are running."""
         if self.adapters is not None:
             await self.adapters.pause()
-        if self.carriers is not None:
-            await self.carriers.pause()
+        if self.tier_tasks is not None:
+            await self.tier_tasks.pause()
 
     def resume(self) -> None:
         """Allow copies again after `pause`."""
         if self.adapters is not None:
             self.adapters.resume()
-        if self.carriers is not None:
-            self.carriers.resume()
+        if self.tier_tasks is not None:
+            self.tier_tasks.resume()
 
     def note_reload(self, folder: Path) -> None:
-        """Note that the weights are those of this folder from now on."""
-        if self.carriers is not None and self.carriers.tiers.disk is not None:
-            self.carriers.tiers.fingerprint = _fingerprint(folder, self._config, self.runtime)
+        """Update the KV fingerprint and the adapters' base after a reload from `folder`."""
+        if self.tier_tasks is not None and self.tier_tasks.tiers.disk is not None:
+            self.tier_tasks.tiers.fingerprint = _fingerprint(folder, self._config, self.runtime)
         if self.runtime.adapters is not None:
             self.runtime.adapters.rebase(folder)
 
     async def close(self) -> None:
-        """Let go of everything, once no step is launched any more: copies, the device, grammars, the timeline.
+        """Close the copies, the device, grammars and the timeline. No step may be launched afterwards.
 
-        Errors are logged: a lost device must not keep callers waiting.
+        Errors are only logged, because callers must not wait for a lost device.
         """
         try:
             if self.adapters is not None:
                 await self.adapters.close()
-            if self.carriers is not None:
-                await self.carriers.close()
+            if self.tier_tasks is not None:
+                await self.tier_tasks.close()
             await anyio.to_thread.run_sync(self.runtime.close)
         except Exception as error:
-            log.error("the device did not let go cleanly", exc_info=error)
+            log.error("the device could not be closed cleanly", exc_info=error)
         finally:
             self.grammars.close()
             if self.timeline is not None:
                 try:
                     self.timeline.close()
-                except RuntimeError as error:  # a lost device cannot say when it was busy
+                except RuntimeError as error:  # a lost device cannot report when it was busy
                     log.error("the timeline could not be completed", exc_info=error)
 
 
 def _holdings(config: EngineConfig, pool: PoolSize) -> list[Holding]:
-    """Return the kinds of memory that the model's layers keep in addition to pages."""
+    """Return the kinds of memory that sequences of this model hold besides pages."""
     holdings: list[Holding] = []
     if pool.windows is not None:
         holdings.append(SequenceWindows(pool.windows, config.page_size))
@@ -217,36 +217,35 @@ def _holdings(config: EngineConfig, pool: PoolSize) -> list[Holding]:
 def load(config: EngineConfig, start: Start | None = None) -> Loaded:
     """Load the model that the config names. Blocks until it is loaded; call it in a worker thread.
 
-    Cheap checks come first: the grammar library and the tokenizer are loaded before torch is imported, which takes
-    longer than both. In another thread, torch's libraries are linked, the device's context is opened, and grammars are
-    made.
+    Cheap checks come first: the grammar library and the tokenizer are loaded before torch is imported. Meanwhile a
+    second thread links torch's libraries, opens the device's context and makes the grammars.
 
     start: makes the runtime. None means `start_runtime`.
     """
     folder = resolve_model(config.model, config.revision)
     disk = open_disk(config)
-    with without_collections(), _quick_switches(), ThreadPoolExecutor(1, "aengine-text") as beside:
+    with without_collections(), _quick_switches(), ThreadPoolExecutor(1, "aengine-text") as background:
         gpus = 1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size
         check_library()
-        beside.submit(link_torch)  # first: linking anything else would wait for it
-        opening = beside.submit(open_contexts, config.device, gpus)
+        background.submit(link_torch)  # first: linking any other library would wait for it
+        contexts = background.submit(open_contexts, config.device, gpus)
         tokenizer = _load_tokenizer(config, folder)
-        from aengine.engine.pooling.scores import scorer_of
+        from aengine.engine.pooling.scores import make_scorer
         from aengine.model.loading.generation import GenerationDefaults
         from aengine.model.loading.pooling import PoolingConfig
         from aengine.runtime.startup.start import start_runtime
 
-        model = described_model(config, folder)
+        model = read_model_config(config, folder)
         pooling = PoolingConfig.from_folder(folder, model)
         if config.matryoshka and pooling.dimensions is None:
             pooling = replace(pooling, dimensions=())
-        scorer = scorer_of(config.rerank_template, config.model or "", tokenizer, model, pooling)
+        scorer = make_scorer(config.rerank_template, config.model or "", tokenizer, model, pooling)
         # The demo model's tokenizer replaces a missing one. Its end-of-sequence token is not this model's.
         eos = tokenizer.eos_token_id if (folder / "tokenizer.json").exists() else None
         generation = GenerationDefaults.from_folder(folder, model, eos)
-        opening.result()
+        contexts.result()
         limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
-        making = beside.submit(Grammars, tokenizer, model.vocab_size, generation.eos_token_ids, limits)
+        making = background.submit(Grammars, tokenizer, model.vocab_size, generation.eos_token_ids, limits)
         try:
             timeline = None if config.timeline is None else Timeline(config.timeline)
             # The memory for adapters depends on the adapters that the config names.
@@ -291,8 +290,8 @@ def _fingerprint(folder: Path, config: EngineConfig, runtime: Runtime) -> bytes:
     return fingerprint_of(folder, config, runtime.model, weights, runtime.dtypes)
 
 
-def described_model(config: EngineConfig, folder: Path) -> ModelConfig:
-    """Return the description of the model in `folder`, changed by the knobs.
+def read_model_config(config: EngineConfig, folder: Path) -> ModelConfig:
+    """Return the configuration of the model in `folder`, with the changes that knobs request.
 
     Raises `CheckpointError`, `ConfigError`.
     """
@@ -309,9 +308,9 @@ def described_model(config: EngineConfig, folder: Path) -> ModelConfig:
 
 @contextmanager
 def _quick_switches() -> Iterator[None]:
-    """Let threads switch quickly.
+    """Let threads pass on the GIL quickly.
 
-    Otherwise a thread that needs the interpreter for microseconds waits 5 ms each time.
+    Otherwise a thread that needs the GIL for microseconds waits 5 ms each time.
     """
     usual = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -322,7 +321,10 @@ def _quick_switches() -> Iterator[None]:
 
 
 def _read_adapters(config: EngineConfig, runtime: Runtime) -> Adapters | None:
-    """Read the adapters that the config names, if the device has room. Raises `AdapterError` and `ConfigError`."""
+    """Read the adapters that the config names. Returns None if the device has no memory for adapters.
+
+    Raises `AdapterError` and `ConfigError`.
+    """
     if runtime.adapters is None:
         return None
     from aengine.runtime.device import host_memory

@@ -1,6 +1,6 @@
-"""The step loop: plan, launch, await the previous step, commit it, fill grammar masks, deliver.
+"""The step loop: plan, launch, await the previous step, commit it, fill grammar masks, deliver its tokens.
 
-If a step has more updates than one slice, the next step is launched before they are delivered.
+If a step has more updates than one slice, the loop launches the next step before it delivers them.
 """
 
 from __future__ import annotations
@@ -48,16 +48,15 @@ class StepLoop:
         prepare_mask: Callable[[Matcher, Callable[[], None]], None],
         fail_request: Callable[[Request, AengineError], None],
         timeline: Timeline | None = None,
-        between: Callable[[], None] | None = None,
+        poll: Callable[[], None] | None = None,
         observe: Callable[[StepPlan, float], None] | None = None,
     ) -> None:
-        """news: set when the scheduler has something new.
-
-        Args:
-            fill_masks: returns the masks of the given matchers.
-            prepare_mask: computes a late mask in the background, then calls the given function.
-            between: called after each launch, and before the loop waits for news.
-            observe: called with each committed step and its duration in seconds.
+        """Args:
+        news: set when the scheduler may have new work.
+        fill_masks: returns the masks of the given matchers.
+        prepare_mask: computes a late mask in the background, then calls the given function.
+        poll: called after each launch, and before the loop waits for `news`.
+        observe: called with each committed step and its duration in seconds.
         """
         self._scheduler = scheduler
         self._runner = runner
@@ -65,55 +64,55 @@ class StepLoop:
         self._fill_masks = fill_masks
         self._prepare_mask = prepare_mask
         self._fail_request = fail_request
-        self._between = between
+        self._poll = poll
         self._observe = observe
         self._launched: dict[int, float] = {}  # monotonic seconds, by step
         self._mark = ignore_mark if timeline is None else timeline.mark
         self._news = news
         self._stopping = False
         self._paused = False
-        self._still = asyncio.Event()
+        self._idle = asyncio.Event()
         self.last_step: float | None = None  # monotonic seconds when the newest step was committed
 
     def wake(self) -> None:
-        """Wake the loop: the scheduler has something new."""
+        """Wake the loop, because the scheduler may have new work."""
         self._news.set()
 
     def stop(self) -> None:
-        """Let `run` return once nothing is in flight. No new step is launched."""
+        """Launch no new step, and let `run` return when no step is in flight."""
         self._stopping = True
         self._news.set()
 
     async def pause(self) -> None:
-        """Launch nothing from now on until `resume`, and wait until nothing is in flight, or `run` has ended."""
+        """Launch no step until `resume`, and wait until no step is in flight or `run` has ended."""
         self._paused = True
         self._news.set()
-        await self._still.wait()
+        await self._idle.wait()
 
     def resume(self) -> None:
         """Allow new steps again after `pause`."""
         self._paused = False
-        self._still.clear()
+        self._idle.clear()
         self._news.set()
 
     async def run(self) -> None:
-        """Serve until stopped. Every launched step is awaited before this returns.
+        """Run steps until `stop`. Returns when all launched steps have ended.
 
-        Raises `DeviceLostError` once no further step can work.
+        Raises `DeviceLostError` if the device is lost, so that no further step can succeed.
         """
         try:
             await self._run()
         finally:
             self._paused = True
-            self._still.set()
+            self._idle.set()
 
     async def _run(self) -> None:
         step: LaunchedStep | None = None  # the newest step
-        updates: list[Update] = []  # of the step before, until they are delivered
+        updates: list[Update] = []  # committed updates that are not delivered yet
         while True:
             previous, step = step, self._launch_next(step)
-            if self._between is not None:
-                self._between()
+            if self._poll is not None:
+                self._poll()
             await self._deliver_all(updates)
             updates = []
             try:
@@ -123,11 +122,11 @@ class StepLoop:
                     await self._draw(step)
             except _StepFailed as failed:
                 if step is not None:
-                    await _settled(step)  # it may still write to pages that `_fail` releases
+                    await _wait_and_ignore(step)  # it may still write to pages that `_fail` releases
                     step = None
                 self._launched.clear()
                 self._fail(failed.plan, failed.error)
-            # Delivering many updates may take as long as the running step, so the next one is launched first.
+            # Delivering many updates may take as long as the running step, so the next step is launched first.
             if step is None or len(updates) <= DELIVERY_SLICE:
                 await self._deliver_all(updates)
                 updates = []
@@ -135,13 +134,13 @@ class StepLoop:
                 if self._stopping:
                     return
                 if self._paused:
-                    self._still.set()
+                    self._idle.set()
                 await self._news.wait()
                 self._mark("idle")
             self._news.clear()
 
     def _launch_next(self, previous: LaunchedStep | None) -> LaunchedStep | None:
-        """Launch the step after `previous`. Returns None if nothing can run, or the step must wait for its results."""
+        """Launch the next step. Returns None if no step can run, or if it must wait for the results of `previous`."""
         if (
             self._stopping
             or self._paused
@@ -183,7 +182,7 @@ class StepLoop:
         return updates
 
     async def _draw(self, step: LaunchedStep) -> None:
-        """Fill the masks of a structured step and let it draw. The tokens that the masks depend on are committed.
+        """Fill the masks of a structured step and let it draw. Call it after the previous step is committed.
 
         Raises `_StepFailed`.
         """
@@ -230,7 +229,7 @@ class StepLoop:
         for sequence in self._scheduler.fail(plan):
             owner = sequence.owner
             if isinstance(owner, Owner):
-                failure = EngineFailedError(f"the step that carried this request failed: {type(error).__name__}")
+                failure = EngineFailedError(f"a step of this request failed: {type(error).__name__}")
                 failure.__cause__ = error
                 self._fail_request(owner.request, failure)
         from aengine.runtime.cuda.lost import is_lost  # torch was imported when the model was loaded
@@ -249,7 +248,7 @@ class _StepFailed(Exception):
 
 
 class _FailedLaunch:
-    """A step that could not be launched. Its `result` raises, so that it fails after its predecessor has ended."""
+    """A step that could not be launched. `result` raises the error, so that the previous step can end first."""
 
     def __init__(self, plan: StepPlan, error: Exception) -> None:
         self.plan = plan
@@ -263,11 +262,11 @@ class _FailedLaunch:
         raise self._error
 
 
-async def _settled(step: LaunchedStep) -> None:
-    """Wait until a step that is given up has ended, with or without an error."""
+async def _wait_and_ignore(step: LaunchedStep) -> None:
+    """Wait until a step has ended, and ignore its results and errors."""
     try:
         if step.plan.structured:
             step.draw(None)
         await step.result()
-    except Exception as error:  # noqa: BLE001 - the failure of its predecessor is reported
-        log.debug("step %d was given up: %s", step.plan.step, error)
+    except Exception as error:  # noqa: BLE001 - the previous step's error is reported
+        log.debug("step %d was dropped: %s", step.plan.step, error)

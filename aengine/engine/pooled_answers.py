@@ -1,4 +1,4 @@
-"""Answers that are pooled from prompts instead of drawn: embeddings, classes, scores and rankings."""
+"""Serves requests that generate no tokens: embeddings, classes, scores and rankings."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from aengine.latency import Latencies
 from aengine.step_plan import Pool
 from aengine.types import Classes, Classified, Embeddings, Ranked, Ranking, Scores
 
-MAX_TOKENS = 2**21  # tokens of one request; they take 100 MB while they wait
+MAX_TOKENS = 2**21  # of one request; they take 100 MB while they wait
 
 Prompt = str | Sequence[int]
 
 
 class Pooling:
-    """`Engine`'s requests that pool. Their prompts go through the same steps and the same cache as any others.
+    """Implements the methods of `Engine` that pool prompts.
 
-    routing: fields of `Routing`; they are checked after the prompts.
+    Pooled prompts share steps and the prefix cache with all other requests. In all methods, `routing` has fields of
+    `Routing`. They are checked after the prompts.
     """
 
     def __init__(self, loaded: Loaded, requests: Requests, latencies: Latencies) -> None:
@@ -42,7 +43,7 @@ class Pooling:
         normalize: bool | None,
         routing: dict[str, Any],
     ) -> Embeddings:
-        """Return a vector of each prompt."""
+        """Return an embedding vector for each prompt."""
         ready = self._loaded
         pooling = ready.pooling
         if pooling.refusal:
@@ -71,7 +72,7 @@ class Pooling:
         instruction: str | None,
         routing: dict[str, Any],
     ) -> Scores:
-        """Return how well documents suit queries, pair by pair."""
+        """Return how relevant each document is to its query."""
         ready = self._loaded
         pairs = _pairs(text_list(queries, "queries"), text_list(documents, "documents"))
         if ready.scorer is None:
@@ -89,7 +90,7 @@ class Pooling:
         instruction: str | None,
         routing: dict[str, Any],
     ) -> Ranking:
-        """Return the documents by their score with the query, the best first."""
+        """Return the documents in the order of their score with the query, the best first."""
         if not isinstance(query, str):
             raise InvalidRequestError(f"query must be text, got {type(query).__name__}", "query")
         if top_n is not None and (not isinstance(top_n, int) or isinstance(top_n, bool) or top_n < 1):
@@ -140,7 +141,7 @@ class Pooling:
         return ids
 
     async def _pooled(self, prompts: Sequence[list[int]], pool: Pool, routing: dict[str, Any]) -> PooledRequest:
-        """Enqueue prompts and wait until all are pooled. Cancelling frees their memory."""
+        """Enqueue prompts and wait until all are pooled. Cancelling the call frees their memory."""
         loaded, requests, checked = self._loaded, self._requests, Routing.from_options(routing)
         checked.check()
         await requests.gate.enter()
@@ -164,9 +165,9 @@ class Pooling:
 
 
 def _counted(total: int, ids: list[int], name: str) -> int:
-    """Add up the tokens of a request.
+    """Return `total` plus the number of `ids`. A query counts once for each of its documents.
 
-    Raises `InvalidRequestError` if they are too many: a query counts with each pair.
+    Raises `InvalidRequestError` if the sum exceeds MAX_TOKENS.
     """
     total += len(ids)
     if total > MAX_TOKENS:

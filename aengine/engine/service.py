@@ -1,4 +1,4 @@
-"""A loaded model in service: the parts that serve its requests, and the tasks that they run in."""
+"""Serves a loaded model: makes the objects that handle requests, and runs the engine's tasks."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ log = logging.getLogger("aengine")
 
 
 class Service:
-    """Owns the loaded model and everything that serves it. `start` begins its tasks; `stop` ends all of it."""
+    """Owns the loaded model and the objects that handle requests. `start` starts its tasks. `stop` ends everything."""
 
     def __init__(self, config: EngineConfig, loaded: Loaded, latencies: Latencies, failed: asyncio.Event) -> None:
-        """failed: set once the engine has failed and serves no more."""
+        """failed: this object sets it when the engine has failed."""
         news = asyncio.Event()
         self.loaded = loaded
         self.requests = Requests(
@@ -44,7 +44,7 @@ class Service:
             prepare_mask=loaded.grammars.prepare,
             fail_request=self.requests.fail,
             timeline=loaded.timeline,
-            between=loaded.poll,
+            poll=loaded.poll,
             observe=self._observe,
         )
         self.generation = Generation(loaded, self.requests, latencies)
@@ -55,22 +55,22 @@ class Service:
         self._ended = asyncio.Event()
 
     def start(self, tasks: TaskGroup) -> None:
-        """Start the step loop, and the tasks that copy adapters and pages next to it."""
+        """Start the step loop, and the tasks that copy adapters and pages."""
         tasks.start_soon(self._serve)
         if self.loaded.adapters is not None:
             tasks.start_soon(self.loaded.adapters.run, self.loop.wake, self.requests.fail_sequence)
-        if self.loaded.carriers is not None:
-            tasks.start_soon(self.loaded.carriers.run, self.loop.wake)
+        if self.loaded.tier_tasks is not None:
+            tasks.start_soon(self.loaded.tier_tasks.run, self.loop.wake)
 
     async def stop(self) -> None:
-        """End all requests, let the last step land, and close everything. A cancelled caller still waits."""
+        """End all requests, wait for the last step, and close everything. A cancelled caller still waits."""
         self.requests.close()
         self.loop.stop()
         with anyio.CancelScope(shield=True):
             await self._ended.wait()
 
     def stats(self) -> Stats:
-        """Return a snapshot of all figures."""
+        """Return a snapshot of all statistics."""
         return self.loaded.stats(self.requests.ended, self.loop.last_step)
 
     async def _serve(self) -> None:
@@ -80,14 +80,14 @@ class Service:
                 await self.loop.run()
             except Exception as error:  # a bug or a dead device
                 log.critical("the engine failed", exc_info=error)
-                self.requests.give_up(error)
+                self.requests.fail_all(error)
                 self._failed.set()
             finally:
-                async with self.changes.lock:  # a change of the weights ends first
+                async with self.changes.lock:  # waits for a running sleep or reload
                     await self.loaded.close()
                 self._ended.set()
 
     def _observe(self, plan: StepPlan, seconds: float) -> None:
         self._latencies.step_tokens.observe(plan.num_tokens)
-        if self.loaded.carriers is not None:
-            self.loaded.carriers.observe(plan, seconds)
+        if self.loaded.tier_tasks is not None:
+            self.loaded.tier_tasks.observe(plan, seconds)

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 
 from aengine.config import EngineConfig
-from aengine.engine.loaded import Loaded, described_model
+from aengine.engine.loaded import Loaded, read_model_config
 from aengine.engine.loop import StepLoop
 from aengine.engine.requests.registry import Requests
 from aengine.errors import ConfigError, EngineNotReadyError, InvalidRequestError, WeightsError
@@ -26,14 +26,14 @@ if TYPE_CHECKING:  # torch
     from aengine.runtime.weights import Weights
 
 _ASLEEP = "the engine is asleep; wake it up (POST /wake_up)"
-_MIXTURE = "the last reload failed half way, and the weights are a mixture; reload them again (POST /reload)"
+_INCONSISTENT = "the last reload failed half way, and the weights are a mixture; reload them again (POST /reload)"
 
 
 class DeviceChanges:
-    """One change at a time, in the order in which they are requested, while no step is on the device.
+    """Runs `sleep`, `wake_up` and `reload` one at a time, in the order of the calls, while no step is running.
 
-    Requests that came before a change end before it. Requests that come while the engine sleeps are refused with
-    `EngineNotReadyError`. Requests that come while weights are reloaded wait, and run with the new weights.
+    A change waits until all running requests have ended. New requests are refused with `EngineNotReadyError` while the
+    engine sleeps. New requests wait while weights are reloaded, and then run with the new weights.
     """
 
     def __init__(self, config: EngineConfig, loaded: Loaded, loop: StepLoop, requests: Requests) -> None:
@@ -45,7 +45,7 @@ class DeviceChanges:
         self._requests = requests
 
     async def sleep(self, level: int, mode: SleepMode) -> None:
-        """Move the weights to host memory, drop keys and values, and give the device's memory back."""
+        """Move the weights to host memory, drop keys and values, and free the device's memory."""
         if level != 1 or isinstance(level, bool):
             raise InvalidRequestError(
                 f"level must be 1 (weights go to host memory), got {level!r}: weights are never discarded", "level"
@@ -61,7 +61,7 @@ class DeviceChanges:
                 await run_to_end(memory.sleep, self._fell_asleep)
 
     async def wake_up(self) -> None:
-        """Bring the weights back to the device, and serve requests again."""
+        """Copy the weights back to the device, and serve requests again."""
         memory = self._sleepable()
         async with self.lock:
             self._requests.check()
@@ -77,7 +77,7 @@ class DeviceChanges:
                 ) from error
 
     async def reload(self, folder: str | Path | None) -> None:
-        """Read the weights of a checkpoint's folder over those that are loaded."""
+        """Replace the loaded weights by those in a checkpoint's folder."""
         weights = self._loaded.runtime.weights
         if weights is None:
             raise ConfigError("start: the weights of this runtime cannot be reloaded")
@@ -99,7 +99,7 @@ class DeviceChanges:
 
     @asynccontextmanager
     async def _paused(self, close_gate: Callable[[], None], mode: SleepMode = "wait") -> AsyncIterator[None]:
-        """Wait until no request is running and the device is idle. Afterwards resume, unless the engine sleeps."""
+        """Run the block while no request is running and the device is idle. Then resume, unless the engine sleeps."""
         self._requests.check()
         close_gate()
         try:
@@ -121,7 +121,7 @@ class DeviceChanges:
         if weights is None or weights.consistent:
             self._requests.gate.open()
         else:
-            self._requests.gate.refuse(_MIXTURE)
+            self._requests.gate.refuse(_INCONSISTENT)
 
     def _fell_asleep(self) -> None:
         self.asleep = True
@@ -132,7 +132,7 @@ class DeviceChanges:
 
 
 def _existing(config: EngineConfig, folder: str | Path | None) -> Path:
-    """Return a checkpoint's folder. None means the engine's own. Does blocking I/O; call it in a worker thread."""
+    """Return a checkpoint's folder. None means that of the config. Does blocking I/O; call it in a worker thread."""
     path = resolve_model(config.model, config.revision) if folder is None else Path(folder).expanduser()
     if not path.is_dir():
         raise InvalidRequestError(f"folder: there is no folder {str(path)[:200]!r}", "folder")
@@ -142,14 +142,14 @@ def _existing(config: EngineConfig, folder: str | Path | None) -> Path:
 def _matching(weights: Weights, config: EngineConfig, path: Path) -> Checkpoint:
     """Return the checkpoint in a folder. Does blocking I/O; call it in a worker thread."""
     try:
-        model = described_model(config, path)
+        model = read_model_config(config, path)
     except ConfigError as error:  # a checkpoint like this could not have been loaded
         raise WeightsError(f"{path}: the engine's knobs do not fit this checkpoint: {error}") from error
     return weights.matching(path, model)
 
 
 async def run_to_end(work: Callable[[], None], done: Callable[[], None] = lambda: None) -> None:
-    """Do blocking work in a thread, then call `done`. A cancelled caller still waits until both have ended."""
+    """Run `work` in a thread, then call `done`. A cancelled caller still waits until both have ended."""
     working = asyncio.ensure_future(asyncio.to_thread(work))
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):  # an anyio scope would cancel again in every pass of the loop

@@ -24,7 +24,7 @@ class PageCopies(Protocol):
         ...
 
     async def to_device(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """Copy slots to unused pages. Only one call may be active. Steps launched after it returns can use the pages."""
+        """Copy slots to unused pages. Only one call may be active. Steps launched after it returns can use them."""
         ...
 
     def memory(self, slot: int) -> list[memoryview]:

@@ -72,7 +72,7 @@ class RankedExecutor:
 
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
         if not isinstance(forwarded, RankedForwarded):
-            raise TypeError("the forward pass is of one rank, not of all ranks")
+            raise TypeError("the forward pass is of one rank only")
         calls = [partial(rank.draw, one, masks) for rank, one in zip(self._ranks, forwarded.ranks, strict=True)]
         return self._launcher(calls, short=True)[0]
 

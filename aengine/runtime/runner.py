@@ -185,7 +185,7 @@ class StepExecutor:
         """Do nothing: there is no worker."""
 
     def _draws_from_own(self, plan: StepPlan, rows: list[int]) -> bool:
-        """Return whether each rank draws from its part of the vocabulary. False for structured steps, which have masks."""
+        """Return whether each rank draws from its part of the vocabulary. Structured steps do not: they have masks."""
         return self._decoder.ranks is not None and not plan.structured and self._sampler.kind(rows) is Kind.SIMPLE
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:

@@ -162,7 +162,7 @@ async def test_no_step_is_in_flight_while_memory_goes(engine: aengine.Engine, me
     loop.wake()
     await asyncio.sleep(0)
     assert engine.stats().steps == steps
-    assert loop._still.is_set()
+    assert loop._idle.is_set()
     memory.bar.set()
     await sleeping
     await engine.wake_up()

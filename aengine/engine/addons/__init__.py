@@ -1,1 +1,1 @@
-"""Tasks and watchers that an engine runs only if it is configured so: adapters, KV tiers, KV events."""
+"""Optional tasks of an engine: adapters, KV tiers, KV events."""

@@ -1,4 +1,4 @@
-"""The adapters that requests may name: read in a worker thread, kept in host memory, copied to the device on demand."""
+"""Manages adapters: a worker thread reads them, host memory keeps them, a task copies them to the device on demand."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:  # torch, which `load` imports
 
 log = logging.getLogger("aengine")
 
-MOST_ADAPTERS = 4096  # the most that are loaded at once
+MOST_ADAPTERS = 4096  # loaded at once
 _WEIGHTS = "adapter_model.safetensors"
-# Without commas and equals signs, which separate names in knobs and in metrics.
+# Names have no commas and equals signs, because these separate names in knobs and in metrics.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 
 
@@ -43,30 +43,29 @@ class _Entry:
 
 
 class Adapters:
-    """Loads and unloads adapters while steps run; no step waits for it.
+    """Loads and unloads adapters while steps run. No step waits for this.
 
-    Adapters are read in a worker thread, one at a time. `run`, a task of the engine, copies awaited adapters to their
-    places on the device. `poll`, called between steps, wakes that task.
+    A worker thread reads adapters, one at a time. `run`, a task of the engine, copies adapters to the device when
+    requests wait for them. `poll`, called between steps, wakes this task.
     """
 
     def __init__(self, places: AdapterPlaces, host_bytes: int, reserved: Collection[str]) -> None:
-        """host_bytes: the most that all weights may take. reserved: names that no adapter may have."""
+        """host_bytes: the most bytes that all adapters may take. reserved: names that no adapter may have."""
         self.queue = AdapterQueue(places.count)
         self._places = places
         self._host_bytes = host_bytes
         self._reserved = reserved
         self._named: dict[str, _Entry] = {}
-        self._leaving: dict[
-            LoadedAdapter, asyncio.Event
-        ] = {}  # unloaded, but still in use; the event says that it is no longer
-        self._weights: dict[LoadedAdapter, Adapter] = {}  # of named and of leaving adapters
+        # Unloaded adapters that are still in use. The event is set when the last use has ended.
+        self._leaving: dict[LoadedAdapter, asyncio.Event] = {}
+        self._weights: dict[LoadedAdapter, Adapter] = {}  # of adapters in `_named` and `_leaving`
         self._generations = itertools.count(1)
         self._reading = asyncio.Lock()
         self._news = asyncio.Event()
         self._closing = False
         self._paused = False
-        self._still = asyncio.Event()  # no copy to the device is running
-        self._still.set()
+        self._idle = asyncio.Event()  # no copy to the device is running
+        self._idle.set()
         self._ended = asyncio.Event()  # `run` has ended, or was never called
         self._ended.set()
         self._wake: Callable[[], None] = lambda: None
@@ -75,7 +74,7 @@ class Adapters:
     # ---- by name --------------------------------------------------------------------------------------------
 
     def named(self, name: str) -> LoadedAdapter:
-        """Return the adapter of that name. Raises `ModelNotFoundError`."""
+        """Return the adapter with this name. Raises `ModelNotFoundError`."""
         return self._entry(name).adapter
 
     def has(self, name: str) -> bool:
@@ -105,7 +104,7 @@ class Adapters:
         """
         self._check_name(name, replace)
         async with self._reading:
-            self._check_name(name, replace)  # others may have been loaded meanwhile
+            self._check_name(name, replace)  # other adapters may have been loaded meanwhile
             weights = await anyio.to_thread.run_sync(self.read, path)
             if self._closing:
                 raise EngineClosedError("the engine is closed")
@@ -121,7 +120,7 @@ class Adapters:
         return adapter
 
     def add(self, name: str, path: str, weights: Adapter) -> None:
-        """Let requests name an adapter that was read. Requests with an old one of the same name keep the old one."""
+        """Let requests name an adapter that was read. Running requests keep an older adapter of the same name."""
         self._check_name(name, replace=True)
         if (old := self._named.pop(name, None)) is not None:
             self._leave(old.adapter)
@@ -132,7 +131,7 @@ class Adapters:
         self._news.set()
 
     async def unload(self, name: str) -> None:
-        """Let no further request name an adapter, and wait until its requests are done and its memory is free.
+        """Refuse new requests for an adapter, and wait until its requests are done and its memory is free.
 
         A cancelled call does not undo the unloading. Raises `ModelNotFoundError`, and `EngineClosedError` if the engine
         closes meanwhile.
@@ -151,7 +150,7 @@ class Adapters:
 
     def _leave(self, adapter: LoadedAdapter) -> asyncio.Event:
         gone = self._leaving[adapter] = asyncio.Event()
-        self._wake()  # `poll` may find that it is not in use
+        self._wake()  # the loop calls `poll`, which may find that the adapter is not in use
         return gone
 
     def _check_name(self, name: object, replace: bool) -> None:
@@ -183,7 +182,7 @@ class Adapters:
     # ---- to the device --------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Wake `run` if an adapter is awaited, and free unloaded adapters that are no longer in use."""
+        """Wake `run` if a request waits for an adapter, and free unloaded adapters that are no longer in use."""
         if self.queue.awaited:
             self._news.set()
         if self._leaving:
@@ -193,22 +192,22 @@ class Adapters:
                 self._news.set()  # a place became empty
 
     async def run(self, wake: Callable[[], None], fail: Callable[[Sequence, EngineFailedError], None]) -> None:
-        """Copy adapters to their places until `close`; the engine runs it as a task.
+        """Copy adapters to the device until `close`. The engine runs this as a task.
 
-        wake: wakes the step loop. fail: ends a sequence whose adapter cannot be copied.
+        wake: wakes the step loop. fail: ends the request of a sequence whose adapter cannot be copied.
         """
         self._wake, self._fail = wake, fail
         self._ended.clear()
-        with anyio.CancelScope(shield=True):  # `close` waits for the end of this before memory is freed
+        with anyio.CancelScope(shield=True):  # `close` waits until this task has ended, and then frees the memory
             while not self._closing:
                 load = None if self._paused else self.queue.next_load()
                 if load is None:
                     await self._news.wait()
                     self._news.clear()
                 else:
-                    self._still.clear()
+                    self._idle.clear()
                     await self._put(load)
-                    self._still.set()
+                    self._idle.set()
                     wake()
             self._ended.set()
 
@@ -216,8 +215,8 @@ class Adapters:
         try:
             await self._places.put(self._weights[load.adapter], load.place)
         except Exception as error:  # steps go on; if the device is lost, they fail too
-            log.error("the adapter %s could not be put on the device", load.adapter.name, exc_info=error)
-            failure = EngineFailedError(f"the adapter could not be put on the device: {type(error).__name__}")
+            log.error("the adapter %s could not be copied to the device", load.adapter.name, exc_info=error)
+            failure = EngineFailedError(f"the adapter could not be copied to the device: {type(error).__name__}")
             failure.__cause__ = error
             for sequence in self.queue.fail_load(load):
                 self._fail(sequence, failure)
@@ -227,7 +226,7 @@ class Adapters:
     async def pause(self) -> None:
         """Copy nothing to the device until `resume`, and wait for a copy that is running."""
         self._paused = True
-        await self._still.wait()
+        await self._idle.wait()
 
     def resume(self) -> None:
         """Allow copies again after `pause`."""
@@ -235,7 +234,7 @@ class Adapters:
         self._news.set()
 
     async def close(self) -> None:
-        """Wait until no copy is running. Calls that wait in `unload` raise."""
+        """End `run` after its current copy. Waiting calls of `unload` raise `EngineClosedError`."""
         self._closing = True
         self._news.set()
         for gone in self._leaving.values():

@@ -1,12 +1,14 @@
-"""KV events for routers outside: what the prefix cache stores and drops, published over ZeroMQ in vLLM's format.
+"""KV events for external routers: publishes which blocks the prefix cache stores and drops, in vLLM's ZeroMQ format.
 
-A message on the PUB socket has three parts: topic, sequence number (8 bytes, big-endian), and a batch in msgpack,
-`[time, [event, ...]]` where an event is `["BlockStored", hashes, parent's hash, token ids, block size, null, "GPU"]`,
-`["BlockRemoved", hashes, "GPU"]` or `["AllBlocksCleared"]`. A subscriber that missed batches sends the first missing
-number to the ROUTER socket, with or without an empty frame before it. It gets the number and the batch of each from
-there on, then number -1 with an empty batch.
+A message on the PUB socket has three frames: topic, sequence number (8 bytes, big-endian), and a batch in msgpack,
+`[time, [event, ...]]`. An event is `["BlockStored", hashes, parent's hash, token ids, block size, null, "GPU"]`,
+`["BlockRemoved", hashes, "GPU"]` or `["AllBlocksCleared"]`.
 
-A block is a page. Its hash is 64 bits of a chain over the ids from the first token on, the same in every engine.
+A subscriber that missed batches sends the first missing number to the ROUTER socket, with or without an empty frame
+before it. It receives the number and the contents of each batch from this number on, then -1 with an empty batch.
+
+A block is a page. Its hash has 64 bits and covers all token ids from the first token of the prompt to the end of the
+block. All engines compute the same hash.
 """
 
 from __future__ import annotations
@@ -32,17 +34,17 @@ if TYPE_CHECKING:
     import zmq.asyncio
 
 _KEPT = 10_000  # batches that are kept for subscribers that missed them
-_KEPT_BYTES = 64 * 2**20  # the most bytes of these
-_UNSENT = 100_000  # messages that wait for a slow subscriber before it misses some
+_KEPT_BYTES = 64 * 2**20  # the most bytes of kept batches
+_UNSENT = 100_000  # messages that wait for a slow subscriber; further ones are dropped
 _MEDIUM = "GPU"  # vLLM's name for the pool that steps read, on any device
 
 _SLICE = 64  # messages that are sent to a peer in a row; about 1 ms
 _SLICE_BYTES = 2**20
-_FRAMES = 256  # that are read in a row
+_FRAMES = 256  # frames that are read in a row
 _PAUSE = 4.0  # pause after each slice, as a multiple of the slice's duration
-_STALLED = 0.01  # seconds before a peer that took no message is tried again
-_PATIENCE = 10.0  # seconds without a message after which a peer is dropped
-_PEERS = 64  # that are served in turns
+_STALLED = 0.01  # seconds before the next try, if a peer accepted no message
+_PATIENCE = 10.0  # seconds; a peer that accepts no message for longer is dropped
+_PEERS = 64  # the most peers that are served at once
 _LONGEST_FRAME = 256  # bytes; an identity has 255
 _END = (-1).to_bytes(8, "big", signed=True)
 
@@ -60,7 +62,7 @@ class BlockEvents:
         self._loop = asyncio.get_running_loop()
 
     def stored(self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: object) -> None:
-        """Add the event of a new run."""
+        """Add the event of a new run of pages. before: the page before the run; None: the run begins the prompt."""
         parent = None if before is None else self._hashes[before]
         previous, size, hashes = parent, len(token_ids) // len(pages), []
         for place, page in enumerate(pages):
@@ -82,7 +84,7 @@ class BlockEvents:
         self._add(["AllBlocksCleared"])
 
     def flush(self) -> None:
-        """Publish the events that wait."""
+        """Publish the pending events."""
         events, self._pending = self._pending, []
         if events:
             self._publish(events)
@@ -130,7 +132,7 @@ class Publisher:
             raise ConfigError(f"{knob}: {address!r} cannot be bound: {error.strerror}") from None
 
     def publish(self, events: list[Event]) -> None:
-        """Send a batch to all subscribers; never waits."""
+        """Send a batch to all subscribers. Never waits."""
         batch = msgspec.msgpack.encode([time.time(), events])
         number, self._number = self._number, self._number + 1
         self._out.send_multipart((self._topic, number.to_bytes(8, "big"), batch))
@@ -154,32 +156,32 @@ class Publisher:
 
 @dataclass(slots=True)
 class _Replay:
-    """A peer's place in the batches."""
+    """The progress of one peer."""
 
-    number: int  # of the next batch
-    moved: float  # monotonic seconds when the peer took the last message
+    number: int  # of the next batch to send
+    moved: float  # monotonic seconds when the peer accepted the last message
 
 
 class Replays:
-    """Sends missed batches to the peers of a ROUTER socket, in turns, in at most a fifth of the loop's time.
+    """Sends missed batches to the peers of a ROUTER socket, in turns. It uses at most a fifth of the event loop's time.
 
-    A new request of a peer replaces its unfinished one.
+    A peer's new request replaces its unfinished request.
     """
 
     def __init__(self, socket: zmq.asyncio.Socket, kept: Sequence[tuple[int, bytes]]) -> None:
-        """kept: batches with consecutive numbers; the publisher changes it meanwhile."""
+        """kept: numbers and batches, in ascending order without gaps. The publisher changes it meanwhile."""
         import zmq
 
         socket.set(zmq.ROUTER_MANDATORY, 1)  # raise for peers that are gone or do not read
         socket.set(zmq.MAXMSGSIZE, _LONGEST_FRAME)
         self._readable = socket.poll
-        # A plain socket over the same one: asyncio's would make a future for each frame.
+        # A plain socket over the same connection. The asyncio socket would make a future for each frame.
         self._socket: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
         self._again, self._error = zmq.Again, zmq.ZMQError
         self._no_wait, self._more = zmq.NOBLOCK, zmq.RCVMORE
         self._kept = kept
         self._frames: list[bytes] = []  # the frames of an unfinished request
-        self._replays: dict[bytes, _Replay] = {}  # peer -> its place, in serving order
+        self._replays: dict[bytes, _Replay] = {}  # by peer, in serving order
 
     async def serve(self) -> None:
         """Serve peers until cancelled."""
@@ -212,7 +214,7 @@ class Replays:
             self._replays[peer] = _Replay(number, time.monotonic())
 
     def _send(self) -> bool:
-        """Send the next slice to the next peer. Returns whether the peer took anything."""
+        """Send the next messages to the next peer. Return False if the peer accepted none and is tried again later."""
         peer = next(iter(self._replays))
         replay = self._replays.pop(peer)
         size = sent = 0

@@ -28,14 +28,14 @@ if TYPE_CHECKING:  # torch, which `load` imports
 
 log = logging.getLogger("aengine")
 
-COPY_BYTES = 128 * 2**20  # of one copy down; pages that are evicted during the copy were copied in vain
-WRITING_SECONDS = 10.0  # that a closing engine spends on pages that have yet to be written to the disk
+COPY_BYTES = 128 * 2**20  # of one copy to the host; the copy of a page that is evicted meanwhile is wasted
+WRITING_SECONDS = 10.0  # how long a closing engine still writes pages to the disk
 
 
-class PageCarriers:
-    """Three lanes, each a task that does one copy at a time: pages down, pages up, files.
+class TierTasks:
+    """Three tasks that copy pages: down to host memory, up to the device, and to files. Each does one copy at a time.
 
-    `poll`, called between steps, wakes the first two lanes if there may be something to copy.
+    `poll`, called between steps, wakes the first two tasks if there may be something to copy.
     """
 
     def __init__(self, loading: Loading, copies: PageCopies) -> None:
@@ -51,28 +51,28 @@ class PageCarriers:
         self._closing = False
         self._paused = False
         self._moving = 0  # copies that are running on the device
-        self._still = asyncio.Event()  # none is running
-        self._still.set()
+        self._idle = asyncio.Event()  # none is running
+        self._idle.set()
         self._ended = asyncio.Event()  # `run` has ended, or was never called
         self._ended.set()
         self.tiers.on_cleared = self._changed["files"].set
 
     def poll(self) -> None:
-        """Wake the lanes if there may be something to copy."""
+        """Wake the tasks if there may be something to copy."""
         if self.tiers.store_due:
             self._changed["down"].set()
         if self._loading.busy:
             self._changed["up"].set()
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """Note the duration of a step, to estimate how fast tokens are computed."""
+        """Update the measured speed of prefill with a step and its duration in seconds."""
         self.tiers.speeds.add_compute(sum(len(chunk.token_ids) for chunk in plan.prefill), seconds)
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Serve all lanes until `close`. wake: wakes the step loop."""
+        """Run all three tasks until `close`. wake: wakes the step loop."""
         self._wake = wake
         self._ended.clear()
-        with anyio.CancelScope(shield=True):  # `close` waits for the end of this before memory is freed
+        with anyio.CancelScope(shield=True):  # `close` waits until this task has ended, and then frees the memory
             async with anyio.create_task_group() as lanes:
                 lanes.start_soon(self._down)
                 lanes.start_soon(self._up)
@@ -82,7 +82,7 @@ class PageCarriers:
     async def pause(self) -> None:
         """Copy nothing from or to the device until `resume`, and wait for copies that are running."""
         self._paused = True
-        await self._still.wait()
+        await self._idle.wait()
 
     def resume(self) -> None:
         """Allow copies again after `pause`."""
@@ -93,16 +93,16 @@ class PageCarriers:
     @contextmanager
     def _copying(self) -> Iterator[None]:
         self._moving += 1
-        self._still.clear()
+        self._idle.clear()
         try:
             yield
         finally:
             self._moving -= 1
             if not self._moving:
-                self._still.set()
+                self._idle.set()
 
     async def close(self) -> None:
-        """Wait until no copy is running. Pages that wait to be written to the disk have some seconds."""
+        """Stop copying, and free the host memory. Waiting pages are written to the disk for up to WRITING_SECONDS."""
         self._closing = True
         for changed in self._changed.values():
             changed.set()
@@ -151,7 +151,7 @@ class PageCarriers:
             self._loading.end(load, Arrival(0))
 
     async def _loaded(self, load: Load) -> Arrival:
-        """Copy a load's pages to the device."""
+        """Copy a load's pages to the device. Return how many pages arrived."""
         arrival = await self._read(load)
         arrived = arrival.pages
         began = time.perf_counter()
@@ -181,7 +181,7 @@ class PageCarriers:
             if result is not None:
                 unusable = isinstance(result, PageFileError)
                 level = logging.WARNING if unusable else logging.ERROR
-                log.log(level, "disk_cache_dir: %s; what it should hold is computed", result)
+                log.log(level, "disk_cache_dir: %s; its page is computed again", result)
                 return Arrival(place, unusable)
         return Arrival(len(load.keys))
 
@@ -217,21 +217,21 @@ class PageCarriers:
 
 
 def open_disk(config: EngineConfig) -> DiskPages | None:
-    """Open the folder of cached pages, if the config names one. Raises `ConfigError`."""
+    """Open the folder of cached pages. Returns None if the config names none. Raises `ConfigError`."""
     if config.host_cache_gib and not config.prefix_cache:
-        raise ConfigError("host_cache_gib: there is nothing to keep without the prefix cache; leave prefix_cache on")
+        raise ConfigError("host_cache_gib: without the prefix cache no pages are kept; leave prefix_cache on")
     if config.disk_cache_dir is None:
         return None
     if not config.host_cache_gib:
-        raise ConfigError("disk_cache_dir: pages go to the disk by way of host memory; give host_cache_gib as well")
+        raise ConfigError("disk_cache_dir: pages reach the disk through host memory; set host_cache_gib as well")
     try:
         return DiskPages(Path(config.disk_cache_dir), int(config.disk_cache_gib * 2**30))
     except OSError as error:
         raise ConfigError(f"disk_cache_dir: {config.disk_cache_dir}: {error.strerror}") from None
 
 
-def tiers_below(memory: SequenceMemory, copies: PageCopies, fingerprint: bytes, disk: DiskPages | None) -> Tiers:
-    """Return the tiers of an engine. `copies` owns the host memory."""
+def make_tiers(memory: SequenceMemory, copies: PageCopies, fingerprint: bytes, disk: DiskPages | None) -> Tiers:
+    """Return the tiers below the KV pool. `copies` owns the host memory."""
     return Tiers(
         memory.tree,
         memory.allocator,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch
 _LEAST_NORM = 1e-12  # as in torch's normalize; a zero vector stays zero
 QWEN3_RERANKER = "qwen3-reranker"  # its models have this in their names
 
-# The words of Qwen3-Reranker's model card.
+# The prompt of Qwen3-Reranker's model card.
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 _BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -34,15 +34,15 @@ _AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 class Pairs(Protocol):
-    """Makes the prompts of pairs."""
+    """Makes the prompts of query-document pairs."""
 
     async def encode(self, query: str, document: str, instruction: str | None, context: int) -> list[int]:
-        """Return the ids of one pair, at most `context`. Raises `InvalidRequestError` and `ContextLengthError`."""
+        """Return the token ids of one pair. Raises `InvalidRequestError`, and `ContextLengthError` above `context`."""
         ...
 
 
 class PlainPairs:
-    """Pairs as the tokenizer joins them."""
+    """`Pairs` for classifiers: the tokenizer joins query and document."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -54,7 +54,7 @@ class PlainPairs:
 
 
 class Qwen3Pairs:
-    """Pairs in the words of Qwen3-Reranker. Special tokens in the texts are read as text."""
+    """`Pairs` in the prompt format of Qwen3-Reranker. Special tokens in the texts are read as text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -83,11 +83,11 @@ def yes_and_no(tokenizer: Tokenizer) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A reranker: how it reads pairs, how their prompts are pooled, and how the result becomes a score."""
+    """Scores pairs with a reranker: makes their prompts, says how to pool them, and turns the results into scores."""
 
     pairs: Pairs
     pool: Pool
-    raw: bool = False  # the score is the logit itself
+    raw: bool = False  # whether the score is the logit itself
 
     def score(self, numbers: array[float]) -> float:
         """Return the score of one pair from the logit of the only class, or from the logits of `yes` and `no`."""
@@ -96,12 +96,12 @@ class Scorer:
         return float(numbers[0]) if self.raw else probabilities(numbers, independent=True)[0]
 
 
-def scorer_of(
+def make_scorer(
     template: str, name: str, tokenizer: Tokenizer, model: ModelConfig, pooling: PoolingConfig
 ) -> Scorer | None:
-    """Return the model's scorer. None means that its embeddings are compared.
+    """Return the model's scorer. None means that the score is the cosine of embeddings.
 
-    template: the knob rerank_template. name: the name of the model.
+    template: the knob rerank_template. name: the model's id or path.
 
     Raises `ConfigError` if the model cannot score as the knob says.
     """
@@ -118,7 +118,7 @@ def scorer_of(
 
 
 def refuse_scores(model: ModelConfig, pooling: PoolingConfig) -> None:
-    """Raise `InvalidRequestError` if a model without a `Scorer` is not made for embeddings either."""
+    """Raise `InvalidRequestError` if embeddings of a model without a `Scorer` cannot be compared either."""
     if pooling.yes_no is not None:
         raise InvalidRequestError(
             "the model answers by two tokens, but the words that it reads around a query and a document are not known; "
@@ -139,7 +139,7 @@ def vector_of(chunks: Sequence[array[float]], tokens: int, mean: bool) -> NDArra
 
 
 def embedding_of(vector: NDArray[np.float64], dimensions: int | None, normalize: bool) -> array[float]:
-    """Return the first `dimensions` numbers, or all for None, scaled to length 1 if `normalize` is set."""
+    """Return the first `dimensions` numbers of a vector, or all for None. normalize: scale them to length 1."""
     vector = vector[:dimensions]
     if normalize:
         vector = vector / max(float(np.linalg.norm(vector)), _LEAST_NORM)

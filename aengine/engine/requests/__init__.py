@@ -1,1 +1,1 @@
-"""A request in the engine: its arguments, its sequences, its registration, its fragments and their stream."""
+"""Requests: their arguments, their sequences, the registry of running requests, and their streams."""

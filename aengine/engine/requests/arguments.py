@@ -45,9 +45,8 @@ def token_id_list(prompt: object) -> list[Any]:
 def one_prompt(prompt: object) -> list[Any]:
     """Return the token ids of a single prompt. Raises `InvalidRequestError` for several prompts."""
     ids = token_id_list(prompt)
-    if any(
-        issubclass(kind, (str, list, tuple)) for kind in set(map(type, ids))
-    ):  # fast for a million ids: `map` and `set` run in C
+    kinds = set(map(type, ids))  # fast for a million ids, because `map` and `set` run in C
+    if any(issubclass(kind, (str, list, tuple)) for kind in kinds):
         raise InvalidRequestError(_several("prompt", "generate", "complete"), "prompt")
     return ids
 
@@ -109,7 +108,7 @@ def dict_list(value: object, name: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The options of every request: its id, its place in the queue, its cache namespace and its adapter."""
+    """The options of every request that do not concern sampling."""
 
     request_id: str | None = None
     priority: int = 0

@@ -1,4 +1,4 @@
-"""Turns committed draws into text fragments, and puts them on the stream of their request."""
+"""Requests that generate. Turns committed tokens into text fragments, and puts them on the request's stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aengine.types import FinishReason, Fragment, PromptLogprob, TokenLogprob, T
 
 
 class LiveRequest(Request):
-    """A request that generates: its choices, its stream, and the usage that its last fragment reports.
+    """A request that generates: its choices, its stream and its token counts.
 
     `choices` contains the first choice from the start, and each other choice when it begins.
     """
@@ -49,7 +49,7 @@ class LiveRequest(Request):
         on_end: Callable[[Request], None],
         latencies: Latencies,
     ) -> None:
-        """sequence: of the first choice. grammar: the start of the grammar, copied for each choice."""
+        """sequence: of the first choice. grammar: a matcher at its start. Each choice gets a copy."""
         self.id = request_id
         self.tokenizer = tokenizer
         self.latencies = latencies
@@ -83,7 +83,7 @@ class LiveRequest(Request):
         self.choices.append(LiveChoice(self, sequence, grammar))
 
     def begin(self) -> None:
-        """Observe the time in the queue when the first choice enters the running batch."""
+        """Record the time in the queue. Called when the first choice enters the running batch."""
         if not self.began:
             self.began = monotonic()
             self.latencies.queued.observe(self.began - self.arrived)
@@ -101,7 +101,7 @@ class LiveRequest(Request):
             self.stream.fail(error)
 
     def abort(self) -> None:
-        """End every choice from outside, including choices that have not begun."""
+        """End every choice with the reason `abort`, including choices that have not begun."""
         for choice in self.choices:
             choice.end("abort")
         for index in range(len(self.choices), self.choices[0].sequence.params.n):
@@ -117,7 +117,7 @@ class LiveRequest(Request):
         scores: Sequence[PromptLogprob] | None = None,
         stop_string: str | None = None,
     ) -> None:
-        """Put a choice's fragment on the stream. reason: why the choice ends; None if it continues."""
+        """Put a choice's fragment on the stream. reason: why the choice ends. None: it continues."""
         usage = None
         if reason is not None:
             self.open_choices -= 1
@@ -142,7 +142,7 @@ class LiveRequest(Request):
         )
 
     def _observe(self) -> None:
-        """Observe the durations and token counts of the request, which ends now."""
+        """Record the durations and token counts of the request. Called when it ends."""
         now, seen, leader = monotonic(), self.latencies, self.choices[0].sequence
         most = max(choice.delivered for choice in self.choices)
         decode = now - self.first_token
@@ -171,7 +171,7 @@ class LiveRequest(Request):
 
 
 class LiveChoice(Owner):
-    """One of the n outputs of a request; detokenizes the draws of its sequence."""
+    """One of the n outputs of a request. Detokenizes the tokens of its sequence."""
 
     __slots__ = ("delivered", "finish_reason", "grammar", "last_token", "request", "sequence", "text", "tokenizer")
 
@@ -215,7 +215,7 @@ class LiveChoice(Owner):
         return self.delivered if stopped else 0
 
     def end(self, reason: FinishReason) -> None:
-        """Close the choice from outside (abort): flush the held text."""
+        """End the choice with this reason, and put its remaining text on the stream."""
         if self.finish_reason is None:
             self.finish_reason = reason
             self.request.put(self.sequence.index, self.text.finish(), reason=reason)
@@ -225,7 +225,7 @@ class LiveChoice(Owner):
         return self.sequence.scores if self.sequence.params.prompt_logprobs is not None else None
 
     def _time(self) -> None:
-        """Observe the time since the last token, or the time to the first."""
+        """Record the time since the last token, or the time to the first token."""
         now, last = monotonic(), self.last_token
         self.last_token = now
         if last:
@@ -243,20 +243,20 @@ class LiveChoice(Owner):
 
 
 def begin(sequence: TokenSequence) -> None:
-    """Note that a sequence enters the running batch for the first time. Called by the scheduler."""
+    """Start the timing of a sequence's request. The scheduler calls this when the sequence first gets a row."""
     if isinstance(sequence.owner, Owner):
         sequence.owner.request.begin()
 
 
 def make_sibling(leader: TokenSequence, index: int) -> TokenSequence:
-    """Return a new choice that forks from another. Called by the scheduler."""
+    """Return the sequence of a new choice that forks from `leader`. The scheduler calls this."""
     if not isinstance(leader.owner, LiveChoice):
         raise TypeError("only choices of live requests fork")
     return leader.owner.request.make_sibling(index)
 
 
 def sibling_seed(seed: int, index: int) -> int:
-    """Return the seed of the index-th choice: the request's own for the first, unrelated ones for the others."""
+    """Return the seed of a choice: the request's seed for choice 0, and unrelated seeds for the others."""
     if index == 0:
         return seed
     mixed = (seed + index * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF  # splitmix64's increment and finalizer

@@ -30,7 +30,7 @@ class PooledRequest(Request):
         self.id = request_id
         self.latencies = latencies
         self.arrived = monotonic()
-        self.began = False  # a prompt has got a row
+        self.began = False  # whether a prompt has got a row
         self.ended = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.prompts = [PooledPrompt(self, sequence) for sequence in sequences]
@@ -47,13 +47,13 @@ class PooledRequest(Request):
         return [sequence.pooled for sequence in self.sequences]
 
     def begin(self) -> None:
-        """Observe the time in the queue when the first prompt enters the running batch."""
+        """Record the time in the queue. Called when the first prompt enters the running batch."""
         if not self.began:
             self.began = True
             self.latencies.queued.observe(monotonic() - self.arrived)
 
     def prompt_ended(self) -> None:
-        """Note the end of one prompt. With the last one, the request is done."""
+        """Count the end of one prompt. After the last prompt, the request is done."""
         self.latencies.ended["stop"] += 1
         self._unended -= 1
         if not self._unended:
@@ -68,7 +68,7 @@ class PooledRequest(Request):
         self._end(error, "error")
 
     def abort(self) -> None:
-        """End the request from outside. Does nothing once it has ended."""
+        """End the request with `RequestAbortedError`. Does nothing once it has ended."""
         self._end(RequestAbortedError("the request was aborted"), "abort")
 
     def usage(self) -> Usage:

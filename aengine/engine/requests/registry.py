@@ -1,4 +1,4 @@
-"""The requests that an engine serves: the gate that they pass, how they are enqueued, and how they end from outside."""
+"""The registry of running requests, and the gate that holds or refuses new requests."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ from aengine.scheduling.sequence import Sequence as TokenSequence
 
 
 class Requests:
-    """All requests from when they are enqueued until they end."""
+    """All enqueued requests that have not ended."""
 
     def __init__(
         self, scheduler: Scheduler, wake: Callable[[], None], *, priority_aging: float, most_held: int
     ) -> None:
-        """wake: called when the scheduler has something new.
+        """wake: called when the scheduler may have new work.
 
-        priority_aging: seconds of waiting that outweigh one level of priority.
-        most_held: requests that may wait at the gate at once.
+        priority_aging: how many seconds of waiting outweigh one level of priority.
+        most_held: the most requests that may wait at the gate.
         """
         self.gate = Gate(most_held)
-        self.failure: BaseException | None = None  # why nothing is served any more
-        self.ended = 0
+        self.failure: BaseException | None = None  # the error that ended the service
+        self.ended = 0  # how many requests have ended
         self.wake = wake
-        self.on_begin: Callable[[Request], None] | None = None  # called with each request that was enqueued
+        self.on_begin: Callable[[Request], None] | None = None  # called with each enqueued request
         self._scheduler = scheduler
         self._priority_aging = priority_aging
         self._live: dict[str, Request] = {}
         self._tickets = itertools.count()
         self._closed = False
-        self._emptied = asyncio.Event()  # the last request has ended
+        self._emptied = asyncio.Event()  # set when the last request has ended
 
     def check(self) -> None:
-        """Raise `EngineClosedError` or `EngineFailedError` if nothing is served any more."""
+        """Raise `EngineClosedError` or `EngineFailedError` if the engine is closed or has failed."""
         if self._closed:
             raise EngineClosedError("the engine is closed")
         if self.failure is not None:
             raise EngineFailedError(f"the engine failed: {type(self.failure).__name__}")
 
     def new_id(self, request_id: str | None) -> str:
-        """Return the id, or a new one for None. Raises `InvalidRequestError` if a running request has it."""
+        """Return `request_id`, or a random id for None. Raises `InvalidRequestError` if a running request has it."""
         request_id = request_id or secrets.token_hex(12)
         if request_id in self._live:
             raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
         return request_id
 
     def rank(self, priority: int) -> tuple[float, int]:
-        """Return the next place in the queue."""
+        """Return the sort key of a new request in the queue."""
         return time.monotonic() + priority * self._priority_aging, next(self._tickets)
 
     def begin(self, request: Request) -> None:
@@ -76,7 +76,7 @@ class Requests:
         if not self._live:
             self._emptied.set()
 
-    # ---- ending from outside ------------------------------------------------------------------------------
+    # ---- ending requests ------------------------------------------------------------------------------------
 
     def abort_id(self, request_id: str) -> bool:
         """Abort a request by its id. Returns False if no such request is running."""
@@ -98,7 +98,7 @@ class Requests:
             self.abort(request)
 
     def fail(self, request: Request, error: AengineError) -> None:
-        """End a request with an error, in every choice or prompt."""
+        """End a request with an error: all its choices or prompts."""
         self._end_sequences(request)
         request.fail(error)
 
@@ -113,13 +113,13 @@ class Requests:
         for request in list(self._live.values()):
             self.fail(request, EngineClosedError("the engine was closed"))
 
-    def give_up(self, error: Exception) -> None:
+    def fail_all(self, error: Exception) -> None:
         """End all requests because the engine failed, and refuse new ones."""
         self.failure = error
         failure = EngineFailedError(f"the engine failed: {type(error).__name__}")
         failure.__cause__ = error
         for request in list(self._live.values()):
-            request.fail(failure)  # the scheduler is not called: it may be the part that failed
+            request.fail(failure)  # the scheduler is not called, because the error may be its own
 
     async def wait_until_empty(self) -> None:
         """Wait until no request is running."""
@@ -134,13 +134,13 @@ class Requests:
 
 
 class Gate:
-    """Lets requests in, refuses them, or holds them until it opens."""
+    """Accepts new requests, refuses them, or holds them until it opens."""
 
     def __init__(self, most_held: int) -> None:
         self._most_held = most_held
-        self.refusal = ""  # why requests are refused; empty: they are not
+        self.refusal = ""  # why requests are refused; empty: they are not refused
         self._opening: asyncio.Event | None = None  # None: requests are not held
-        self.held = 0
+        self.held = 0  # how many requests wait
 
     @property
     def holding(self) -> bool:
@@ -153,7 +153,7 @@ class Gate:
             raise EngineNotReadyError(self.refusal)
 
     async def enter(self) -> None:
-        """Wait until requests are let in. Raises `EngineNotReadyError`, and `QueueFullError` if too many wait."""
+        """Wait until the gate is open. Raises `EngineNotReadyError`, and `QueueFullError` if too many wait."""
         while True:
             self.check()
             if self._opening is None:
@@ -177,7 +177,7 @@ class Gate:
         self._opening = self._opening or asyncio.Event()
 
     def open(self) -> None:
-        """Let requests in; held ones come first."""
+        """Accept requests. Held requests come first."""
         self.refusal = ""
         self._release()
 

@@ -1,4 +1,4 @@
-"""What the engine knows of every request, whether it generates or is pooled."""
+"""The base classes of requests that generate and requests that pool."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Request:
         raise NotImplementedError
 
     def abort(self) -> None:
-        """End the request from outside."""
+        """End the request before it is complete."""
         raise NotImplementedError
 
 
 class Owner:
-    """The owner of one sequence of a request; it receives what the sequence's steps bring.
+    """The owner of one sequence of a request. It receives the sequence's updates.
 
-    A plain class, not an abstract one: `isinstance` runs for each token, and is slower for abstract classes.
+    This is not an abstract class, because `isinstance` runs for each token and is slower for abstract classes.
     """
 
     __slots__ = ()
@@ -47,9 +47,10 @@ class Owner:
     finish_reason: FinishReason | None
 
     def deliver(self, update: Update) -> int:
-        """Hand one committed update to the consumer.
+        """Pass one committed update to the request's consumer.
 
-        Returns after how many output tokens the sequence ends if a stop string matched, and 0 otherwise. Raises
-        `NonFiniteLogitsError` if the model produced NaN or infinity.
+        Returns the number of output tokens at which the sequence ends if a stop string matched, else 0.
+
+        Raises `NonFiniteLogitsError` if the model produced NaN or infinity.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Makes the scheduler's sequences of requests, and refuses requests that the model or its context cannot serve."""
+"""Makes sequences for the scheduler. Refuses requests that the model cannot serve or that exceed its context."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aengine.step_plan import Pool
 if TYPE_CHECKING:  # torch
     from aengine.model.config import ModelConfig
 
-_NOTHING_DRAWN = SamplingParams()  # of pooled prompts
+_UNUSED_PARAMS = SamplingParams()  # for pooled prompts, which draw no tokens
 
 
 class Sequences:
@@ -39,9 +39,12 @@ class Sequences:
         salt: str | None,
         adapter: LoadedAdapter | None,
     ) -> TokenSequence:
-        """Return the sequence of a request's first choice, from which the others fork.
+        """Return the sequence of a request's first choice. The other choices fork from it.
 
-        constrained: whether the output has a grammar. A grammar decides when the output ends, even with ignore_eos.
+        constrained: whether the output has a grammar. The output then ends with an end token even if ignore_eos is set.
+        banned: sequences of token ids that the output may not contain.
+        rank: the sort key in the queue.
+        salt: requests with different salts share no cached prefix.
 
         Raises `InvalidRequestError`, or `ContextLengthError` if the request does not fit the context.
         """
@@ -51,7 +54,9 @@ class Sequences:
             )
         if not token_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
-        max_total = self._max_total(len(token_ids), params)  # before the ids, which take a while if there are millions
+        max_total = self._max_total(
+            len(token_ids), params
+        )  # before the check of the ids, which is slow for millions of ids
         check_token_ids(token_ids, self._model.vocab_size, "prompt")
         near = self._is_near(max_total)
         ends = constrained or not params.ignore_eos
@@ -88,7 +93,7 @@ class Sequences:
         near = self._is_near(len(token_ids))
         return TokenSequence(
             prompt=packed(token_ids),
-            params=_NOTHING_DRAWN,
+            params=_UNUSED_PARAMS,
             seed=0,
             stop_ids=(),
             max_total=len(token_ids) + 1,  # the pooled vector counts as a draw
@@ -100,7 +105,7 @@ class Sequences:
         )
 
     def within_context(self, prompt_len: int, params: SamplingParams) -> SamplingParams:
-        """Return the parameters with max_tokens cut to what the prompt leaves of the context."""
+        """Return the parameters with max_tokens reduced so that prompt and output fit the context."""
         if params.max_tokens is None:
             return params
         most = max(1, self._max_model_len - prompt_len)
@@ -109,7 +114,7 @@ class Sequences:
     def _is_near(self, max_total: int) -> bool:
         """Return whether a sequence of at most `max_total` tokens stays in the trained context.
 
-        True for models that rotate all sequences alike.
+        Always True for models whose rotary factors do not depend on the length.
         """
         return not self._model.near_positions or max_total <= self._model.near_positions
 
@@ -132,7 +137,7 @@ class Sequences:
 
 
 def _namespace(salt: str | None, adapter: LoadedAdapter | None, near: bool) -> Namespace:
-    """Return what separates cached prefixes: the request's salt, its adapter, and how its keys are rotated."""
+    """Return the cache namespace of a request. It depends on the salt, the adapter and the rotary factors."""
     if near and adapter is None:
         return salt
     number = 0 if adapter is None else adapter.generation
@@ -140,5 +145,5 @@ def _namespace(salt: str | None, adapter: LoadedAdapter | None, near: bool) -> N
 
 
 def _maximum(context: int) -> str:
-    """Return the first sentence of context errors, in OpenAI's words: clients recognise them by it."""
+    """Return the first sentence of context errors. It is OpenAI's, because clients recognise the error by it."""
     return f"This model's maximum context length is {context} tokens."

@@ -1,4 +1,4 @@
-"""The stream between the step loop and one request's consumer, and two ways to read it to its end."""
+"""The stream of one request's fragments, and two functions that read a stream to its end."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from aengine.types import Choice, Completion, Fragment, PromptLogprob, TokenLogp
 
 
 class Stream:
-    """The fragments of one request, in order. The engine puts them, and one consumer takes them.
+    """The fragments of one request, in order. The engine adds them, and one consumer takes them.
 
-    A deque and one future per request: a token costs an append, and a wake-up only if someone waits.
+    It is fast: a token costs one append to a deque, and a wake-up only if the consumer waits.
     """
 
     __slots__ = ("_abort", "_ended", "_error", "_fragments", "_future", "_loop", "id", "prompt_tokens")
@@ -31,13 +31,13 @@ class Stream:
 
     @property
     def backlog(self) -> int:
-        """The number of fragments that wait to be taken."""
+        """The number of fragments that the consumer has not taken yet."""
         return len(self._fragments)
 
     async def take(self) -> list[Fragment]:
-        """Return all waiting fragments, at least one; [] once the request has ended.
+        """Wait for fragments and return all that have arrived. Returns [] if the request has ended.
 
-        Raises `EngineFailedError` or `EngineClosedError` after the fragments that came before the failure.
+        Raises the request's error after all fragments before it have been taken.
         """
         if not self._fragments and not self._ended:
             self._future = self._loop.create_future()
@@ -56,13 +56,13 @@ class Stream:
         self._abort()
 
     def put(self, fragment: Fragment, last: bool) -> None:
-        """Add a fragment. last: whether it ends the stream. Called by the engine."""
+        """Add a fragment. last: whether it ends the stream. Only the engine calls this."""
         self._fragments.append(fragment)
         self._ended = last
         self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """End the stream with an error. Called by the engine."""
+        """End the stream with an error. Only the engine calls this."""
         if not self._ended:
             self._ended = True
             self._error = error
@@ -75,7 +75,7 @@ class Stream:
 
 
 class FragmentStream(Protocol):
-    """The stream of a request, either of an engine in this process or of a server."""
+    """The interface of streams: of an engine in this process, or of a server."""
 
     id: str
 

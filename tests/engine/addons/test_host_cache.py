@@ -360,7 +360,7 @@ async def test_a_damaged_file_is_computed_anew_and_named_once(tmp_path: Path, ca
     lines = [record.getMessage() for record in caplog.records if "disk_cache_dir" in record.getMessage()]
     assert len(lines) == 2
     assert "1 files in" in lines[0]
-    assert lines[1].endswith("is damaged; what it should hold is computed")
+    assert lines[1].endswith("is damaged; its page is computed again")
 
 
 async def test_a_full_disk_is_named_once(
@@ -397,8 +397,8 @@ async def test_files_are_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("knobs", "says"),
     [
-        ({"prefix_cache": False}, "host_cache_gib: there is nothing to keep"),
-        ({"host_cache_gib": 0, "disk_cache_dir": "/tmp/nowhere"}, "disk_cache_dir: .* give host_cache_gib"),
+        ({"prefix_cache": False}, "host_cache_gib: without the prefix cache no pages are kept"),
+        ({"host_cache_gib": 0, "disk_cache_dir": "/tmp/nowhere"}, "disk_cache_dir: .* set host_cache_gib"),
         ({"host_cache_gib": 2.0**19}, "host_cache_gib: .* leave too little"),
         ({"host_cache_gib": 1e-9}, "host_cache_gib: .* raise it"),
         ({"disk_cache_dir": "/proc/version"}, "disk_cache_dir: /proc/version"),

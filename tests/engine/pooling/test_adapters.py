@@ -117,6 +117,6 @@ async def test_an_adapter_that_cannot_be_brought_in_fails_the_request(
             raise RuntimeError("no copy")
 
         monkeypatch.setattr(RankedPlaces, "fill", broken)
-        with pytest.raises(AengineError, match="could not be put on the device"):
+        with pytest.raises(AengineError, match="could not be copied to the device"):
             await engine.embed(PROMPTS[3], adapter="b")
         await idle(engine)

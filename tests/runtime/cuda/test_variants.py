@@ -28,7 +28,7 @@ from aengine.attention.flash4 import Flash4
 from aengine.attention.flash_backend import OnGathered
 from aengine.cache.radix import packed
 from aengine.config import EngineConfig
-from aengine.engine.loaded import described_model
+from aengine.engine.loaded import read_model_config
 from aengine.errors import CheckpointError
 from aengine.kernels import triton_kernels
 from aengine.kernels.draw import gumbel
@@ -400,7 +400,7 @@ def test_processes_beside_a_start_up_compile_all_that_it_launches(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
     folder = checkpoint(tmp_path, 8, more)
-    start_cuda.start_cuda(config, folder, described_model(config, folder), DEVICE, lambda: None)
+    start_cuda.start_cuda(config, folder, read_model_config(config, folder), DEVICE, lambda: None)
     launched, attended = set(compiled.known), set(compiled.flash)
     assert len(launched) > 20
     assert any("fp8.library _add_up_kernel" in variant for variant in launched) == (more is WIDE_FP8)

@@ -1,9 +1,9 @@
 """Compiles kernels in other processes while start-up imports packages and reads weights.
 
 Start-up launches about 60 variants of Triton kernels and 4 of flash-attn-4. Compiling one takes 1 to 5 s. Threads
-would wait for the GIL: a tenth of Triton's work and nearly all of flash-attn-4's work holds it. So processes compile for a few
-seconds and end before the first request. They fill the disk caches of these packages. Start-up itself compiles the
-kernels that the processes have missed.
+would wait for the GIL: a tenth of Triton's work and nearly all of flash-attn-4's work holds it. So processes compile
+for a few seconds and end before the first request. They fill the disk caches of these packages. Start-up itself
+compiles the kernels that the processes have missed.
 
 After a successful start-up, a file in each cache marks its configuration. The next start-up with the same configuration
 starts no processes. The file also holds the memory that the start-up needed.
