@@ -10,7 +10,8 @@ import pytest
 
 import aengine
 from aengine.model.loading.hub import DEMO
-from tests.model.checkpoints import CASES, Reference, reference, write_checkpoint
+from tests.model.cases import CASES
+from tests.model.checkpoints import Reference, reference, write_checkpoint
 
 pytestmark = pytest.mark.anyio
 

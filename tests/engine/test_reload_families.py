@@ -16,7 +16,8 @@ import aengine
 from aengine.model.loading.hub import DEMO
 from tests.engine.checkpoints import other_numbers
 from tests.engine.conftest import idle
-from tests.model.checkpoints import CASES, write_checkpoint
+from tests.model.cases import CASES
+from tests.model.checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.anyio
 

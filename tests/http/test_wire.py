@@ -3,63 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 import aengine
-from aengine.requests.sampling_params import SamplingParams
-from aengine.text.answer.parser import AnswerFormat
 from aengine.types import Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usage
-from tests.http.fake_engine import CACHED_TOKENS, CARD, FakeEngine, FakeStream
-from tests.http.serving import Server, serving
+from tests.http.fake_engine import CARD, FakeEngine
+from tests.http.serving import serving
 from tests.http.wire import NOW, REQUEST_ID, Answer, ask
+from tests.http.wire_requests import (
+    ALL_THE_TIME,
+    CHAT,
+    COMPLETIONS,
+    GENERATE,
+    HELLO,
+    JSON,
+    WITH_USAGE,
+    Saying,
+    held,
+    post,
+    streamed,
+    usage,
+)
 
 pytestmark = pytest.mark.anyio
 
-GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
-JSON = {"content-type": "application/json", "x-request-id": REQUEST_ID}
-EVENTS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-    "x-request-id": REQUEST_ID,
-}
 NOT_KEPT = {**JSON, "cache-control": "no-store"}
-HELLO = {"messages": [{"role": "user", "content": "hello there"}]}
-WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
-ALL_THE_TIME = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-
-
-async def post(server: Server, path: str, **body: Any) -> Any:
-    """Return the body of a whole answer."""
-    answer = await ask(server, "POST", path, body)
-    assert answer[:2] == (200, JSON)
-    return answer.body
-
-
-async def streamed(server: Server, path: str, **body: Any) -> list[Any]:
-    """Return the events before [DONE]."""
-    answer = await ask(server, "POST", path, body)
-    assert answer[:2] == (200, EVENTS)
-    *events, done = answer.body
-    assert done == "[DONE]"
-    return events
-
-
-def usage(prompt: int, completion: int, cached: int = CACHED_TOKENS) -> dict[str, Any]:
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
-
-
-def chat_usage(prompt: int, completion: int) -> dict[str, Any]:
-    return {**usage(prompt, completion), "completion_tokens_details": {"reasoning_tokens": 0}}
 
 
 # ---- /generate --------------------------------------------------------------------------------------------
@@ -128,25 +99,6 @@ PROMPT_LOGPROBS = {
         },
     ]
 }
-
-
-class Saying(FakeEngine):
-    """Answers each prompt with these fragments, all at once."""
-
-    def __init__(self, answer: Callable[[Any], Sequence[Fragment]]) -> None:
-        super().__init__(held=True)
-        self._answer = answer
-
-    async def submit(self, prompt: Any, params: SamplingParams | None = None, **options: Any) -> FakeStream:
-        stream = await super().submit(prompt, params, **options)
-        stream.put(*self._answer(prompt))
-        return stream
-
-
-async def held(path: str, *fragments: Fragment, **body: Any) -> Any:
-    """Return the server's answer from these fragments."""
-    async with serving(Saying(lambda prompt: fragments)) as server:
-        return await (streamed if body.get("stream") else post)(server, path, **body)
 
 
 async def test_the_prompts_logprobs_at_every_endpoint() -> None:
@@ -263,119 +215,6 @@ async def test_completions_that_echo() -> None:
         "choices": [completed("a bbb", "length", mute)],
         "usage": usage(2, 0, 0),
     }
-
-
-# ---- /v1/chat/completions ---------------------------------------------------------------------------------
-
-WHOLE_CHAT = {"id": "chatcmpl-ID", "object": "chat.completion", "created": NOW, "model": "fake"}
-CHUNK = {**WHOLE_CHAT, "object": "chat.completion.chunk"}
-
-
-def delta(*, reason: str | None = None, logprobs: Any = None, **fields: Any) -> dict[str, Any]:
-    return {**CHUNK, "choices": [{"index": 0, "delta": fields, "logprobs": logprobs, "finish_reason": reason}]}
-
-
-async def test_chats() -> None:
-    body = {**HELLO, "max_tokens": 2}
-    async with serving() as server:
-        message = {"role": "assistant", "content": "Paris, said"}
-        assert await post(server, CHAT, **body) == {
-            **WHOLE_CHAT,
-            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}],
-            "usage": chat_usage(2, 2),
-        }
-        chunks = [
-            delta(role="assistant", content=""),
-            delta(content="Paris"),
-            delta(content=", said", reason="length"),
-        ]
-        assert await streamed(server, CHAT, **body, stream=True) == chunks
-        no: dict[str, Any] = {"usage": None}
-        last = {**CHUNK, "choices": [], "usage": chat_usage(2, 2)}
-        assert await streamed(server, CHAT, **body, **WITH_USAGE) == [*(chunk | no for chunk in chunks), last]
-        so_far = [
-            {"usage": {"prompt_tokens": 2, "completion_tokens": count, "total_tokens": 2 + count}}
-            for count in (0, 1, 2)
-        ]
-        all_the_time = [chunk | count for chunk, count in zip(chunks, so_far, strict=True)]
-        assert await streamed(server, CHAT, **body, **ALL_THE_TIME) == [*all_the_time, last]
-
-
-async def test_chats_with_logprobs_of_parts_of_characters() -> None:
-    """A part of a character is shown as U+FFFD with its bytes. A U+FFFD of the model has its own bytes."""
-    part = TokenLogprob(5, "\ufffd", -0.25, (TopLogprob(4, "\ufffd", -2.0), TopLogprob(6, "é", -3.0)))
-    fragments = Fragment("", (5,), (part,)), Fragment("é", (6,), None, "stop", Usage(2, 2, 0))
-    entry = {
-        "token": "\ufffd",
-        "logprob": -0.25,
-        "bytes": list(b"xxxxx"),  # from FakeTokenizer
-        "top_logprobs": [
-            {"token": "\ufffd", "logprob": -2.0, "bytes": list(b"xxxx")},
-            {"token": "é", "logprob": -3.0, "bytes": [0xC3, 0xA9]},
-        ],
-    }
-    asked = {**HELLO, "logprobs": True, "top_logprobs": 2}
-    (choice,) = (await held(CHAT, *fragments, **asked))["choices"]
-    assert choice == {
-        "index": 0,
-        "message": {"role": "assistant", "content": "é"},
-        "logprobs": {"content": [entry]},
-        "finish_reason": "stop",
-    }
-    assert await held(CHAT, *fragments, **asked, stream=True) == [
-        delta(role="assistant", content=""),
-        delta(
-            content="é", logprobs={"content": [entry]}, reason="stop"
-        ),  # both were waiting, so they are sent together
-    ]
-
-
-THINKS_AND_CALLS = AnswerFormat(calls="hermes", thoughts=True)
-SAID = ["<think>", "\nI call.", "\n</think>", "\n\nI ", "look.\n", "<tool_call>", '\n{"name": "f", ']
-SAID += ['"arguments": {"a": 1}', "}\n</tool_call>", "\n<tool_call>", '{"name": "f", "arguments": {}}</tool_call>']
-TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}]}
-
-
-async def test_chats_with_a_thought_and_calls() -> None:
-    engine = FakeEngine()
-    engine.words, engine.answer_format = SAID, THINKS_AND_CALLS
-    calls = [
-        {"id": f"call_{number}", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        for number, arguments in ((1, '{"a": 1}'), (2, "{}"))
-    ]
-    message = {
-        "role": "assistant",
-        "content": "I look.",
-        "reasoning_content": "I call.",
-        "reasoning": "I call.",
-        "tool_calls": calls,
-    }
-    async with serving(engine) as server:
-        assert await post(server, CHAT, **HELLO, **TOOLS) == {
-            **WHOLE_CHAT,
-            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls"}],
-            "usage": chat_usage(2, len(SAID)),
-        }
-        events = await streamed(server, CHAT, **HELLO, **TOOLS, stream=True)
-
-    def begun(index: int) -> dict[str, Any]:
-        head = {"id": f"call_{index + 1}", "type": "function", "function": {"name": "f", "arguments": ""}}
-        return delta(tool_calls=[{"index": index, **head}])
-
-    def more(index: int, arguments: str) -> dict[str, Any]:
-        return delta(tool_calls=[{"index": index, "function": {"arguments": arguments}}])
-
-    assert events == [
-        delta(role="assistant", content=None),
-        delta(reasoning_content="I call.", reasoning="I call."),
-        delta(content="I"),
-        delta(content=" look."),
-        begun(0),
-        more(0, '{"a": 1}'),
-        begun(1),
-        more(1, "{}"),
-        delta(reason="tool_calls"),
-    ]
 
 
 # ---- the others -------------------------------------------------------------------------------------------

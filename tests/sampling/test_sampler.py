@@ -10,15 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from aengine.requests.sampling_params import SamplingParams
 from aengine.requests.structured import Structured
 from aengine.sampling import DrawLogprobs, Kind, Sampler
 from tests.sampling import reference
 from tests.sampling.build import CPU, draw, draw_many, new_row
+from tests.sampling.kinds import KINDS, VOCAB
 
-VOCAB = 48
 MAX_ROWS = 8
 token_ids = st.integers(0, VOCAB - 1)
 
@@ -344,15 +343,6 @@ def test_simple_rows_draw_the_same_in_both_ways() -> None:
 
 # ---- rows that are not finite -----------------------------------------------------------------------------
 
-KINDS = [
-    SamplingParams(temperature=0),
-    SamplingParams(temperature=0.8),
-    SamplingParams(temperature=0.8, min_p=0.1),
-    SamplingParams(temperature=0.8, top_p=0.7),
-    SamplingParams(temperature=0.8, top_k=3, logprobs=2),
-    SamplingParams(temperature=0, repetition_penalty=1.5, frequency_penalty=0.5),
-]
-
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, "nothing finite"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -383,61 +373,3 @@ def test_minus_infinity_alone_is_legal() -> None:
         sampler.set_rows([new_row(0, kind)])
         draws = draw(sampler, torch.tensor([[-torch.inf, 1.0, -torch.inf]]), [0], [1])
         assert (draws.finite.tolist(), draws.token_ids.tolist()) == ([True], [1])
-
-
-# ---- work that the sampler avoids -------------------------------------------------------------------------
-
-
-class Operations(TorchDispatchMode):
-    """Record the names of operations that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-def operations(*options: SamplingParams, steps: int = 1) -> set[str]:
-    sampler = Sampler(len(options), VOCAB, CPU)
-    sampler.set_rows([new_row(row, option, stop_ids=(1,)) for row, option in enumerate(options)])
-    rows = list(range(len(options)))
-    for step in range(steps):
-        with Operations() as record:
-            draw(sampler, torch.randn(len(options), VOCAB), rows, [1 + step] * len(options))
-    return record.names
-
-
-def test_nothing_is_read_back_from_the_device() -> None:
-    everything = SamplingParams(
-        temperature=1,
-        top_k=5,
-        top_p=0.9,
-        min_p=0.1,
-        repetition_penalty=1.1,
-        logit_bias={1: 1.0},
-        min_tokens=2,
-        logprobs=4,
-    )
-    names = operations(everything, *KINDS)
-    assert not names & {"_local_scalar_dense", "nonzero", "item", "masked_select", "is_nonzero", "equal", "unique"}
-
-
-def test_greedy_rows_cost_only_an_argmax_and_the_check() -> None:
-    names = operations(SamplingParams(temperature=0), SamplingParams(temperature=0))
-    assert {"argmax", "amax"} <= names
-    assert not names & {"log_", "masked_fill", "index_select", "cumsum", "index_add_", "_log_softmax"}
-
-
-def test_rows_with_temperature_alone_filter_nothing() -> None:
-    names = operations(SamplingParams(temperature=1))
-    assert "log_" in names
-    assert not names & {"cumsum", "searchsorted", "masked_fill", "index_add_", "_log_softmax"}
-
-
-def test_min_p_needs_no_running_sum() -> None:
-    names = operations(SamplingParams(temperature=1, min_p=0.1))
-    assert "masked_fill" in names
-    assert not names & {"cumsum", "searchsorted"}

@@ -11,7 +11,7 @@ import pytest
 
 import aengine
 from aengine.runtime.weights import Weights
-from tests.engine.addons.test_host_cache import CHATS, all_copied, chat, engine_with, talk
+from tests.engine.addons.chats import CHATS, all_copied, chat, engine_with, talk
 from tests.engine.checkpoints import other_demo
 
 pytestmark = pytest.mark.anyio

@@ -1,4 +1,4 @@
-"""Tools on `/v1/chat/completions`: the prompt, the answer, and refusals."""
+"""Tools on `/v1/chat/completions`: the prompt and the answer."""
 
 from __future__ import annotations
 
@@ -11,41 +11,17 @@ from aengine.config import ServerConfig
 from aengine.http.openai.bodies import ChatRequest
 from aengine.http.openai.chat import chat_body, tool_use
 from aengine.requests.sampling_params import SamplingParams
-from aengine.requests.structured import Structured
-from aengine.text.answer.deltas import CallDelta
 from aengine.text.answer.parser import AnswerFormat
-from aengine.text.answer.reader import Reader
 from aengine.text.reading import AnswerReading
-from aengine.types import Choice, Completion, Fragment, Usage
+from aengine.types import Choice, Completion, Usage
 from tests.http.fake_engine import FakeEngine
+from tests.http.openai.tools import CALL, HELLO, PATH, QWEN, TOOLS, named, reader, saying, thought
 from tests.http.serving import serving
 from tests.text.cutting import read_fragments
 
 pytestmark = pytest.mark.anyio
 
-PATH = "/v1/chat/completions"
-HELLO = [{"role": "user", "content": "hello there"}]
-TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
-QWEN = AnswerFormat(calls="hermes", thoughts=True)
-CALL = ["<tool_call>", '\n{"name": "f", ', '"arguments": {"a', '": 1}', "}\n</tool", "_call>"]
 ALL = ["<think>", "\nI call.", "\n</think>", "\n\nI ", "look.\n", *CALL, "\n", *CALL]
-
-
-def named(name: str, **more: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, **more}}
-
-
-def reader(reading: AnswerReading, opens_thought: bool = False) -> Reader:
-    return reading.reader(opens_thought, lambda token_id: b"")
-
-
-STRICT = [named("f"), named("g", strict=True)]
-
-
-def saying(*words: str, form: AnswerFormat = QWEN, opens_thought: bool = False) -> FakeEngine:
-    engine = FakeEngine()
-    engine.words, engine.answer_format, engine.opens_thought = words, form, opens_thought
-    return engine
 
 
 async def message(engine: FakeEngine, **fields: Any) -> tuple[dict[str, Any], str]:
@@ -57,11 +33,6 @@ async def message(engine: FakeEngine, **fields: Any) -> tuple[dict[str, Any], st
     for call in choice["message"].get("tool_calls", ()):
         assert call.pop("id").startswith("call_")
     return choice["message"], choice["finish_reason"]
-
-
-def thought(text: str) -> dict[str, Any]:
-    """The fields of a thought, under both names."""
-    return {"reasoning_content": text, "reasoning": text}
 
 
 F_CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -355,242 +326,3 @@ async def test_after_the_thought_events_are_as_cheap_as_ever() -> None:
         {"content": "d"},
     ]
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
-
-
-@pytest.mark.parametrize(
-    ("form", "knobs", "may_think", "opens_thought", "thought"),
-    [
-        (QWEN, {}, True, False, "possible"),
-        (QWEN, {}, False, False, "never"),
-        (QWEN, {}, True, True, "open"),
-        (QWEN, {}, False, True, "open"),
-        (QWEN, {"reasoning": "off"}, True, False, "never"),
-        (QWEN, {"reasoning": "off"}, True, True, "never"),
-        (AnswerFormat(), {}, True, False, "never"),
-        (AnswerFormat(), {"reasoning": "think"}, True, False, "possible"),
-    ],
-)
-def test_a_thought_may_come_before_an_answer_of_a_given_form(
-    form: AnswerFormat, knobs: dict[str, Any], may_think: bool, opens_thought: bool, thought: str
-) -> None:
-    body = msgspec.convert({"messages": HELLO}, ChatRequest)
-    formed = Structured(regex="a+")
-    reading = AnswerReading(ServerConfig(**knobs), form, tool_use(body).rules, may_think=may_think, structured=formed)
-    params = reading.engine_params(SamplingParams(structured=formed), opens_thought)
-    assert params.structured == Structured(regex="a+", thought=thought)  # type: ignore[arg-type]
-    assert reader(reading, opens_thought).plain == (thought == "never")
-
-
-FORM = Structured(json_object=True)
-
-
-def test_an_answer_of_a_given_form_may_be_a_call_instead() -> None:
-    body = msgspec.convert({"messages": HELLO, "tools": STRICT, "parallel_tool_calls": False}, ChatRequest)
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, structured=FORM)
-    calls = reading.engine_params(SamplingParams(structured=FORM), opens_thought=False).structured.calls  # type: ignore[union-attr]
-    assert (calls or "").startswith("calls: call\n")
-    assert isinstance(reader(reading).feed(Fragment("".join(CALL)))[0], CallDelta)
-    body.tool_choice = "none"
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, structured=FORM)
-    structured = reading.engine_params(SamplingParams(structured=FORM), opens_thought=False).structured
-    assert structured == Structured(json_object=True, thought="possible")
-    body.tool_choice = "required"
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, structured=FORM)
-    structured = reading.engine_params(SamplingParams(structured=FORM), opens_thought=False).structured
-    assert structured is not None
-    assert structured.origin == "tools"
-
-
-@pytest.mark.parametrize(
-    ("calls", "form"),
-    [
-        ("llama3", FORM),
-        ("hermes", Structured(regex="(.|\n)+")),
-        ("hermes", Structured(choice=("a",))),
-        ("hermes", Structured()),
-    ],
-)
-def test_what_could_be_taken_for_a_call_is_none(calls: Any, form: Structured) -> None:
-    body = msgspec.convert({"messages": HELLO, "tools": STRICT}, ChatRequest)
-    reading = AnswerReading(ServerConfig(), AnswerFormat(calls=calls), tool_use(body).rules, structured=form)
-    structured = reading.engine_params(SamplingParams(structured=form), opens_thought=False).structured
-    assert structured == form
-    assert reader(reading).plain
-
-
-def test_where_an_answer_is_bound_every_marker_is_seen() -> None:
-    """A hidden marker would join the texts around it to another marker or to the beginning of a call."""
-    markers = {"<think>": 7, "</think>": 8, "<tool_call>": 9, "</tool_call>": 10, "<|python_tag|>": 11}
-    form = AnswerFormat(calls="hermes", markers=markers, special_markers=frozenset(markers))
-    for fields, shown in (({}, (9, 10)), ({"tools": STRICT}, (7, 8, 9, 10, 11))):
-        body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **fields}, ChatRequest)
-        params = AnswerReading(ServerConfig(reasoning="off"), form, tool_use(body).rules).engine_params(
-            SamplingParams(), False
-        )
-        assert tuple(sorted(params.shown_special_ids)) == shown
-
-
-@pytest.mark.parametrize("cut", [1, 3, 1000])
-@pytest.mark.parametrize("start", ["a ", "{", "<tool", " \n<", "<think>no</think>\n\na"])
-def test_an_answer_of_a_given_form_may_quote_a_call(start: str, cut: int) -> None:
-    body = msgspec.convert({"messages": HELLO, "tools": TOOLS}, ChatRequest)
-    found = reader(AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, structured=FORM))
-    text = start + "".join(CALL) + " "
-    answer = read_fragments(found, *(text[at : at + cut] for at in range(0, len(text), cut)))
-    assert (answer.content, answer.calls) == (text.removeprefix("<think>no</think>\n\n"), ())
-
-
-@pytest.mark.parametrize(
-    ("fields", "may_think", "opens_thought", "beginning"),
-    [
-        ({"tool_choice": "required"}, True, False, "start: thought? calls\ncalls: call ("),
-        ({"tool_choice": "required"}, False, False, "start: calls\ncalls: call ("),
-        ({"tool_choice": "required"}, False, True, "start: thought calls\ncalls: call ("),
-        (
-            {"tool_choice": "required", "parallel_tool_calls": False},
-            True,
-            False,
-            "start: thought? calls\n",
-        ),
-        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, False, False, "start: calls\ncalls: call\n"),
-        ({"tool_choice": "auto"}, True, False, None),
-        (
-            {"tool_choice": "auto", "tools": STRICT},
-            True,
-            False,
-            "start: thought answer | unthinking\n",
-        ),
-        ({"tools": STRICT, "parallel_tool_calls": False}, False, False, "start: thought answer | unthinking\n"),
-        ({"tool_choice": "none", "tools": STRICT}, True, False, None),
-        (
-            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("f")]}}},
-            True,
-            False,
-            "start: thought answer | unthinking\n",
-        ),
-        (
-            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("g")]}}},
-            False,
-            False,
-            "start: calls\ncalls: call (",
-        ),
-        ({"tool_choice": "none"}, True, False, None),
-    ],
-)
-def test_the_grammar_of_forced_calls(
-    fields: dict[str, Any], may_think: bool, opens_thought: bool, beginning: str | None
-) -> None:
-    body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **fields}, ChatRequest)
-    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules, may_think=may_think).calls_grammar(
-        opens_thought
-    )
-    assert (grammar is None) == (beginning is None)
-    assert grammar is None or grammar.startswith(beginning or "")
-
-
-def test_only_strict_tools_are_held_to_their_schemas_where_they_need_not_be_called() -> None:
-    loose = {"type": "object", "properties": {"loose": {"type": "string"}}}
-    tight = {"type": "object", "properties": {"tight": {"type": "string"}}}
-    tools = [named("f", parameters=loose), named("g", parameters=tight, strict=True)]
-    body = msgspec.convert({"messages": HELLO, "tools": tools}, ChatRequest)
-    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules).calls_grammar(opens_thought=False) or ""
-    assert "loose" not in grammar
-    assert "tight" in grammar
-    body.tool_choice = "required"
-    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body).rules).calls_grammar(opens_thought=False) or ""
-    assert "loose" in grammar
-
-
-@pytest.mark.parametrize("parallel", [None, True, False])
-def test_allowed_tools_are_called_in_parallel_or_not(parallel: bool | None) -> None:
-    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("f")]}}
-    fields = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel}
-    use = tool_use(msgspec.convert(fields, ChatRequest))
-    assert (use.names, use.forced, use.parallel) == ({"f"}, False, parallel is not False)
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [named("f"), named("g"), {"type": "function"}]}, "tools[2].function"),
-    ({"tools": [named("f"), {"type": "function", "function": {}}]}, "tools[1].function.name"),
-    ({"tools": [named("f"), named("g"), named("a b")]}, "tools[2].function.name"),
-    ({"tools": [named("f\n")]}, "tools[0].function.name"),
-    ({"tools": [named("")]}, "tools[0].function.name"),
-    ({"tools": [named("x" * 65)]}, "tools[0].function.name"),
-    ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters"),
-    (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
-        "tools[0].function.parameters.type",
-    ),
-    ({"tools": [named(f"f{index}") for index in range(129)]}, "tools"),
-    ({"tools": {}}, "tools"),
-    ({"tools": [named("f"), named("g"), named("f", strict=True)]}, "tools[2].function.name"),
-    ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": named("h")}, "tool_choice.function.name"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
-    ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
-    (
-        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
-        "tool_choice.allowed_tools.tools",
-    ),
-    (
-        {
-            "tools": TOOLS,
-            "tool_choice": {
-                "type": "allowed_tools",
-                "allowed_tools": {"mode": "auto", "tools": [named("f"), named("h")]},
-            },
-        },
-        "tool_choice.allowed_tools.tools[1].function.name",
-    ),
-    (
-        {
-            "tools": TOOLS,
-            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "any", "tools": [named("f")]}},
-        },
-        "tool_choice.allowed_tools.mode",
-    ),
-    ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {}}}, "tool_choice.type"),
-    ({"tools": [named("f", strict="yes")]}, "tools[0].function.strict"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"tools": [], "tool_choice": named("f")}, "tool_choice"),
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
-        "messages[0].tool_calls[0].function.name",
-    ),
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a|>"}}]}]},
-        "messages[0].tool_calls[0].function.name",
-    ),
-]
-
-
-async def test_bad_tools_are_refused_by_name() -> None:
-    async with serving(saying(*CALL)) as server:
-        for fields, param in REFUSED:
-            response = await server.post(PATH, **{"messages": HELLO, **fields})
-            assert response.status_code == 400, (fields, response.text)
-            error = response.json()["error"]
-            assert error["param"] == param, (fields, error)
-            assert param.split(".")[0] in error["message"], error
-        assert (await server.post(PATH, messages=HELLO, tools=[named("x" * 64)])).status_code == 200
-
-
-async def test_parts_that_are_no_text_are_refused() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:"}}
-    content = [{"type": "text", "text": "see"}, image]
-    async with serving() as server:
-        refused = await server.post(PATH, messages=[*HELLO, {"role": "user", "content": content}])
-        empty = await server.post(PATH, messages=[{"role": "user", "content": [{"type": "text"}]}])
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "messages[1].content[1].type"
-    assert "this model reads text only, not 'image_url'" in refused.json()["error"]["message"]
-    assert empty.json()["error"]["param"] == "messages[0].content[0].text"
-
-
-async def test_a_call_cannot_be_forced_where_the_format_is_not_known() -> None:
-    async with serving(saying(*CALL, form=AnswerFormat())) as server:
-        refused = await server.post(PATH, messages=HELLO, tools=TOOLS, tool_choice="required")
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "tool_choice"
-    assert "tool_format" in refused.json()["error"]["message"]

@@ -6,49 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from openai.types.responses import Response
 
 from aengine.errors import EngineFailedError, InvalidRequestError, QueueFullError
-from aengine.text.answer.parser import AnswerFormat
 from aengine.types import Fragment, Usage
 from tests.http.fake_engine import WORDS, FakeEngine
-from tests.http.responses.streams import check_order, parse, without_ids
-from tests.http.serving import Server, serving
+from tests.http.responses.creating import CALL, PATCH, PATH, F, refusal, respond, saying
+from tests.http.responses.streams import check_order, parse
+from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
 
-PATH = "/v1/responses"
-QWEN = AnswerFormat(calls="hermes", thoughts=True)
-CALL = ["<tool_call>", '\n{"name": "f", ', '"arguments": {"a', '": 1}', "}\n</tool", "_call>"]
 ALL = ["<think>", "\nI call.", "\n</think>", "\n\nI ", "look.\n", *CALL, "\n", *CALL]
-F = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
-PATCH = {"type": "custom", "name": "patch", "description": "Changes a file."}
-
-
-def saying(*words: str, form: AnswerFormat = QWEN) -> FakeEngine:
-    engine = FakeEngine()
-    engine.words, engine.answer_format = words, form
-    return engine
-
-
-async def respond(server: Server, **body: Any) -> dict[str, Any]:
-    """Return a whole response, and check that a stream's last event has the same."""
-    body = {"input": "one two", **body}
-    answer = await server.post(PATH, **body)
-    assert answer.status_code == 200, answer.text
-    response: dict[str, Any] = answer.json()
-    Response.model_validate(response, strict=True)
-    streamed = await server.post(PATH, **body, stream=True)
-    assert streamed.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert without_ids(check_order(parse(streamed.text))) == without_ids(response)
-    return response
-
-
-async def refusal(server: Server, **body: Any) -> dict[str, Any]:
-    answer = await server.post(PATH, **{"input": "one", **body})
-    assert answer.status_code == 400, answer.text
-    error: dict[str, Any] = answer.json()["error"]
-    return error
 
 
 async def test_a_whole_response() -> None:
@@ -221,60 +189,6 @@ async def test_what_is_cut_short_is_incomplete() -> None:
     assert in_call["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
-async def test_logprobs_are_those_of_the_message() -> None:
-    words = ["<think>", "a", "</think>", "\n\n", "Par", "is"]
-    ids = {100 + place: word.encode() for place, word in enumerate(words)}
-    engine = saying(*words)
-    engine.tokenizer.token_bytes = ids.__getitem__  # type: ignore[method-assign]
-    async with serving(engine) as server:
-        response = await respond(server, include=["message.output_text.logprobs"], top_logprobs=1)
-        none = await respond(server)
-    logprobs = response["output"][1]["content"][0]["logprobs"]
-    assert [one["token"] for one in logprobs] == ["\n\n", "Par", "is"]
-    assert logprobs[0]["top_logprobs"] == [{"token": "other0", "logprob": -2.0, "bytes": list(b"other0")}]
-    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 1}
-    assert none["output"][1]["content"][0]["logprobs"] == []
-
-
-async def test_logprobs_of_calls_are_none_of_the_messages() -> None:
-    more = {"include": ["message.output_text.logprobs"], "tools": [F]}
-    for words in (["I ", "look.\n", *CALL], CALL):
-        engine = saying(*words, form=AnswerFormat(calls="hermes"))
-        async with serving(engine) as server:
-            output = (await respond(server, **more))["output"]
-        told = [one["token"] for item in output[:-1] for one in item["content"][0]["logprobs"]]
-        assert told == words[: -len(CALL)]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("tokens", [1, 3])  # in a fragment
-async def test_each_message_has_the_logprobs_of_its_own_tokens(stream: bool, tokens: int) -> None:
-    words = ["I ", "look.", *CALL, "\n", "Do", "ne.", *CALL, "So", " it", " is."]
-    engine = saying(*words, form=AnswerFormat(calls="hermes"))
-    engine.together = tokens
-    more = {"include": ["message.output_text.logprobs"], "tools": [F]}
-    async with serving(engine) as server:
-        if stream:
-            *_, last = parse((await server.post(PATH, input="one", stream=True, **more)).text)
-            output = last["response"]["output"]
-        else:
-            output = (await respond(server, **more))["output"]
-    assert [item["type"] for item in output] == ["message", "function_call"] * 2 + ["message"]
-    parts = [item["content"][0] for item in output[::2]]
-    told = [[one["token"] for one in part["logprobs"]] for part in parts]
-    assert told == [["I ", "look."], ["Do", "ne."], ["So", " it", " is."]]
-
-
-async def test_logprobs_are_bounded() -> None:
-    more: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 9}
-    async with serving(max_answer_candidates=30) as server:
-        for stream in (False, True):
-            assert (await server.post(PATH, input="one", stream=stream, max_output_tokens=3, **more)).status_code == 200
-            error = await refusal(server, stream=stream, max_output_tokens=4, **more)
-            assert error["param"] == "top_logprobs"
-            assert "max_answer_candidates" in error["message"]
-
-
 async def test_a_full_queue_answers_at_once() -> None:
     async with serving(FakeEngine(refuse=QueueFullError("full", 7.0))) as server:
         answer = await server.post(PATH, input="one", stream=True)
@@ -390,123 +304,6 @@ async def test_a_client_that_leaves_ends_its_request() -> None:
             raw.close()
             async with asyncio.timeout(10):
                 await held.aborted.wait()
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"input": []}, "input", "length >= 1"),
-        ({"input": 3}, "input", "Expected"),
-        ({"input": [{"content": "a"}]}, "input[0].role", "a message must have it"),
-        ({"input": [{"role": "user"}]}, "input[0].content", "'message' must have it"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "text only"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type", "text only"),
-        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text", "must have"),
-        ({"input": [{"type": "web_search_call"}]}, "input[0].type", "'web_search_call' are not known"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "send the item itself"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments", "must have"),
-        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id", "must have"),
-        ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output", "must have"),
-        (
-            {"input": [{"type": "reasoning", "encrypted_content": "aengine-thought:%"}]},
-            "input[0].encrypted_content",
-            "changed",
-        ),
-        (
-            {"tools": [{"type": "image_generation"}]},
-            "tools[0].type",
-            "'image_generation' is a tool that OpenAI's servers",
-        ),
-        (
-            {"tools": [F, {"type": "web_search"}], "tool_choice": {"type": "web_search"}},
-            "tool_choice.type",
-            "no tool that",
-        ),
-        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type", "'mcp'"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name", "must have"),
-        ({"tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools", "must have"),
-        ({"tools": [F, F]}, "tools[1].name", "another tool"),
-        ({"tools": [{**F, "parameters": {"type": "array"}}]}, "tools[0].parameters.type", "object"),
-        (
-            {"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}}]},
-            "tools[0].format.syntax",
-            "Lark",
-        ),
-        (
-            {"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "regex"}}]},
-            "tools[0].format.definition",
-            "must have",
-        ),
-        ({"tool_choice": "required"}, "tool_choice", "no tools"),
-        ({"tools": [F], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name", "not among"),
-        ({"tools": [F], "tool_choice": {"type": "custom", "name": "f"}}, "tool_choice.type", "a function tool"),
-        ({"tools": [F], "tool_choice": {"type": "file_search"}}, "tool_choice.type", "no tool that is offered"),
-        ({"tools": [F], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools", "must have"),
-        (
-            {
-                "tools": [F],
-                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]},
-            },
-            "tool_choice.tools[0].name",
-            "not among",
-        ),
-        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "must have"),
-        ({"reasoning": {"context": "all_turns"}}, "reasoning.context", "chat template"),
-        ({"reasoning": {"mode": "pro"}}, "reasoning.mode", "reasoning.effort"),
-        ({"top_logprobs": 2}, "top_logprobs", "include"),
-        ({"include": ["everything"]}, "include[0]", "Invalid enum value"),
-        ({"stream_options": {}}, "stream_options", "stream"),
-        ({"metadata": {"k": "v" * 513}}, "metadata", "<= 512"),
-        ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "<= 16"),
-        ({"background": True}, "background", "stream them"),
-        ({"conversation": "conv_1"}, "conversation", "send their items"),
-        ({"prompt": {"id": "p"}}, "prompt", "templates are not kept"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "messages", "it is called input here"),
-        ({"max_tokens": 3}, "max_tokens", "max_output_tokens"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "text with format"),
-        ({"reasoning_effort": "low"}, "reasoning_effort", "reasoning with effort"),
-        ({"n": 2}, "n", "a response is one"),
-        ({"echo": True}, "echo", "has no such field"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
-        ({"temperature": 3}, "temperature", "between 0 and 2"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "kept_responses"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-async def test_what_is_refused(body: dict[str, Any], param: str, words: str) -> None:
-    async with serving(saying("a")) as server:
-        error = await refusal(server, **body)
-        assert (error["param"], error["type"]) == (param, "invalid_request_error")
-        assert words in error["message"]
-        assert server.engine.submitted == []
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"background": False, "conversation": None, "n": 1, "response_format": {"type": "text"}, "logprobs": False},
-        {"store": True, "service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "s", "max_tool_calls": 3},
-        {"include": ["web_search_call.action.sources", "reasoning.encrypted_content"], "truncation": "disabled"},
-        {"text": {"verbosity": "low"}, "truncation": "auto", "verbosity": "high", "prediction": {"type": "content"}},
-        {"text": {"verbosity": "medium"}, "reasoning": {"context": "auto"}, "top_logprobs": 0, "moderation": None},
-        {"stream": True, "stream_options": {"include_obfuscation": False}, "prompt_cache_retention": "24h"},
-    ],
-)
-async def test_what_asks_for_nothing_is_taken(body: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    async with serving() as server:
-        answer = await server.post(PATH, input="one", **body)
-        assert answer.status_code == 200, answer.text
-    assert caplog.text == ""
-
-
-async def test_openais_own_client_has_no_field_that_is_merely_unknown(caplog: pytest.LogCaptureFixture) -> None:
-    from openai.types.responses.response_create_params import ResponseCreateParamsBase
-
-    async with serving() as server:
-        for name in ResponseCreateParamsBase.__annotations__:
-            await server.post(PATH, **{"input": "one", name: "x"})
-    assert caplog.text == ""
 
 
 async def test_a_request_as_codex_sends_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import aengine.model
 from aengine.model.families import FAMILIES, WRAPPERS
-from tests.model.checkpoints import CASES
+from tests.model.cases import CASES
 
 README = (Path(aengine.model.__file__).parent / "README.md").read_text()
 SECTION = README.partition("## Families")[2].partition("\n## ")[0]
