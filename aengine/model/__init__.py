@@ -1,1 +1,1 @@
-"""Checkpoints: configuration, weights, and the one decoder that runs them."""
+"""Models: configuration, weights, and the decoder that runs every family."""

@@ -19,7 +19,7 @@ from aengine.model.checkpoint.foreign import refuse_mlx
 from aengine.model.checkpoint.weights import float_linears, has_head
 from aengine.model.families import FAMILIES, WRAPPERS, Family, ignored_prefixes
 from aengine.model.families.parts import hidden_size, norm_eps
-from aengine.model.families.wrappers import LANGUAGE_MODEL, Wrapper, text_model, ties_its_default
+from aengine.model.families.wrappers import LANGUAGE_MODEL, Wrapper, text_model, ties_by_default
 from aengine.model.fields import Fields, read_json_object, shown
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import QuantConfig
@@ -27,36 +27,36 @@ from aengine.model.quant.config import METHODS, QUANTIZATION_KEYS, read_quantiza
 from aengine.model.rope import MAX_POSITIONS
 from aengine.model.spec import AttentionSpec, DeltaSpec, EndsSpec, ExpertsSpec, LatentSpec, LayerSpec
 
-# What follows the decoder, by the end of its name in `architectures`: a matrix that scores the vocabulary, a matrix
-# that scores classes, or nothing.
+# The output after the last layer: logits of the vocabulary, logits of classes, or nothing.
 Head = Literal["vocabulary", "classes", "none"]
+# By the end of a name in `architectures`.
 _HEADS: dict[str, Head] = {"ForCausalLM": "vocabulary", "ForSequenceClassification": "classes", "Model": "none"}
 _MAX_LABELS = 2**16
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder, as config.json and the engine's knobs describe it."""
+    """The configuration of a decoder, from config.json and the engine's knobs."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
-    rms_norm_eps: float  # of norms within blocks; the others say their own
+    rms_norm_eps: float  # of norms within blocks; `NormSpec` has the eps of all other norms
     layers: tuple[LayerSpec, ...]
     ends: EndsSpec
-    max_position_embeddings: int  # usable positions, with those that rope scaling adds
+    max_position_embeddings: int  # usable positions, including those that rope scaling adds
     tie_word_embeddings: bool  # also true if there is no output matrix
     head: Head = "vocabulary"
-    labels: int = 0  # classes of its head
-    dtype: str  # the checkpoint's: float32, bfloat16 or float16
+    labels: int = 0  # the number of classes, if the head scores classes
+    dtype: str  # of the checkpoint: float32, bfloat16 or float16
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     quantization: str = "{}"  # the settings of config.json, as JSON
-    float_linears: tuple[str, ...] = ()  # modules that these settings include, but that the files have as floats
-    to_fp8: bool = False  # matrices of floats become FP8 while they are loaded
-    unpacked_copies: bool = False  # 4-bit matrices are kept as floats, too
-    ranks: int = 1  # GPUs that the model is spread over
-    ignored_prefixes: tuple[str, ...] = ()  # of the names of tensors that are not used
-    lora: LoraRoom | None = None  # the room for adapters
+    float_linears: tuple[str, ...] = ()  # modules that are floats in the files, although the settings include them
+    to_fp8: bool = False  # whether matrices of floats become FP8 while they are loaded
+    unpacked_copies: bool = False  # whether 4-bit matrices are also kept as floats
+    ranks: int = 1  # the number of GPUs that the model is spread over
+    ignored_prefixes: tuple[str, ...] = ()  # of names of tensors that are not used
+    lora: LoraRoom | None = None  # the memory for adapters
 
     @property
     def quantized(self) -> QuantConfig | None:
@@ -96,13 +96,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, unpacked_copies=True)
 
     def needs_long_rope(self, max_positions: int) -> bool:
-        """Return whether some layer rotates keys differently because there may be this many positions (longrope)."""
+        """Return whether a layer needs longrope's long factors for this many positions."""
         ropes = (attention.rope for attention in self.attending)
         return any(rope is not None and rope.needs_long_factors(max_positions) for rope in ropes)
 
     @property
     def near_positions(self) -> int:
-        """The trained context, if longer sequences rotate their keys differently (longrope); otherwise 0."""
+        """The trained context in tokens if longer sequences use longrope's long factors, else 0."""
         ropes = (attention.rope for attention in self.attending)
         return min((rope.original_positions for rope in ropes if rope is not None and rope.short_factors), default=0)
 
@@ -118,7 +118,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, ranks=ranks)
 
     def with_lora(self, lora: LoraRoom | None) -> ModelConfig:
-        """Return the same model with room for adapters."""
+        """Return the same model with memory for adapters."""
         return msgspec.structs.replace(self, lora=lora)
 
     @property
@@ -198,7 +198,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def state_shape(self, dtype: torch.dtype, conv_dtype: torch.dtype) -> StateShape | None:
         """Return the shape of a slot of states on each rank, or None if no layer is recurrent.
 
-        dtype: of the recurrent state; conv_dtype: of the convolution's state, the model's own.
+        dtype: of the recurrent state. conv_dtype: of the convolution's state, which is the model's dtype.
         """
         recurrent = self.recurrent
         if not recurrent:
@@ -217,15 +217,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def from_folder(cls, folder: Path) -> ModelConfig:
         """Read config.json in a folder.
 
-        Raises `UnsupportedModelError`, naming the setting, for what this engine would compute wrongly. Raises
-        `CheckpointError`, naming the key, for values that no model has.
+        Raises `UnsupportedModelError` for settings that the engine does not support, and `CheckpointError` for values
+        that are out of range. Both name the setting.
         """
         path = folder / "config.json"
         values = read_json_object(path)
         refuse_mlx(values, str(path))
         name, language_model, head, wrapper = _architecture(Fields(values, str(path)))
         family = FAMILIES[language_model]
-        tied_by_default = wrapper is not None and ties_its_default(values, str(path))
+        tied_by_default = wrapper is not None and ties_by_default(values, str(path))
         if wrapper is not None or ("text_config" in values and "hidden_size" not in values):
             values = text_model(values, str(path))
         fields = Fields(values, str(path)).with_defaults(family.defaults)
@@ -268,7 +268,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _architecture(fields: Fields) -> tuple[str, str, Head, Wrapper | None]:
-    """Return the architecture, its row in `FAMILIES`, its head, and the larger model around it, if any."""
+    """Return the architecture, its key in `FAMILIES`, its head, and its multimodal model (None: there is none)."""
     names = fields.strings("architectures") if fields.present("architectures") else []
     for name in names:
         if name in WRAPPERS:
@@ -285,7 +285,7 @@ def _architecture(fields: Fields) -> tuple[str, str, Head, Wrapper | None]:
 
 
 def _labels(fields: Fields) -> int:
-    """Return the number of classes. transformers writes their names, or nothing if there are two."""
+    """Return the number of classes. transformers writes the names of the classes, or nothing if there are two."""
     if fields.present("num_labels"):
         return fields.integer("num_labels", 1, _MAX_LABELS)
     names = fields.section("id2label")
@@ -297,14 +297,16 @@ def _labels(fields: Fields) -> int:
 
 
 def _refuse_unsupported(fields: Fields, family: Family, layers: Sequence[LayerSpec]) -> None:
-    """Raise `UnsupportedModelError` for settings that would change the result and that the decoder does not support."""
+    """Raise `UnsupportedModelError` if a setting changes the result and the decoder does not support it."""
     if not fields.flag("is_causal", default=True):
         raise UnsupportedModelError(f"{fields.source}: is_causal is false; bidirectional models are not supported")
     if fields.present("swiglu_limit") and not any(_clamps(layer) for layer in layers):
         raise UnsupportedModelError(f"{fields.source}: swiglu_limit is set; clamped gates are not supported here")
     by_layer = fields.section("per_layer_config")
     if by_layer is not None and by_layer.names() and not family.has_layer_settings:
-        raise UnsupportedModelError(f"{fields.source}: per_layer_config is set; layers of their own are not supported")
+        raise UnsupportedModelError(
+            f"{fields.source}: per_layer_config is set; settings of single layers are not supported"
+        )
 
 
 def _clamps(layer: LayerSpec) -> bool:
@@ -319,7 +321,7 @@ def _draft_layers(fields: Fields, layers: int) -> tuple[str, ...]:
 
 
 def _unused_projections(layers: Sequence[LayerSpec]) -> tuple[str, ...]:
-    """Return the prefixes of projections of layers that read other layers' keys and values. Files may have them."""
+    """Return prefixes of K and V projections in layers that read other layers' K and V. Some files have them."""
     shares = (
         i
         for i, one in enumerate(layers)
@@ -329,7 +331,7 @@ def _unused_projections(layers: Sequence[LayerSpec]) -> tuple[str, ...]:
 
 
 def _quantization(values: Mapping[str, object]) -> str:
-    """Return the quantization settings as JSON. Modules have their names outside of a larger model."""
+    """Return the quantization settings as JSON. Names of modules are changed to those of a plain language model."""
     kept = {key: values[key] for key in QUANTIZATION_KEYS if values.get(key) is not None}
     text = msgspec.json.encode(kept).decode()
     for outer, inner in LANGUAGE_MODEL.items():

@@ -26,7 +26,7 @@ from aengine.model.spec import LayerSpec, MLPSpec
 class Decoder:
     """A transformer decoder over a paged KV cache.
 
-    It can compute when a loader has filled and closed its `groups`. `forward` and `logits` only enqueue work and never
+    Before it can compute, a loader must fill and close its `groups`. `forward` and `logits` only enqueue work and never
     wait for the device, so that a CUDA graph can capture them. Call them under `torch.inference_mode()`.
     """
 
@@ -45,7 +45,7 @@ class Decoder:
 
         Args:
             device: None means "meta": shapes without memory.
-            max_positions: An upper bound of positions. None means the model's own.
+            max_positions: An upper bound of positions. None means `config.max_position_embeddings`.
             kv_dtype: The dtype of the KV pool. None means `dtype`.
             ranks: The ranks that the model is spread over. None means that there is only one.
         """
@@ -56,12 +56,12 @@ class Decoder:
         )  # fmt: skip
         positions = max_positions or config.max_position_embeddings
         tables = PositionTables(positions, device)
-        # Is added to the positions of sequences that never leave the trained context. See `PositionTables`.
+        # Sequences that stay within longrope's trained context add this to their positions. See `rope_table`.
         self.near_shift = positions if config.needs_long_rope(positions) else 0
         self.ranks = ranks
         self.adapters = make.adapters
-        # Whether ranks compute a step in two halves. Mixtures would gain 2 % in prefill, and lose 3 % in steps of one
-        # row. Recurrent layers need all tokens of a row at once.
+        # Whether ranks compute a step in two halves. Mixtures of experts would gain 2 % in prefill, but lose 3 % in
+        # steps of one row. Recurrent layers need all tokens of a row at once.
         self._halves = not config.recurrent and all(
             isinstance(layer.ffn, MLPSpec) and layer.is_pre_norm for layer in config.layers
         )
@@ -87,13 +87,13 @@ class Decoder:
             kinds.append((layer, stored))
         self._final_norm = make.norm(config.ends.norm.name, hidden, config.ends.norm.eps, config.ends.norm.offset)
         self._classes = make.tensor("score.weight", config.labels, hidden) if config.labels else None
-        # One layer of each kind, and the last layer: after its attention only the wanted tokens go on.
+        # One layer of each kind, and the last layer, which computes only the wanted tokens after its attention.
         self._rehearsing = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1}
         self._rehearsals_alone = False
         self.groups = make.groups
 
-    def thin_out(self) -> None:
-        """Drop all layers but one of each kind and the last. For a rehearsal on the meta device, these are enough."""
+    def keep_rehearsed_layers(self) -> None:
+        """Drop all layers that a rehearsal leaves out. For the meta device."""
         kept = sorted(self._rehearsing)
         self._layers = [self._layers[i] for i in kept]
         self._rehearsing = set(range(len(kept)))
@@ -123,24 +123,24 @@ class Decoder:
 
         Args:
             input_ids: [tokens] int64.
-            positions: [tokens] int64. Those of a sequence that never leaves the trained context include `near_shift`.
+            positions: [tokens] int64. Sequences that stay within longrope's trained context add `near_shift`.
             wanted: [n] int64, the tokens whose hidden states are returned, [n, hidden]. None means all, in order. After
                 the last layer's attention, only these tokens are computed.
-            rehearsal: Leave out layers that need no other kernels than the layers before them. All kernels are loaded,
-                and the results are undefined.
-            sums: [tokens] float32, filled with a number that is finite only if the token's K and V are, in every layer.
-            adapters: [tokens] int32, the place of each token's adapter, 0 for none. None means that no token has one.
+            rehearsal: Run only one layer of each kind. All kernels are loaded, and the results are undefined.
+            sums: [tokens] float32, filled with a number that is finite only if K and V of the token are finite in every
+                layer.
+            adapters: [tokens] int32, the place of each token's adapter, 0 for none. None: no token has an adapter.
             states: The states of recurrent layers. They are updated.
         """
-        # `sums` adds up the last attention's output. A layer's K and V come from the residual, which stays infinite
-        # once it is, and the last attention reads K and V of the token itself. Only an infinite key whose products are
-        # all -inf is not noticed: it has no weight.
+        # `sums` adds up each token's output of the last attention. If K or V of a token is not finite, the residual of
+        # the token is not finite either, and stays so in later layers. The last attention reads the token's own K and
+        # V. One case is not noticed: an infinite key whose scores are all -inf, because its weight is 0.
         rehearsal = rehearsal or self._rehearsals_alone
         tokens = None if self.adapters is None else self.adapters.tokens
         if tokens is not None:  # before the first launch, because kernels that start early read it
             tokens.places = adapters
         step = Step(positions, batch, kv, wanted, sums, self.ranks, tokens, states)
-        if self.ranks is not None:  # halves have no adapters: these are set for all tokens at once
+        if self.ranks is not None:  # not in halves if there are adapters: they are set for all tokens at once
             self.ranks.begin_step(rehearsal, self._halves and adapters is None)
         x = self._embed(input_ids)
         if self._after_embedding is not None:
@@ -165,14 +165,14 @@ class Decoder:
 
         hidden [n, hidden]: from `forward`. adapters [n] int32: as in `forward`.
         """
-        return self.head.whole(self.own_logits(hidden, adapters))
+        return self.head.all_logits(self.shard_logits(hidden, adapters))
 
-    def own_logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
-        """Return the logits of this rank's part of the vocabulary, [n, outputs]. See `Head.own`."""
+    def shard_logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """Return the logits of this rank's part of the vocabulary, [n, outputs]. See `Head.shard_logits`."""
         if self.adapters is not None and self.adapters.has(HEAD) and adapters is not self.adapters.tokens.places:
             self.adapters.tokens.places = adapters
         ends = self.config.ends
-        logits = self.head.own(hidden if ends.logit_scale == 1.0 else hidden * ends.logit_scale)
+        logits = self.head.shard_logits(hidden if ends.logit_scale == 1.0 else hidden * ends.logit_scale)
         if ends.logit_softcap is not None:
             logits = logits.div_(ends.logit_softcap).tanh_().mul_(ends.logit_softcap)
         return logits

@@ -1,4 +1,4 @@
-"""Matrices of floats: checkpoints hold each part on its own, blocks use them fused."""
+"""Reads matrices of floats. Checkpoints store each matrix separately; blocks use several as one fused matrix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aengine.model.spec import ExpertsSpec
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The device and the dtype of weights, and the kernels that use them."""
+    """Where and how weights are stored: device, dtype, and the kernels that use them."""
 
     kernels: Kernels
     dtype: torch.dtype
@@ -32,12 +32,12 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A matrix [outputs, inputs] of a checkpoint, and the rows or columns that a rank keeps. None: all."""
+    """A matrix [outputs, inputs] of a checkpoint, and the rows or columns that a rank keeps."""
 
     outputs: int
     inputs: int
-    rows: tuple[Range, ...] | None = None
-    columns: Range | None = None  # never together with `rows`
+    rows: tuple[Range, ...] | None = None  # None: all
+    columns: Range | None = None  # None: all; never set together with `rows`
 
     @property
     def kept(self) -> tuple[int, int]:
@@ -65,7 +65,7 @@ class StoredMatrix:
 
 
 class FloatLinear:
-    """A linear whose fused matrix is read part by part, one below the other, and so is its bias."""
+    """A linear of several matrices. They are read into one fused matrix, one below the other. So are their biases."""
 
     def __init__(
         self,
@@ -75,7 +75,10 @@ class FloatLinear:
         storage: Storage,
         to_fp8: bool = False,
     ) -> None:
-        """parts: in order, by the checkpoint's names without ".weight" and ".bias". Rows beyond theirs are zero.
+        """parts: the matrices in order, by their names in checkpoints without ".weight" and ".bias".
+
+        If the linear has more rows than all parts, the last rows are zero.
+
         to_fp8: whether the matrix is quantised after it is read.
         """
         self._to_fp8 = to_fp8
@@ -87,7 +90,7 @@ class FloatLinear:
         self._bias = bias
         self._storage = storage
         self._whole: tuple[Tensor, Tensor | None] | None = None
-        self._read = False  # whether the linear computes with `_whole` itself
+        self._read = False  # whether the linear uses the memory of `_whole`, without a copy
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
         if self._whole is None:
@@ -119,7 +122,7 @@ class FloatLinear:
 
 
 class FloatExperts:
-    """A layer's experts, whose matrices checkpoints hold one by one or in one tensor."""
+    """A layer's experts. Checkpoints store their matrices one by one, or all in one tensor."""
 
     def __init__(
         self,
@@ -164,7 +167,7 @@ class FloatExperts:
         self._experts = experts
         self._storage = storage
         self._whole: tuple[Tensor, Tensor] | None = None
-        self._read = False  # whether the experts compute with `_whole` itself
+        self._read = False  # whether the experts use the memory of `_whole`, without a copy
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
         if self._whole is None:

@@ -11,8 +11,8 @@ from typing import cast
 
 from aengine.errors import CheckpointError
 
-_MAX_VOCAB = 2**21  # eight times the largest known; grammars take 2 us per id before weights are read
-MAX_JSON_BYTES = 16 * 2**20  # the largest index of a real checkpoint has 9 MiB; parsed, it takes 20 times as much
+_MAX_VOCAB = 2**21  # eight times the largest known vocabulary; start-up spends 2 us per id on grammars
+MAX_JSON_BYTES = 16 * 2**20  # the largest known index has 9 MiB; the parsed object takes 20 times as much memory
 
 
 def read_json_object(path: Path) -> dict[str, object]:
@@ -174,7 +174,7 @@ class Fields:
 
 
 def printable(name: str) -> str:
-    """Return a file's name for a message. It is escaped if it could move a terminal's cursor or begin a line."""
+    """Return a name from a file for a message, cut to 200 characters. Control characters are escaped."""
     return name[:200] if name.isprintable() else repr(name[:200])
 
 

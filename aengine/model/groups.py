@@ -1,4 +1,4 @@
-"""Groups of a checkpoint's tensors that are read together and become one thing."""
+"""Groups of a checkpoint's tensors. A group is read together and becomes one linear, norm or other parameter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The part of a stored tensor that a rank keeps: ranges along one axis, joined."""
+    """The part of a stored tensor that a rank keeps: the concatenation of ranges along one axis."""
 
     axis: int
     ranges: tuple[tuple[int, int], ...]
@@ -45,20 +45,20 @@ class Entry:
 
     shape: tuple[int, ...]  # in the checkpoint
     dtypes: tuple[str, ...] = FLOATS
-    other_shapes: tuple[tuple[int, ...], ...] = ()  # with the same number of elements, which some files use
+    other_shapes: tuple[tuple[int, ...], ...] = ()  # shapes in some files, with the same number of elements
     optional: bool = False
-    replaces: tuple[str, ...] = ()  # if it is there, these must not be
+    replaces: tuple[str, ...] = ()  # if the checkpoint holds this tensor, it must not hold these
     cut: Cut | None = None  # None: the whole tensor is read
-    random_value: int | None = None  # fills it where weights are random. None: chosen by its dtype and name.
+    random_value: int | None = None  # fills it if weights are random. None: chosen by its dtype and name.
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """The shape of the tensor that it is read into."""
+        """The shape of the part that is read."""
         return self.shape if self.cut is None else self.cut.kept_shape(self.shape)
 
 
 class Group(Protocol):
-    """Tensors of a checkpoint that become one thing."""
+    """Tensors of a checkpoint that become one parameter, such as a fused linear."""
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -73,17 +73,17 @@ class Group(Protocol):
         ...
 
     def close(self) -> None:
-        """Use the tensors. They are filled for all work that is enqueued on the current stream from now on."""
+        """Make the parameter from the tensors. Work that is enqueued later on the current stream sees them filled."""
         ...
 
 
 class PlainTensor:
-    """One tensor that is used as it is read. Its memory exists from the beginning."""
+    """A group of one tensor, which is used as it is read. Its memory already exists."""
 
     def __init__(
         self, name: str, tensor: Tensor, ready: Callable[[], None] | None = None, entry: Entry | None = None
     ) -> None:
-        """ready: called when the tensor is filled; entry: needed if the checkpoint holds more than the tensor."""
+        """ready: called when the tensor is filled. entry: needed if the tensor is a part of the checkpoint's tensor."""
         self.entries = {name: entry or Entry(tuple(tensor.shape))}
         self._tensor = tensor
         self._ready = ready
@@ -102,7 +102,7 @@ def entries_of(groups: Iterable[Group]) -> dict[str, Entry]:
 
 
 def needed(entries: Mapping[str, Entry]) -> list[str]:
-    """Return the names that must be present, if no tensor replaces others."""
+    """Return the names of all tensors that are not optional."""
     return [name for name, entry in entries.items() if not entry.optional]
 
 

@@ -1,4 +1,4 @@
-"""The scales of an FP8 cache as checkpoints store them: one number for a layer's keys, one for its values."""
+"""Reads the scales of an FP8 cache from checkpoints: one number for a layer's keys, and one for its values."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class LoadedKVScales:
     """The scales of one layer. They are 1 if the checkpoint has none, or if the cache is not FP8."""
 
     def __init__(self, name: str, device: torch.device, kept: torch.dtype) -> None:
-        """name: the attention's name in the checkpoint; kept: the cache's dtype."""
+        """name: the attention's name in the checkpoint. kept: the cache's dtype."""
         self.loaded: KVScales = NO_SCALES
-        # Newer files name them after the attention, older ones after its projections. Some have one for both.
+        # Newer files name scales after the attention, older files after its projections. Some have one scale for both.
         self._names = {part: (f"{name}.{part}_scale", f"{name}.{part}_proj.{part}_scale") for part in "kv"}
         self._both = f"{name}.kv_scale"
         names = (*self._names["k"], *self._names["v"], self._both)
@@ -32,9 +32,9 @@ class LoadedKVScales:
         self._readers: list[Callable[[KVScales], None]] = []
 
     def add_reader(self, use: Callable[[KVScales], None]) -> None:
-        """Call `use` with the scales now, and again when a checkpoint brings other ones.
+        """Call `use` with the scales now, and again when a checkpoint with other scales is loaded.
 
-        `use` must not refer to this object or to the groups, so that the weights are freed with their last user.
+        `use` must not refer to this object or to the groups. Otherwise a reference cycle would keep the weights alive.
         """
         self._readers.append(use)
         use(self.loaded)
@@ -44,10 +44,10 @@ class LoadedKVScales:
         return self._places
 
     def close(self) -> None:
-        """Read the scales on the host.
+        """Copy the scales to the host.
 
-        Raises `WeightsError`, naming the tensor, if a scale is not a positive finite number. Raises it too if the
-        scales differ from those that graphs on a GPU have captured.
+        Raises `WeightsError` if a scale is not a positive finite number, or if the scales differ from those that graphs
+        on a GPU have captured.
         """
         if self._kept == FP8:
             scales = KVScales(self._scale("k"), self._scale("v"))

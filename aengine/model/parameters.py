@@ -40,9 +40,9 @@ Embed = Callable[[Tensor], Tensor]  # token ids [tokens] -> their rows [tokens, 
 
 
 class Parameters:
-    """Makes the parameters of one model on one device ("meta" for shapes alone), and lists their groups in order.
+    """Makes the parameters of one model on one device, and lists their groups in order. "meta": shapes without memory.
 
-    No group refers to this object. So weights are freed with their last user, not with the next garbage collection.
+    No group refers to this object. So there is no reference cycle, and weights are freed without a garbage collection.
     """
 
     def __init__(
@@ -57,19 +57,18 @@ class Parameters:
         lora: LoraRoom | None = None,
         ignored_prefixes: tuple[str, ...] = (),
     ) -> None:
-        """Start with no parameters.
-
+        """Args:
         quantization: the formats of linears and experts in the checkpoint. None: all are floats.
-        kv_dtype: of the cache. None: `dtype`.
+        kv_dtype: the dtype of the KV cache. None: `dtype`.
         to_fp8: whether matrices of floats are quantised while they are loaded.
         ranks: the ranks that the model is spread over. None: one device holds all of it.
-        lora: the room for adapters. None: there are no adapters.
-        ignored_prefixes: of the names of modules that belong to unused parts of the model. Adapters may name them.
+        lora: the size of the memory for adapters. None: there are no adapters.
+        ignored_prefixes: of names of modules in unused parts of the model. Adapters may have factors for them.
         """
         self.ranks = ranks
         self.adapters = None if lora is None else AdapterMemory(lora, kernels, dtype, device, ignored_prefixes)
         self._last_sum: Sum | None = None  # the next norm that is made belongs to it
-        # The norm is then part of the pass that rounds inputs.
+        # If linears round their inputs, the pass that rounds also computes the norm.
         self._rounds_inputs = to_fp8 or (quantization is not None and quantization.rounds_inputs)
         self.shard = Shard() if ranks is None else Shard(ranks.index, ranks.count)
         self._to_fp8 = to_fp8
@@ -91,9 +90,9 @@ class Parameters:
         return tensor
 
     def rows(self, name: str, parts: Part | tuple[Part, ...], *inner: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Register a tensor of rows [outputs, ...] that belong to heads. A rank has its own rows alone.
+        """Register a tensor [outputs, ...] whose rows are divided among ranks.
 
-        dtype: None means the model's.
+        dtype: None means the model's dtype.
         """
         ranges = self.shard.ranges(parts)
         kept = sum(last - first for first, last in ranges)
@@ -104,7 +103,7 @@ class Parameters:
         return tensor
 
     def matrix(self, name: str, parts: Part | tuple[Part, ...], inputs: int) -> Tensor:
-        """Register a matrix [outputs, inputs] in the model's dtype that is not used as a linear. A rank has its rows.
+        """Register a matrix [outputs, inputs] that is not used as a linear. Its rows are divided among ranks.
 
         If it is quantised in the checkpoint, it is dequantised while it is loaded.
         """
@@ -117,7 +116,10 @@ class Parameters:
         return matrix
 
     def norm_weight(self, name: str, part: Part, offset: float = 0.0) -> Tensor:
-        """Return the weight of a norm, or a rank's share of it. offset: is added to it; the sum is in float32."""
+        """Register the weight of a norm. If it has several units, they are divided among ranks.
+
+        offset: is added to the weight. The sum is in float32.
+        """
         entry = None
         kept = part.width
         if self.ranks is not None and part.units > 1:
@@ -144,7 +146,7 @@ class Parameters:
         return sinks
 
     def scaled_norm(self, name: str, width: int, factor: float, eps: float) -> Norm:
-        """Make a norm of whole tokens. Its weight is the tensor `name` itself, times `factor`."""
+        """Make a norm over the hidden size. Its weight is the tensor `name`, times `factor`."""
         weight = torch.empty(width, dtype=torch.float32, device=self._storage.device)
 
         def ready() -> None:
@@ -160,7 +162,7 @@ class Parameters:
         return scales
 
     def norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> Norm:
-        """Make a norm of whole tokens. Call this in the order of computation: the sum made before prepares it."""
+        """Make a norm over the hidden size. Call this in the order of computation: the sum made before computes it."""
         norm = self.kernels.norm(self.norm_weight(name, Part(1, width), offset), eps)
         if self.ranks is None or self._rounds_inputs:
             return norm
@@ -170,11 +172,11 @@ class Parameters:
         return prepared
 
     def layer_norm(self, layer: str, spec: NormSpec | None, width: int) -> Norm | None:
-        """Make a norm of a layer. None: it has none."""
+        """Make a norm of a layer. Returns None if there is no such norm."""
         return None if spec is None else self.norm(f"{layer}.{spec.name}", width, spec.eps, spec.offset)
 
     def sum(self, prepares: bool = True) -> Sum | None:
-        """Make the sum over ranks that ends a block. None: one device holds the model.
+        """Make the sum over ranks at the end of a block. Returns None if one device holds the model.
 
         prepares: whether it also computes the norm that is made next.
         """
@@ -187,7 +189,7 @@ class Parameters:
         return self._last_sum
 
     def wide_norm(self, name: str, part: Part, eps: float, offset: float = 0.0) -> Norm:
-        """Make a norm over all of a token's heads."""
+        """Make a norm over all heads of a token together."""
         if self.ranks is None:
             return self.norm(name, part.width, eps, offset)
         weight = self.norm_weight(name, part, offset)
@@ -203,12 +205,12 @@ class Parameters:
         split: Split | None = None,
         rows: Mapping[str, tuple[Range, ...]] | None = None,
     ) -> LinearSlot:
-        """Make a linear of one matrix, or of several that are fused.
+        """Make a linear from one matrix, or from several fused matrices.
 
-        parts: the outputs of each matrix, in order, by its name in the checkpoint. A tuple: one tensor has several.
-        floats: it is never quantised, whatever the checkpoint's configuration says.
-        split: whether ranks share its outputs, or its inputs. Results of split inputs must be summed over ranks.
-        rows: the rows of the checkpoint's matrices that this rank has, by their names. Empty: as `split` says.
+        parts: the outputs of each matrix, in order, by its name in the checkpoint. A tuple: it has several parts.
+        floats: whether the linear stays in floats even if the checkpoint's configuration says that it is quantised.
+        split: divide the outputs or the inputs among ranks. If inputs are split, results must be summed over ranks.
+        rows: the rows of each matrix that this rank keeps. Empty: `split` decides.
         """
         if rows:
             return self._linear(
@@ -234,7 +236,7 @@ class Parameters:
         floats: bool,
         outputs: int | None = None,
     ) -> LinearSlot:
-        """outputs: if given, more than the parts have; the last ones are zero."""
+        """Make a linear. outputs: None: those of all parts. If there are more, the last outputs are zero."""
         kept = [part.kept for part in parts.values()]
         outputs = outputs or sum(rows for rows, _ in kept)
         linear = self._slot(parts, kept[0][1], outputs)
@@ -256,14 +258,14 @@ class Parameters:
         return LinearSlot(inputs, outputs, partial(memory.adapted, weights=weights))
 
     def shared_gate(self, name: str, hidden: int) -> tuple[Tensor, Linear]:
-        """Make the gate of a shared expert, [1, hidden], and the same as a linear, for tokens with adapters."""
+        """Make the gate of a shared expert. Returns a row [1, hidden], and a linear of it, which adapters can change."""
         row, kernels = self._storage.empty(1, hidden), self.kernels
         linear = self._slot({name: StoredMatrix(1, hidden)}, hidden, 1)
         self.groups.append(PlainTensor(f"{name}.weight", row, lambda: linear.load(kernels.dense(row, None))))
         return row, linear
 
     def experts(self, name: str, hidden: int, spec: ExpertsSpec) -> ExpertsSlot:
-        """Make a layer's experts, or a rank's share of them. Their results must be summed over ranks.
+        """Make a layer's experts, or this rank's share of them. Results must be summed over ranks.
 
         name: the checkpoint's name for all of them.
         """
@@ -286,7 +288,7 @@ class Parameters:
         return experts
 
     def _expert_biases(self, name: str, hidden: int, spec: ExpertsSpec, share: ExpertsShare) -> tuple[Tensor, Tensor]:
-        """Register the biases of `ExpertRule`. In the checkpoint those of gate and up alternate."""
+        """Register the experts' biases for `ExpertRule`. In the checkpoint, biases of gate and up alternate."""
         first, second = None, None
         if share.columns is not None:
             first = Cut(1, ((2 * share.columns[0], 2 * share.columns[1]),))
@@ -310,7 +312,11 @@ class Parameters:
     def _share(
         self, name: str, hidden: int, spec: ExpertsSpec, forms: tuple[LinearFormat, LinearFormat] | None
     ) -> ExpertsShare:
-        """Return this rank's columns of every expert, which balances the work. If they do not divide: whole experts."""
+        """Return this rank's share of the experts.
+
+        The share is some columns of every expert, which balances the work. If columns cannot be divided, it is some
+        whole experts.
+        """
         if self.ranks is None:
             return ExpertsShare((0, spec.count))
         count, width = self.shard.count, spec.inner // self.shard.count
@@ -345,16 +351,18 @@ class Parameters:
         """Make a layer's router. name: in the checkpoint."""
         weight = self.tensor(f"{name}.weight", spec.count, hidden)
         correction = None
-        if spec.correction:  # float32, since small differences decide
+        if spec.correction:  # in float32, because small differences decide which experts are chosen
             correction = torch.empty(spec.count, dtype=torch.float32, device=self._storage.device)
             self.groups.append(PlainTensor(f"{name}.e_score_correction_bias", correction))
         bias = self.tensor(f"{name}.bias", spec.count) if spec.biases else None
         return self.kernels.route(weight, correction, spec.router, bias)
 
     def embedding(self, name: str, count: int, width: int, head: str | None) -> tuple[Embed, Head]:
-        """Make the embedding [count, width] and the output matrix. head: name of the latter. None: it is the embedding.
+        """Make the embedding [count, width] and the output matrix.
 
-        All ranks have tables of one size. The last ranks may have fewer tokens; their tables end with zeros.
+        Tables of all ranks have the same size. The last ranks may have fewer tokens. Then their tables end with zeros.
+
+        head: the name of the output matrix. None: it is the embedding.
         """
         first, last = self.shard.rows(count)
         rows = self.shard.rows_per_rank(count)

@@ -13,17 +13,17 @@ from aengine.errors import UnsupportedModelError
 from aengine.model.fields import Fields, shown
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
-MAX_POSITIONS = 2**26  # far above any real model, and far below what would overflow a size
+MAX_POSITIONS = 2**26  # more than any real model has, and small enough that no size overflows
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A scaling scheme and its parameters. The parameters of other schemes are not used."""
+    """A scaling scheme and its parameters. Parameters of other schemes have no effect."""
 
     theta: float = 10_000.0
-    part: float = 1.0  # of each head, its first dimensions; proportional: the part of all pairs that moves
+    part: float = 1.0  # the share of a head's dimensions that is rotated, from the first on; proportional: of all pairs
     type: str = "default"
     factor: float = 1.0
-    original_positions: int = 0  # trained context: llama3, yarn and longrope
+    original_positions: int = 0  # llama3, yarn and longrope: the trained context in tokens
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
@@ -35,11 +35,11 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reach(self) -> int:
-        """The number of positions that the scaling makes usable, or 0 if it does not say."""
+        """The number of positions that yarn makes usable. 0 for other schemes."""
         return int(self.original_positions * self.factor) if self.type == "yarn" else 0
 
     def needs_long_factors(self, max_positions: int) -> bool:
-        """Return whether longrope's long factors are in use if there may be this many positions."""
+        """Return whether longrope uses its long factors for a limit of this many positions."""
         return self.type == "longrope" and max_positions > self.original_positions
 
     def rotated(self, head_dim: int) -> int:
@@ -63,18 +63,18 @@ def read_rope(
     part: float = 1.0,
     theta: float = 10_000.0,
 ) -> RopeConfig:
-    """Read the rotation of config.json.
+    """Read the rotary embedding's settings from config.json.
 
-    Newer files have a section rope_parameters, older ones rope_scaling and rope_theta. If a file has both, the older
-    one counts, as in transformers.
+    Newer files have a section rope_parameters, older files rope_scaling and rope_theta. If a file has both, the older
+    keys are used, as in transformers.
 
     Args:
         section: Read this section instead.
         partial: Whether the family may rotate only a part of each head.
-        part, theta: Defaults.
+        part, theta: Defaults for keys that the file leaves out.
 
-    Raises `UnsupportedModelError` for a scheme that is not in `ROPE_TYPES`, and `CheckpointError` for values that no
-    model has.
+    Raises `UnsupportedModelError` for a scheme that is not in `ROPE_TYPES`, and `CheckpointError` for values out of
+    range.
     """
     section = section or config.section("rope_scaling") or config.section("rope_parameters")
     fields = section if section is not None else Fields({}, config.source)
@@ -129,7 +129,7 @@ def read_rope(
 
 
 def yarn_score_factor(config: Fields) -> float:
-    """Return the factor of scores that yarn's mscale_all_dim asks for, as in DeepSeek's files."""
+    """Return the factor of attention scores that follows from yarn's mscale_all_dim (DeepSeek)."""
     fields = config.section("rope_scaling") or config.section("rope_parameters")
     if fields is None or fields.text("rope_type", fields.text("type", "default")) == "default":
         return 1.0
@@ -138,7 +138,7 @@ def yarn_score_factor(config: Fields) -> float:
 
 
 def _read_longrope(rope: RopeConfig, fields: Fields, original: int, positions: int, head_dim: int) -> RopeConfig:
-    """Read longrope. If the file gives no attention factor, it follows from how far the context grows."""
+    """Read longrope's settings. The default of the attention factor follows from the growth of the context."""
     factor = fields.number("factor", 1e-6, 1e6, positions / original)
     growth = 1.0 if factor <= 1 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     pairs = rope.rotated(head_dim) // 2
@@ -154,7 +154,7 @@ def _read_longrope(rope: RopeConfig, fields: Fields, original: int, positions: i
 
 
 def _yarn_attention_factor(fields: Fields, factor: float) -> float:
-    """Return the file's attention factor, or the one that follows from how far the context grows."""
+    """Return the file's attention factor. Its default follows from the growth of the context."""
     if fields.present("attention_factor"):
         return fields.number("attention_factor", 0, 1e3)
     mscale, mscale_all_dim = (fields.number(key, 0, 1e3, 0.0) for key in ("mscale", "mscale_all_dim"))
@@ -177,7 +177,7 @@ class PositionTables:
         self._growths: dict[QueryGrowth, Tensor] = {}
 
     def rope(self, rope: RopeConfig | None, head_dim: int) -> Tensor:
-        """Return `rope_table`, or a table without columns if there is no rotation."""
+        """Return the table of `rope_table`. If `rope` is None, it has no columns."""
         if (rope, head_dim) not in self._ropes:
             self._ropes[rope, head_dim] = (
                 torch.empty(self._max_positions, 0, device=self.device)
@@ -198,15 +198,13 @@ class PositionTables:
 
 
 def rope_table(rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> Tensor:
-    """Return cosines, then sines, of the rotated / 2 angles of each position: [max_positions, rotated] float32.
+    """Return the cosines, then the sines, of rotated / 2 angles for each position: [max_positions, rotated] float32.
 
-    If longrope's long factors are in use, more rows follow: those of the trained context with the short factors. The
-    row of position p is then at max_positions + p.
+    If longrope uses its long factors, more rows follow, with the short factors for positions of the trained context.
+    Row max_positions + p is for position p.
     """
     rotated, far = rope.rotated(head_dim), rope.needs_long_factors(max_positions)
-    if (
-        device.type == "meta"
-    ):  # only the shape matters, and torch.arange would import torch's compiler there, which takes seconds
+    if device.type == "meta":  # only the shape matters; on meta, torch.arange imports torch's compiler for seconds
         length = max_positions + (rope.original_positions if far else 0)
         return torch.empty(length, rotated, dtype=torch.float32, device=device)
 
@@ -222,7 +220,7 @@ def rope_table(rope: RopeConfig, head_dim: int, max_positions: int, device: torc
 def inverse_frequencies(rope: RopeConfig, rotated: int, far: bool = False) -> Tensor:
     """Return the radians per position of each rotated pair: [rotated / 2] float32.
 
-    They are computed on the CPU, so that all devices agree. far: use longrope's long factors.
+    They are computed on the CPU, so that all devices have the same values. far: use longrope's long factors.
     """
     exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
     plain = 1.0 / (rope.theta**exponents)

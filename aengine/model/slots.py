@@ -1,4 +1,4 @@
-"""Linears and experts of blocks, which exist before their weights: loading puts in what computes."""
+"""Slots for linears and experts. Blocks are built with empty slots, and loading fills them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Made = TypeVar("Made", RegisteredLinear, RegisteredExperts)
 
 
 class _Slot(Generic[Made]):
-    unadapted: Made | None = None  # what the format made of the tensors
+    unadapted: Made | None = None  # the loaded linear or experts, without adapters. None: nothing is loaded.
 
     def load(self, made: Made) -> None:
-        """Put in what the format made of the checkpoint's tensors.
+        """Fill the slot with a loaded linear or experts.
 
-        A GPU's graphs may have captured the memory of an earlier one. Then that memory gets the new numbers. Raises
-        `WeightsError` if they do not fit there.
+        On a reload, graphs may have captured the memory of the old weights. Then the new weights are copied there.
+        Raises `WeightsError` if they do not fit there.
         """
         if self.unadapted is not None and captured(self.unadapted):
             overwrite(self.unadapted, made)
@@ -36,9 +36,9 @@ class _Slot(Generic[Made]):
 
 
 class LinearSlot(_Slot[RegisteredLinear]):
-    """A `Linear` of its block. Its methods are those of the loaded linear itself, so that no call is forwarded.
+    """A slot that is used as a `Linear`. Its methods are the loaded linear's bound methods, so no call is forwarded.
 
-    Before loading it has none of them: using one raises AttributeError.
+    Before loading, calling them raises AttributeError.
     """
 
     apply: Callable[..., Tensor]  # `Linear.apply`
@@ -63,8 +63,10 @@ class ExpertsSlot(_Slot[RegisteredExperts]):
     def __init__(
         self, experts: int, hidden: int, adapt: Callable[[Experts], Experts] | None = None, first: int = 0
     ) -> None:
-        """experts: how many there are on this rank. adapt: adds adapters to experts. None: there are no adapters here.
-        first: the number of the first one among the model's experts.
+        """Args:
+        experts: The number of experts on this rank.
+        adapt: Adds adapters to experts. None: there are no adapters here.
+        first: The id of this rank's first expert in the whole model.
         """
         self.experts = experts
         self.hidden = hidden
@@ -77,15 +79,15 @@ class ExpertsSlot(_Slot[RegisteredExperts]):
 
 
 def captured(made: Registered) -> bool:
-    """Return whether graphs may hold addresses of the object: one of its tensors is on a GPU."""
+    """Return whether graphs may have captured addresses of the object, because a tensor of it is on a GPU."""
     return any(old.is_cuda for old, _ in _pairs(made, made, ""))
 
 
 def overwrite(kept: Registered, made: Registered) -> None:
-    """Copy every tensor that `made` registers to the memory of the same one of `kept`.
+    """Copy every tensor that `made` registers into the memory of the corresponding tensor of `kept`.
 
-    Both were made by the same format, of different numbers. Raises `WeightsError`, before anything is copied, if the
-    two differ in more than the numbers of tensors: captured graphs know the rest.
+    Raises `WeightsError`, before anything is copied, if the two differ in anything except the values of tensors.
+    Captured graphs depend on everything else.
     """
     for old, new in list(_pairs(kept, made, type(kept).__name__)):
         if old.data_ptr() != new.data_ptr():
@@ -93,7 +95,7 @@ def overwrite(kept: Registered, made: Registered) -> None:
 
 
 def _pairs(kept: object, made: object, where: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the registered tensors of both, those of the same name together."""
+    """Yield pairs of registered tensors with the same name, one of each object. Raises `WeightsError`."""
     if type(kept) is not type(made):
         raise _differs(where)
     if isinstance(kept, Tensor) and isinstance(made, Tensor):

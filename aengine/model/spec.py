@@ -1,4 +1,4 @@
-"""A decoder as data: its layers, and what follows from them."""
+"""The specification of a decoder as data: its layers, and sizes that follow from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aengine.model.rope import QueryGrowth, RopeConfig
 Activation = Literal["silu", "gelu"]  # gelu: its tanh approximation
 
 
-# "head": of each query and key head. "all": of all query heads together, and of all key heads together.
+# "head": a norm over each query or key head. "all": a norm over all query heads, and one over all key heads.
 QKNorm = Literal["none", "head", "all"]
 
 
@@ -36,26 +36,26 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     qk_norm_weight: bool = True  # whether the norms of single heads have weights
     qkv_bias: bool = False
     out_bias: bool = False
-    fused: bool = False  # checkpoints have q, k and v in one tensor
+    fused: bool = False  # whether checkpoints have q, k and v in one tensor
     rope: RopeConfig | None = RopeConfig()  # None: no rotation
     growth: QueryGrowth | None = None  # of queries, after the rotation
-    scale: float | None = None  # of scores; None: head_dim ** -0.5
-    softcap: float | None = None  # of scores
-    sinks: bool = False  # each head has one more score, of a key whose value is zero
+    scale: float | None = None  # factor of attention scores; None: head_dim ** -0.5
+    softcap: float | None = None  # cap of attention scores
+    sinks: bool = False  # whether each head has one more score, of a key whose value is zero
     window: int | None = None  # positions that a query sees, its own included; None: all
-    gate: bool = False  # the sigmoid of a gate multiplies the output of each query head
-    gate_proj: bool = False  # gates have a projection of their own; else each one follows its head in q_proj
-    v_norm: bool = False  # RMS norm of each value head, without a weight
-    keys_are_values: bool = False  # values are the keys before their norm and rotation
+    gate: bool = False  # whether the sigmoid of a gate multiplies the output of each query head
+    gate_proj: bool = False  # whether gates have a separate projection; else each gate follows its head in q_proj
+    v_norm: bool = False  # whether each value head has an RMS norm without a weight
+    keys_are_values: bool = False  # whether values are the keys before their norm and rotation
     shares_kv_of: int | None = None  # the layer whose keys and values this layer reads; None: its own
 
     def kv_layer(self, ranks: int) -> KVLayer:
-        """Return what the KV pool stores of a token, on each rank."""
+        """Return the shape of a token's entry in the KV pool, on each rank."""
         return KVLayer(Shard(count=ranks).units(self.kv_heads), self.head_dim)
 
     @property
     def projected(self) -> int:
-        """How many projections it has besides queries: keys and values, keys only, or none."""
+        """The number of projections besides queries: 2 (keys and values), 1 (keys) or 0."""
         return 0 if self.shares_kv_of is not None else 1 if self.keys_are_values else 2
 
     @property
@@ -84,18 +84,18 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
 
 
 class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
-    """Causal self-attention over latents: one vector per token, from which all heads derive keys and values."""
+    """Causal self-attention over latents (MLA): all heads derive keys and values from one vector per token."""
 
     heads: int
-    unrotated: int  # dimensions of a key that are made from the latent
-    rotated: int  # its other dimensions: shared by all heads, rotated, stored next to the latent
+    unrotated: int  # dimensions of a key that are computed from the latent
+    rotated: int  # all other dimensions of a key; they are rotated, shared by all heads, and stored next to the latent
     value_dim: int
     rank: int  # the width of the latent
     query_rank: int  # the width of the queries' latent; 0: queries have one projection
     bias: bool = False  # of the first and the last projection
     rope: RopeConfig = RopeConfig()
-    interleaved: bool = True  # pairs of neighbouring dimensions are rotated, instead of pairs from both halves
-    scale: float  # of scores
+    interleaved: bool = True  # whether neighbouring dimensions are rotated as pairs, instead of pairs from both halves
+    scale: float  # factor of attention scores
     window: None = None
     shares_kv_of: None = None
 
@@ -105,7 +105,7 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
 
     @property
     def latent(self) -> int:
-        """The width of what the KV pool stores of a token."""
+        """The width of a token's entry in the KV pool."""
         return self.rank + self.rotated
 
     @property
@@ -124,12 +124,12 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
         return self.heads * self.value_dim
 
     def kv_layer(self, ranks: int) -> KVLayer:
-        """Return what the KV pool stores of a token. All ranks store the same."""
+        """Return the shape of a token's entry in the KV pool. All ranks store the same."""
         return KVLayer(1, self.latent, vectors=1)
 
     @property
     def absorbed(self) -> int:
-        """How many weights turn latents into keys and values. They are no linear and stay in the model's dtype."""
+        """The number of weights of kv_b_proj, which makes K and V from latents. They stay in the model's dtype."""
         return self.heads * (self.unrotated + self.value_dim) * self.rank
 
     def parameters(self, hidden: int) -> int:
@@ -148,14 +148,16 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
 
 
 class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
-    """A gated delta net: linear attention with one state per row, however long the row is."""
+    """A gated delta net: linear attention with a state of fixed size for each sequence."""
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
-    conv: int  # tokens that each channel's convolution sees, its own included
-    interleaved: bool = False  # checkpoints have one matrix for q, k, v, z and one for b, a, ordered by key head
+    conv: int  # width of each channel's convolution in tokens
+    interleaved: bool = (
+        False  # whether checkpoints have one matrix for q, k, v, z and one for b, a, ordered by key head
+    )
 
     @property
     def heads(self) -> DeltaHeads:
@@ -181,7 +183,7 @@ class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
     inner: int
     activation: Activation = "silu"
     bias: bool = False
-    fused: bool = False  # checkpoints have gate and up in one tensor
+    fused: bool = False  # whether checkpoints have gate and up in one tensor
 
     def parameters(self, hidden: int) -> int:
         return 3 * hidden * self.inner + (2 * self.inner + hidden) * self.bias
@@ -199,15 +201,15 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     """A mixture of experts: a router chooses some of many MLPs for each token. One expert may be shared by all."""
 
     count: int
-    inner: int  # of each
+    inner: int  # columns of each expert
     router: Router
-    correction: bool = False  # the checkpoint has a correction of the router's scores
+    correction: bool = False  # whether the checkpoint has a correction of the router's scores
     shared: MLPSpec | None = None  # the expert that every token passes
     clamp: GateClamp | None = None  # None: the gate is not clamped
     activation: Activation = "silu"
-    biases: bool = False  # of the router and of each expert
-    shared_gate: bool = False  # the sigmoid of a gate multiplies the shared expert's result
-    transposed: bool = False  # checkpoints store matrices transposed, with columns of gate and up in turn
+    biases: bool = False  # whether the router and each expert have biases
+    shared_gate: bool = False  # whether the sigmoid of a gate multiplies the shared expert's result
+    transposed: bool = False  # whether checkpoints store matrices transposed, with alternating columns of gate and up
     # Names in checkpoints.
     block: str = "mlp"
     router_name: str = "gate"
@@ -233,7 +235,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
 
 
 class MLPAndExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp_and_experts"):
-    """The sum of an MLP and a mixture of experts. Each has norms before and after it, and the router has one before."""
+    """The sum of an MLP and a mixture of experts. Both have norms before and after them. The router has its own."""
 
     mlp: MLPSpec
     experts: ExpertsSpec
@@ -257,7 +259,7 @@ FFN = MLPSpec | ExpertsSpec | MLPAndExpertsSpec
 
 
 class NormSpec(msgspec.Struct, frozen=True):
-    """An RMS norm of whole tokens."""
+    """An RMS norm over the hidden size."""
 
     name: str  # in checkpoints, within the layer or the model
     eps: float
@@ -265,7 +267,7 @@ class NormSpec(msgspec.Struct, frozen=True):
 
 
 class LayerNorms(msgspec.Struct, frozen=True):
-    """The norms of a layer: of the inputs of attention and feed-forward part, and of their results. None: no norm."""
+    """The norms before and after attention, and before and after the feed-forward part. None: there is no such norm."""
 
     before_attention: NormSpec | None
     after_attention: NormSpec | None
@@ -293,7 +295,7 @@ class LayerInputsSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What comes before the first layer and after the last one."""
+    """The operations before the first layer and after the last layer."""
 
     norm: NormSpec  # after the last layer
     embedding_norm_eps: float | None = None  # of an RMS norm of embeddings, without a weight; None: no norm
@@ -330,7 +332,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     norms: LayerNorms
     residual_scale: float = 1.0  # multiplies the result of each part
     input_width: int = 0  # of the layer's part of a second embedding, which is added last; 0: there is none
-    scalar: bool = False  # a number of the checkpoint multiplies the layer's output
+    scalar: bool = False  # whether a number of the checkpoint multiplies the layer's output
 
     def parameters(self, hidden: int) -> int:
         return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + self._around(hidden)
@@ -341,13 +343,13 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_pre_norm(self) -> bool:
-        """Whether both parts have a norm before them, and their results are added as they are."""
+        """Whether attention and feed-forward part have norms before them, but no norm and no scale after them."""
         norms = self.norms
         normed = norms.before_attention is not None and norms.before_ffn is not None
         return normed and norms.after_attention is None and norms.after_ffn is None and self.residual_scale == 1.0
 
     def indivisible(self, ranks: int) -> str:
-        """Return what this number of ranks cannot divide evenly, or an empty string."""
+        """Return a description of a part that cannot be divided evenly among this many ranks. Empty: all can be."""
         attention, ffn = self.attention, self.ffn
         if isinstance(attention, DeltaSpec):
             if attention.key_heads % ranks:

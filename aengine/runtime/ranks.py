@@ -66,7 +66,7 @@ class RankedExecutor:
             first.scores,
             first.sums,
             first.pools,
-            first.own,
+            first.sharded,
             ranks,
         )
 

@@ -20,10 +20,10 @@ from aengine.model.decoder import Decoder
 from aengine.runtime.device import ForwardThreads
 from aengine.runtime.step.cells import StepCells, StepShape, describe, host_lens, resolve
 from aengine.runtime.step.executor import Executor, Forwarded, Outcome
-from aengine.runtime.step.own_tokens import draw_from_own
 from aengine.runtime.step.pooling import pool_chunks, read_pools
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.scoring import read_scores, score_chunks
+from aengine.runtime.step.sharded_draws import draw_from_shards
 from aengine.runtime.traced import HostSpans, TracedExecutor
 from aengine.sampling.sampler import Draws, Kind, Sampler
 from aengine.sampling.upload import upload
@@ -120,15 +120,15 @@ class StepExecutor:
         row_list, draw_rows = plan.sampled_rows, passed.draw_rows
         draws = len(row_list)
         pools = pool_chunks(plan, hidden[draws:], self._decoder, rows) if plan.pooled else None
-        logits, own = None, self._draws_from_own(plan, row_list)
+        logits, sharded = None, self._draws_from_shards(plan, row_list)
         if draws:
             adapters = None
             if passed.adapted and rows.adapter is not None and self._decoder.adapts_logits:
                 adapters = rows.adapter[draw_rows]
-            head = self._decoder.own_logits if own else self._decoder.logits
+            head = self._decoder.shard_logits if sharded else self._decoder.logits
             logits = head(hidden[:draws], adapters)
         self._copy_pages(plan)
-        return Forwarded(logits, row_list, draw_rows, passed.draw_positions, scores, passed.sums, pools, own)
+        return Forwarded(logits, row_list, draw_rows, passed.draw_positions, scores, passed.sums, pools, sharded)
 
     def _pass(self, plan: StepPlan) -> TokenPass:
         """Run the decoder over the step's tokens."""
@@ -170,9 +170,9 @@ class StepExecutor:
         """
         if forwarded.logits is None:
             return None
-        if forwarded.own:
+        if forwarded.sharded:
             logits, rows, positions = forwarded.logits, forwarded.rows, forwarded.positions
-            draws = draw_from_own(self._decoder, self._sampler, logits, rows, positions)
+            draws = draw_from_shards(self._decoder, self._sampler, logits, rows, positions)
         else:
             draws = self._sample(forwarded.logits, forwarded, masks)
         self._rows.last_token[forwarded.rows] = draws.token_ids
@@ -184,7 +184,7 @@ class StepExecutor:
     def close(self) -> None:
         """Do nothing: there is no worker."""
 
-    def _draws_from_own(self, plan: StepPlan, rows: list[int]) -> bool:
+    def _draws_from_shards(self, plan: StepPlan, rows: list[int]) -> bool:
         """Return whether each rank draws from its part of the vocabulary. Structured steps do not: they have masks."""
         return self._decoder.ranks is not None and not plan.structured and self._sampler.kind(rows) is Kind.SIMPLE
 

@@ -1,1 +1,1 @@
-"""The blocks of a decoder. Each takes the residual stream and returns it with its own result added."""
+"""The blocks of a decoder. Each adds its result to the residual stream."""

@@ -11,7 +11,7 @@ from aengine.attention.base import AttentionLayer
 from aengine.kernels.attention.heads import Heads, Scores
 from aengine.kernels.kv_scales import KVScales
 from aengine.kernels.linear.base import Norm
-from aengine.model.blocks.build import BuildContext, KVPlace
+from aengine.model.blocks.build import BuildContext, LayerKV
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.shard import Part
@@ -22,10 +22,12 @@ class Attention:
     """Norm, projection to queries, keys and values, attention, projection back, and the addition to x."""
 
     def __init__(
-        self, build: BuildContext, name: str, layer: LayerSpec, spec: AttentionSpec, kept: KVPlace, last: bool
+        self, build: BuildContext, name: str, layer: LayerSpec, spec: AttentionSpec, layer_kv: LayerKV, last: bool
     ) -> None:
-        """name: the layer's name in checkpoints; kept: the keys and values that it reads, its own or another layer's;
-        last: whether no later layer attends.
+        """Args:
+        name: The layer's name in checkpoints.
+        layer_kv: The keys and values that the layer reads, which may be another layer's.
+        last: Whether no later layer attends.
         """
         make, prefix = build.make, f"{name}.self_attn"
         self._kernels = make.kernels
@@ -50,7 +52,7 @@ class Attention:
         self._cos_sin = build.tables.rope(spec.rope, spec.head_dim)
         self._growth = None if spec.growth is None else build.tables.growth(spec.growth)
         self._window = spec.window
-        self._index = kept.index
+        self._index = layer_kv.index
         self._last = last
         self._add = Addition.of_block(build, name, layer.norms.after_attention, layer.residual_scale)
         sinks = make.sinks(prefix, Part(spec.heads)) if spec.sinks else None
@@ -62,7 +64,7 @@ class Attention:
             self._scales = scales
             self._attend = bind(attention.with_scales(scales))
 
-        kept.scales.add_reader(use_scales)
+        layer_kv.scales.add_reader(use_scales)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         batch = step.batch.for_window(self._window)
@@ -73,9 +75,9 @@ class Attention:
         return self._add.project_and_add(self._out, attended, x, step if self._last else None)
 
     def _project(self, x: Tensor, step: Step, slots: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return queries [tokens, heads, head_dim], and the gates of the output if the layer has any.
+        """Return queries [tokens, heads, head_dim], and the gates of the output, or None if the layer has no gates.
 
-        Keys and values go into the cache at `slots`.
+        Keys and values are written into the cache at `slots`.
         """
         pieces = step.pieces(len(x))
         if len(pieces) == 1:
@@ -104,7 +106,7 @@ class Attention:
 
 
 def _make_heads(build: BuildContext, prefix: str, spec: AttentionSpec) -> Heads:
-    """Describe the columns of the projection, with the norms of single heads."""
+    """Return the layout of the projection's columns, with the norms of single heads."""
     q_norm = k_norm = None
     if spec.qk_norm == "head":
         q_norm = _make_head_norm(build, f"{prefix}.q_norm", spec)

@@ -1,4 +1,4 @@
-"""The arguments that blocks of a decoder are built from."""
+"""The arguments of blocks when they are built."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class BuildContext:
 
     make: Parameters
     hidden: int
-    eps: float  # of the norms within blocks; `NormSpec` has that of the others
+    eps: float  # of norms within blocks; `NormSpec` has the eps of all other norms
     tables: PositionTables
     attention: AttentionBackend
 
 
 @dataclass(frozen=True, slots=True)
-class KVPlace:
-    """Where a layer's keys and values are in the KV pool."""
+class LayerKV:
+    """The keys and values of a layer."""
 
-    index: int
+    index: int  # of the layer in the KV pool
     scales: LoadedKVScales

@@ -24,7 +24,7 @@ class MixtureOfExperts:
         self._experts = make.experts(f"{block}.experts", hidden, spec)
         self._shared = None if spec.shared is None else SharedExpert(build, block, spec)
         self._add = Addition.of_block(build, name, layer.norms.after_ffn, layer.residual_scale)
-        # Without a norm the experts read x itself, which must not change before they have.
+        # Without a norm the experts read x itself. Then x must not change before they have read it.
         self._adds_in_place = self._add.is_fused and self._norm is not None
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
@@ -46,7 +46,7 @@ class MixtureOfExperts:
 class SharedExpert:
     """The expert that every token passes. A gate may weight its result.
 
-    With several ranks, each returns its part of the sum.
+    With several ranks, each rank returns a partial sum.
     """
 
     def __init__(self, build: BuildContext, block: str, spec: ExpertsSpec) -> None:
@@ -71,7 +71,7 @@ class SharedExpert:
         return self._down.apply(self._inner(h), residual=x)
 
     def fuse_with(self, experts: ExpertsSlot, h: Tensor, top_k: int) -> Experts | None:
-        """Return experts that compute this one in the same launches, or None if it needs launches of its own.
+        """Return experts that also compute this expert, in the same launches. None: it needs separate launches.
 
         h [tokens, hidden]: the input; each token goes to top_k experts.
         """
@@ -86,7 +86,7 @@ class SharedExpert:
 
     @property
     def _adapted(self) -> bool:
-        """Whether some token of the step has an adapter."""
+        """Whether a token of the step has an adapter."""
         return self._adapters is not None and self._adapters.places is not None
 
     def _inner(self, h: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""From the specification of a layer to its blocks."""
+"""Builds the blocks of a layer from its specification."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from aengine.model.blocks.attention import Attention
-from aengine.model.blocks.build import BuildContext, KVPlace
+from aengine.model.blocks.build import BuildContext, LayerKV
 from aengine.model.blocks.experts import MixtureOfExperts
 from aengine.model.blocks.mlp import MLP
 from aengine.model.blocks.step import Block
@@ -22,8 +22,8 @@ class LayerBuilder:
     def __init__(self, build: BuildContext, layers: Sequence[LayerSpec]) -> None:
         self._build = build
         self._layers = layers
-        self._kept: dict[int, KVPlace] = {}  # by layer, if it stores its own keys and values
-        self._recurrent = 0  # layers so far that keep a state
+        self._kept: dict[int, LayerKV] = {}  # by layer, if it stores its own keys and values
+        self._recurrent = 0  # the number of recurrent layers built so far
 
     def build(self, i: int) -> list[Block]:
         """Build the blocks of layer i."""
@@ -41,7 +41,7 @@ class LayerBuilder:
             self._recurrent += 1
             return GatedDeltaNet(build, name, layer, spec, self._recurrent - 1, last)
         if spec.shares_kv_of is None:
-            self._kept[i] = KVPlace(len(self._kept), build.make.kv_scales(f"{name}.self_attn"))
+            self._kept[i] = LayerKV(len(self._kept), build.make.kv_scales(f"{name}.self_attn"))
         kept = self._kept[i if spec.shares_kv_of is None else spec.shares_kv_of]
         if isinstance(spec, LatentSpec):
             return LatentAttention(build, name, layer, spec, kept, last)

@@ -51,7 +51,7 @@ class GatedMLP:
         return self._down.apply(self._gate_up.apply(x, norm=self._norm), gated=True, residual=x)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the result for x [tokens, hidden]. With several ranks, each returns its part of the sum."""
+        """Return the result for x [tokens, hidden]. With several ranks, each rank returns a partial sum."""
         if (inner := self._inner(x)) is not None:
             return self._down.apply(inner)
         return self._down.apply(self._gate_up.apply(x, norm=self._norm), gated=True)

@@ -1,4 +1,4 @@
-"""How a block reads the residual stream, and how it adds its result."""
+"""Adds a block's result to the residual stream."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Addition:
     @classmethod
     def of_block(cls, build: BuildContext, name: str, norm: NormSpec | None, scale: float) -> Self:
         """name: the layer's name in checkpoints; norm: of the block's result."""
-        # In this order: a sum prepares the norm that is made next. That is this block's own, or the next block's.
+        # The order matters: a sum also computes the norm that is made next, which is this block's or the next block's.
         total = build.make.sum(prepares=norm is not None or scale == 1.0)
         return cls(total, build.make.layer_norm(name, norm, build.hidden), scale)
 
@@ -46,7 +46,7 @@ class Addition:
     def project_and_add(self, out: Linear, attended: Tensor, x: Tensor, step: Step | None) -> Tensor:
         """Add `out(attended)` to x. Both may be overwritten.
 
-        step: given by the last block that attends. After it, only the step's wanted tokens go on.
+        step: only the last block that attends passes it. Later blocks get only the step's wanted tokens.
         """
         if step is not None:
             attended, x = step.narrow(attended, x)
@@ -63,9 +63,9 @@ class Addition:
         """
         if self.is_plain and self.total is not None:
             return self.total.add_result(result, x)
-        whole = result(slice(None))
+        added = result(slice(None))
         if self.total is not None:
-            whole = self.total(whole)
+            added = self.total(added)
         if self.norm is not None and self.scale == 1.0:
-            return self.norm.add_to(whole, x)
-        return x.add_(whole if self.norm is None else self.norm(whole), alpha=self.scale)
+            return self.norm.add_to(added, x)
+        return x.add_(added if self.norm is None else self.norm(added), alpha=self.scale)

@@ -1,4 +1,4 @@
-"""A step as the blocks of a decoder see it."""
+"""The arguments of a step that the blocks of a decoder read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aengine.kernels.lora.base import TokenAdapters
 
 @dataclass(slots=True)
 class States:
-    """The states of recurrent layers, and which of them belong to the step's sequences."""
+    """The states of recurrent layers, and the slots of the step's sequences."""
 
     pool: StatePool
     batch: StateBatch
@@ -27,31 +27,31 @@ class States:
 
 @dataclass(slots=True)
 class Step:
-    """The tokens of a step, the caches that they read, and which of them are wanted in the end."""
+    """The tokens of a step, the caches that they read, and the tokens whose hidden states are wanted."""
 
     positions: Tensor  # [tokens] int64
     batch: AttentionBatch
     kv: KVPool
-    wanted: Tensor | None  # [n] int64: the tokens that go on after the last attention. None means all.
-    sums: Tensor | None  # [tokens] float32, filled after the last attention: finite if the token's K and V are
-    ranks: Collective | None  # the ranks that hold the other heads. None means one rank.
-    tokens: TokenAdapters | None  # the adapter of each token. None: the model has no room for adapters.
+    wanted: Tensor | None  # [n] int64: the tokens that are computed after the last attention. None: all.
+    sums: Tensor | None  # [tokens] float32, filled after the last attention; finite if K and V are finite
+    ranks: Collective | None  # the model's ranks. None: there is one rank.
+    tokens: TokenAdapters | None  # None: the model has no memory for adapters.
     states: States | None = None  # None: no layer is recurrent
     inputs: Tensor | None = None  # [tokens, layers, width]: a second embedding, if the model has one
 
     def slots(self, tokens: int) -> Tensor:
-        """Return the slots of the remaining tokens, [tokens] int64. Those of padding are inside page 0."""
+        """Return the KV slots of the tokens that are still computed, [tokens] int64. Padding has slots in page 0."""
         slots = self.batch.slots
         return slots if self.wanted is None or len(slots) == tokens else slots.index_select(0, self.wanted)
 
     def pieces(self, tokens: int) -> Sequence[slice]:
-        """Return the pieces in which the ranks compute this many tokens before attention."""
+        """Return the slices of the tokens that ranks compute one after the other. One rank has one slice."""
         return [slice(0, tokens)] if self.ranks is None else self.ranks.pieces(tokens)
 
     def narrow(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the wanted tokens only. Called after the last attention: no later layer reads the others.
+        """Return `attended` and `x` for the wanted tokens only. Called after the last attention.
 
-        attended [tokens, width] and x [tokens, hidden] -> the same for the wanted tokens.
+        attended: [tokens, width]. x: [tokens, hidden].
         """
         if self.sums is not None:
             torch.sum(attended, dim=-1, dtype=torch.float32, out=self.sums)
@@ -73,6 +73,6 @@ class Block(Protocol):
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x [tokens, hidden], which may be overwritten -> [tokens, hidden].
 
-        The last block that attends returns the wanted tokens alone.
+        The last block that attends returns only the wanted tokens.
         """
         ...

@@ -1,1 +1,1 @@
-"""The files of a checkpoint. Headers are checked first; then tensors are read in order, straight into their memory."""
+"""Reads the files of a checkpoint: checks headers first, then reads tensors in order, directly into their memory."""

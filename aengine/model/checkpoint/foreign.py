@@ -1,4 +1,4 @@
-"""Checkpoints in other layouts than Hugging Face's, which are refused by name."""
+"""Refuses checkpoints in layouts other than Hugging Face's. The error names the layout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refuse_file(path: Path) -> None:
 def refuse_layout(folder: Path) -> None:
     """Raise `UnsupportedModelError` if a folder holds a model in a known layout, and none in a supported one.
 
-    A folder with a config.json and no weights is accepted, since random weights may be wanted.
+    A folder without any weights is accepted, because the model may get random weights.
     """
     if any((folder / name).exists() for name in (SINGLE, INDEX)):
         return
@@ -50,8 +50,8 @@ def refuse_mlx(values: Mapping[str, object], source: str) -> None:
         )
 
 
-def explained(folder: Path, error: WeightsError) -> WeightsError:
-    """Return the error. If MLX wrote the files, the error says so, since some of its layouts differ."""
+def with_mlx_hint(folder: Path, error: WeightsError) -> WeightsError:
+    """Return the error. If MLX wrote the files, its text says so, because some of MLX's layouts differ."""
     files = folder.glob("*.safetensors")
     if any(read_format(path) == "mlx" for path in files):
         return WeightsError(f"{error}; MLX wrote these files: {_INSTEAD}")

@@ -15,8 +15,8 @@ from aengine.model.groups import DTYPES, Cut
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
-    """The memory for some elements of a piece: those from `start` to `stop` of each of its `rows`."""
+class Destination:
+    """The memory for some elements of a piece, which is a matrix of `rows` rows: columns `start` to `stop`."""
 
     rows: int
     start: int
@@ -33,21 +33,21 @@ class Piece:
     start: int  # of its first byte, in the file
     nbytes: int
     dtype: torch.dtype  # in the file
-    landings: tuple[Landing, ...]
+    destinations: tuple[Destination, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A rank's memory for what it reads of a tensor."""
+class RankMemory:
+    """A rank's memory for a tensor, or for the part of it that the rank reads."""
 
-    into: Tensor  # contiguous, of the kept shape; it may have another dtype
-    cut: Cut | None = None  # the part that is kept. None: all.
+    into: Tensor  # contiguous, with the shape of the part; it may have another dtype than the file
+    cut: Cut | None = None  # the part that the rank reads. None: all of the tensor.
 
 
-def cut(path: Path, name: str, entry: TensorEntry, places: Sequence[Place], most_bytes: int) -> Iterator[Piece]:
+def cut(path: Path, name: str, entry: TensorEntry, places: Sequence[RankMemory], most_bytes: int) -> Iterator[Piece]:
     """Yield a tensor as pieces of at most `most_bytes` each, in the order of the file.
 
-    places: of all ranks that read it. If they are cut, all are cut along the same axis.
+    places: one for each rank that reads the tensor. If they are cut, all are cut along the same axis.
     """
     dtype = DTYPES[entry.dtype]
     most = most_bytes // dtype.itemsize
@@ -63,30 +63,30 @@ def cut(path: Path, name: str, entry: TensorEntry, places: Sequence[Place], most
             for at in range(outer)
             for first, last in ((first, min(first + most, row)) for first in range(0, row, most))
         ]
-    for first, last, landings in runs:
+    for first, last, destinations in runs:
         start, nbytes = entry.start + first * dtype.itemsize, (last - first) * dtype.itemsize
-        yield Piece(path, name, start, nbytes, dtype, tuple(landings))
+        yield Piece(path, name, start, nbytes, dtype, tuple(destinations))
 
 
-def _columns(places: Sequence[Place], first: int, last: int, outer: int, inner: int) -> list[Landing]:
-    """Return the landings of whole rows from `first` to `last`."""
-    landings = []
+def _columns(places: Sequence[RankMemory], first: int, last: int, outer: int, inner: int) -> list[Destination]:
+    """Return the destinations of whole rows from `first` to `last`."""
+    destinations = []
     for place in places:
         kept = place.into.view(outer, place.into.numel() // outer)[first:last]
         if place.cut is None:
-            landings.append(Landing(1, 0, kept.numel(), kept.view(1, -1)))
+            destinations.append(Destination(1, 0, kept.numel(), kept.view(1, -1)))
             continue
         at = 0
         for start, stop in place.cut.ranges:
             width = (stop - start) * inner
-            landings.append(Landing(last - first, start * inner, stop * inner, kept[:, at : at + width]))
+            destinations.append(Destination(last - first, start * inner, stop * inner, kept[:, at : at + width]))
             at += width
-    return landings
+    return destinations
 
 
-def _run(places: Sequence[Place], row: int, first: int, last: int, outer: int, inner: int) -> list[Landing]:
-    """Return the landings of the elements from `first` to `last` of one row."""
-    landings = []
+def _run(places: Sequence[RankMemory], row: int, first: int, last: int, outer: int, inner: int) -> list[Destination]:
+    """Return the destinations of the elements from `first` to `last` of one row."""
+    destinations = []
     for place in places:
         kept = place.into.view(outer, place.into.numel() // outer)[row]
         at = 0
@@ -95,6 +95,6 @@ def _run(places: Sequence[Place], row: int, first: int, last: int, outer: int, i
             low, high = max(begin, first), min(end, last)
             if low < high:
                 into = kept[at + low - begin : at + high - begin]
-                landings.append(Landing(1, low - first, high - first, into.view(1, -1)))
+                destinations.append(Destination(1, low - first, high - first, into.view(1, -1)))
             at += end - begin
-    return landings
+    return destinations

@@ -1,7 +1,8 @@
-"""The header of a safetensors file, which is checked before anything else is read.
+"""Reads and checks the header of a safetensors file.
 
-A file is: the header's length as 8 little-endian bytes, a JSON object that gives each tensor's dtype,
-shape and byte range, and the tensors' bytes, which those ranges must tile without gap or overlap.
+A file has three parts: the header's length in 8 little-endian bytes, the header, and the bytes of all tensors. The
+header is a JSON object with each tensor's dtype, shape and byte range. The ranges must cover the bytes without gap or
+overlap.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Copies files to a device through a ring of buffers: readers fill some while the device empties others.
+"""Copies files to a device through a ring of buffers. Threads fill some buffers while the device copies from others.
 
-A buffer of a GPU is pinned, so that copies out of it run by themselves at the full speed of the bus, and is filled
-again only after the event behind its copy.
+A buffer for a GPU is pinned, so that copies are asynchronous and as fast as the bus. A thread fills it again only after
+its copies are complete.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor
 from aengine.errors import WeightsError
 from aengine.model.checkpoint.pieces import Piece
 
-BUFFER_BYTES = 32 * 2**20  # few and large, since every piece waits for the interpreter
-READERS = 14  # at most; a core copies a few GB/s out of the page cache, the bus 50
-SENDING = 2  # buffers that the device is emptying
+BUFFER_BYTES = 32 * 2**20  # large, because each piece has to wait for the GIL
+READERS = 14  # the most threads; a core copies a few GB/s out of the page cache, the bus transfers 50 GB/s
+SENDING = 2  # buffers from which the device copies
 
 
 class WeightsDigest:
@@ -41,7 +41,7 @@ class WeightsDigest:
 
 
 class Buffer(Protocol):
-    """Memory for one piece between file and device."""
+    """Host memory through which one piece goes from its file to a device."""
 
     def fill(self, piece: Piece) -> memoryview:
         """Read the piece from its file, in any thread, and return its bytes. Raises `WeightsError`."""
@@ -81,20 +81,20 @@ class StagingBuffer:
 
     def send(self, piece: Piece) -> None:
         source = self._bytes[: piece.nbytes].view(piece.dtype)
-        there: dict[torch.device, Tensor] = {}  # the whole piece, if columns of it are picked
-        for landing in piece.landings:
-            device = landing.into.device
-            # Converted and picked on the device: torch itself would do it on the host, in pageable memory.
-            if landing.rows > 1:
+        there: dict[torch.device, Tensor] = {}  # the whole piece, if only some columns are kept
+        for destination in piece.destinations:
+            device = destination.into.device
+            # The device selects columns and converts. torch would do that on the host, in pageable memory.
+            if destination.rows > 1:
                 if device not in there:
                     there[device] = source.to(device, non_blocking=True)
-                part = there[device].view(landing.rows, -1)[:, landing.start : landing.stop]
+                part = there[device].view(destination.rows, -1)[:, destination.start : destination.stop]
             else:
-                part = source[landing.start : landing.stop].unsqueeze(0)
-                if part.dtype != landing.into.dtype:
+                part = source[destination.start : destination.stop].unsqueeze(0)
+                if part.dtype != destination.into.dtype:
                     part = part.to(device, non_blocking=True)
-            landing.into.copy_(part, non_blocking=True)
-        for device in {landing.into.device for landing in piece.landings}:
+            destination.into.copy_(part, non_blocking=True)
+        for device in {destination.into.device for destination in piece.destinations}:
             if device.type == "cuda":
                 if device not in self._sent:
                     self._sent[device] = torch.cuda.Event()

@@ -1,7 +1,7 @@
 """Fills a decoder from the safetensors files of a checkpoint.
 
-All headers are read first and matched with the parameters, so that a checkpoint that does not fit is refused before
-memory is allocated. Then the files are read in order, in pieces that go straight into their memory.
+All headers are read first and compared with the parameters. So a checkpoint that does not fit is refused before memory
+is allocated. Then the files are read in order, in pieces that are copied directly into the parameters' memory.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from aengine.errors import WeightsError
-from aengine.model.checkpoint.pieces import Piece, Place, cut
+from aengine.model.checkpoint.pieces import Piece, RankMemory, cut
 from aengine.model.checkpoint.safetensors import INDEX, SINGLE, TensorEntry, read_header
 from aengine.model.checkpoint.staging import BUFFER_BYTES, WeightsDigest, copy_pieces, staging_ring
-from aengine.model.families.wrappers import alone
+from aengine.model.families.wrappers import language_model_name
 from aengine.model.fields import read_json_object
 from aengine.model.groups import Entry, Group, PlainTensor, entries_of
 
 log = logging.getLogger("aengine")
 
-# Buffers in old files. They follow from config.json.
+# Buffers in old files. They are not read, because they follow from config.json.
 _DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
@@ -51,22 +51,22 @@ class Checkpoint:
         """Read the headers only.
 
         groups: the parameters that the model has.
-        tied: whether the output matrix is the embedding. If the files hold it, `copy_into` checks that it is.
+        tied: whether the output matrix is the embedding. If the files have both, `copy_into` compares them.
         ignored_prefixes: tensors whose names begin with one of these are not read.
 
-        Raises `WeightsError`, naming the tensor, if one is missing, unexpected, there twice, of another shape or
-        dtype, or if a file is damaged.
+        Raises `WeightsError` if a tensor is missing, unexpected, duplicate, or of another shape or dtype, or if a file
+        is damaged. The error names the tensor.
         """
         self._sources: dict[str, _Source] = {}
         entries = entries_of(groups)
         unexpected: list[str] = []
-        left: list[str] = []
+        ignored: list[str] = []
         for path in _files(folder):
             for spelled, found in read_header(path).items():
                 # Files saved from the bare decoder lack the prefix.
-                name = alone(spelled)
+                name = language_model_name(spelled)
                 if ignored_prefixes and name.startswith(ignored_prefixes):
-                    left.append(spelled)
+                    ignored.append(spelled)
                     continue
                 name = name if name in entries or name == _HEAD else f"model.{name}"
                 entry = entries.get(_EMBEDDING if tied and name == _HEAD else name)
@@ -79,8 +79,8 @@ class Checkpoint:
                     raise WeightsError(f"{path}: {spelled} is also in {self._sources[name].path.name}")
                 _check(source, entry)
                 self._sources[name] = source
-        if left:
-            log.info("%s: ignored %d tensors of parts that are not used: %s", folder, len(left), _listed(left))
+        if ignored:
+            log.info("%s: ignored %d tensors of parts that are not used: %s", folder, len(ignored), _listed(ignored))
         there = set(self._sources)
         for name, entry in entries.items():
             if entry.replaces and name in there:
@@ -95,11 +95,11 @@ class Checkpoint:
     def copy_into(self, ranks: Sequence[Sequence[Group]], progress: bool, digest: WeightsDigest | None = None) -> None:
         """Fill and close every group of every rank. A tensor of several ranks is read once. Blocks until all is loaded.
 
-        progress: whether a terminal shows a bar, once reading has taken two seconds.
-        digest: all pieces that are read are added to it.
+        progress: whether a terminal shows a progress bar after two seconds.
+        digest: gets all pieces that are read.
         Raises `WeightsError` if reading fails.
         """
-        heads: list[tuple[Tensor, Tensor]] = []  # to be compared: config.json ties them, and the file has both
+        heads: list[tuple[Tensor, Tensor]] = []  # compared at the end, if config.json ties them and the files have both
         fillings: dict[str, list[_Filling]] = {}  # of all ranks, by the tensor's name
         for groups in ranks:
             group = next(group for group in groups if _EMBEDDING in group.entries)
@@ -109,7 +109,7 @@ class Checkpoint:
                 groups = [*groups, PlainTensor(_HEAD, heads[-1][0], entry=entry)]
             for group in groups:
                 there = [name for name in group.entries if name in self._sources]
-                if not there:  # all of it is optional; closing drops what an earlier checkpoint had
+                if not there:  # all its tensors are optional; closing drops those of an earlier checkpoint
                     group.open(())
                     group.close()
                     continue
@@ -152,19 +152,19 @@ class Checkpoint:
 
 
 class _Filling:
-    """A group that is being read: opened for its first piece, closed after its last."""
+    """A group whose tensors are being read. It is opened for its first piece and closed after its last piece."""
 
     def __init__(self, group: Group, names: Collection[str], nbytes: int) -> None:
-        """names: its tensors that the files have. nbytes: of all of them in the files."""
+        """names: the tensors of the group that the files have. nbytes: their bytes in the files."""
         self._group = group
         self._names = names
         self._missing = nbytes
         self._places: Mapping[str, Tensor] | None = None
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> RankMemory:
         if self._places is None:
             self._places = self._group.open(self._names)
-        return Place(self._places[name], self._group.entries[name].cut)
+        return RankMemory(self._places[name], self._group.entries[name].cut)
 
     def arrived(self, nbytes: int) -> None:
         self._missing -= nbytes
@@ -185,7 +185,7 @@ def has_head(folder: Path) -> bool:
 
 
 def float_linears(folder: Path) -> Iterator[str]:
-    """Yield the modules of a folder that have a weight and no tensor of a quantised one. Reads names only.
+    """Yield the modules whose tensors show that their weight is not quantised. Reads names only.
 
     Yields nothing if the folder has no weights. Raises `WeightsError`.
     """
@@ -194,7 +194,7 @@ def float_linears(folder: Path) -> Iterator[str]:
     names = read_header(folder / SINGLE) if (folder / SINGLE).exists() else _weight_map(folder)
     tensors: dict[str, set[str]] = {}
     for name in names:
-        module, _, kind = alone(name).rpartition(".")
+        module, _, kind = language_model_name(name).rpartition(".")
         tensors.setdefault(module, set()).add(kind)
     for module, kinds in tensors.items():
         if "weight" in kinds <= {"weight", "bias"} and "norm" not in module.rpartition(".")[2]:
@@ -226,7 +226,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files with the weights: one, or those of an index."""
+    """Return the files with the weights: a single file, or all files that the index names."""
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
     if not (folder / INDEX).exists():
@@ -242,7 +242,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor by the index, unchecked."""
+    """Return the index's file name of each tensor. The names are not checked."""
     shards = read_json_object(folder / INDEX).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise WeightsError(f"{folder / INDEX}: weight_map must be an object that names a file for each tensor")

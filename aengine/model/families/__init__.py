@@ -16,17 +16,17 @@ from aengine.model.spec import EndsSpec, LayerSpec
 class Family:
     """One row of the table."""
 
-    title: str  # as model/README.md names it
+    title: str  # in model/README.md
     layers: Callable[[Fields], list[LayerSpec]]
     ends: Callable[[Fields], EndsSpec] = plain_ends
-    defaults: Mapping[str, object] = field(default_factory=dict)  # values of keys that config.json leaves out
-    ignored_prefixes: tuple[str, ...] = ()  # of the names of tensors that are not used
+    defaults: Mapping[str, object] = field(default_factory=dict)  # for keys that config.json leaves out
+    ignored_prefixes: tuple[str, ...] = ()  # of names of tensors that are not used
     has_layer_settings: bool = False  # whether `layers` reads per_layer_config
 
 
 _DRAFTS = ("mtp.",)  # heads that draft tokens
 
-# By the name in `architectures`. With another ending, `Model` or `ForSequenceClassification`, it is the same family.
+# By the name in `architectures`. Names that end in `Model` or `ForSequenceClassification` belong to the same family.
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("Llama 2 and 3.x", plain.llama),
     "MistralForCausalLM": Family("Mistral", plain.mistral),
@@ -68,7 +68,7 @@ _SEES = ("vision_tower.", "vision_adapter.", "vision_projection.")
 _MUSE = (*_SEES, *(f"model.{name}" for name in _SEES))
 _QWEN = ("model.visual.", "visual.")
 
-# Larger models, by the name in `architectures`. Only their language model is loaded.
+# Multimodal models, by the name in `architectures`. Only their language model is loaded.
 WRAPPERS: dict[str, Wrapper] = {
     "Qwen3_5ForConditionalGeneration": Wrapper({"qwen3_5_text": "Qwen3_5ForCausalLM"}, _QWEN),
     "Qwen3_5MoeForConditionalGeneration": Wrapper({"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, _QWEN),
@@ -83,6 +83,6 @@ WRAPPERS: dict[str, Wrapper] = {
 
 
 def ignored_prefixes(family: str) -> tuple[str, ...]:
-    """Return the prefixes of tensors that a file of this family may have and that are not used."""
+    """Return the prefixes of tensors that files of this family may have and that the decoder does not use."""
     around = (one.ignored_prefixes for one in WRAPPERS.values() if family in one.families.values())
     return (*FAMILIES[family].ignored_prefixes, *(name for names in around for name in names))

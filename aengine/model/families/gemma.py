@@ -36,7 +36,7 @@ GEMMA2: dict[str, object] = {
     "final_logit_softcapping": 30.0,
     "vocab_size": 256_000,
 }
-# Gemma 3's files leave out what was the default of their first reader.
+# Gemma 3's files leave out values that are defaults of its config class in transformers.
 GEMMA3: dict[str, object] = {
     **_COMMON,
     "max_position_embeddings": 131_072,

@@ -1,6 +1,7 @@
-"""Gemma 4: Gemma 3 with other heads in layers without a window, whose values may be their keys.
+"""Gemma 4: Gemma 3 with other heads in layers without a window. In these layers, values may equal keys.
 
-Some layers read the keys and values of earlier ones, and some models have a second embedding for each layer.
+Some layers read the keys and values of earlier layers. Some models have a second embedding, of which each layer reads a
+part.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ GEMMA4: dict[str, object] = {
     "sliding_window": 512,
     "hidden_size_per_layer_input": 256,
 }
-# Used if the file has none: for layers with a window, and for those without.
+# Used if the file has no rope_parameters: for layers with a window, and for layers without one.
 _ROPES: dict[str, object] = {
     "sliding_attention": {"rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
@@ -140,13 +141,13 @@ def _of_layer(fields: Fields, layer: int, slide: bool, equal: bool) -> Fields:
 
 
 def _own_layers(fields: Fields) -> int:
-    """Return how many layers keep keys and values of their own. The layers after them read theirs."""
+    """Return how many layers store keys and values. All later layers read keys and values of these layers."""
     count = layer_count(fields)
     return count - fields.integer("num_kv_shared_layers", 0, count - 1, 0)
 
 
 def _keeper(fields: Fields, slides: list[bool], slide: bool) -> int:
-    """Return the last layer of the same kind among these."""
+    """Return the index of the last layer of the same kind, with or without a window. Its K and V are shared."""
     found = [layer for layer, one in enumerate(slides) if one == slide]
     if not found:
         raise fields.fail("num_kv_shared_layers", "leaves no layer whose keys and values the others of its kind share")

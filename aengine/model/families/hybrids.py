@@ -99,7 +99,7 @@ def _delta(fields: Fields, interleaved: bool) -> DeltaSpec:
 
 
 def _linear_layers(fields: Fields) -> list[bool]:
-    """Return which layers have linear attention: as `layer_types` says, or all but one in each interval."""
+    """Return which layers have linear attention: as `layer_types` says, or all except one in each interval."""
     layers = layer_count(fields)
     if not fields.present("layer_types"):
         interval = fields.integer("full_attention_interval", 1, 2**31, 4)

@@ -1,4 +1,4 @@
-"""Reads parts of layers from config.json, as most families have them, with bounds that no model exceeds."""
+"""Reads the settings that most families have from config.json, and checks their bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aengine.model.spec import (
     QKNorm,
 )
 
-# Far above any real model, and far below what would overflow a size.
+# Larger than any real model needs, and small enough that no product of sizes overflows.
 MAX_WIDTH = 2**20
 MAX_HEADS = 2**14
 _MAX_LAYERS = 4096
@@ -62,9 +62,9 @@ def layer_norms(
 
 
 def plain_ends(fields: Fields, norm_offset: float = 0.0) -> EndsSpec:
-    """Return what most families have before and after their layers: only a norm after the last one.
+    """Return the `EndsSpec` of most families: only a norm after the last layer.
 
-    norm_offset: is added to its weight.
+    norm_offset: is added to the weight of this norm.
     """
     return EndsSpec(norm=NormSpec("model.norm", norm_eps(fields), norm_offset))
 
@@ -91,7 +91,7 @@ def attention(
     Args:
         kv_heads_default: Whether a file may leave out the number of KV heads. It then equals the number of heads.
         head_dim: Used if the file does not give it. None: hidden_size / heads.
-        rope: The section with the rotation, as `read_rope` takes it; partial, part and theta too.
+        rope, partial, part, theta: Arguments of `read_rope`; `rope` is its `section`.
     """
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     kv_heads = fields.integer("num_key_value_heads", 1, heads, heads if kv_heads_default else None)
@@ -132,7 +132,7 @@ def mlp(
 
 
 def known_activation(fields: Fields, names: Mapping[str, Activation] = SILU, key: str = "hidden_act") -> str:
-    """Return the file's name of its activation. Raises `UnsupportedModelError` unless it is one of `names`."""
+    """Return the activation's name in the file. Raises `UnsupportedModelError` if it is not one of `names`."""
     name = fields.text(key, next(iter(names)))
     if name not in names:
         raise UnsupportedModelError(
@@ -172,7 +172,7 @@ def layers_of(
 
 
 def expert_count(fields: Fields) -> int:
-    """Read num_local_experts, as transformers 5 writes it, or num_experts, as older versions did."""
+    """Read the number of experts: num_local_experts (transformers 5) or num_experts (older versions)."""
     known_activation(fields)
     key = "num_local_experts" if fields.present("num_local_experts") else "num_experts"
     return fields.integer(key, 1, MAX_EXPERTS)
@@ -183,9 +183,9 @@ def expert_width(fields: Fields, key: str = "moe_intermediate_size") -> int:
 
 
 def softmax_router(fields: Fields, renormalise: bool | None = None) -> Router:
-    """Return a router that takes a softmax over all experts and then the best.
+    """Return a router that computes a softmax over all experts and then chooses the best experts.
 
-    renormalise: None means that the file says it.
+    renormalise: whether the weights of the chosen experts are divided by their sum. None: norm_topk_prob of the file.
     """
     if renormalise is None:
         renormalise = fields.flag("norm_topk_prob", default=False)
@@ -194,7 +194,7 @@ def softmax_router(fields: Fields, renormalise: bool | None = None) -> Router:
 
 
 def sparse_layers(fields: Fields) -> list[bool]:
-    """Return which layers have experts in Qwen's files: one in each step, unless it is listed as dense."""
+    """Return which layers have experts: every `decoder_sparse_step`-th layer, except those in `mlp_only_layers`."""
     step = fields.integer("decoder_sparse_step", 1, 2**31, 1)
     dense = fields.list_of_integers("mlp_only_layers") if fields.present("mlp_only_layers") else []
     return [(layer + 1) % step == 0 and layer not in dense for layer in range(layer_count(fields))]
@@ -204,9 +204,10 @@ def sparse_layers(fields: Fields) -> list[bool]:
 
 
 def windows_by_layer(fields: Fields) -> list[int | None]:
-    """Return the window of each layer in Qwen's files.
+    """Return the window of each layer, by Qwen's settings.
 
-    If `use_sliding_window` is set, the layers with a window are in `layer_types`, or begin at `max_window_layers`.
+    `use_sliding_window` enables windows. `layer_types` says which layers have one. Without it, all layers from
+    `max_window_layers` on have one.
     """
     layers = layer_count(fields)
     window = sliding_window(fields) if fields.flag("use_sliding_window", default=False) else None
@@ -241,7 +242,7 @@ def layer_types(fields: Fields) -> list[bool]:
 
 
 def slides_by_layer(fields: Fields, every: int) -> list[bool]:
-    """Return which layers have a sliding window: as `layer_types` says, or all but one in `every`."""
+    """Return which layers have a sliding window: as `layer_types` says, or all except every `every`-th layer."""
     if fields.present("layer_types"):
         return layer_types(fields)
     return [(layer + 1) % every != 0 for layer in range(layer_count(fields))]

@@ -29,7 +29,7 @@ SMOLLM3: dict[str, object] = {"tie_word_embeddings": True, "num_key_value_heads"
 def llama(fields: Fields) -> list[LayerSpec]:
     """Llama 2 and 3: biases if config.json says so, no window."""
     bias = fields.flag("attention_bias", default=False)
-    # Old files do not give the number of KV heads. It equals the number of heads there.
+    # Old files leave out the number of KV heads. It then equals the number of heads.
     heads = attention(fields, kv_heads_default=True, qkv_bias=bias, out_bias=bias)
     return layers_of(fields, heads, mlp(fields, bias=fields.flag("mlp_bias", default=False)))
 
@@ -120,7 +120,7 @@ def smollm3(fields: Fields) -> list[LayerSpec]:
 
 
 def rotated_layers(fields: Fields) -> list[bool]:
-    """Return which layers rotate. Despite its name, `no_rope_layers` has a 1 for those that do."""
+    """Return which layers rotate. Despite its name, `no_rope_layers` has a 1 for layers that rotate."""
     count = layer_count(fields)
     if fields.present("no_rope_layers"):
         return [flag == 1 for flag in fields.integers("no_rope_layers", count, 0, 1)]

@@ -1,4 +1,4 @@
-"""Models that also see or hear: finds their language model in config.json and among the weights."""
+"""Multimodal models: finds their language model in config.json and among the weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aengine.errors import UnsupportedModelError
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.config import QUANTIZATION_KEYS
 
-# Prefixes of a language model's tensors inside a larger model, and outside of one. The first that matches counts.
+# Prefixes of tensor names in a multimodal model, and in a plain language model. The first prefix that matches is used.
 LANGUAGE_MODEL = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.": ""}
 # Settings that a file may have inside `text_config` or next to it.
 _TIED = "tie_word_embeddings"
@@ -19,7 +19,7 @@ _SHARED = (_TIED, *_ENDS, "dtype", "torch_dtype", *QUANTIZATION_KEYS)
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:
-    """A larger model. Only its language model is loaded."""
+    """A multimodal model. Only its language model is loaded."""
 
     families: Mapping[str, str]  # `model_type` of the language model -> its architecture
     ignored_prefixes: tuple[str, ...]  # of the names of all other tensors
@@ -38,27 +38,28 @@ class Wrapper:
 
 
 def text_model(values: Mapping[str, object], source: str) -> dict[str, object]:
-    """Return the settings of the language model, together with those for all parts of the larger model."""
+    """Return the language model's settings, with the settings of the multimodal model that also apply to it."""
     text = Fields(values, source).section("text_config")
     shared = {key: values[key] for key in _SHARED if values.get(key) is not None}
     own = {} if text is None else dict(text.items())
     for key in (_TIED, *_ENDS):
-        if key in shared:  # transformers prefers it, too, if the file has both
+        if key in shared:  # if the file has both, the outer value is used, as in transformers
             own.pop(key, None)
     return shared | own
 
 
-def ties_its_default(values: Mapping[str, object], source: str) -> bool:
-    """Return whether the output matrix is tied for the larger model and not for the language model.
+def ties_by_default(values: Mapping[str, object], source: str) -> bool:
+    """Return whether the output matrix is tied by the multimodal settings, but not by the language model's settings.
 
-    transformers writes both if no one set the value: some larger models tie by default, their language models do not.
+    transformers writes this if both values are defaults: some multimodal models tie by default, and their language
+    models do not. So the value does not tell whether the matrix is tied.
     """
     text = Fields(values, source).section("text_config")
     return text is not None and values.get(_TIED) is True and dict(text.items()).get(_TIED) is False
 
 
-def alone(name: str) -> str:
-    """Return the name that a tensor of the language model has outside of a larger model."""
+def language_model_name(name: str) -> str:
+    """Return the name of a tensor or module in a plain language model, for its name in a multimodal model."""
     for outer, inner in LANGUAGE_MODEL.items():
         if name.startswith(outer):
             return inner + name.removeprefix(outer)

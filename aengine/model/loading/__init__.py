@@ -1,1 +1,1 @@
-"""Loading a checkpoint: finding its folder, filling a decoder, and reading its other files."""
+"""Loads a checkpoint: finds its folder, fills a decoder, and reads its other files."""

@@ -1,4 +1,4 @@
-"""A digest of what keys and values depend on besides the tokens. Those of another model must not be used."""
+"""A digest of everything except tokens that keys and values depend on. It prevents the use of another model's KV."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:  # torch
 def fingerprint_of(
     folder: Path, config: EngineConfig, model: ModelConfig, weights: bytes, dtypes: tuple[str, str]
 ) -> bytes:
-    """Return the fingerprint of a checkpoint as it is loaded. A copy of the checkpoint has the same fingerprint.
+    """Return the fingerprint of a loaded checkpoint. A copy of the checkpoint has the same fingerprint.
 
-    weights: the digest of all weights that were read. dtypes: of computing, and of keys and values.
+    weights: the digest of all weights that were read. dtypes: of the model, and of keys and values.
     """
     parts: list[object] = [weights, dtypes, model.ranks, config.page_size, config.quantization, config.load_format]
     if config.load_format == "dummy":

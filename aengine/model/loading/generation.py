@@ -1,4 +1,4 @@
-"""A checkpoint's defaults for sampling, and the tokens that end an answer."""
+"""Reads a checkpoint's defaults for sampling, and the tokens that end an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aengine.model.fields import Fields, read_json_object
 
 FILE = "generation_config.json"
 
-# name -> its range, as requests have it
+# The range of each parameter, as for requests.
 _NUMBERS = {
     "temperature": (0.0, 2.0),
     "top_p": (1e-6, 1.0),
@@ -21,17 +21,18 @@ _NUMBERS = {
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True):
-    """`sampling` has the fields of `SamplingParams` that the checkpoint sets."""
+    """The defaults of one checkpoint."""
 
     eos_token_ids: tuple[int, ...]
-    sampling: dict[str, float | int]
+    sampling: dict[str, float | int]  # the fields of `SamplingParams` that the checkpoint sets
 
     @classmethod
     def from_folder(cls, folder: Path, config: ModelConfig, eos_token_id: int | None = None) -> GenerationDefaults:
-        """Read generation_config.json, if there is one. If it has no EOS ids, those of config.json count.
+        """Read generation_config.json, if there is one. If it has no EOS ids, use those of config.json.
 
-        eos_token_id: the tokenizer's. It ends an answer as well, since the files of fine-tuned models often disagree.
-        Raises `CheckpointError`, naming the key, for values out of range.
+        eos_token_id: the tokenizer's. It also ends an answer, because files of fine-tuned models often disagree.
+
+        Raises `CheckpointError` for values out of range. The error names the key.
         """
         path = folder / FILE
         named = () if eos_token_id is None or eos_token_id >= config.vocab_size else (eos_token_id,)
@@ -40,7 +41,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
         fields = Fields(read_json_object(path), str(path))
         eos = _joined(fields.ids("eos_token_id", config.vocab_size) or config.eos_token_ids, named)
         if not fields.flag("do_sample", default=True):
-            # Greedy. Other sampling values in the file then mean nothing, but the penalty applies.
+            # Greedy: the penalty still applies, but all other values of the file have no effect.
             sampling: dict[str, float | int] = {"temperature": 0.0}
             names = ["repetition_penalty"]
         else:

@@ -11,19 +11,22 @@ from aengine.model.checkpoint.foreign import refuse_file, refuse_layout
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", re.ASCII)
-# The files that loading reads. Of subfolders only JSON and chat templates: sentence-transformers keeps its settings of
-# pooling there. Some repositories have a second copy of all weights as consolidated*.safetensors.
+# The files that loading reads. From subfolders only JSON and chat templates are needed: sentence-transformers keeps its
+# pooling settings there. Some repositories have a second copy of all weights as consolidated*.safetensors.
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
 _UNWANTED = ["consolidated*", "*/*.safetensors", "*/tokenizer*"]
 _OF_ADAPTERS = ["adapter_config.json", "adapter_model.safetensors"]
 
 
 def resolve_model(model: str | None, revision: str | None = None) -> Path:
-    """Return the folder of a model: a path itself, or a Hugging Face id's copy in the cache. None: the demo model.
+    """Return the folder of a model.
 
-    Does blocking I/O, and downloads what the cache lacks. `HF_HUB_OFFLINE`, `HF_HOME` and the hub client's other
+    model: a path, or a Hugging Face id, whose folder in the cache is returned. None: the demo model.
+
+    Does blocking I/O, and downloads files that the cache lacks. `HF_HUB_OFFLINE`, `HF_HOME` and the hub client's other
     variables apply.
-    Raises `HubError`. Raises `UnsupportedModelError` if it is in a known format that is not supported.
+
+    Raises `HubError`, and `UnsupportedModelError` if the model is in a known format that is not supported.
     """
     if model is None:
         return DEMO
@@ -43,7 +46,7 @@ def resolve_adapter(path: str) -> Path:
 
 
 def is_hub_id(text: str) -> bool:
-    """Return whether it looks like owner/name."""
+    """Return whether the text looks like a Hugging Face id, owner/name."""
     return "/" in text and _HUB_ID.fullmatch(text) is not None
 
 
@@ -59,7 +62,7 @@ def _resolved(kind: str, name: str, revision: str | None, wanted: list[str]) -> 
 
 
 def _from_hub(kind: str, repo: str, revision: str | None, wanted: list[str]) -> Path:
-    # Imported here, since a local folder does not need the hub's client.
+    # Imported here, because a local folder does not need the hub's client.
     from huggingface_hub import constants, snapshot_download
 
     try:

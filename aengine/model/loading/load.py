@@ -16,7 +16,7 @@ from aengine.errors import WeightsError
 from aengine.kernels.base import Kernels
 from aengine.kernels.collective.base import Collective
 from aengine.kernels.torch_kernels import TorchKernels
-from aengine.model.checkpoint.foreign import explained, refuse_layout
+from aengine.model.checkpoint.foreign import refuse_layout, with_mlx_hint
 from aengine.model.checkpoint.staging import WeightsDigest
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
@@ -25,8 +25,8 @@ from aengine.model.groups import needed
 from aengine.model.lora.linears import Linears
 from aengine.model.lora.room import LoraRoom
 
-_OF_THE_DEVICE = ("ranks", "lora", "unpacked_copies")  # fields that do not come from the checkpoint
-_CONVERTED = ("dtype",)  # a difference in it is converted while weights are read
+_OF_THE_DEVICE = ("ranks", "lora", "unpacked_copies")  # fields of `ModelConfig` that do not come from the checkpoint
+_CONVERTED = ("dtype",)  # fields that may differ, because weights are converted while they are read
 
 
 def adaptable_linears(config: ModelConfig) -> Linears:
@@ -40,7 +40,7 @@ def adaptable_linears(config: ModelConfig) -> Linears:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The device of a model, or of a rank's part of it, and what computes there."""
+    """The device of a model or of one rank, and the kernels and collectives that compute there."""
 
     device: torch.device
     kernels: Kernels
@@ -48,7 +48,7 @@ class Placement:
     ranks: Collective | None = None  # None: one device holds the model
 
 
-def checkpoint_of(folder: Path, whole: Decoder) -> Checkpoint:
+def open_checkpoint(folder: Path, whole: Decoder) -> Checkpoint:
     """Return the weights in `folder`, matched to a decoder that one device holds. Reads headers only.
 
     Raises `WeightsError`. Raises `UnsupportedModelError` for weights in another known layout.
@@ -58,7 +58,7 @@ def checkpoint_of(folder: Path, whole: Decoder) -> Checkpoint:
         return Checkpoint(folder, whole.groups, config.tie_word_embeddings, config.ignored_prefixes)
     except WeightsError as error:
         refuse_layout(folder)
-        raise explained(folder, error) from None
+        raise with_mlx_hint(folder, error) from None
 
 
 def load_shards(
@@ -77,13 +77,13 @@ def load_shards(
     """Build a decoder, or a rank's part of it, for each placement, and fill it. Does blocking I/O.
 
     load_format: "auto" reads `folder`, each tensor once. "dummy" means random weights.
-    max_positions: rows of the rotary table. None: all the model's positions.
-    kv_dtype: of the KV pool. None: `dtype`.
-    digest: all weights that are read are added to it.
+    max_positions: rows of the rotary table. None: all positions of the model.
+    kv_dtype: the dtype of the KV pool. None: `dtype`.
+    digest: gets all weights that are read.
     Raises `WeightsError`.
     """
     if load_format == "auto":  # a checkpoint that does not fit is refused before memory is allocated
-        checkpoint = checkpoint_of(folder, Decoder(config, placements[0].kernels, placements[0].attention))
+        checkpoint = open_checkpoint(folder, Decoder(config, placements[0].kernels, placements[0].attention))
     decoders = [
         Decoder(config, one.kernels, one.attention, dtype, one.device, max_positions, kv_dtype, one.ranks)
         for one in placements
@@ -97,7 +97,9 @@ def load_shards(
 
 
 def fill_random(decoder: Decoder, seed: int) -> None:
-    """Fill every parameter on its own device: matrices normal with variance 1 / inputs, norms 1, biases 0.
+    """Fill every parameter with random values, on its device.
+
+    Matrices get a normal distribution with variance 1 / inputs. Norms become 1, and biases 0.
 
     The same seed gives the same weights on the same kind of device.
     """
@@ -128,10 +130,11 @@ def fill_random(decoder: Decoder, seed: int) -> None:
 
 
 def matching_checkpoint(folder: Path, model: ModelConfig, loaded: ModelConfig) -> Checkpoint:
-    """Return the weights in `folder`, if they can replace those of the loaded model. Reads headers only.
+    """Return the weights in `folder`, which can replace those of the loaded model. Reads headers only.
 
-    model: what the folder's config.json describes.
-    Raises `WeightsError`, naming the first difference, and as `Checkpoint` does.
+    model: the configuration in the folder's config.json. loaded: that of the loaded model.
+
+    Raises `WeightsError` if the models differ or the weights do not fit. The error names the first difference.
     """
     for name in model.__struct_fields__:
         old, new = getattr(loaded, name), getattr(model, name)
@@ -141,7 +144,7 @@ def matching_checkpoint(folder: Path, model: ModelConfig, loaded: ModelConfig) -
                 f"are reloaded for the same model alone, another one needs another engine"
             )
     plain = msgspec.structs.replace(loaded, lora=None)
-    return checkpoint_of(folder, Decoder(plain, TorchKernels(), TorchAttention()))
+    return open_checkpoint(folder, Decoder(plain, TorchKernels(), TorchAttention()))
 
 
 def _shown(value: object) -> str:

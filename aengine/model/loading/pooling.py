@@ -1,4 +1,4 @@
-"""Reads how a checkpoint makes embeddings, classes and scores of its hidden states."""
+"""Reads a checkpoint's settings for embeddings, classes and scores."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ _HEAD = "lm_head.weight"
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How one checkpoint makes embeddings and classes."""
+    """How a checkpoint pools hidden states into embeddings, classes and scores."""
 
     kind: Literal["last", "mean"] = "last"
-    normalize: bool = True  # embeddings have length 1
-    dimensions: tuple[int, ...] | None = None  # that embeddings may be cut to. (): any. None: they may not be cut.
-    refusal: str = ""  # why there are no embeddings. Empty: there are some.
-    labels: tuple[str, ...] = ()  # the classes' names
-    independent: bool = False  # whether each class has its own probability
-    raw: bool = False  # whether classes have logits instead of probabilities
-    yes_no: tuple[int, int] | None = None  # the tokens for a document that fits a query, and one that does not
+    normalize: bool = True  # whether embeddings are scaled to length 1
+    dimensions: tuple[int, ...] | None = None  # allowed lengths of shortened embeddings. (): any. None: none.
+    refusal: str = ""  # why embeddings are not supported. Empty: they are supported.
+    labels: tuple[str, ...] = ()  # the names of classes
+    independent: bool = False  # whether probabilities of classes are independent (sigmoid instead of softmax)
+    raw: bool = False  # whether scores are logits instead of probabilities
+    yes_no: tuple[int, int] | None = None  # token ids whose logits say that a document is relevant, or is not
 
     @classmethod
     def from_folder(cls, folder: Path, model: ModelConfig) -> PoolingConfig:
         """Read config.json, and the files of sentence-transformers if there are any.
 
-        Without these an embedding is the last token's hidden state, normalised to length 1. Raises `CheckpointError`.
+        Without such files, an embedding is the last token's hidden state, scaled to length 1.
+
+        Raises `CheckpointError`.
         """
         path = folder / "config.json"
         fields = Fields(read_json_object(path), str(path))
@@ -55,7 +57,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def without_head(folder: Path, model: ModelConfig) -> ModelConfig:
-    """Return the model without an output matrix, if its checkpoint makes embeddings and lacks the matrix.
+    """Return the model without an output matrix if the checkpoint is for embeddings and lacks the matrix.
 
     Raises `WeightsError` if the files cannot be read.
     """
@@ -83,7 +85,7 @@ def _labels(fields: Fields, count: int) -> tuple[str, ...]:
 
 
 def _activation(folder: Path, fields: Fields) -> str:
-    """Return the torch module that a cross-encoder applies to its logits. Empty: the usual one."""
+    """Return the name of the torch module that a cross-encoder applies to its logits. Empty: the default."""
     path = folder / "config_sentence_transformers.json"
     if path.exists():
         name = Fields(read_json_object(path), str(path)).text("activation_fn", "")
@@ -142,5 +144,5 @@ def _with_mode(config: PoolingConfig, fields: Fields) -> PoolingConfig:
 def _with_yes_no(config: PoolingConfig, fields: Fields, model: ModelConfig) -> PoolingConfig:
     ids = [fields.ids(name, model.vocab_size) for name in ("true_token_id", "false_token_id")]
     if [len(one) for one in ids] != [1, 1]:
-        return config  # one token's logit alone is no probability
+        return config  # the logit of a single token gives no probability
     return msgspec.structs.replace(config, yes_no=(ids[0][0], ids[1][0]))

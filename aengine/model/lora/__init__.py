@@ -1,1 +1,1 @@
-"""LoRA adapters: their files, checked against the model, and the memory that a model has for them."""
+"""LoRA adapters: reads their files, checks them against the model, and allocates memory for them."""

@@ -1,6 +1,7 @@
-"""PEFT stores a copy of the base's output matrix next to factors for it, and loads it over the base's own.
+"""Checks the copy of the base model's output matrix that PEFT may store in an adapter.
 
-So the copy must be equal to what the base has.
+PEFT stores the copy if the adapter changes the output matrix, and replaces the base's matrix by it. This engine does
+not replace the matrix, so the copy must be equal.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from aengine.model.checkpoint.weights import find_stored
 from aengine.model.families.wrappers import LANGUAGE_MODEL
 from aengine.model.groups import DTYPES, FLOATS
 
-_OUTER = ("", *LANGUAGE_MODEL)  # prefixes of names if the base is the language model of a larger model
-# The first of these that the base has is its output matrix.
+_OUTER = ("", *LANGUAGE_MODEL)  # prefixes of names if the base is the language model of a multimodal model
+# The first of these tensors that the base has is its output matrix.
 _NAMES = tuple(
     f"{outer}{name}"
     for name in ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")

@@ -1,4 +1,4 @@
-"""The tensors of an adapter's file, and the module that each changes. Headers are checked before tensors are read."""
+"""Reads the tensors of an adapter's file, and finds the module that each changes. Checks the header first."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from aengine.model.groups import DTYPES, FLOATS
 from aengine.model.lora.settings import MERGE
 
 WEIGHTS = "adapter_model.safetensors"
-MAX_HEADER_BYTES = 16 * 2**20  # parsed while requests are served; enough for 12,000 experts stored one by one
+MAX_HEADER_BYTES = 16 * 2**20  # limits the time of parsing; enough for 12,000 experts that are stored one by one
 _PICKLED = "adapter_model.bin"
-_COPY = re.compile(
-    r"(base_model\.model\.)?(language_model\.)?lm_head\.base_layer\.weight"
-)  # PEFT's default if it is adapted
+# PEFT stores it by default if the output matrix is adapted.
+_COPY = re.compile(r"(base_model\.model\.)?(language_model\.)?lm_head\.base_layer\.weight")
 _PREFIX = re.compile(r"(base_model\.model\.)?")
 _FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
 _KINDS = (
@@ -36,7 +35,7 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One of the two factors of a module, in its file."""
+    """One of the two factors of a module. Its values are still in the file."""
 
     path: Path
     name: str  # as the file spells it
@@ -47,7 +46,7 @@ class Factor:
         return self.entry.shape
 
     def read(self) -> Tensor:
-        """Read it as float32, or as float64 if it is stored so.
+        """Return the values in float32, or in float64 if they are stored in float64.
 
         Raises `AdapterError` if the file changed, or if values are not finite.
         """
@@ -64,7 +63,7 @@ class Factor:
         except OSError as error:
             raise AdapterError(f"{self.path}: {error}") from error
         wide = values.to(torch.promote_types(values.dtype, torch.float32))
-        # A sum shows NaN and infinity, and is quicker than looking at each value. But large values overflow in it.
+        # The sum is not finite if a value is not finite. It is quick, but it can also overflow for large values.
         if not bool(wide.sum().isfinite()) and not bool(wide.isfinite().all()):
             raise AdapterError(f"{self.path}: {self.name} holds NaN or infinity; the adapter is damaged")
         return wide
@@ -72,9 +71,9 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Both factors of a module. Its weight changes by b a, times a scale."""
+    """Both factors of a module. The adapter adds scale * (b @ a) to the module's weight."""
 
-    module: str  # as in the file, without the prefix of PEFT's own classes
+    module: str  # as in the file, without PEFT's prefix "base_model.model."
     a: Factor  # [rank, inputs]
     b: Factor  # [outputs, rank]
 
@@ -88,9 +87,9 @@ class Contents:
 
 
 def read_contents(folder: Path) -> Contents:
-    """Return the contents of a folder's file. Reads the header alone.
+    """Return the contents of a folder's file. Reads only the header.
 
-    Raises `AdapterError` if the file is damaged, or, naming the tensor, if one is not a factor.
+    Raises `AdapterError` if the file is damaged, or if a tensor is not a factor.
     """
     path = folder / WEIGHTS
     if not path.exists() and (folder / _PICKLED).exists():

@@ -1,9 +1,10 @@
-"""Factors of matrices that hold all experts of a layer, as PEFT's `target_parameters` writes them.
+"""Adapters of tensors that hold all experts of a layer, as PEFT's `target_parameters` writes them.
 
-One pair of factors serves all experts. The first has `experts * rank` rows; those of one expert are neighbours. The
-second has `rank * experts` columns; those of one expert are `experts` apart. PEFT up to 0.18 mistook [experts, outputs,
-inputs] for [experts, inputs, outputs]: there the first factor belongs to the outputs, the second to the inputs. For
-matrices that are really stored as [experts, inputs, outputs], the first belongs to the inputs in all versions.
+One pair of factors serves all experts. The first factor has `experts * rank` rows; the rows of one expert are
+contiguous. The second factor has `rank * experts` columns; the columns of one expert are `experts` apart.
+
+Usually the first factor is multiplied with inputs and the second gives outputs. PEFT up to 0.18 mistakes tensors
+[experts, outputs, inputs] for [experts, inputs, outputs]. In its files the factors of such tensors are exchanged.
 """
 
 from __future__ import annotations
@@ -17,45 +18,48 @@ from aengine.errors import AdapterError
 from aengine.model.lora.files import Pair
 from aengine.model.spec import ExpertsSpec
 
-_TURNED = 0, 19  # the first version that tells inputs from outputs
+_TELLS_INPUTS = 0, 19  # the first PEFT version that does not exchange the factors
 
 Unpack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix of each expert, and how its factors are stored."""
+    """The shape of a matrix of each expert, and how its factors are stored."""
 
     parameter: str
     outputs: int
     inputs: int
-    turned: bool  # False: inputs and outputs are exchanged, as in old versions
+    inputs_first: bool  # whether the first factor belongs to the inputs; False in files of old versions
 
     @property
     def widths(self) -> tuple[int, int]:
         """The widths of the first factor and of the second."""
-        return (self.inputs, self.outputs) if self.turned else (self.outputs, self.inputs)
+        return (self.inputs, self.outputs) if self.inputs_first else (self.outputs, self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class FusedExperts:
-    """A layer's experts, as files may fuse them."""
+    """A layer's experts, if a file has them in one tensor."""
 
-    name: str  # of them all in the checkpoint
+    name: str  # the checkpoint's name for all experts
     hidden: int
     spec: ExpertsSpec
 
     def matrix(self, pair: Pair, peft: tuple[int, ...] | None) -> tuple[Matrix, int]:
-        """Return the matrix that the factors change, and their rank. Raises `AdapterError` if not exactly one fits."""
+        """Return the matrix that the factors change, and their rank. peft: the version that wrote them, if known.
+
+        Raises `AdapterError` if none or several fit.
+        """
         count, inner = self.spec.count, self.spec.inner
         rank, rest = divmod(pair.a.shape[0], count)
         matrices = [
-            Matrix(name, outputs, inputs, turned)
+            Matrix(name, outputs, inputs, inputs_first)
             for name, outputs, inputs in (
                 ("gate_up_proj", 2 * inner, self.hidden),
                 ("down_proj", self.hidden, inner),
             )
-            for turned in ((True,) if self.spec.transposed else (True, False))
+            for inputs_first in ((True,) if self.spec.transposed else (True, False))
         ]
         widths = pair.a.shape[1], pair.b.shape[0]
         fitting = [one for one in matrices if one.widths == widths]
@@ -65,9 +69,10 @@ class FusedExperts:
                 f"which fit neither matrix of {count} experts of {inner} columns; the adapter belongs to another base "
                 f"model"
             )
-        # The version decides if inputs and outputs are equally many. If both matrices fit, the inner one is gate_up.
+        # If inputs and outputs have the same size, the version decides. If both matrices fit, the module that ends in
+        # .base_layer is gate_up.
         if len(fitting) > 1 and peft is not None:
-            fitting = [one for one in fitting if one.turned == (peft >= _TURNED)]
+            fitting = [one for one in fitting if one.inputs_first == (peft >= _TELLS_INPUTS)]
         if len({one.parameter for one in fitting}) > 1 and pair.module.endswith(".base_layer"):
             fitting = [one for one in fitting if one.parameter == "gate_up_proj"]
         if len(fitting) != 1:
@@ -79,7 +84,7 @@ class FusedExperts:
 
 
 def unfuse(experts: FusedExperts, matrix: Matrix, rank: int) -> Iterator[tuple[str, Unpack]]:
-    """Yield the linears in the matrix, each with a function that takes its factors out of the fused ones."""
+    """Yield the name of each expert's linear, and a function that extracts its factors from the fused factors."""
     spec = experts.spec
     rows = {spec.down: slice(None)}
     if matrix.parameter == "gate_up_proj":
@@ -88,7 +93,7 @@ def unfuse(experts: FusedExperts, matrix: Matrix, rank: int) -> Iterator[tuple[s
             rows = {spec.gate: slice(0, None, 2), spec.up: slice(1, None, 2)}
     for expert in range(spec.count):
         for part, outputs in rows.items():
-            yield f"{experts.name}.{expert}.{part}", _Unpack(expert, spec.count, rank, outputs, matrix.turned)
+            yield f"{experts.name}.{expert}.{part}", _Unpack(expert, spec.count, rank, outputs, matrix.inputs_first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +102,11 @@ class _Unpack:
     experts: int
     rank: int
     outputs: slice  # of the matrix's
-    turned: bool
+    inputs_first: bool
 
     def __call__(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         own = a[self.expert * self.rank : (self.expert + 1) * self.rank]  # [rank, inputs]
         other = b[:, self.expert :: self.experts]  # [outputs, rank]
-        if not self.turned:
+        if not self.inputs_first:
             own, other = other.t(), own.t()
         return own, other[self.outputs]

@@ -1,4 +1,4 @@
-"""The linears that adapters can change, and which of them a pair of factors in a file changes."""
+"""Lists the linears that adapters can change, and finds the linears that a pair of factors in a file changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aengine.errors import AdapterError
 from aengine.model.dense import StoredMatrix
-from aengine.model.families.wrappers import alone
+from aengine.model.families.wrappers import language_model_name
 from aengine.model.lora.files import Pair
 from aengine.model.lora.fused_experts import FusedExperts, unfuse
 from aengine.model.lora.memory import AdapterMemory, Site
@@ -21,11 +21,12 @@ _ROUTERS = (".mlp.gate", ".mlp.router", ".block_sparse_moe.gate", ".router.proj"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A linear that an adapter changes, and the way from the file's factors to its own."""
+    """A linear that an adapter changes."""
 
-    name: str  # the model's
-    module: str  # the file's, which the patterns of its settings match
+    name: str  # of the linear in the model
+    module: str  # its name in the adapter's file; patterns of the adapter's settings match this name
     rank: int
+    # Extracts the factors of this linear from the file's factors.
     unpack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # -> [rank, inputs], [outputs, rank]
 
 
@@ -45,7 +46,7 @@ class Linears:
         }
 
     def names(self) -> Iterator[str]:
-        """Yield the names of all linears. Fused ones have one name each."""
+        """Yield the names of all linears. A fused linear has several."""
         yield from self._site_of
 
     def site(self, name: str) -> tuple[str, Site, int]:
@@ -57,12 +58,15 @@ class Linears:
         return self.sites[self._site_of[name]].parts[name]
 
     def changes(self, pair: Pair, peft: tuple[int, ...] | None) -> list[Change]:
-        """Return what the factors change: one linear, or those of all experts. peft: the version that wrote them.
+        """Return the linears that the factors change: one linear, or one for each expert.
 
-        Empty if they belong to an unused part of the model, such as a vision tower. Raises `AdapterError` if there is
-        no such linear, or if its shape differs.
+        The list is empty if the factors belong to an unused part of the model, such as a vision tower.
+
+        peft: the PEFT version that wrote the factors, if known.
+
+        Raises `AdapterError` if there is no such linear, or if its shape differs.
         """
-        module = alone(pair.module)
+        module = language_model_name(pair.module)
         if self._ignored_prefixes and module.startswith(self._ignored_prefixes):
             return []
         for name in (module, f"model.{module}"):
@@ -96,7 +100,7 @@ class Linears:
         return Change(name, pair.module, rank, _unchanged)
 
     def _experts(self, module: str) -> FusedExperts | None:
-        """Return the experts that the module has in one tensor. transformers always calls their block mlp."""
+        """Return the layer's experts if the module is all of them. transformers always names their block "mlp"."""
         module = module.removesuffix(".base_layer")
         found = self._fused.get(module)
         if found is None and module.endswith(".mlp.experts"):

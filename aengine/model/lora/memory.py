@@ -1,4 +1,4 @@
-"""A rank's memory for adapters: the factors of every linear that they may change."""
+"""The memory for adapters on one rank: factors for every linear that adapters may change."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class ExpertsLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FactorCopy:
-    """A copy of factors into a place's memory. The rest of the memory becomes zero."""
+    """A copy of factors to the device. If `into` is larger than `values`, its other elements become zero."""
 
     into: Tensor  # [rows, columns], contiguous
-    values: Tensor  # in host memory, with fewer rows or columns or as many
+    values: Tensor  # in host memory, with at most as many rows and columns
 
 
 class AdapterMemory:
-    """Memory for as many adapters as there are places. It holds zeros until adapters are put there."""
+    """Memory for `room.places` adapters. It holds zeros until adapters are copied there."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class AdapterMemory:
         device: torch.device,
         ignored_prefixes: tuple[str, ...] = (),
     ) -> None:
-        """ignored_prefixes: of the names of modules that belong to unused parts of the model."""
+        """ignored_prefixes: prefixes of the names of modules that belong to unused parts of the model."""
         self.room = room
         self.ignored_prefixes = ignored_prefixes
         self.tokens = TokenAdapters()
@@ -84,9 +84,9 @@ class AdapterMemory:
         self._device = device
 
     def site(self, parts: Mapping[str, StoredMatrix], inputs: int, outputs: int) -> AdapterWeights | None:
-        """Allocate memory for the adapters of a linear. None: adapters may not change it.
+        """Allocate memory for the adapters of a linear. Returns None if adapters may not change it.
 
-        inputs, outputs: of the rank. They may be more than the parts have.
+        inputs, outputs: the sizes of the linear on this rank. It may have more outputs than its parts.
         """
         name, *_ = parts
         weights = None
@@ -101,7 +101,7 @@ class AdapterMemory:
         return weights
 
     def experts(self, name: str, hidden: int, spec: ExpertsSpec, share: ExpertsShare) -> ExpertAdapters | None:
-        """Allocate memory for the adapters of a layer's experts. None: adapters may not change them.
+        """Allocate memory for the adapters of a layer's experts. Returns None if adapters may not change them.
 
         name: the checkpoint's name for all of them.
         """
@@ -138,7 +138,7 @@ class AdapterMemory:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
     def copies(self, adapter: Adapter, place: int) -> Iterator[FactorCopy]:
-        """Yield the copies that put an adapter into a place, whatever it held before."""
+        """Yield the copies that replace the contents of a place by an adapter."""
         for name, site in self.sites.items():
             if site.weights is not None:
                 yield from _copies(site, site.weights, adapter.linears.get(name), place)
@@ -150,7 +150,7 @@ def _copies(site: Site, weights: AdapterWeights, factors: Factors | None, place:
         nothing = first.new_empty((0, 0), device="cpu")
         yield from (FactorCopy(first, nothing), FactorCopy(second, nothing))
         return
-    row = at = 0  # in the whole matrix, and in the rank's part of it
+    row = at = 0  # offsets in the whole matrix, and in this rank's part of it
     for index, part in enumerate(site.parts.values()):
         columns, rows = part.columns or (0, part.inputs), part.rows or ((0, part.outputs),)
         own = first[index * weights.rank : (index + 1) * weights.rank]

@@ -1,7 +1,7 @@
-"""The modules that an adapter's settings name.
+"""Reads the names of modules in an adapter's settings.
 
-PEFT also takes regular expressions. No such expression is run, since it comes from a stranger's file and could block
-the process by backtracking. The file's tensors show which modules it changes. An alpha that depends on an expression is
+PEFT also accepts regular expressions. This engine runs none, because an untrusted file could block the process by
+backtracking. The file's tensors show which modules it changes. If an alpha depends on an expression, the adapter is
 refused.
 """
 
@@ -20,13 +20,13 @@ T = TypeVar("T", int, float)
 MAX_NAMES = 65536  # in a list: more than a model has modules
 _ALL_LINEAR = "all-linear"
 _LAYER = re.compile(r"(?:^|\.)(\w+)\.(\d+)\.")
-# A name. Its dots may be escaped and its ends marked. PEFT writes "anything before a dot" in front of fused experts.
+# A name, possibly with escaped dots, ^ and $. PEFT writes ".*\\." in front of the names of fused experts.
 _NAME = re.compile(r"(?:\.\*\\\.(?!\^))?(\^?(?:[\w\-]|\\?\.)+)\$?", re.ASCII)
 _LONGEST = 1000
 
 
 def is_named(module: str, names: Collection[str]) -> bool:
-    """Return whether one of the names is the module's name, or its end after a dot."""
+    """Return whether one of the names is the module's name, or a part of it that follows a dot up to the end."""
     return any(end in names for end in _ends(module))
 
 
@@ -38,10 +38,12 @@ def _ends(module: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Patterns(Generic[T]):
-    """Numbers of some modules, by their names or the ends of these."""
+    """A number for each of some modules, such as its rank."""
 
-    values: Mapping[str, T]  # as in PEFT, the first match counts; after ^ the whole name must match
-    readable: bool = True  # False: there is a regular expression
+    values: Mapping[
+        str, T
+    ]  # by name or end of a name; as in PEFT, the first match counts. ^: the whole name must match.
+    readable: bool = True  # False: a key is a regular expression
 
     @classmethod
     def read(cls, fields: Fields, key: str, number: Callable[[Fields, str], T]) -> Patterns[T]:
@@ -57,17 +59,17 @@ class Patterns(Generic[T]):
         return cls(values)
 
     def value_for(self, module: str, default: T) -> T:
-        """Return the module's number."""
+        """Return the number of a module, or `default`."""
         ends = {"^" + module, *_ends(module)}
         return next((value for name, value in self.values.items() if name in ends), default)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFilter:
-    """The only layers in which modules are changed."""
+    """Restricts the changed modules to some layers."""
 
     layers: frozenset[int]
-    patterns: tuple[str, ...]  # names of lists of layers. (): any.
+    patterns: tuple[str, ...]  # names of the list that holds the layers, such as "layers". (): any.
 
     def matches(self, module: str) -> bool:
         for name, index in _LAYER.findall(module):
@@ -80,7 +82,7 @@ class LayerFilter:
 class ModuleNames:
     """The modules that an adapter changes."""
 
-    names: frozenset[str] | None  # None: a regular expression or "all-linear" says it
+    names: frozenset[str] | None  # None: the settings have a regular expression or "all-linear"
     excluded: frozenset[str]
     layers: LayerFilter | None
 
@@ -92,7 +94,7 @@ class ModuleNames:
         return cls(names if named else None, excluded or frozenset(), _layers(fields))
 
     def matches(self, module: str) -> bool | None:
-        """Return whether the module is one of them. None: it cannot be told from names."""
+        """Return whether the adapter changes the module. None: names do not tell."""
         if self.names is None:
             return None
         if is_named(module, self.excluded):
@@ -103,7 +105,7 @@ class ModuleNames:
 
 
 def _names(fields: Fields, key: str) -> frozenset[str] | None:
-    """Read a list of names. None: it is a regular expression."""
+    """Return a list of names, or None if the value is a regular expression."""
     if not fields.present(key):
         return frozenset()
     if fields.is_text(key):

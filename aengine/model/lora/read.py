@@ -22,12 +22,14 @@ log = logging.getLogger("aengine")
 def read_adapter(
     folder: Path, linears: Linears, room: LoraRoom, dtype: torch.dtype, base: Path | None = None
 ) -> Adapter:
-    """Read the adapter in a PEFT folder, in `dtype`. Its scales are multiplied into the second factors.
+    """Return the adapter in a PEFT folder, in `dtype`. The second factors include the adapter's scale.
 
     base: the folder of the base model's weights. A copy of its output matrix is compared with them.
 
-    Raises `AdapterError`, naming the field or the tensor, if the adapter is damaged, belongs to another model, cannot
-    be applied exactly, or needs more room than the model has. Does blocking I/O; call it in a worker thread.
+    Does blocking I/O; call it in a worker thread.
+
+    Raises `AdapterError` if the adapter is damaged, belongs to another model, cannot be applied exactly, or needs more
+    memory than the model has. The error names the field or the tensor.
     """
     settings = Settings.from_folder(folder)
     contents = read_contents(folder)
@@ -62,7 +64,7 @@ def read_adapter(
 
 
 def kinds_of(folder: Path, linears: Linears) -> tuple[int, set[str]]:
-    """Return an adapter's rank, and the kinds of linears that it changes. Reads headers alone.
+    """Return an adapter's rank, and the kinds of linears that it changes. Reads headers only.
 
     Raises `AdapterError` as `read_adapter` does.
     """
@@ -74,13 +76,13 @@ def kinds_of(folder: Path, linears: Linears) -> tuple[int, set[str]]:
 def _changes(
     folder: Path, contents: Contents, settings: Settings, linears: Linears, warn: bool = False
 ) -> Iterator[tuple[Pair, list[Change]]]:
-    """Yield the pairs of factors in a file, and what each changes.
+    """Yield each pair of factors in a file, with the linears that it changes.
 
-    warn: whether to log linears that the settings name and the file does not have.
+    warn: whether to log linears that the settings name but the file lacks.
     Raises `AdapterError` if a linear is changed twice, if none is changed, or if the settings exclude one.
     """
     changed: dict[str, Pair] = {}
-    ours = theirs = ""  # prefixes of the names of layers
+    ours = theirs = ""  # prefixes before "layers." in the model's names, and in the file's names
     for pair in contents.pairs.values():
         changes = linears.changes(pair, settings.peft_version)
         for change in changes:

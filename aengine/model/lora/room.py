@@ -1,4 +1,4 @@
-"""How much memory a model has for adapters, and for which of its linears."""
+"""The size of a model's memory for adapters."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import re
 
 import msgspec
 
-RANKS = (8, 16, 32, 64, 128, 256)  # that kernels multiply with, and that memory is allocated for
-
-EXPERTS = ".experts."  # in the names of experts' matrices
+RANKS = (8, 16, 32, 64, 128, 256)  # ranks that kernels support and for which memory is allocated
+EXPERTS = ".experts."  # occurs in the names of experts' matrices
 
 _LAYER = re.compile(r"model\.layers\.\d+\.")
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 class LoraRoom(msgspec.Struct, frozen=True, kw_only=True):
-    """Places for adapters. They are numbered from 1."""
+    """The size of the memory for adapters, and the linears that adapters may change."""
 
-    places: int
-    rank: int  # the largest that an adapter may have
+    places: int  # numbered from 1; each holds one adapter
+    rank: int  # the largest rank that an adapter may have
     kinds: tuple[str, ...]  # of linears that adapters may change, as in `kind_of`
-    numbers: int = 0  # in the factors of one place
+    numbers: int = 0  # how many numbers the factors of one place have
 
     @property
     def kept_rank(self) -> int:
-        """The rank that each place has memory for."""
+        """The rank for which each place has memory: `rank`, rounded up to one of RANKS."""
         return next(rank for rank in RANKS if rank >= self.rank)
 
 

@@ -16,7 +16,7 @@ SETTINGS = "adapter_config.json"
 MAX_ALPHA = 1e6
 MERGE = "merge it into the base model (PEFT's merge_and_unload) and serve that"
 
-# Fields that change nothing in what a finished adapter computes.
+# Fields that do not change the results of a trained adapter.
 _WITHOUT_EFFECT = frozenset(
     (
         "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out",
@@ -104,7 +104,7 @@ class Settings:
         )
 
     def scale(self, module: str, rank: int) -> float:
-        """Return the factor of the product of a module's factors. rank: of the factors in the file.
+        """Return the scale of b @ a for a module. rank: of the factors in the file.
 
         Raises `AdapterError` if the settings name another rank, or if alpha depends on a regular expression.
         """
@@ -114,8 +114,8 @@ class Settings:
             )
         if not self.alphas.readable:
             raise AdapterError(
-                f"{self.source}: alpha_pattern holds a regular expression, only names of modules are read; write those "
-                f"that it means"
+                f"{self.source}: alpha_pattern holds a regular expression, only names of modules are supported; write "
+                f"the names instead"
             )
         alpha = self.alphas.value_for(module, self.alpha)
         return alpha / math.sqrt(rank) if self.rank_stabilised else alpha / rank

@@ -1,4 +1,4 @@
-"""The memory for adapters at start-up: enough for the named adapters, and for any others if these may be loaded."""
+"""Sizes the memory for adapters at start-up, from the configured adapters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aengine.model.lora.read import kinds_of
 from aengine.model.lora.room import EXPERTS, LoraRoom, kind_of
 
 LEAST_RANK = 16
-# Few adapters change these. Memory is allocated only if a named adapter does.
+# Few adapters change these linears. Memory is allocated only if a configured adapter changes them.
 RARE = {"mlp.shared_expert_gate"}
 
 
@@ -24,10 +24,10 @@ def survey(
     max_rank: int | None,
     loading: bool,
 ) -> LoraRoom:
-    """Return the room for `places` adapters.
+    """Return the size of the memory for `places` adapters.
 
-    folders: of the named adapters.
-    max_rank: None means the highest rank of the named adapters.
+    folders: of the configured adapters, by name.
+    max_rank: None means the highest rank of the configured adapters.
     loading: whether more adapters may be loaded later. They may change any linear of the layers.
     Raises `AdapterError`, naming the adapter.
     """
@@ -40,7 +40,7 @@ def survey(
             raise AdapterError(f"lora: {name}: {error}") from None
         rank = max(rank, own)
         kinds |= changed
-    if kinds & of_experts:  # both of their products
+    if kinds & of_experts:  # memory is for both linears of experts, or for none
         kinds |= of_experts
     if loading:
         kinds |= {kind_of(site) for site in linears.sites if site.startswith("model.layers.")} - RARE - of_experts

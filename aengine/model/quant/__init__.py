@@ -1,1 +1,1 @@
-"""Quantised checkpoints: the formats, the tensors that each reads, and the weights that it makes of them."""
+"""Quantised checkpoints: formats, the tensors that each format reads, and the weights that it makes from them."""

@@ -1,4 +1,4 @@
-"""What the loader knows of a quantised format, and which modules of a model have which format."""
+"""The interface of quantised formats, and the assignment of formats to a model's modules."""
 
 from __future__ import annotations
 
@@ -22,79 +22,82 @@ class TensorAxis:
     """The axis of a tensor that runs along its matrix's outputs, or along its inputs."""
 
     axis: int
-    per_element: int = 1  # outputs, or inputs, that an element belongs to
+    per_element: int = 1  # how many outputs or inputs one element covers
 
     @classmethod
     def of_scales(cls, axis: int, per_scale: int, total: int) -> TensorAxis | None:
-        """Return the axis of scales, one for each `per_scale` of all `total`. None: one scale serves all."""
+        """Return the axis of scales that cover `per_scale` outputs or inputs each. None: one scale covers all."""
         return cls(axis, per_scale) if per_scale < total else None
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a checkpoint that a matrix is made from."""
+    """One of the checkpoint's tensors for a quantised matrix."""
 
-    key: str  # what `unpack` calls it
-    name: str  # what the checkpoint calls it
+    key: str  # its name for `unpack`
+    name: str  # its name in the checkpoint
     shape: tuple[int, ...]
-    dtypes: tuple[str, ...]  # any of these, as safetensors spells them
-    other_shapes: tuple[tuple[int, ...], ...] = ()  # of as many elements, which files have as well
+    dtypes: tuple[str, ...]  # allowed dtypes, as safetensors spells them
+    other_shapes: tuple[tuple[int, ...], ...] = ()  # shapes in some files, with the same number of elements
     optional: bool = False
     outputs: TensorAxis | None = None  # None: every part of the matrix needs the whole tensor
-    inputs: TensorAxis | None = None
-    scatters_columns: bool = False  # it says which columns are a group; until it is read, no column can be found
-    random_value: int | None = None  # fills the tensor where weights are random. None: chosen by its dtype and name.
+    inputs: TensorAxis | None = None  # likewise
+    scatters_columns: bool = False  # whether its values order the columns, so that ranks cannot read single columns
+    random_value: int | None = None  # fills the tensor if weights are random. None: chosen by its dtype and name.
 
 
 class LinearFormat(ABC):
-    """A format that weight matrices are stored in, with its parameters. Matrices of equal formats can be fused."""
+    """A format of stored weight matrices, with its parameters. Matrices of equal formats can be fused."""
 
     __slots__ = ()
 
-    weight_class: ClassVar[type[QuantizedWeight]]  # what `unpack` returns
-    bits: ClassVar[int]  # about how many a weight takes, with its share of the scales
+    weight_class: ClassVar[type[QuantizedWeight]]  # the class that `unpack` returns
+    bits: ClassVar[int]  # approximate bits of a weight, with its share of the scales
     rounds_inputs: ClassVar[bool] = False  # whether products round their inputs; a norm is then part of the rounding
-    gate_up_by_turns: ClassVar[bool] = False  # whether rows of gate and of up alternate in fused experts
+    interleaves_gate_up: ClassVar[bool] = False  # whether rows of gate and up alternate in fused experts
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """For messages and logs."""
+        """The format's name in messages and logs."""
 
     @abstractmethod
     def stored(self, prefix: str, outputs: int, inputs: int, experts: int | None = None) -> tuple[StoredTensor, ...]:
         """Return the tensors that the checkpoint holds for the matrix `prefix` [outputs, inputs].
 
-        experts: so many matrices are fused in tensors of three axes; `prefix` is the checkpoint's name for all of them.
-        Raises `UnsupportedModelError` if the format does not have this, or not this shape.
+        experts: the number of matrices that are stored in one tensor. `prefix` is then the name for all of them. None:
+            the tensors are of one matrix.
+
+        Raises `UnsupportedModelError` if the format cannot store such a matrix.
         """
 
     @abstractmethod
     def unpack(
         self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]
     ) -> QuantizedWeight:
-        """Return the matrix made of its tensors, on their device. The weight may keep using the tensors.
+        """Return the matrix, made from its tensors on their device. It may use the memory of the tensors.
 
-        prefixes: for messages; one for each expert if experts are stored one by one.
-        outputs, inputs: of the whole matrix. If tensors are cut as `StoredTensor` allows, the result is that part.
-        tensors: by their keys. They may have a leading axis of experts.
-        Raises `WeightsError`, naming the tensor, for values that no such tensor has.
+        prefixes: names for messages, one for each expert if experts are stored one by one.
+        outputs, inputs: the sizes of the whole matrix. If the tensors are cut, the result is a part of it.
+        tensors: by `StoredTensor.key`. They may have a leading axis of experts.
+
+        Raises `WeightsError` for values out of range. The error names the tensor.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class QuantConfig:
-    """How the matrices of one checkpoint are quantised: its formats, and the modules that have each."""
+    """How the matrices of one checkpoint are quantised: its formats, and the modules of each format."""
 
     source: str  # file and key, for messages
     method: str  # as `quant_method` spells it
-    formats: tuple[tuple[Names, LinearFormat], ...]  # the first that names a module is the module's
-    unchanged: Names  # modules that stay as they are, whatever `formats` says
+    formats: tuple[tuple[Names, LinearFormat], ...]  # a module has the first format that names it
+    unchanged: Names  # modules that are not quantised, even if `formats` names them
     kv_scales: bool = False  # whether attention modules have a `k_scale` and a `v_scale` for an FP8 cache
 
     @property
     def bits(self) -> int:
-        """About how many a weight takes in the widest of the formats, with its share of the scales."""
+        """Approximate bits of a weight in the largest of the formats, with its share of the scales."""
         return max(form.bits for _, form in self.formats)
 
     @property
@@ -103,9 +106,11 @@ class QuantConfig:
         return any(form.rounds_inputs for _, form in self.formats)
 
     def format_of(self, *modules: str) -> LinearFormat | None:
-        """Return the format of these linears ("model.layers.0.self_attn.q_proj"), which are fused. None: not quantised.
+        """Return the format of linears that will be fused, by names such as "model.layers.0.self_attn.q_proj".
 
-        Do not ask about routers, which are never quantised. Raises `UnsupportedModelError` if the formats differ.
+        None: they are not quantised. Do not call this for routers, which are never quantised.
+
+        Raises `UnsupportedModelError` if the formats differ.
         """
         formats = [self._format(module) for module in modules]
         for module, other in zip(modules, formats):
@@ -121,7 +126,7 @@ class QuantConfig:
         return self._format(module) is not None
 
     def without(self, modules: Iterable[str]) -> QuantConfig:
-        """Return a copy in which these modules stay as they are as well."""
+        """Return a copy in which these modules are not quantised either."""
         return replace(self, unchanged=replace(self.unchanged, exact=self.unchanged.exact.union(modules)))
 
     def _format(self, module: str) -> LinearFormat | None:

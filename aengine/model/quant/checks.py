@@ -1,4 +1,4 @@
-"""Checks of what files say, with errors that name the tensor or the field."""
+"""Checks values from files. Errors name the tensor or the field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aengine.model.fields import Fields
 
 
 def check_range(tensor: Tensor, names: Sequence[str], low: float, high: float) -> None:
-    """Raise `WeightsError` unless all values are within [low, high]. NaN is not.
+    """Raise `WeightsError` if a value is outside [low, high] or NaN.
 
     names: the tensor's name, or one for each index of its first axis. Waits for the device once.
     """
@@ -35,10 +35,10 @@ def check_finite(scale: Tensor, names: Sequence[str], *, negative: bool = False,
 
 
 def unsupported(fields: Fields, what: str, known: str) -> UnsupportedModelError:
-    """Return the error for a setting that is not supported. known: those that are."""
+    """Return the error for a setting that is not supported. known: the supported settings."""
     return UnsupportedModelError(f"{fields.source}: {what} is not supported, only {known}")
 
 
 def not_fused(name: str, prefix: str) -> UnsupportedModelError:
-    """Return the error for experts in one tensor, of a format that only has them one by one."""
+    """Return the error for experts in one tensor, if the format only stores experts one by one."""
     return UnsupportedModelError(f"{prefix}: experts fused in one tensor are not known of {name} checkpoints")

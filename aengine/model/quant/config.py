@@ -22,10 +22,10 @@ METHODS = {
 
 
 def read_quantization(fields: Fields) -> QuantConfig | None:
-    """Return how the model is quantised, by the present or the older key of config.json. None: it is not.
+    """Return how the model is quantised, or None if it is not. Reads the newer or the older key of config.json.
 
-    Raises `UnsupportedModelError`, naming it, for a format or a setting that is not supported. Raises
-    `CheckpointError`, naming the key, for values that no checkpoint has.
+    Raises `UnsupportedModelError` if a format or a setting is not supported, and `CheckpointError` for values out of
+    range. Both name the key.
     """
     section = fields.section("quantization_config")
     if section is None:

@@ -1,4 +1,4 @@
-"""Groups of tensors that become quantised linears and experts: unpacked and fused when all tensors are read."""
+"""Groups of tensors that become quantised linears and experts. They are unpacked and fused after reading."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from aengine.model.spec import ExpertsSpec
 
 
 class QuantizedLinear:
-    """A linear whose fused matrix is read part by part in one format. Its bias is of floats."""
+    """A linear of one or several fused matrices, all in one quantised format. Its bias is in floats."""
 
     def __init__(
         self, linear: LinearSlot, parts: Mapping[str, StoredMatrix], bias: bool, form: LinearFormat, storage: Storage
     ) -> None:
-        """parts: in order, by the checkpoint's names of the linears. Rows beyond theirs are zero.
+        """parts: the matrices in order, by their names in checkpoints.
 
-        Raises `ConfigError` if a rank's columns cannot be read alone.
+        If the linear has more rows than all parts, the last rows are zero.
+
+        Raises `ConfigError` if the format does not allow a rank to read only its columns.
         """
         self._stored = {name: form.stored(name, part.outputs, part.inputs) for name, part in parts.items()}
         self._plans = {
@@ -90,13 +92,13 @@ class QuantizedLinear:
 
 
 class DequantizedMatrix(QuantizedLinear):
-    """A matrix that is not used as a linear: it is dequantised into memory that exists already.
+    """A matrix that is not used as a linear. It is dequantised into existing memory.
 
-    While it is closed, it also takes memory in float32.
+    `close` temporarily allocates the matrix in float32 as well.
     """
 
     def __init__(self, matrix: Tensor, name: str, part: StoredMatrix, form: LinearFormat, storage: Storage) -> None:
-        """matrix: the memory, of the shape that is kept of `part`."""
+        """matrix: the memory, with the shape `part.kept`."""
         rows, columns = part.kept
         super().__init__(LinearSlot(columns, rows), {name: part}, False, form, storage)
         self._matrix = matrix
@@ -106,13 +108,17 @@ class DequantizedMatrix(QuantizedLinear):
 
 
 class QuantizedExperts:
-    """A layer's experts in one format, which checkpoints hold one by one or in one tensor."""
+    """A layer's quantised experts. Checkpoints store their matrices one by one, or all in one tensor."""
 
     def __init__(
         self, experts: ExpertsSlot, name: str, spec: ExpertsSpec, forms: tuple[LinearFormat, LinearFormat],
         storage: Storage, share: ExpertsShare, rule: ExpertRule = SILU,
     ) -> None:  # fmt: skip
-        """name: the checkpoint's name for all of them. forms: of gate and up, and of down. share: the rank's."""
+        """Args:
+        name: The checkpoint's name for all experts.
+        forms: The formats of gate and up, and of down.
+        share: The experts or columns of this rank.
+        """
         gate_up, down = forms
         self._rule = rule
         hidden, inner = experts.hidden, spec.inner
@@ -130,9 +136,9 @@ class QuantizedExperts:
                 (down, spec.down, (hidden, inner), of_down),
             )
         )
-        self._by_turns = gate_up.gate_up_by_turns
+        self._interleaved = gate_up.interleaves_gate_up
         both = [(2 * start, 2 * stop) for start, stop in gates]
-        if not self._by_turns:
+        if not self._interleaved:
             both = [*gates, *((inner + start, inner + stop) for start, stop in gates)]
         own = None if share.count == spec.count else share.experts
         self._fused = (
@@ -159,16 +165,17 @@ class QuantizedExperts:
         gate_up = read = self._fused[0].unpack()
         if gate_up is None:
             gate_up = self._gate.unpack_required().cat([self._up.unpack_required()], [self._gate.name, self._up.name])
-        elif self._by_turns:
+        elif self._interleaved:
             gate_up = gate_up.even_rows_first()
         down = self._fused[1].unpack() or self._down.unpack_required()
         self._experts.load(self._storage.kernels.quantized_experts(gate_up, down, self._storage.dtype, self._rule))
-        # Not earlier: torch would place the new weights in this memory, and the next layer would not fit in the rest.
+        # Freed only now. If it were freed earlier, torch would put the new weights into a part of this memory, and the
+        # next layer would not fit into the rest.
         del read
 
 
 def columns_divide(form: LinearFormat, name: str, outputs: int, inputs: int, width: int) -> bool:
-    """Return whether ranks with `width` of an expert's inputs each can read their own inputs alone."""
+    """Return whether each rank can read only its inputs of an expert. width: the inputs of a rank."""
     for experts in (None, 1):  # the format may have experts only one by one, or only fused
         with suppress(UnsupportedModelError):
             return not why_indivisible(form.stored(name, outputs, inputs, experts), inputs, [(0, width)])
@@ -176,15 +183,18 @@ def columns_divide(form: LinearFormat, name: str, outputs: int, inputs: int, wid
 
 
 class _ExpertMatrices:
-    """One matrix for each expert, all of one shape, in tensors with a leading axis of experts."""
+    """One matrix for each expert, all of one shape. They are read into tensors with a leading axis of experts."""
 
     def __init__(
         self, form: LinearFormat, names: list[str], sizes: tuple[int, int], split: Split | None,
         ranges: Sequence[Range], fused: int | None = None, own: Range | None = None,
     ) -> None:  # fmt: skip
-        """names: of each expert's matrix, or the one name of a tensor that has all.
-        sizes: outputs and inputs. split, ranges: as in `ReadPlan`.
-        fused: the number of experts in one tensor. own: those of the rank. None: all.
+        """Args:
+        names: The name of each expert's matrix, or the name of a tensor that has all of them.
+        sizes: Outputs and inputs.
+        split, ranges: As in `ReadPlan`.
+        fused: The number of experts in one tensor. None: each expert has its own tensors.
+        own: The experts of this rank in such a tensor. None: all.
         """
         self.name = names[0]
         self._form = form

@@ -1,4 +1,4 @@
-"""Sets of modules, as lists in a configuration name them."""
+"""Sets of module names, read from lists in a configuration."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from aengine.model.fields import Fields, shown
 
-# A checkpoint's pattern must not take exponential time, nor a high power of a name's length.
+# Limits for a checkpoint's patterns, so that matching takes neither exponential time nor a high power of the length.
 _MAX_PATTERN = 512
 _MAX_REPEATS = 4  # of anything except digits
 _REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]|\\[1-9]|\(\?P=|\(\?\(")
 _REPEAT = re.compile(r"(?<!\\)(?<!\\d)(?<!0-9\])[*+{]")
-_LINEAR = "Linear"  # the class of every module that is looked up here
+_LINEAR = "Linear"  # all modules that are looked up are of this class
 _PLAIN = re.compile(r"[\w.\-]+")
 
 
@@ -39,7 +39,7 @@ class Names:
 
 
 def hugging_face_names(fields: Fields, key: str, *more: str) -> Names:
-    """Read `modules_to_not_convert`: parts of names, endings, or regular expressions up to the end of a word."""
+    """Read a list such as `modules_to_not_convert`: parts of names, endings, or regular expressions for whole words."""
     texts = [text.removesuffix(".weight").strip(".") for text in fields.strings(key)] if fields.present(key) else []
     plain = [text for text in texts if _PLAIN.fullmatch(text)]
     others = [text for text in texts if text and not _PLAIN.fullmatch(text)]
@@ -51,7 +51,7 @@ def hugging_face_names(fields: Fields, key: str, *more: str) -> Names:
 
 
 def compressed_tensors_names(fields: Fields, key: str, texts: Iterable[str]) -> Names:
-    """Read `ignore` or `targets`: whole names, classes, or "re:" and a pattern for the beginning of a name."""
+    """Read `ignore` or `targets`: full names, classes, or patterns for the start of a name, which begin with "re:"."""
     exact, patterns = [], []
     for text in texts:
         if text.startswith("re:"):

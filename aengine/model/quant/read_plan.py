@@ -1,4 +1,4 @@
-"""Which part of a quantised matrix a rank reads: its part of every tensor, or whole tensors and then its rows."""
+"""Plans what a rank reads of a quantised matrix: a part of every tensor, or all tensors, of which it keeps a part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aengine.model.ranks.shard import Range, Split
 
 
 class ReadPlan:
-    """How each tensor of a matrix is cut. Matrices of the same shape and format have equal plans."""
+    """The part of each tensor of a matrix that a rank reads. Matrices of the same shape and format have equal plans."""
 
     def __init__(
         self,
@@ -26,15 +26,16 @@ class ReadPlan:
         ranges: Sequence[Range] = (),
         experts: Range | None = None,
     ) -> None:
-        """sizes: all outputs and all inputs.
-        split, ranges: the outputs, or the inputs, that the rank needs. None: all.
-        experts: the experts that the rank needs of fused ones, instead of outputs or inputs.
+        """Args:
+        sizes: The outputs and inputs of the whole matrix.
+        split, ranges: The ranges of outputs or inputs that the rank needs. split None: it needs all.
+        experts: The experts that the rank needs, if it needs whole experts of a fused tensor.
 
         Raises `ConfigError` if inputs cannot be cut at these ranges.
         """
-        self._cuts: dict[str, Cut] = {}  # by key; tensors without one are read whole
-        self._rows: Sequence[Range] = ()  # to be picked from the whole matrix
-        self._columns: Range | None = None
+        self._cuts: dict[str, Cut] = {}  # by key; a tensor without a cut is read completely
+        self._rows: Sequence[Range] = ()  # rows to keep of the unpacked matrix
+        self._columns: Range | None = None  # columns to keep of the unpacked matrix
         if experts is not None:
             self._cuts = {one.key: Cut(0, (experts,)) for one in stored}
         elif split == "inputs" and any(one.scatters_columns for one in stored):
@@ -51,26 +52,26 @@ class ReadPlan:
                 self._rows = ranges
 
     def entry(self, one: StoredTensor, replaces: tuple[str, ...] = (), optional: bool = False) -> Entry:
-        """optional: whether it may be missing even if its format needs it."""
+        """Return the entry of a tensor. optional: whether it may be missing even if its format requires it."""
         return Entry(
             one.shape, one.dtypes, one.other_shapes, one.optional or optional, replaces, self._cuts.get(one.key),
             one.random_value,
         )  # fmt: skip
 
     def allocate(self, one: StoredTensor, device: torch.device, *lead: int) -> Tensor:
-        """Memory for what is read of the tensor, with leading axes. Scales are read into float32."""
+        """Return memory for the part of a tensor that is read, with leading axes `lead`. Scales become float32."""
         dtype = next((DTYPES[name] for name in one.dtypes if name not in SCALES), torch.float32)
         return torch.empty((*lead, *self.entry(one).kept), dtype=dtype, device=device)
 
     def pick(self, weight: QuantizedWeight) -> QuantizedWeight:
-        """Return what the rank needs of the matrix that the tensors make."""
+        """Return the part of an unpacked matrix that the rank needs."""
         if self._columns is not None:
             return weight.columns(*self._columns)
         return weight.rows(self._rows) if self._rows else weight
 
 
 def why_indivisible(stored: Sequence[StoredTensor], inputs: int, ranges: Sequence[Range]) -> str:
-    """Say why tensors cannot be cut between these inputs. Empty: they can be."""
+    """Return why tensors cannot be cut at these ranges of inputs. Empty: they can be cut."""
     for one in stored:
         if one.scatters_columns:
             return f"{one.name} orders columns (desc_act)"
@@ -81,12 +82,12 @@ def why_indivisible(stored: Sequence[StoredTensor], inputs: int, ranges: Sequenc
 
 
 def row_multiple(stored: Sequence[StoredTensor]) -> int:
-    """Return the number of rows whose multiples a rank can read alone."""
+    """Return the granularity of rows: a rank can read any multiple of this number of rows."""
     return math.lcm(*(one.outputs.per_element for one in stored if one.outputs is not None))
 
 
 def _cut(axis: TensorAxis | None, total: int, ranges: Sequence[Range]) -> Cut | None:
-    """None: there is nothing to cut, or a range begins or ends within an element."""
+    """Return the cut of a tensor. None: it has no such axis, or a range begins or ends within an element."""
     if axis is None or any(bound % axis.per_element and bound != total for one in ranges for bound in one):
         return None
     each = axis.per_element

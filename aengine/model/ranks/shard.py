@@ -1,4 +1,4 @@
-"""Which part of a model a rank holds. Heads, columns of MLPs and rows of the vocabulary are divided evenly."""
+"""Divides a model among ranks: heads, columns of MLPs, experts and rows of the vocabulary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Range = tuple[int, int]  # first, end
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Outputs of a linear that are divided in units: heads of `size` outputs, or single columns."""
+    """Outputs of a linear that consist of units, such as heads of `size` outputs. Units are divided among ranks."""
 
     units: int
     size: int = 1
@@ -28,13 +28,13 @@ def width(parts: Part | tuple[Part, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of `count` equal shares of a model."""
+    """The share of a model that rank `index` of `count` ranks holds."""
 
     index: int = 0
     count: int = 1
 
     def units(self, units: int) -> int:
-        """Return how many units a rank has. If there are fewer units than ranks, several ranks have the same one."""
+        """Return how many units a rank has. If there are fewer units than ranks, several ranks have the same unit."""
         return max(1, units // self.count)
 
     def range(self, part: Part) -> Range:
@@ -44,7 +44,7 @@ class Shard:
         return first * part.size, (first + units) * part.size
 
     def ranges(self, parts: Part | tuple[Part, ...]) -> tuple[Range, ...]:
-        """Return this rank's outputs of a tensor with several parts in a row."""
+        """Return this rank's outputs of a tensor that consists of several parts."""
         found, at = [], 0
         for part in parts if isinstance(parts, tuple) else (parts,):
             first, last = self.range(part)
@@ -53,7 +53,7 @@ class Shard:
         return tuple(found)
 
     def rows(self, total: int, multiple: int = 1) -> Range:
-        """Return this rank's rows. They need not divide evenly: the last ranks may have fewer, or none."""
+        """Return this rank's rows. If they do not divide evenly, the last ranks have fewer rows or none."""
         each = self.rows_per_rank(total, multiple)
         return min(self.index * each, total), min((self.index + 1) * each, total)
 

@@ -1,4 +1,4 @@
-"""Operations of blocks on several ranks: products with a rank's shard, and sums over all ranks."""
+"""Norms, sums, embeddings and heads of a model that is spread over several ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aengine.kernels.linear.base import Linear, Norm
 
 
 class PreparedNorm:
-    """A norm that one launch computes together with the sum before it."""
+    """A norm that is computed in the same launch as the sum over ranks before it."""
 
     def __init__(self, norm: Norm, ranks: Collective) -> None:
         self.norm = norm
@@ -24,11 +24,11 @@ class PreparedNorm:
         self._prepared: tuple[Tensor, Tensor] | None = None  # an input and its result
 
     def prepare(self, x: Tensor, normed: Tensor) -> None:
-        """Let the next call with this x return `normed`."""
+        """Store the result for x. The next call with this x returns it."""
         self._prepared = x, normed
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Norm x. If its sum is still under way, in one piece or several, finish the sum first."""
+        """Return the norm of x. If the sum over ranks that computes x is still running, finish it first."""
         if self._ranks.pending:
             return self._finish(x)
         prepared, self._prepared = self._prepared, None
@@ -49,7 +49,7 @@ class PreparedNorm:
 
 
 class Sum:
-    """The sum over all ranks at the end of a block, together with the next block's norm."""
+    """The sum over all ranks at the end of a block. It may also compute the norm that follows."""
 
     def __init__(self, ranks: Collective) -> None:
         self._ranks = ranks
@@ -65,8 +65,8 @@ class Sum:
     def add_result(self, part: Callable[[slice], Tensor], residual: Tensor) -> Tensor:
         """Add the sum of all ranks' results to the residual, which may be overwritten.
 
-        part: returns this rank's result for some of the tokens, [tokens, width]. For many tokens, the sum may still be
-        under way when this returns. The next norm finishes it.
+        part: returns this rank's result for a slice of the tokens, [tokens, width]. For many tokens, the sum may still
+            be running when this method returns. The next norm finishes it.
         """
         pieces = self._ranks.pieces(len(residual))
         if len(pieces) == 1:
@@ -79,36 +79,39 @@ class Sum:
 
 
 class Head:
-    """The linear that scores tokens. Every rank scores a part of the vocabulary."""
+    """The output matrix. Each rank computes the logits of a part of the vocabulary, its shard."""
 
     def __init__(self, linear: Linear, ranks: Collective | None, tokens: int) -> None:
-        """tokens: the size of the vocabulary. The last ranks may have fewer tokens than outputs, or none."""
+        """tokens: the size of the vocabulary. The last ranks may have fewer tokens than `linear` has outputs."""
         self.first = 0 if ranks is None else ranks.index * linear.outputs  # this rank's first token
         self._linear = linear
         self._ranks = ranks
         self._tokens = tokens
 
-    def own(self, x: Tensor) -> Tensor:
-        """Return this rank's logits, [n, outputs], for x [n, hidden]. Columns without a token are undefined."""
+    def shard_logits(self, x: Tensor) -> Tensor:
+        """Return the logits of this rank's shard, [n, outputs], for x [n, hidden].
+
+        If the shard has fewer tokens than outputs, the last columns are undefined.
+        """
         return self._linear.apply(x)
 
-    def whole(self, own: Tensor) -> Tensor:
-        """Return the logits of all tokens: [n, tokens]."""
+    def all_logits(self, own: Tensor) -> Tensor:
+        """Return the logits of all tokens, [n, tokens], from those of each rank's shard."""
         return own if self._ranks is None else self._ranks.gather(own, self._tokens)
 
 
 class OffsetExperts:
-    """The experts of one rank, called with the model's numbers of experts."""
+    """The experts of one rank, called with expert ids of the whole model."""
 
     def __init__(self, experts: Experts, first: int) -> None:
-        """first: the model's number of this rank's first expert."""
+        """first: the id of this rank's first expert in the whole model."""
         self.hidden = experts.hidden
         self.experts = experts.experts
         self._experts = experts
         self._first = first
 
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
-        """ids: of the model's experts. Those of other ranks are out of range here and add nothing."""
+        """Like `Experts.add_to`, with ids of the whole model. Other ranks' experts are out of range and add nothing."""
         return self._experts.add_to(h, ids - self._first, weights, residual)
 
 
@@ -126,7 +129,7 @@ class SummedEmbedding:
     """A table whose rows are divided among ranks. A token's row comes from the rank that has it."""
 
     def __init__(self, table: Tensor, first: int, total: Sum) -> None:
-        """table: [rows of this rank, hidden]; first: the token of its first row."""
+        """table: [rows of this rank, hidden]. first: the token of its first row."""
         self._table = table
         self._first = first
         self._sum = total
@@ -142,7 +145,7 @@ class SummedNorm:
     """An RMS norm over columns that are divided among ranks."""
 
     def __init__(self, weight: Tensor, eps: float, width: int, copies: int, ranks: Collective) -> None:
-        """weight: [columns of this rank]; width: of all columns; copies: how many ranks have the same ones."""
+        """weight: [columns of this rank]. width: all columns. copies: how many ranks have the same columns."""
         self.weight = weight
         self.eps = eps
         self._width = width

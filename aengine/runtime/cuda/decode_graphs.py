@@ -24,8 +24,8 @@ from aengine.kernels.row_steps import begin_decode, end_decode
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.recording import non_owning_view, recorded
 from aengine.runtime.step.cells import StepTensors
-from aengine.runtime.step.own_tokens import draw_from_own
 from aengine.runtime.step.rows import Rows
+from aengine.runtime.step.sharded_draws import draw_from_shards
 from aengine.runtime.step.written import TURNS, WrittenDraws
 from aengine.sampling.sampler import Kind, Sampler
 from aengine.step_plan import MOST_SHARED_RUNS, SharedRun
@@ -176,8 +176,8 @@ class DecodeGraphs:
     def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor, Tensor]:
         """Replay the forward pass for n rows. Each row is one token longer afterwards.
 
-        Returns logits as `Head.own` returns them, the rows as a tensor [n] int64, and the positions of the tokens to
-        draw [n] int64. All are valid until the next replay.
+        Returns logits as `Head.shard_logits` returns them, the rows as a tensor [n] int64, and the positions of the
+        tokens to draw [n] int64. All are valid until the next replay.
         """
         n = len(rows)
         with_shared = bool(shared) and n >= LEAST_SHARERS and bool(self._shared_sizes)
@@ -241,7 +241,7 @@ class DecodeGraphs:
             shared=self._shared.runs(size) if kind.shared else None,
         )
         hidden = tensors.forward(self._decoder, self._kv, self._states, rehearsal=rehearsal)
-        return self._decoder.own_logits(hidden, adapters), inputs.next_positions
+        return self._decoder.shard_logits(hidden, adapters), inputs.next_positions
 
     def _state_batch(self, size: int, positions: Tensor) -> StateBatch:
         slots = self._state_slots[:size]
@@ -251,7 +251,7 @@ class DecodeGraphs:
     def _draw(self, logits: Tensor, positions: Tensor, kind: Kind) -> None:
         rows, index = self._rows, self._row_index[: len(logits)]
         if kind is Kind.SIMPLE:
-            draws = draw_from_own(self._decoder, self._sampler, logits, index, positions)
+            draws = draw_from_shards(self._decoder, self._sampler, logits, index, positions)
         else:
-            draws = self._sampler.draw_filtered(self._decoder.head.whole(logits), index, positions)
+            draws = self._sampler.draw_filtered(self._decoder.head.all_logits(logits), index, positions)
         end_decode(index, draws.token_ids, draws.finite, rows.last_token, rows.length, self._drawn, rows.padding)

@@ -57,7 +57,7 @@ class GraphedExecutor(StepExecutor):
         if (graphs := self._decode_graphs_for(plan)) is None:
             return super().forward(plan)
         own, row_index, positions = self._replay_decode(plan, graphs)
-        return Forwarded(self._decoder.head.whole(own), plan.decode, row_index, positions)
+        return Forwarded(self._decoder.head.all_logits(own), plan.decode, row_index, positions)
 
     def replays(self, plan: StepPlan) -> bool:
         return self._decode_graphs_for(plan) is not None and self._sampler.kind(plan.decode) in CAPTURED_KINDS

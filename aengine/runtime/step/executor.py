@@ -39,7 +39,7 @@ class Forwarded:
     scores: Sequence[ChunkScores] = ()  # as in `Outcome`
     sums: Tensor | None = None
     pools: ChunkPools | None = None
-    own: bool = False  # with several ranks: the logits cover only this rank's part of the vocabulary
+    sharded: bool = False  # with several ranks: the logits cover only this rank's part of the vocabulary
 
     def outcome(self, draws: Draws | None) -> Outcome:
         """Return the step's results, including its draws."""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aengine.model.checkpoint.pieces import DTYPES, Piece, Place, cut
+from aengine.model.checkpoint.pieces import DTYPES, Piece, RankMemory, cut
 from aengine.model.checkpoint.safetensors import TensorEntry
 from aengine.model.groups import Cut
 
@@ -25,8 +25,8 @@ def read(pieces: Sequence[Piece], stored: Tensor, start: int) -> None:
     for piece in pieces:
         first = (piece.start - start) // piece.dtype.itemsize
         part = flat[first : first + piece.nbytes // piece.dtype.itemsize]
-        for landing in piece.landings:
-            landing.into.copy_(part.view(landing.rows, -1)[:, landing.start : landing.stop])
+        for destination in piece.destinations:
+            destination.into.copy_(part.view(destination.rows, -1)[:, destination.start : destination.stop])
 
 
 @given(
@@ -39,7 +39,7 @@ def test_pieces_tile_the_file_and_the_tensor(stored: str, shape: list[int], most
     count = math.prod(shape)
     values, into = torch.arange(1.0, count + 1).view(shape), torch.zeros(shape)
     entry = TensorEntry(stored, tuple(shape), start, start + count * DTYPES[stored].itemsize)
-    pieces = list(cut(PATH, "a", entry, [Place(into)], most_bytes))
+    pieces = list(cut(PATH, "a", entry, [RankMemory(into)], most_bytes))
     at = start
     for piece in pieces:
         assert piece.start == at
@@ -65,13 +65,13 @@ def test_each_rank_gets_its_ranges_of_the_one_reading(
     places, expected = [], []
     for _ in range(ranks):
         if data.draw(st.booleans()):
-            places.append(Place(torch.zeros(shape)))
+            places.append(RankMemory(torch.zeros(shape)))
             expected.append(values)
             continue
         borders = sorted(data.draw(st.lists(st.integers(0, shape[axis]), min_size=4, max_size=4)))
         ranges = ((borders[0], borders[1]), (borders[2], borders[3]))
         kept = Cut(axis, ranges)
-        places.append(Place(torch.zeros(kept.kept_shape(shape)), kept))
+        places.append(RankMemory(torch.zeros(kept.kept_shape(shape)), kept))
         expected.append(torch.cat([values.narrow(axis, low, high - low) for low, high in ranges], axis))
     pieces = list(cut(PATH, "a", entry, places, most_bytes))
     assert [piece.start for piece in pieces] == sorted({piece.start for piece in pieces})
@@ -83,10 +83,10 @@ def test_each_rank_gets_its_ranges_of_the_one_reading(
 
 
 def test_a_buffer_is_used_to_the_last_element_that_fits() -> None:
-    pieces = list(cut(PATH, "a", TensorEntry("F32", (10,), 64, 104), [Place(torch.zeros(10))], most_bytes=19))
+    pieces = list(cut(PATH, "a", TensorEntry("F32", (10,), 64, 104), [RankMemory(torch.zeros(10))], most_bytes=19))
     assert [(piece.start, piece.nbytes) for piece in pieces] == [(64, 16), (80, 16), (96, 8)]
 
 
 def test_a_parameter_that_is_not_in_one_piece_is_refused_instead_of_filled_in_a_copy() -> None:
     with pytest.raises(RuntimeError, match="view"):
-        list(cut(PATH, "a", TensorEntry("F32", (4, 2), 0, 32), [Place(torch.zeros(2, 4).T)], most_bytes=64))
+        list(cut(PATH, "a", TensorEntry("F32", (4, 2), 0, 32), [RankMemory(torch.zeros(2, 4).T)], most_bytes=64))

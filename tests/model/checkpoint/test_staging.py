@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aengine.errors import WeightsError
 from aengine.model.checkpoint import staging
-from aengine.model.checkpoint.pieces import Piece, Place, cut
+from aengine.model.checkpoint.pieces import Piece, RankMemory, cut
 from aengine.model.checkpoint.safetensors import read_header
 from aengine.model.checkpoint.staging import Buffer, StagingBuffer, WeightsDigest, copy_pieces, staging_ring
 
@@ -48,7 +48,9 @@ def late_ring(buffers: int, nbytes: int) -> list[LateBuffer]:
 def pieces_of(path: Path, places: dict[str, Tensor], most_bytes: int) -> list[Piece]:
     header = read_header(path)
     return [
-        piece for name, into in places.items() for piece in cut(path, name, header[name], [Place(into)], most_bytes)
+        piece
+        for name, into in places.items()
+        for piece in cut(path, name, header[name], [RankMemory(into)], most_bytes)
     ]
 
 

@@ -14,7 +14,7 @@ from aengine.errors import WeightsError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.loading.load import checkpoint_of
+from aengine.model.loading.load import open_checkpoint
 from tests.model.loading_one import load_model
 
 from ..harness import Harness
@@ -57,7 +57,7 @@ def test_tensors_of_another_shape_or_dtype_are_refused_by_name(scheme: str, tmp_
         for wrong, why in ((torch.zeros(3, 5, 7), "has shape"), (torch.zeros(tensors[name].shape).bool(), "is BOOL")):
             save_file(tensors | {name: wrong.to(tensors[name].dtype) if why == "has shape" else wrong}, file)
             with pytest.raises(WeightsError, match=f"{name} {why}"):
-                checkpoint_of(tmp_path, decoder)
+                open_checkpoint(tmp_path, decoder)
 
 
 @pytest.mark.parametrize("scheme", ["gptq", "gptq-desc-act"])

@@ -18,12 +18,16 @@ Parts = dict[str, Part | tuple[Part, ...]]
 
 
 class GatedDeltaNet:
-    """Norm, projections, the update and the reading of each row's state, and the projection back onto x."""
+    """Norm, projections, an update and a read of each row's state, the projection back, and the addition to x."""
 
     def __init__(
         self, build: BuildContext, name: str, layer: LayerSpec, spec: DeltaSpec, index: int, last: bool
     ) -> None:
-        """name: the layer's name in checkpoints; index: of its states; last: whether no later layer attends."""
+        """Args:
+        name: The layer's name in checkpoints.
+        index: The number of the layer among recurrent layers.
+        last: Whether no later layer attends.
+        """
         make, hidden, eps = build.make, build.hidden, build.eps
         prefix, norms, units = f"{name}.linear_attn", layer.norms, make.shard.units
         keys, values = Part(spec.key_heads, spec.key_dim), Part(spec.value_heads, spec.value_dim)
@@ -77,7 +81,7 @@ def interleaved_rows(spec: DeltaSpec, heads: Range) -> tuple[tuple[Range, ...], 
 
 
 def _by_head(widths: tuple[int, ...], heads: Range) -> tuple[Range, ...]:
-    """Return the rows of each part: first that of all heads with the first width, then the next."""
+    """Return row ranges sorted by part: the first part of each head, then the second part of each head, and so on."""
     starts, size = [0, *accumulate(widths)], sum(widths)
     first = [(head * size + start, width) for start, width in zip(starts, widths) for head in range(*heads)]
     return tuple((at, at + width) for at, width in first)

@@ -1,4 +1,4 @@
-"""Causal self-attention over latents. The cache keeps one vector per token, from which heads derive keys and values."""
+"""Causal self-attention over latents (MLA). The cache keeps one vector per token: all heads derive K and V from it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch import Tensor
 from aengine.attention.base import AttentionLayer
 from aengine.kernels.attention.heads import LatentHeads
 from aengine.kernels.kv_scales import KVScales
-from aengine.model.blocks.build import BuildContext, KVPlace
+from aengine.model.blocks.build import BuildContext, LayerKV
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.shard import Part
 from aengine.model.spec import LatentSpec, LayerSpec
 
-_EPS = 1e-6  # of the norms of queries and latents, whatever the model's other norms have
+_EPS = 1e-6  # of the norms of queries and latents, in all models
 
 
 class LatentAttention:
-    """Norm, projections, attention over latents, and the projection back onto x.
+    """Norm, projections, attention over latents, the projection back, and the addition to x.
 
     Keys and values of single heads are never computed. The matrix that would make keys is applied to queries, and the
     matrix that would make values is applied to the result. So all heads attend to the same vectors, like the query
@@ -26,9 +26,13 @@ class LatentAttention:
     """
 
     def __init__(
-        self, build: BuildContext, name: str, layer: LayerSpec, spec: LatentSpec, kept: KVPlace, last: bool
+        self, build: BuildContext, name: str, layer: LayerSpec, spec: LatentSpec, layer_kv: LayerKV, last: bool
     ) -> None:
-        """name: the layer's name in checkpoints; kept: its latents; last: whether no later layer attends."""
+        """Args:
+        name: The layer's name in checkpoints.
+        layer_kv: The layer's latents.
+        last: Whether no later layer attends.
+        """
         make, hidden = build.make, build.hidden
         prefix, norms, self._spec = f"{name}.self_attn", layer.norms, spec
         heads, latent = Part(spec.heads, spec.key_dim), Part(1, spec.latent)
@@ -52,7 +56,7 @@ class LatentAttention:
         )
         self._out = make.linear({f"{prefix}.o_proj": Part(hidden)}, spec.values, spec.bias, split="inputs")
         self._cos_sin = build.tables.rope(spec.rope, spec.rotated)
-        self._index = kept.index
+        self._index = layer_kv.index
         self._last = last
         self._add = Addition.of_block(build, name, norms.after_attention, layer.residual_scale)
         attention = AttentionLayer(spec.latent, spec.scale, latent_rank=spec.rank)
@@ -63,7 +67,7 @@ class LatentAttention:
             self._scale = scales.key
             self._attend = bind(attention.with_scales(KVScales(scales.key, scales.key)))
 
-        kept.scales.add_reader(use_scales)
+        layer_kv.scales.add_reader(use_scales)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         q = self._project(x, step)

@@ -1,4 +1,4 @@
-"""A second embedding of each token. Every layer reads its own part of it."""
+"""A second embedding of each token (Gemma 4). Every layer reads its own part of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from aengine.model.spec import LayerInputsSpec, LayerSpec
 
 
 class LayerInputs:
-    """The mean of a row of a second table and a projection of the embedding. Every rank has all of it."""
+    """Computes the second embedding: a row of a second table plus a projection of the first embedding, times 2 ** -0.5.
+
+    Every rank has the whole table.
+    """
 
     def __init__(self, build: BuildContext, layers: int, spec: LayerInputsSpec, dtype: torch.dtype) -> None:
         make, hidden = build.make, build.hidden

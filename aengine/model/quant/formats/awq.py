@@ -61,7 +61,7 @@ class Awq(LinearFormat):
 
 def _outputs_first(words: Tensor) -> Tensor:
     """[..., rows, n/8] int32 -> [..., n, rows] uint8."""
-    columns = words.mT.contiguous()  # there are fewer words to move than numbers in them
+    columns = words.mT.contiguous()  # transposing words is faster than transposing their numbers
     out = torch.empty((*columns.shape[:-1], 8, columns.shape[-1]), dtype=torch.uint8, device=words.device)
     for output, place in enumerate(_PLACES):
         out[..., output, :] = (columns >> 4 * place) & 15

@@ -1,4 +1,4 @@
-"""`quant_method: "compressed-tensors"`: groups of modules, each with a format of its own (llm-compressor)."""
+"""Reads `quant_method: "compressed-tensors"` (llm-compressor). Each group of modules has its own format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_compressed_tensors(fields: Fields) -> QuantConfig:
         (compressed_tensors_names(group, "targets", group.strings("targets")), _format(group, fields))
         for group in sections
     ]
-    # A module's own name counts first, then a pattern, then its class.
+    # The name of a module takes precedence over patterns, and patterns over its class.
     formats = (
         *((Names(exact=names.exact), linear) for names, linear in read),
         *((Names(patterns=names.patterns), linear) for names, linear in read),
@@ -61,7 +61,7 @@ def _format(group: Fields, whole: Fields) -> LinearFormat:
 
 
 def _strategy(args: Fields) -> str:
-    """Return what shares a scale. Older files say it only by the size of groups."""
+    """Return which elements share a scale: "tensor", "channel", "group" or "block". In older files it follows from group_size."""
     if args.present("strategy"):
         return args.text("strategy").lower()
     size = args.integer("group_size", -1, 2**20, 0)
@@ -79,7 +79,7 @@ def _int4(weights: Fields, inputs: Fields | None) -> PackQuantized:
 
 
 def _ordered(weights: Fields) -> bool:
-    """Return whether an index says which columns are a group. "weight" and "static" restore the columns' order."""
+    """Return whether an index assigns columns to groups. With actorder "weight" and "static", no index is needed."""
     key = "actorder"
     if not weights.present(key):
         return False

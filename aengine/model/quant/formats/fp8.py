@@ -20,15 +20,15 @@ GROUP = 128  # columns of a token that share a scale if activations are "group"
 
 @dataclass(frozen=True, slots=True)
 class Fp8(LinearFormat):
-    """`weight` [n, k] e4m3 times a scale for each block. 0 in `block` means the whole length of that axis."""
+    """`weight` [n, k] e4m3, and a scale for each block. 0 in `block` means the full length of the axis."""
 
     weight_class: ClassVar[type[QuantizedWeight]] = Fp8Weight
     bits: ClassVar[int] = 8
     rounds_inputs: ClassVar[bool] = True
 
-    block: tuple[int, int]  # (128, 128), (1, 0) for each output, (0, 0) for the whole
+    block: tuple[int, int]  # (128, 128); (1, 0): a scale for each output; (0, 0): one scale
     activations: Activations
-    scale: str = "weight_scale"  # names of tensors
+    scale: str = "weight_scale"  # name of the tensor
     input_scale: str = "input_scale"
 
     @property
@@ -41,7 +41,7 @@ class Fp8(LinearFormat):
             raise not_fused(self.name, prefix)
         lead = () if experts is None else (experts,)
         grid = self._grid(outputs, inputs)
-        # Files also store the scale of a whole matrix as a scalar, and scales of outputs as a vector.
+        # Some files store the scale of a whole matrix as a scalar, and scales of outputs as a vector.
         flat = ((outputs,),) if self.block == (1, 0) else ((), (1,)) if self.block == (0, 0) else ()
         weight, scale = self._name(prefix, "weight", experts), self._name(prefix, self.scale, experts)
         rows, columns = len(lead), len(lead) + 1  # axes

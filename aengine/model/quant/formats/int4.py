@@ -1,4 +1,4 @@
-"""Groups of columns, packed words and settings, which several 4-bit formats have."""
+"""Functions that several 4-bit formats share: groups of columns, packed words and settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def read_group_size(fields: Fields, default: int | None = 128) -> int:
 
 
 def grouped(prefix: str, inputs: int, group_size: int) -> tuple[int, int]:
-    """Return how many groups a row has, and the columns of each. The last may have fewer. A size of -1 means one group.
+    """Return the number of groups in a row, and the columns of a group. The last group may have fewer.
+
+    group_size: -1 means one group.
 
     Raises `UnsupportedModelError` if the last group is too short for the kernels.
     """
@@ -40,7 +42,10 @@ def grouped(prefix: str, inputs: int, group_size: int) -> tuple[int, int]:
 
 
 def even_groups(of_groups: Tensor, columns: int, size: int) -> Tensor:
-    """Repeat scales or zeros [..., groups] for shorter groups that tile the columns, if those of `size` do not."""
+    """Return scales or zeros [..., groups] for groups of equal size.
+
+    If `columns` is not a multiple of `size`, groups are divided into shorter groups, and the values are repeated.
+    """
     if not columns % size:
         return of_groups
     shorter = math.gcd(columns, size)
@@ -49,7 +54,7 @@ def even_groups(of_groups: Tensor, columns: int, size: int) -> Tensor:
 
 def nibbles(words: Tensor) -> Tensor:
     """Unpack the eight 4-bit numbers of each int32, lowest first: [..., words] -> [..., 8 * words] uint8."""
-    # Flattened first, since a last axis of one element may have any stride.
+    # Flattened first, because a last axis of one element may have any stride.
     pairs = words.contiguous().view(-1).view(torch.uint8).view(*words.shape[:-1], -1)  # little-endian
     out = torch.empty((*pairs.shape, 2), dtype=torch.uint8, device=words.device)
     torch.bitwise_and(pairs, 15, out=out[..., 0])
@@ -63,14 +68,16 @@ def zeros_unless_symmetric(zero: Tensor) -> Tensor | None:
 
 
 def sort_columns(codes: Tensor, g_idx: Tensor, group: int, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-    """Sort the columns by their groups. Returns the codes and the order, which is None if they were sorted.
+    """Sort the columns by their groups. Returns the codes and the order, which is None if they were in order.
 
-    codes: [..., n, k], or some of the columns.
-    g_idx: [..., k], the group of each column. All are -1 if columns are in order.
-    names: of g_idx, for errors.
+    codes: [..., n, k], or only some of the columns.
+    g_idx: [..., k], the group of each column. All values are -1 if columns are in order.
+    names: names of g_idx for errors.
 
-    Raises `WeightsError` unless every group has `group` columns; the last may have fewer. Raises
-    `UnsupportedModelError` if columns are missing and not in order. Waits for the device.
+    Waits for the device.
+
+    Raises `WeightsError` if a group does not have `group` columns (the last may have fewer), and
+    `UnsupportedModelError` if `codes` lacks columns that are not in order.
     """
     whole = codes.shape[-1] == g_idx.shape[-1]
     if g_idx.is_meta:  # it has no values to be checked

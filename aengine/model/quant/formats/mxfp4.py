@@ -26,7 +26,7 @@ class Mxfp4(LinearFormat):
 
     weight_class: ClassVar[type[QuantizedWeight]] = Mxfp4Weight
     bits: ClassVar[int] = 5
-    gate_up_by_turns: ClassVar[bool] = True
+    interleaves_gate_up: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ class Mxfp4(LinearFormat):
         )
 
     def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Mxfp4Weight:
-        """The rows are as stored: rows of gate and up still alternate."""
+        """Return the weight with rows in the stored order: rows of gate and up alternate."""
         check_range(tensors["scales"], [f"{prefix}_scales" for prefix in prefixes], 0, _LARGEST_SCALE)
         return Mxfp4Weight(tensors["blocks"].flatten(-2), tensors["scales"])
 

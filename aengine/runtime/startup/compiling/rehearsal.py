@@ -67,7 +67,7 @@ def run_through(job: Job) -> None:
     kernels = TritonKernels(job.model.unpacked_copies)
     decoder = Decoder(job.model, kernels, attention, dtype, META, config.max_model_len, kv_dtype, ranks)
     leave_empty(decoder.groups)
-    decoder.thin_out()
+    decoder.keep_rehearsed_layers()
     steps = StepSizes.from_config(config, job.model, job.capability, job.launch.processors)
     lora = job.model.lora is not None
     sizes = GraphSizes.from_config(config, attention.capturable, steps.mixed.tokens, steps.most, job.model.ranks, lora)

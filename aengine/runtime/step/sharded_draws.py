@@ -8,7 +8,7 @@ from aengine.model.decoder import Decoder
 from aengine.sampling.sampler import Draws, Sampler
 
 
-def draw_from_own(decoder: Decoder, sampler: Sampler, own: Tensor, rows: Tensor, positions: Tensor) -> Draws:
+def draw_from_shards(decoder: Decoder, sampler: Sampler, own: Tensor, rows: Tensor, positions: Tensor) -> Draws:
     """Like `Sampler.draw_simple`, but draw from the logits of all ranks. Every rank returns the same draws.
 
     own [draws, n]: logits for this rank's part of the vocabulary. rows, positions: [draws] int64.
