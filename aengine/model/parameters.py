@@ -258,7 +258,7 @@ class Parameters:
         return LinearSlot(inputs, outputs, partial(memory.adapted, weights=weights))
 
     def shared_gate(self, name: str, hidden: int) -> tuple[Tensor, Linear]:
-        """Make the gate of a shared expert. Returns a row [1, hidden], and a linear of it, which adapters can change."""
+        """Make the gate of a shared expert. Returns a row [1, hidden], and the row as a linear for adapters."""
         row, kernels = self._storage.empty(1, hidden), self.kernels
         linear = self._slot({name: StoredMatrix(1, hidden)}, hidden, 1)
         self.groups.append(PlainTensor(f"{name}.weight", row, lambda: linear.load(kernels.dense(row, None))))

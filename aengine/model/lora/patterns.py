@@ -20,7 +20,7 @@ T = TypeVar("T", int, float)
 MAX_NAMES = 65536  # in a list: more than a model has modules
 _ALL_LINEAR = "all-linear"
 _LAYER = re.compile(r"(?:^|\.)(\w+)\.(\d+)\.")
-# A name, possibly with escaped dots, ^ and $. PEFT writes ".*\\." in front of the names of fused experts.
+# A name, possibly with escaped dots, ^ and $. PEFT writes `.*\.` in front of the names of fused experts.
 _NAME = re.compile(r"(?:\.\*\\\.(?!\^))?(\^?(?:[\w\-]|\\?\.)+)\$?", re.ASCII)
 _LONGEST = 1000
 

@@ -61,7 +61,7 @@ def _format(group: Fields, whole: Fields) -> LinearFormat:
 
 
 def _strategy(args: Fields) -> str:
-    """Return which elements share a scale: "tensor", "channel", "group" or "block". In older files it follows from group_size."""
+    """Return which elements share a scale, such as "channel" or "group". In older files it follows from group_size."""
     if args.present("strategy"):
         return args.text("strategy").lower()
     size = args.integer("group_size", -1, 2**20, 0)
