@@ -1,4 +1,4 @@
-"""What attention computes: a step's sequences, a layer, and the protocols of the backends."""
+"""Describes the sequences of a step and the attention of a layer, and has the protocols of the backends."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class AttentionBatch:
     A sequence's query tokens are the last tokens of its context. A padding row is a decode of length 0 whose page
     table names page 0.
 
-    A captured step has room for more sequences than it holds. Its unused decodes come last among the decodes and have
-    length -1; they have no token. Only a `capturable` backend takes chunks in a captured step, because the host does
+    A captured step may have more entries than sequences. Its unused decodes come last among the decodes. They have
+    length -1 and no token. Only a `capturable` backend takes chunks in a captured step, because the host does
     not know their lengths.
     """
 
-    slots: Tensor  # [tokens] int64: where each token's K/V goes, page * page_size + offset; padding: inside page 0
+    slots: Tensor  # [tokens] int64: page * page_size + offset at which to write K and V; padding is in page 0
     page_table: Tensor  # [seqs, max_pages] int32; entries past a sequence's last page are undefined
     seq_lens: Tensor  # [seqs] int32: context lengths, this step's tokens included
     query_starts: Tensor  # [seqs + 1] int32: the first token of each sequence, then the number of tokens
@@ -46,7 +46,7 @@ class AttentionBatch:
     plans: dict[tuple[type, int | None], object] = field(default_factory=dict)
 
     def with_pages(self, slots: Tensor, page_table: Tensor) -> AttentionBatch:
-        """Return the same step over the pages of another group."""
+        """Return the same step for the pages of another group of layers."""
         return replace(self, slots=slots, page_table=page_table, shared=None, plans={})
 
     @property
@@ -60,40 +60,40 @@ class AttentionBatch:
         return max(self.query_lens) if self.query_lens else len(self.slots)
 
     def chunks(self) -> AttentionBatch:
-        """Return the prefill chunks alone. Their query_starts count from the first token of the step."""
+        """Return a batch of only the prefill chunks. query_starts still count from the first token of the step."""
         first = self.num_decodes
         if not first:
             return self
-        return self.plan(AttentionBatch, lambda: self._part(slice(first, None)))
+        return self.plan(AttentionBatch, lambda: self._select(slice(first, None)))
 
-    def part(self, first: int, last: int) -> AttentionBatch:
-        """Return some sequences of a step without decodes, with query_starts from 0."""
-        part = self._part(slice(first, last))
-        part.query_starts = self.query_starts[first : last + 1] - self.query_starts[first]
-        return part
+    def chunk_range(self, first: int, last: int) -> AttentionBatch:
+        """Return chunks first .. last - 1 of a batch without decodes. Their query_starts begin at 0."""
+        chunks = self._select(slice(first, last))
+        chunks.query_starts = self.query_starts[first : last + 1] - self.query_starts[first]
+        return chunks
 
-    def _part(self, part: slice) -> AttentionBatch:
+    def _select(self, seqs: slice) -> AttentionBatch:
         return replace(
             self,
-            page_table=self.page_table[part],
-            seq_lens=self.seq_lens[part],
-            query_starts=self.query_starts[part],
+            page_table=self.page_table[seqs],
+            seq_lens=self.seq_lens[seqs],
+            query_starts=self.query_starts[seqs],
             num_decodes=0,
-            query_lens=self.query_lens[part],
-            context_lens=self.context_lens[part],
+            query_lens=self.query_lens[seqs],
+            context_lens=self.context_lens[seqs],
             shared=None,
             sliding=None,
             plans={},
         )
 
     def unseen(self, window: int | None) -> Tensor:
-        """Return how many tokens at the start of each context are outside every query's window, [seqs] int32."""
+        """Return how many tokens at the start of each context no query sees because of the window, [seqs] int32."""
         if window is None:
             return torch.zeros_like(self.seq_lens)
         return (self.seq_lens - self.query_starts.diff() - (window - 1)).clamp_(min=0)
 
     def seen_lens(self, window: int | None, multiple: int = 1) -> list[int]:
-        """Return the length of each context without its unseen tokens. Empty if the host knows no contexts.
+        """Return the length of each context without its unseen tokens. Empty for a captured step.
 
         multiple: round the number of unseen tokens down to a multiple of this.
         """
@@ -105,11 +105,11 @@ class AttentionBatch:
         ]
 
     def for_window(self, window: int | None) -> AttentionBatch:
-        """Return the step as layers with this window see it."""
+        """Return the batch whose pages belong to layers with this window."""
         return self if window is None or self.sliding is None else self.sliding
 
     def plan(self, kind: type[P], make: Callable[[], P], window: int | None = None) -> P:
-        """Return the step's plan of this type, and call `make` if there is none yet."""
+        """Return the step's plan of this type. `make` makes it if there is none yet."""
         known = self.plans.get((kind, window))
         if not isinstance(known, kind):
             self.plans[kind, window] = known = make()
@@ -118,7 +118,7 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayer:
-    """What one layer's attention computes. A backend reads it once, when it binds the layer.
+    """The parameters of one layer's attention. A backend reads them once, when it binds the layer.
 
     Head h reads KV head h // (heads / kv_heads). The query at position p sees positions <= p. With a window w it sees
     only positions > p - w.
@@ -130,7 +130,7 @@ class AttentionLayer:
     scores: Scores = PLAIN  # softcap and sinks
     value_scale: float = 1.0  # values are codes * value_scale; 1 unless the cache is FP8
     # > 0: all heads share one vector of a token, in a cache [pages, page_size, 1, dim]. The whole vector is the key,
-    # and its first `latent_rank` numbers are the value. The caller passes the cache as K and as V.
+    # and its first `latent_rank` numbers are the value. The caller passes the cache both as K and as V.
     latent_rank: int = 0
 
     def with_scales(self, scales: KVScales) -> AttentionLayer:
@@ -142,16 +142,16 @@ class Attend(Protocol):
     """The attention of one layer, bound to a backend."""
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, /) -> Tensor:
-        """Attend causally, aligned to the ends of contexts.
+        """Attend causally. A sequence's queries are the last tokens of its context.
 
-        Other contents of the pages, even NaN, have no influence.
+        Tokens of the pages after a context have no influence, even if they are NaN.
 
         Args:
             q: [tokens, heads, head_dim].
             k_cache, v_cache: [pages, page_size, kv_heads, head_dim], this step's K and V included.
 
         Returns [tokens, heads, head_dim], or [tokens, heads, latent_rank]. The values of a padding row are arbitrary,
-        but finite if page 0 is.
+        but finite if page 0 is finite.
         """
         ...
 
@@ -174,7 +174,7 @@ class PrefillKernel(Protocol):
 
     name: str
     why: str  # why this kernel was chosen, for the start-up log
-    capturable: bool = False  # reads nothing on the host but max(query_lens), which may be an upper bound
+    capturable: bool = False  # on the host it reads only max(query_lens), which may be an upper bound
 
     def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
         """Return whether a captured step of this many tokens can hold chunks with these contexts."""
@@ -183,7 +183,7 @@ class PrefillKernel(Protocol):
     def bind(self, layer: AttentionLayer) -> Attend | None:
         """Return the attention of a layer's chunks, or None if the kernel does not support the layer.
 
-        q holds the tokens of the whole step, and the tokens of chunks come last. query_starts count from the first.
-        The results for tokens before the chunks are undefined.
+        q holds all tokens of the step; the tokens of chunks come last. query_starts count from the first token of the
+        step. The results for tokens before the chunks are undefined.
         """
         ...

@@ -1,4 +1,4 @@
-"""Calls a kernel for groups of prefill chunks, so that the gathered keys of a group fit into memory."""
+"""Calls a kernel once for each group of prefill chunks, so that the gathered keys of a group fit into memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 
-MOST_GATHERED = 65536  # keys of a group, unless one chunk has more
+MOST_GATHERED = 65536  # the most keys of a group, unless one chunk has more
 
 
 class ChunkGroups(list[AttentionBatch]):
-    """The groups. The query_starts of each begin at 0."""
+    """Groups of chunks. The query_starts of each group begin at 0."""
 
 
 def attend_in_groups(
@@ -24,13 +24,13 @@ def attend_in_groups(
     window: int | None,
     attend: Callable[[Tensor, AttentionBatch], Tensor],
 ) -> Tensor:
-    """Call `attend(q, group)` for each group of chunks, with the group's own queries.
+    """Call `attend(q, group)` for each group of chunks, with the group's queries.
 
     Args:
         q: [tokens, heads, dim]. The chunks' tokens come last, after the tokens of decodes.
         sizes: The number of keys of each chunk, with padding. Empty for a captured step, which is one group.
         most: The largest number of keys of a group. A chunk with more keys is a group of its own.
-        window: That of the layers which attend.
+        window: The layers' window. None: they have none.
 
     Returns [tokens, heads, dim]. The values of tokens before the first chunk are undefined.
     """
@@ -47,16 +47,16 @@ def attend_in_groups(
 def attend_without_decodes(
     q: Tensor, chunks: AttentionBatch, attend: Callable[[Tensor, AttentionBatch], Tensor]
 ) -> Tensor:
-    """Call `attend` with the queries of chunks alone, for kernels that do not accept other queries before them.
+    """Call `attend` with only the queries of chunks, for kernels that do not allow other queries before them.
 
-    flash-attn 2 is such a kernel: if each sequence has one query, it reads all of q as one matrix.
+    flash-attn-2 does not: if each sequence has one query, it reads all of q as one matrix.
     """
     first = len(q) - sum(chunks.query_lens)
     if not first:
         return attend(q, chunks)
-    own = chunks.plan(AttentionBatch, lambda: chunks.part(0, len(chunks.query_lens)))
+    alone = chunks.plan(AttentionBatch, lambda: chunks.chunk_range(0, len(chunks.query_lens)))
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    out[first:] = attend(q[first:], own)
+    out[first:] = attend(q[first:], alone)
     return out
 
 
@@ -68,6 +68,6 @@ def _make_groups(chunks: AttentionBatch, sizes: Sequence[int], most: int) -> Chu
         while last < len(chunks.query_lens) and keys + sizes[last] <= most:
             keys += sizes[last]
             last += 1
-        groups.append(chunks.part(first, last))
+        groups.append(chunks.chunk_range(first, last))
         first = last
     return groups

@@ -14,7 +14,7 @@ from aengine.kernels.attention.gather_pages import GatherPlan, gather_pages, gat
 from aengine.kernels.kv_scales import FP8
 
 HEADS = (16, 32, 64, 128, 256)  # head_dims that were tested; on Hopper the kernel also takes other multiples of 8
-LEAST_GATHERING = 512  # tokens of a step; with fewer, gathering costs more than it gains
+LEAST_GATHERING = 512  # tokens of a step from which on gathering is faster than reading pages
 
 
 class Flash4(PrefillKernel):
@@ -24,14 +24,14 @@ class Flash4(PrefillKernel):
     capturable = True
 
     def __init__(self, why: str, kernel: Callable[..., Any], longest: int = 0) -> None:
-        """longest: the longest context of an FP8 cache; 0: the cache is not FP8.
+        """longest: the longest context of an FP8 cache, in tokens; 0: the cache is not FP8.
 
         The kernel reads no FP8, so keys and values of an FP8 cache are always gathered.
         """
         self.why = why
         self.kernel = kernel
         self._longest = longest
-        self._gathered: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}  # K and V, [room, kv_heads, dim]
+        self._gathered: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}  # K and V, [tokens, kv_heads, dim]
 
     def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
         on_pages = tokens < LEAST_GATHERING and not self._longest
@@ -41,13 +41,13 @@ class Flash4(PrefillKernel):
         return Flash4Layer(self, layer) if layer.head_dim in HEADS else None
 
     def most_gathered(self, page_size: int) -> int:
-        """Return how many keys are gathered at a time, as `gathered_tokens` counts them."""
+        """Return the most keys that are gathered at once, as `gathered_tokens` counts them."""
         return max(MOST_GATHERED, gathered_tokens(self._longest, page_size))
 
-    def room(self, tokens: int, cache: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return memory for gathered K and V. All layers of a shape share it.
+    def buffers(self, tokens: int, cache: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return memory for gathered K and V, [tokens, kv_heads, dim] each. All layers of a shape share it.
 
-        It begins as zeros, because memory that was never written must not hold NaN.
+        It begins as zeros, because unwritten memory must not hold NaN.
         """
         shape = (tokens, *cache.shape[2:])
         if (shape, dtype) not in self._gathered:
@@ -74,12 +74,12 @@ class Flash4Layer:
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, /) -> Tensor:
         page_size = k_cache.shape[1]
-        # Empty for a captured step: whoever replays it calls `Flash4.fits`.
+        # Empty for a captured step: the caller checks `Flash4.fits` before it replays one.
         sizes = [gathered_tokens(seen, page_size) for seen in chunks.seen_lens(self._window, page_size)]
         most = self._flash.most_gathered(page_size)
         if k_cache.dtype != FP8 and (len(q) < LEAST_GATHERING or sum(sizes) > most):
             return self.on_pages(q, k_cache, v_cache, chunks)
-        k, v = self._flash.room(most, k_cache, q.dtype)
+        k, v = self._flash.buffers(most, k_cache, q.dtype)
 
         def attend(q: Tensor, group: AttentionBatch) -> Tensor:
             window = self._window
@@ -90,14 +90,14 @@ class Flash4Layer:
         return attend_in_groups(q, chunks, sizes, most, self._window, attend)
 
     def on_gathered(self, q: Tensor, k: Tensor, v: Tensor, plan: GatherPlan, chunks: AttentionBatch) -> Tensor:
-        """Attend to k and v [room, kv_heads, dim], which `gather_pages` copied by this plan."""
+        """Attend to k and v [tokens, kv_heads, dim], which `gather_pages` copied according to `plan`."""
         longest = max(MOST_GATHERED, len(k))
         return self._launch(
             q, k, v, chunks, cu_seqlens_k=plan.starts, max_seqlen_k=longest, seqused_k=plan.lens, **self._options
         )
 
     def on_pages(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch) -> Tensor:
-        """Attend to the pages as they are."""
+        """Attend to keys and values in their pages, without gathering."""
         return self._launch(
             q, k_cache, v_cache, chunks, page_table=chunks.page_table, seqused_k=chunks.seq_lens, **self._options
         )

@@ -23,7 +23,7 @@ class _CompiledElsewhere:
     """Stands for a kernel that another process compiles."""
 
     def export_to_c(self, **_: object) -> None:
-        """Raise, as a failed write to disk does; flash-attn-4 ignores that."""
+        """Raise like a failed write to disk, which flash-attn-4 ignores."""
         raise RuntimeError("another process compiles this variant")
 
 
@@ -49,7 +49,7 @@ class _CompileShare:
 def compile_flash4(
     launch: Callable[[Flash4], None], capability: tuple[int, int], processors: int, index: int, count: int
 ) -> None:
-    """Compile this process's share of what `launch` launches. Does nothing if flash-attn-4 keeps no cache."""
+    """Compile this process's share of what `launch` launches. Does nothing if there is no cache on disk."""
     name = f"sm_{capability[0]}{capability[1]}"
     os.environ.update(FLASH_ATTENTION_ARCH=name, CUTE_DSL_ARCH=f"{name}a", FLASH_ATTENTION_NUM_SMS=str(processors))
     keep_compiled()
@@ -80,13 +80,13 @@ def launch_layers(
 
     Args:
         layers: Layers of one head_dim.
-        tokens: Numbers of tokens of a step.
+        tokens: The numbers of tokens of the steps to compile for.
     """
 
     def empty(*shape: int, of: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(*shape, dtype=of, device=device)
 
-    # A long step may consist of short chunks, and chunks that fill no tile have kernels of their own.
+    # A long step may consist of short chunks. Chunks that do not fill a tile have separate kernels.
     shapes = dict.fromkeys((length, longest) for length in tokens for longest in (length, 1))
     for layer, (length, longest) in itertools.product(layers, shapes):
         bound, dim = attention.bind(layer), layer.head_dim

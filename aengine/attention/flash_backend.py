@@ -1,11 +1,11 @@
-"""Prefill attention through flash-attn, in the best form that is installed.
+"""Prefill attention through the best flash kernel that is installed.
 
 - flash-attn-4 (`flash_attn.cute`), on Hopper and data-centre Blackwell. It gathers K and V, which is 13 % faster than
-  reading the pages. If there is little to read, or too little memory to gather, it reads the pages.
-- flash-attn-2 (`flash_attn`), on gathered K and V. Its own pages must be multiples of 256 tokens.
+  reading the pages. It reads the pages if there are few tokens, or too many keys for the buffers.
+- flash-attn-2 (`flash_attn`), on gathered K and V. It can read pages only if they have a multiple of 256 tokens.
 - torch's varlen flash kernel, on gathered K and V. It needs no package.
 
-None of them supports float32; torch's reference replaces them. None supports every head_dim, and only flash-attn-4
+None of them supports float32; `TorchPrefill` replaces them. None supports every head_dim, and only flash-attn-4
 supports softcap and sinks. `TritonAttention` uses our own kernel for the layers that the chosen one does not support.
 """
 
@@ -34,10 +34,10 @@ HALVES = (torch.bfloat16, torch.float16)
 
 @dataclass(slots=True)
 class Gathered:
-    """Where the keys lie that the queries of each chunk see, one chunk after the other."""
+    """The slots of all keys that the queries of chunks see, chunk after chunk."""
 
-    slots: Tensor  # [keys of all chunks] int64
-    key_starts: Tensor  # [chunks + 1] int32
+    slots: Tensor  # [keys of all chunks] int64: page * page_size + offset
+    key_starts: Tensor  # [chunks + 1] int32: the first key of each chunk, then the number of keys
     max_queries: int
     max_keys: int
 
@@ -92,8 +92,8 @@ class OnGathered(PrefillKernel):
 class TorchPrefill(PrefillKernel):
     """The torch backend, for dtypes that no flash kernel supports.
 
-    It does not support softcap and sinks: for these torch holds the scores of a whole chunk, which a long prompt has no
-    memory for.
+    It does not support softcap and sinks. For these torch would store the scores of an entire chunk, and a long prompt
+    has no memory for them.
     """
 
     name = "torch"
@@ -105,10 +105,10 @@ class TorchPrefill(PrefillKernel):
     def bind(self, layer: AttentionLayer) -> Attend | None:
         if not layer.scores.plain:
             return None
-        whole = self._backend.bind(layer)
+        attend_all = self._backend.bind(layer)
 
         def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, /) -> Tensor:
-            return attend_without_decodes(q, chunks, lambda q, chunks: whole(q, k_cache, v_cache, chunks))
+            return attend_without_decodes(q, chunks, lambda q, chunks: attend_all(q, k_cache, v_cache, chunks))
 
         return attend
 
@@ -157,7 +157,7 @@ def _torch_flash(
 def choose_prefill(device: torch.device, dtype: torch.dtype, longest: int = 0) -> PrefillKernel:
     """Return the best prefill kernel for this device and dtype.
 
-    longest: the longest context of an FP8 cache; 0: the cache is not FP8.
+    longest: the longest context of an FP8 cache, in tokens; 0: the cache is not FP8.
     """
     if dtype not in HALVES:
         return TorchPrefill(f"no flash kernel takes {str(dtype).removeprefix('torch.')}")
@@ -210,8 +210,8 @@ def keep_compiled() -> None:
 def import_flash4() -> Callable[..., Any] | None:
     """Return flash-attn-4's varlen attention, or None if it is not installed.
 
-    It imports modules of the package quack, whose `__init__` imports torch's compiler. That takes two thirds of the
-    time, so that `__init__` is left out.
+    flash-attn-4 imports modules of the package quack, whose `__init__` imports torch's compiler. That would take two
+    thirds of the time, so quack's `__init__` is not run.
     """
     with _without_init("quack", but="quack.dsl"):
         found = _import("flash_attn.cute")
@@ -220,9 +220,9 @@ def import_flash4() -> Callable[..., Any] | None:
 
 @contextmanager
 def _without_init(package: str, but: str) -> Iterator[None]:
-    """Import modules of a package within this block without running its `__init__`. Module `but` is imported."""
+    """Skip a package's `__init__` when its modules are imported in this block. Module `but` is imported first."""
     spec = None if package in sys.modules else importlib.util.find_spec(package)
-    if spec is None or "CUTE_DSL_PTXAS_PATH" in os.environ:  # that `__init__` reads it
+    if spec is None or "CUTE_DSL_PTXAS_PATH" in os.environ:  # quack's `__init__` reads this variable
         yield
         return
     bare = sys.modules[package] = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""The reference, and the backend of CPUs: torch's SDPA over gathered pages.
+"""The backend of CPUs and the reference for others: torch's SDPA over gathered pages.
 
 Decodes are batched. The query heads of one KV head become the "query length" of one SDPA call, so that K and V are
 never repeated. Prefill chunks run one by one.
@@ -16,8 +16,8 @@ from torch import Tensor
 from aengine.attention.base import Attend, AttentionBatch, AttentionLayer
 from aengine.kernels.kv_scales import FP8, as_bytes
 
-# Decodes are padded to the longest context of their group. On a CPU, padding costs more than one more call, so groups
-# are narrow.
+# Decodes are padded to the longest context of their group. On a CPU, padding costs more than another call. So a group
+# spans few context lengths.
 _GROUP_STEP = 64  # tokens
 # Chunks that need a mask run in blocks of this many queries, which bounds the mask.
 _QUERY_BLOCK = 512
@@ -28,13 +28,14 @@ class _DecodeGroup:
     """Decodes of similar context length, padded to the longest."""
 
     rows: Tensor | None  # [n] int64: the sequences; None: all tokens of the step
-    pages: Tensor  # [n * pages] int64
+    pages: Tensor  # [n * pages] int64: the pages of each sequence, padded to the longest
     mask: Tensor  # [n, 1, 1, length]: 0 where visible, -inf elsewhere
-    stale: Tensor  # [?] int64: rows of the gathered K/V past the end of a context, which former owners left
+    stale: Tensor  # int64: indices of gathered tokens after the end of a context; earlier sequences left them
     # [2, n * pages, page_size, kv_heads, dim]: memory into which all layers of a shape gather. FP8 is kept as bytes.
     _scratch: dict[torch.Size, Tensor] = field(default_factory=dict)
 
     def scratch(self, cache: Tensor) -> Tensor:
+        """Return memory for the gathered K and V of layers with this cache's shape."""
         shape = cache.shape[1:]
         if shape not in self._scratch:
             self._scratch[shape] = cache.new_empty(2, len(self.pages), *shape)
@@ -94,7 +95,7 @@ def _attend(layer: AttentionLayer, q: Tensor, k_cache: Tensor, v_cache: Tensor, 
 
 
 def _decode(layer: AttentionLayer, q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _DecodeGroup) -> Tensor:
-    """q [n, heads, dim] -> [n, heads, dim]."""
+    """Return the attention of decodes, [n, heads, dim]. q: [n, heads, dim]."""
     scale, scores = layer.scale, layer.scores
     n, heads, dim = q.shape
     kv_heads, scratch = k_cache.shape[2], group.scratch(k_cache)
@@ -115,11 +116,14 @@ def _decode(layer: AttentionLayer, q: Tensor, k_cache: Tensor, v_cache: Tensor, 
 def _attend_by_scores(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """q [..., queries, dim], k and v [..., keys, dim], mask as SDPA adds it, sinks [..., 1] -> [..., queries, dim]."""
+    """Compute attention with a softcap or sinks. Returns [..., queries, dim].
+
+    q: [..., queries, dim]. k, v: [..., keys, dim]. mask: not zero where a key is hidden. sinks: [..., 1].
+    """
     scores = (q @ k.transpose(-1, -2)).float() * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill_(mask != 0, -1e30)  # finite: a row that sees nothing has no NaN
+    scores = scores.masked_fill_(mask != 0, -1e30)  # finite, so that a query without visible keys gives no NaN
     if sinks is None:
         return scores.softmax(-1).to(v.dtype) @ v
     with_sinks = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
@@ -132,7 +136,10 @@ def _floats(kept: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _prefill(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, block: _QueryBlock) -> Tensor:
-    """q [queries, heads, dim], k and v [context, kv_heads, dim] -> [queries, heads, dim]."""
+    """Return the attention of a block of queries, [queries, heads, dim].
+
+    q: [queries, heads, dim]. k, v: [context, kv_heads, dim].
+    """
     scale, scores = layer.scale, layer.scores
     queries, heads, dim = q.shape
     context, kv_heads, _ = k.shape
@@ -154,10 +161,10 @@ def _prefill(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, block: _Que
 
 
 def _plan(q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None) -> _Plan:
-    """Plan what all layers with this window share in this step."""
+    """Make the plan that all layers with this window share in this step."""
     groups: dict[int, list[int]] = {}
     for row, length in enumerate(batch.context_lens[: batch.num_decodes]):
-        # Widths of groups: multiples of 64 tokens, and for long contexts eight widths for each doubling.
+        # Lengths are rounded up to multiples of 64 tokens. Long contexts have eight lengths for each doubling.
         width = max(_GROUP_STEP, 1 << max(0, length.bit_length() - 4))
         groups.setdefault(-(-length // width) * width, []).append(row)
     decodes = [_plan_decodes(rows, len(groups) == 1, q, k_cache, batch, window) for rows in groups.values()]
@@ -182,7 +189,7 @@ def _plan_decodes(
         table, lens = batch.page_table.index_select(0, rows), batch.seq_lens.index_select(0, rows)
     lens = lens.unsqueeze(1)  # [n, 1]
     used_pages = (lens + page_size - 1) // page_size
-    # Past its last page, a row reads its own first page again, so that it reads no page of another row.
+    # After its last page, a row reads its first page again, so that it reads no page of another row.
     page_of = torch.arange(num_pages, device=device)
     pages = torch.where(page_of < used_pages, table[:, :num_pages], table[:, :1]).long().flatten()
     position = torch.arange(num_pages * page_size, device=device)
@@ -198,8 +205,8 @@ def _plan_decodes(
 def _plan_chunk(row: int, start: int, q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None) -> _Chunk:
     queries, context = batch.query_lens[row], batch.context_lens[row]
     pages = batch.page_table[row, : -(-context // k_cache.shape[1])].long()
-    whole = queries == context and (window is None or context <= window)
-    if whole:
+    is_causal = queries == context and (window is None or context <= window)
+    if is_causal:
         return _Chunk(pages, [_QueryBlock(slice(start, start + queries), context, None)])
     blocks = []
     for first in range(0, queries, _QUERY_BLOCK):

@@ -23,13 +23,13 @@ class TritonAttention:
     def __init__(self, prefill: Callable[[], PrefillKernel]) -> None:
         """prefill: returns the prefill kernel when it is first needed. Its packages take seconds to import.
 
-        Our own kernel replaces it for layers that it does not support. Layers over latents never ask for it.
+        `TritonPrefill` replaces it for layers that it does not support. Layers over latents never use it.
         """
         self.decode = PagedDecode()
         self.decode_latents = LatentDecode()
         self._get_prefill = prefill
         self._own_prefill = TritonPrefill()
-        # A layer of each kind, by head_dim and whether its scores are plain. Latents are not among them.
+        # One layer for each (head_dim, plain scores). Layers over latents are not included.
         self._kinds: dict[tuple[int, bool], AttentionLayer] = {}
 
     def bind(self, layer: AttentionLayer) -> Attend:
@@ -46,7 +46,7 @@ class TritonAttention:
     def _prefill(self) -> PrefillKernel:
         return self._get_prefill()
 
-    # The properties below are for the start-up: they hold when all layers are bound.
+    # The properties below are read at start-up, after all layers are bound.
 
     @property
     def name(self) -> str:
@@ -87,7 +87,7 @@ class TritonAttention:
 
 
 class PagedLayer:
-    """A layer whose heads have keys and values of their own."""
+    """A layer whose cache holds keys and values."""
 
     def __init__(self, backend: TritonAttention, layer: AttentionLayer) -> None:
         self._backend = backend
@@ -119,7 +119,7 @@ class PagedLayer:
 
 
 class LatentLayer:
-    """A layer whose heads all attend to one vector of each token."""
+    """A layer whose cache holds one latent per token, which all heads attend to."""
 
     def __init__(self, backend: TritonAttention, layer: AttentionLayer) -> None:
         self._decode = backend.decode_latents
@@ -131,7 +131,7 @@ class LatentLayer:
             return self._decode(
                 q, k_cache, rank, batch.page_table, batch.seq_lens, layer.scale, value_scale=layer.value_scale
             )
-        # Zeros: some tokens of a captured step are in no sequence.
+        # Zeros, because some tokens of a captured step belong to no sequence.
         out = q.new_zeros(len(q), q.shape[1], rank)
         chunks = batch.chunks()
         attend_chunks(
@@ -146,7 +146,7 @@ class LatentLayer:
 
 
 class TritonPrefill(PrefillKernel):
-    """Our own kernel, on the pages as they are. It supports every layer."""
+    """Prefill with our Triton kernel, which reads keys and values in their pages. It supports every layer."""
 
     name = "Triton"
     why = ""

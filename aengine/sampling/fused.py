@@ -1,4 +1,4 @@
-"""Draws on CUDA: filters give each row a floor, then one kernel draws for every kind of row.
+"""Draws on CUDA: filters compute the lowest logit to keep of each row, then one kernel draws for all rows.
 
 Penalties before the draw and log-probabilities after it have kernels as well.
 """
@@ -28,9 +28,9 @@ class FusedDraw:
     ) -> tuple[Tensor, Tensor]:
         """Return drawn ids [draws] int64, and whether each draw's logits were finite, [draws] bool.
 
-        logits: [draws, vocab] of any dtype, contiguous; only read. row_index, positions: [draws] int64. filtered:
-        whether any row may have top_k, top_p or min_p; if not, these are ignored. The host decides nothing, and shapes
-        are fixed.
+        logits: [draws, vocab] of any dtype, contiguous; only read. row_index, positions: [draws] int64. filtered: False
+        if no row has top_k, top_p or min_p; the filters are then skipped. The host takes no decision, and
+        shapes are fixed.
         """
         floor = None
         if filtered:
@@ -42,7 +42,7 @@ class FusedDraw:
     def candidates(
         self, logits: Tensor, parameters: RowParameters, row_index: Tensor, positions: Tensor, first: int, valid: int
     ) -> Tensor:
-        """`Draw.candidates` with the parameters of the given rows."""
+        """Call `Draw.candidates` with the parameters of the given rows."""
         return self._draw.candidates(logits, *_noise_of(parameters), positions, row_index, first, valid)
 
     def choose(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,6 +64,6 @@ class FusedDraw:
 
 
 def _noise_of(parameters: RowParameters) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the parameters of all rows, which the kernel indexes itself, so that no gather precedes it."""
+    """Return temperatures and seeds of all rows. The kernel indexes them itself, which saves a gather."""
     of_all = parameters.of_all
     return of_all.temperature[:, 0], of_all.seed_low[:, 0], of_all.seed_high[:, 0]

@@ -1,7 +1,7 @@
 """Groups the draws of a batch by the stages they need, as index tensors on the device.
 
-The host groups by rows alone, and reuses the groups while the same rows draw. So steady decoding copies nothing to the
-device.
+Groups depend only on the rows, so the host reuses them while the same rows draw. Then decoding copies no indices to
+the device.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from aengine.sampling.parameters import (
 )
 from aengine.sampling.upload import upload
 
-# The most cells of a temporary of a stage: 32 MiB in float32.
+# The most numbers in a temporary tensor of a stage: 32 MiB in float32.
 _BLOCK_CELLS = 1 << 23
 
 
 @dataclass(slots=True)
 class Groups:
-    """Indices into the batch's draws, int64 tensors on the device. A list is a group in blocks of rows.
+    """Indices into the batch's draws, as int64 tensors on the device. A list holds one group, divided into blocks.
 
-    A block of None is the whole batch, which needs no copy. Kernels take a whole group, so with fused draws the stages
-    that kernels do have no blocks.
+    A block that is None stands for the whole batch, which needs no index. Fused kernels take undivided groups, so lists
+    of their stages are empty.
     """
 
     rows: list[int]
@@ -45,12 +45,12 @@ class Groups:
     plain: list[Tensor | None]
     plain_min_p: bool  # whether any plain draw has a min_p
     filtered: list[Tensor | None]
-    width: int  # the most tokens that a filtered draw keeps, equals aside
+    width: int  # the largest top_k of filtered draws
     penalized: Tensor | None
     penalized_blocks: list[Tensor | None]
     logprobs: Tensor | None
     logprobs_blocks: list[Tensor | None]
-    top_logprobs: int  # the most that any draw wants
+    top_logprobs: int  # the most candidates that any draw requests
     biased: Tensor | None
     min_tokens: Tensor | None
     banned: Tensor | None
@@ -59,13 +59,13 @@ class Groups:
 
     @property
     def adjusts(self) -> bool:
-        """Whether any stage but grammars changes logits."""
+        """Whether a stage other than grammars changes logits."""
         indices = (self.biased, self.penalized, self.min_tokens, self.banned)
         return bool(self.allowed) or any(index is not None for index in indices)
 
 
 def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: torch.device, *, fused: bool) -> Groups:
-    """Group the draws of the given rows. fused: one kernel draws for all rows, so draws have no groups."""
+    """Group the draws of the given rows by stage. fused: one kernel draws for all rows, so draws are not grouped."""
     needs = [parameters.needs[row] for row in rows]
 
     def having(bit: int) -> list[int]:

@@ -1,6 +1,6 @@
-"""What rows add to logits or mask in them: logit_bias, min_tokens, bad_words, allowed_token_ids, grammars.
+"""Stages that add to logits or mask them: logit_bias, min_tokens, bad_words, allowed_token_ids, grammars.
 
-Each class keeps tables on the device for the rows that need it, and grows them when a row needs more room.
+Each class keeps tables on the device for the rows that need them, and grows the tables when a row needs more columns.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch import Tensor
 from aengine.sampling.upload import upload
 from aengine.step_plan import NewRow
 
-_ANY = -1  # fills up a sequence at its start; matches any token
-_NONE = -2  # fills up a row's output at its start; matches no token
-_FREE = -1  # as the last token of a sequence: the entry is unused
+_ANY = -1  # pads a banned sequence at its start; matches any token
+_NONE = -2  # pads a row's output at its start; matches no token
+_FREE = -1  # instead of the last token of a sequence: the entry is unused
 
 
 class TokenTable:
-    """Offsets for the logits of a few tokens per row: logit_bias, and the tokens that min_tokens masks.
+    """Offsets for the logits of a few tokens per row, for logit_bias and min_tokens.
 
-    The table has ids [rows, width] int64 and values [rows, width] float32, as wide as the longest entry so far. Id 0
-    with value 0 fills up shorter entries and changes nothing.
+    The table has ids [rows, width] int64 and values [rows, width] float32. The width is at least that of the longest
+    entry so far. Shorter entries are padded with id 0 and value 0, which changes nothing.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -59,8 +59,8 @@ class TokenTable:
     def add_to(self, logits: Tensor, draws: Tensor, rows: Tensor, where: Tensor | None = None) -> None:
         """Add the values of rows[i] to logits[draws[i]] in place.
 
-        logits: [all draws, vocab], contiguous. draws, rows: [n] int64. where: [n, 1] bool, which rows to change, by
-        default all.
+        logits: [all draws, vocab], contiguous. draws, rows: [n] int64. where: [n, 1] bool, the rows to change. None:
+        all.
         """
         values = self._values.index_select(0, rows)
         if where is not None:
@@ -69,7 +69,7 @@ class TokenTable:
         logits.view(-1).index_add_(0, cells.view(-1), values.view(-1))
 
     def _widen(self, width: int) -> None:
-        """Grow the table to entries of that length. Its width at least doubles, so that growing is rare."""
+        """Grow the table for entries of `width` tokens. Its width at least doubles, so that growing is rare."""
         missing = width - self._ids.shape[1]
         if missing > 0:
             missing = max(missing, self._ids.shape[1])
@@ -82,20 +82,20 @@ class BannedSequences:
 
     The last token of a sequence is masked if the row's latest output equals the rest of the sequence. With lookahead
     the host does not know the latest token when it launches a step. So the device keeps each row's newest output tokens
-    and compares. The tables have room for the most and the longest sequences so far. Only rows with
-    sequences are read.
+    and compares. The tables are as large as the most and the longest sequences
+    so far require. Only rows with sequences are read.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._device = device
-        # int32: all but the last token of each sequence [rows, sequences, width], right-aligned; last tokens [rows,
-        # sequences]; newest output [rows, width], right-aligned.
+        # [rows, sequences, width], right-aligned: each sequence without its last token
         self._rests = torch.empty((max_rows, 0, 0), dtype=torch.int32, device=device)
-        self._lasts = torch.empty((max_rows, 0), dtype=torch.int32, device=device)
+        self._lasts = torch.empty((max_rows, 0), dtype=torch.int32, device=device)  # [rows, sequences]: last tokens
+        # [rows, width], right-aligned: the newest output tokens
         self._recent = torch.empty((max_rows, 0), dtype=torch.int32, device=device)
 
     def set_rows(self, new_rows: Sequence[NewRow]) -> None:
-        """Replace the sequences of the given rows, and take their output so far from new_rows."""
+        """Replace the sequences and the newest output tokens of the given rows."""
         if not new_rows:
             return
         self._widen(
@@ -141,7 +141,7 @@ class BannedSequences:
             self._recent.index_copy_(0, rows, torch.cat((older, token_ids[:, None].int()), dim=1))
 
     def _widen(self, count: int, width: int) -> None:
-        """Grow the tables to `count` sequences with `width` tokens before the last. Sizes at least double."""
+        """Grow the tables for `count` sequences of `width` tokens without the last. Sizes at least double."""
         more, longer = count - self._rests.shape[1], width - self._rests.shape[2]
         if more > 0 or longer > 0:
             more = max(more, self._rests.shape[1]) if more > 0 else 0
@@ -156,10 +156,10 @@ def allow_only(logits: Tensor, bits: Tensor) -> Tensor:
     """Return logits with -inf for every token whose bit is 0, [rows, vocab] float32, a new tensor.
 
     bits: [rows, ceil(vocab / 32)] int32; token i is bit i % 32 of word i // 32. If other masks have already set all
-    allowed tokens to -inf, they become equally likely instead, so that the row can continue.
+    allowed tokens to -inf, the allowed tokens get logit 0, so that the row can continue.
     """
     shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    # By bytes, so that the largest temporary has one byte per token. Hosts and devices are little-endian.
+    # Unpack bytes, so that the largest temporary has one byte per token. Hosts and devices are little-endian.
     spread = bits.view(torch.uint8)[:, :, None].bitwise_right_shift(shifts).bitwise_and_(1)
     forbidden = spread.view(len(bits), -1)[:, : logits.shape[1]] == 0
     masked = logits.masked_fill(forbidden, -torch.inf)

@@ -1,6 +1,6 @@
 """Noise that depends only on (seed, position, token id).
 
-Every token's noise is a hash. So a seed fixes a draw in any batch, and there is no generator state. The hash uses
+Every token's noise is computed from a hash. So a seed determines the draw in any batch. The hash uses
 unsigned 32-bit arithmetic modulo 2**32, so any device computes the same bits (`^` is xor, `>>` a logical shift):
 
     mix(x):                 x ^= x >> 16;  x *= 0x85EBCA6B;  x ^= x >> 13;  x *= 0xC2B2AE35;  x ^= x >> 16
@@ -11,8 +11,8 @@ unsigned 32-bit arithmetic modulo 2**32, so any device computes the same bits (`
     u                     = ((hash32 >> 9) + 0.5) * 2**-23        exact in float32, strictly inside (0, 1)
     gumbel                = -log(-log(u))
 
-torch has little unsigned arithmetic. int32 wraps around to the same bits, and a logical shift is an arithmetic one
-without the copies of the sign.
+torch has little unsigned arithmetic. int32 wraps around to the same bits. A logical shift is an arithmetic shift whose
+copies of the sign bit are masked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def split_seed(seed: int) -> tuple[int, int]:
 
 
 def token_codes(vocab_size: int, device: torch.device) -> Tensor:
-    """Return token_id * 0x9E3779B1 of all ids, [vocab] int32: the part of the hash that all rows share."""
+    """Return token_id * 0x9E3779B1 for all ids, [vocab] int32. All rows share this part of the hash."""
     return torch.arange(vocab_size, dtype=torch.int32, device=device).mul_(_SPREAD_TOKENS)
 
 
@@ -75,5 +75,5 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _xor_shifted(x: Tensor, bits: int) -> Tensor:
-    """x ^= x >> bits, logically."""
+    """Compute x ^= x >> bits in place, with a logical shift."""
     return x.bitwise_xor_((x >> bits).bitwise_and_((1 << (32 - bits)) - 1))

@@ -1,4 +1,4 @@
-"""Sampling parameters of the rows: the host chooses stages by them, and the stages read them on the device."""
+"""Sampling parameters of the rows. The host chooses stages by them; the stages read them on the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aengine.sampling.noise import split_seed
 from aengine.sampling.upload import upload
 from aengine.step_plan import NewRow
 
-# Bits for the stages that a row needs for more than an argmax.
+# Bits for the stages that a row needs in addition to an argmax.
 NOISE = 1
 FILTER = 2  # top_k or top_p
 MIN_P = 4
@@ -33,14 +33,14 @@ _COLUMNS = 10
 
 
 class ParameterColumns:
-    """The parameters of some draws or of all rows, each [draws or rows, 1]."""
+    """Views of the parameters of draws or of all rows, each [draws, 1] or [rows, 1]; float32 unless noted."""
 
     def __init__(self, table: Tensor) -> None:
         floats = table.view(torch.float32)
         self.top_k = table[:, 0:1]  # int32
         self.seed_low = table[:, 1:2]  # int32
         self.seed_high = table[:, 2:3]  # int32
-        self.min_position = table[:, 3:4]  # int32; stop ids are masked before it
+        self.min_position = table[:, 3:4]  # int32; stop ids are masked at lower positions
         self.temperature = floats[:, 4:5]
         self.top_p = floats[:, 5:6]
         self.log_min_p = floats[:, 6:7]
@@ -50,16 +50,16 @@ class ParameterColumns:
 
 
 class RowParameters:
-    """A device table with one line of 32-bit cells per row. Integers and floats share it, so one upload is enough."""
+    """A table of parameters on the device, [rows, columns]. Integers and floats share it, so one upload is enough."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._table = torch.zeros((max_rows, _COLUMNS), dtype=torch.int32, device=device)
         self.of_all = ParameterColumns(self._table)
-        self.needs = [0] * max_rows
-        self.top_k = [vocab_size] * max_rows  # vocab_size: off
-        self.logprobs = [0] * max_rows  # the number of candidates; only valid with LOGPROBS
+        self.needs = [0] * max_rows  # bits of the stages
+        self.top_k = [vocab_size] * max_rows  # vocab_size: no top_k
+        self.logprobs = [0] * max_rows  # number of candidates to return; only valid with LOGPROBS
 
     def set_rows(self, new_rows: Sequence[NewRow]) -> None:
         """Replace the parameters of the given rows."""
@@ -85,7 +85,7 @@ class RowParameters:
         self._table.index_copy_(0, sent[:, 10].long(), sent[:, :10])
 
     def pick(self, rows: Tensor) -> ParameterColumns:
-        """The parameters of rows [draws] int64."""
+        """Return the parameters of rows [draws] int64."""
         return ParameterColumns(self._table.index_select(0, rows))
 
     def _needs(self, params: SamplingParams, top_k: int) -> int:

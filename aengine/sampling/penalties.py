@@ -12,7 +12,7 @@ from aengine.sampling.parameters import ParameterColumns
 from aengine.sampling.upload import upload
 from aengine.step_plan import NewRow
 
-FEW_ROWS = 32  # that the first allocation has room for; rows are assigned from 0 on
+FEW_ROWS = 32  # rows of the first allocation; rows are assigned from 0 on
 
 
 def penalize(logits: Tensor, cells: Tensor, picked: ParameterColumns) -> Tensor:
@@ -28,10 +28,10 @@ def penalize(logits: Tensor, cells: Tensor, picked: ParameterColumns) -> Tensor:
 
 
 class TokenCounts:
-    """How often each token is in a row's output, and whether it is in its prompt.
+    """Counts each token in a row's output, and notes whether it is in the prompt.
 
-    An int32 cell holds both: twice the count, plus one if in the prompt. The table is allocated for the first few rows
-    when a row needs it, and for all rows when a later row does: 256 rows of a large vocabulary take 200 MiB.
+    An int32 cell holds both: twice the count, plus one if the token is in the prompt. The table grows in two steps: for
+    the first rows that need it, then for all rows. 256 rows of a large vocabulary take 200 MiB.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -40,8 +40,8 @@ class TokenCounts:
         self._device = device
         self._table: Tensor | None = None
 
-    def make_room(self, rows: Iterable[int]) -> None:
-        """Allocate cells for these rows, and keep the contents of existing ones."""
+    def allocate(self, rows: Iterable[int]) -> None:
+        """Allocate cells for these rows. Existing cells keep their contents."""
         needed = max(rows, default=-1) + 1
         old = self._table
         if needed == 0 or (old is not None and needed <= len(old)):
@@ -52,24 +52,24 @@ class TokenCounts:
             self._table[: len(old)].copy_(old)
 
     def set_rows(self, new_rows: Sequence[NewRow]) -> None:
-        """Count the known tokens of the given rows anew. The first prompt_len are the prompt, the rest is output."""
+        """Replace the counts of the given rows by those of `tokens`: prompt_len prompt tokens, then the output."""
         if not new_rows:
             return
-        self.make_room(new.row for new in new_rows)
+        self.allocate(new.row for new in new_rows)
         rows = upload(np.array([new.row for new in new_rows], dtype=np.int64), self._device)
         self.cells.index_fill_(0, rows, 0)
         vocab_size = self._vocab_size
         prompts: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         outputs: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         for new in new_rows:
-            places = np.array(new.tokens, dtype=np.int64) + new.row * vocab_size
-            prompts.append(places[: new.prompt_len])
-            outputs.append(places[new.prompt_len :])
+            indices = np.array(new.tokens, dtype=np.int64) + new.row * vocab_size
+            prompts.append(indices[: new.prompt_len])
+            outputs.append(indices[new.prompt_len :])
         self.cells.view(-1).index_fill_(0, upload(np.concatenate(prompts), self._device), 1)
         self._count(upload(np.concatenate(outputs), self._device))
 
     def copy_rows(self, rows: Tensor, sources: Tensor) -> None:
-        """Copy the cells of sources to rows, both [n] int64. There must be room for them."""
+        """Copy the cells of sources to rows, both [n] int64. Cells for rows must be allocated."""
         self.cells.index_copy_(0, rows, self.cells.index_select(0, sources))
 
     def pick(self, rows: Tensor) -> Tensor:
@@ -80,12 +80,13 @@ class TokenCounts:
         """Count one more output token for each given row, both [n] int64."""
         self._count(rows * self._vocab_size + token_ids)
 
-    def _count(self, places: Tensor) -> None:
-        self.cells.view(-1).index_add_(0, places, torch.full_like(places, 2, dtype=torch.int32))
+    def _count(self, indices: Tensor) -> None:
+        """Count output tokens. indices: [n] int64, into the flat table."""
+        self.cells.view(-1).index_add_(0, indices, torch.full_like(indices, 2, dtype=torch.int32))
 
     @property
     def cells(self) -> Tensor:
-        """[rows, vocab] int32, for the rows that were allocated."""
+        """The cells of the allocated rows, [rows, vocab] int32."""
         if self._table is None:
             raise RuntimeError("no row has been counted")
         return self._table

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 class Draws:
     """The results of one call to `Sampler.sample`, on the device."""
 
-    token_ids: Tensor  # [draws] int64; always valid ids, but without meaning if not finite
+    token_ids: Tensor  # [draws] int64; ids in the vocabulary, arbitrary if not finite
     finite: Tensor  # [draws] bool; False: the logits have NaN or +inf, or only -inf
     logprobs: DrawLogprobs | None  # None if no row requested any
 
 
 class Kind(Enum):
-    """The most stages that a row of a batch needs."""
+    """The kind of draw that is enough for all rows of a batch."""
 
     SIMPLE = auto()  # at most a temperature: `draw_simple`
     FILTERED = auto()  # also top_k, top_p or min_p: `draw_filtered`
@@ -83,21 +83,23 @@ class Sampler:
             self._fused = FusedDraw(max_rows, device)
 
     def set_rows(self, rows: Sequence[NewRow]) -> None:
-        """Assign rows to new requests. Calls of this and of `sample` must have the order of the steps."""
+        """Assign rows to new requests. Call this and `sample` in the order of the steps."""
         if not rows:
             return
         self._groups = None
         self._parameters.set_rows(rows)
         needs = self._parameters.needs
-        own = [new for new in rows if new.copy_of is None]
-        self._bias.set_rows((new.row, new.params.logit_bias) for new in own if needs[new.row] & BIAS)
+        originals = [new for new in rows if new.copy_of is None]
+        self._bias.set_rows((new.row, new.params.logit_bias) for new in originals if needs[new.row] & BIAS)
         self._stops.set_rows(
-            (new.row, dict.fromkeys(new.stop_ids, -torch.inf)) for new in own if needs[new.row] & MIN_TOKENS
+            (new.row, dict.fromkeys(new.stop_ids, -torch.inf)) for new in originals if needs[new.row] & MIN_TOKENS
         )
-        self._counts.make_room(new.row for new in rows if needs[new.row] & PENALTY)
-        self._counts.set_rows([new for new in own if needs[new.row] & PENALTY])
-        self._banned.set_rows([new for new in own if needs[new.row] & BANNED])
-        self._allowed.set_rows((new.row, new.params.allowed_token_ids or ()) for new in own if needs[new.row] & ALLOWED)
+        self._counts.allocate(new.row for new in rows if needs[new.row] & PENALTY)
+        self._counts.set_rows([new for new in originals if needs[new.row] & PENALTY])
+        self._banned.set_rows([new for new in originals if needs[new.row] & BANNED])
+        self._allowed.set_rows(
+            (new.row, new.params.allowed_token_ids or ()) for new in originals if needs[new.row] & ALLOWED
+        )
         copies = [(new.row, new.copy_of) for new in rows if new.copy_of is not None]
         for table, need in self._tables:
             pairs = [pair for pair in copies if needs[pair[0]] & need]
@@ -119,8 +121,8 @@ class Sampler:
             rows: The row of each draw.
             row_index: Like `rows`, on the device, [draws] int64.
             positions: [draws] int64, the position of the drawn token in its sequence.
-            masks: [structured draws, ceil(vocab / 32)] int32, the tokens that each draw with `structured` may take, in
-                their order, as `allow_only` reads them. It must not change afterwards. None: any token.
+            masks: [structured draws, ceil(vocab / 32)] int32, the tokens that each draw with a grammar may take, in the
+                order of the draws and the format of `allow_only`. It must not change afterwards. None: any token.
         """
         if self._groups is None or self._groups.rows != rows:
             fused = self._fused is not None
@@ -136,7 +138,7 @@ class Sampler:
         return draws
 
     def kind(self, rows: list[int]) -> Kind:
-        """Return the kind of draw that is enough for these rows. It is called in every step, so it is cheap."""
+        """Return the kind of draw that is enough for these rows. Every step calls this, so it must be cheap."""
         needs = 0
         for need in map(self._parameters.needs.__getitem__, rows):
             needs |= need
@@ -145,8 +147,9 @@ class Sampler:
         return Kind.FILTERED if needs & ~(NOISE | FILTER | MIN_P) == 0 else Kind.ANY
 
     def draw_simple(self, logits: Tensor, row_index: Tensor, positions: Tensor) -> Draws:
-        """`sample` for rows of kind SIMPLE. A CUDA graph can capture it: the host decides nothing, and shapes are
-        fixed.
+        """Draw like `sample`, for rows of kind SIMPLE.
+
+        A CUDA graph can capture it, because the host takes no decision and shapes are fixed.
 
         logits: [draws, vocab] float32; only read. row_index, positions: [draws] int64.
         """
@@ -160,8 +163,8 @@ class Sampler:
     def candidates(self, logits: Tensor, row_index: Tensor, positions: Tensor, first: int) -> Tensor:
         """Draw from this rank's tokens, if ranks divide the vocabulary; `choose` completes the draw.
 
-        logits [draws, n] are for the tokens from `first` on; columns beyond the vocabulary are ignored. Returns float32
-        [draws, 4], whose bits alone matter, without NaN.
+        logits [draws, n] are for the tokens from `first` on; columns beyond the vocabulary are ignored. Returns the
+        candidates [draws, 4] as float32, because ranks exchange floats. Only their bits matter; none is NaN.
         """
         valid = max(0, min(logits.shape[1], self._vocab_size - first))
         if self._fused is not None:
@@ -173,7 +176,7 @@ class Sampler:
         return candidates(logits[:, :valid].float(), of_these, picked.temperature, first).view(torch.float32)
 
     def choose(self, found: Tensor) -> Draws:
-        """Complete the draw of all ranks' `candidates`, side by side in the order of the ranks, [draws, 4 * ranks]."""
+        """Complete a draw. found: [draws, 4 * ranks], the `candidates` of all ranks in the order of the ranks."""
         parts = found.view(torch.int32).unflatten(1, (-1, 4))
         return Draws(*(choose(parts) if self._fused is None else self._fused.choose(parts)), None)
 
@@ -184,13 +187,15 @@ class Sampler:
         picked = self._parameters.pick(row_index)
         noise = self._noise(picked.seed_low, picked.seed_high, positions)
         filters = (picked.top_k, picked.top_p, picked.log_min_p, self._vocab_size)
-        token_ids = draw_filtered(logits, noise, picked.temperature, *filters)  # at temperature 0 nothing is cut off
+        token_ids = draw_filtered(
+            logits, noise, picked.temperature, *filters
+        )  # at temperature 0 the likeliest token is always kept
         return Draws(token_ids, logits.amax(dim=-1).isfinite(), None)
 
     def _sample_in_stages(
         self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor, bits: Tensor | None
     ) -> Draws:
-        finite = logits.amax(dim=-1).isfinite()  # a maximum is NaN if anything is
+        finite = logits.amax(dim=-1).isfinite()  # the maximum is NaN if a logit is NaN
         raw = [raw_logprobs(_take(logits, block), groups.top_logprobs) for block in groups.logprobs_blocks]
         self._add_bias(logits, groups, row_index)
         for block in groups.penalized_blocks:
@@ -213,7 +218,7 @@ class Sampler:
         if not groups.adjusts and bits is None:
             token_ids, finite = fused(logits, self._parameters, row_index, positions, filtered=groups.any_filter)
         else:
-            finite = logits.amax(dim=-1).isfinite()  # of the raw logits, because masks may leave no token
+            finite = logits.amax(dim=-1).isfinite()  # before the masks, because these may leave no token
             adjusted = logits.to(torch.float32, copy=groups.logprobs is not None)
             self._add_bias(adjusted, groups, row_index)
             if groups.penalized is not None:
@@ -248,7 +253,7 @@ class Sampler:
                 start += len(constrained)
 
     def _draw(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor) -> Tensor:
-        """Return ids [draws] int64. If any row is greedy, all get an argmax, which is cheaper than a selection."""
+        """Return ids [draws] int64. If any row is greedy, an argmax of all rows is cheaper than selecting some."""
         token_ids = draw_greedy(logits) if groups.greedy else torch.empty_like(row_index)
         for block in groups.plain:
             picked = self._parameters.pick(_take(row_index, block))

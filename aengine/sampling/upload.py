@@ -13,7 +13,7 @@ from torch import Tensor
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
     """Return a tensor on the device with the array's contents. The array must not change afterwards.
 
-    The copy is from pinned memory, which torch does not reuse before the copy is done.
+    The copy reads pinned memory, which torch does not reuse before the copy is done.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":

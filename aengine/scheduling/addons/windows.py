@@ -1,4 +1,4 @@
-"""Pages of sliding windows that sequences hold."""
+"""The pages of sliding windows that sequences hold."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from aengine.step_plan import NewRow, StepPlan
 
 @dataclass(slots=True, eq=False)
 class _Window:
-    """The window pages of one sequence, counted in places of its page table."""
+    """The window pages of one sequence. Indices are entries of its page table."""
 
-    first: int = 0  # place of the first page
+    first: int = 0  # index of the first page
     pages: list[int] = field(default_factory=list)
-    shown: int = 0  # before this place, the row's table on the device names no page
-    filed: int = 0  # before this place, every computed page was filed in the tree
+    first_on_device: int = 0  # the row's table on the device names no page before this index
+    filed: int = 0  # every computed page before this index was filed in the tree
 
     @property
     def end(self) -> int:
@@ -31,10 +31,10 @@ class _Window:
 class SequenceWindows(Holding):
     """Moves pages of the window group between sequences and the tree.
 
-    A sequence takes window pages as its tokens are launched, a chunk at a time. It frees those that no query will read
-    again once the tokens before them are computed. Pages of a prompt are filed in the tree as soon as the tree has
+    A sequence takes window pages when its tokens are launched, one chunk at a time. When later tokens are computed, it
+    frees the pages that no query will read again. Pages of a prompt are filed in the tree as soon as the tree has
     their tokens; pages of an output are filed when the sequence leaves. Freed pages that are filed stay in the tree
-    until others need them. Pages that end where the prompt ends, or where other prompts diverge, are evicted last.
+    until they are evicted. Pages at the end of the prompt, or at the end of a shared prefix, are evicted last.
     """
 
     def __init__(self, room: WindowRoom, page_size: int) -> None:
@@ -53,7 +53,7 @@ class SequenceWindows(Holding):
 
     def resume(self, sequence: Sequence, cached: Seq[int]) -> None:
         first, pages = self.pages.window_of(cached)
-        self._windows[sequence] = _Window(first, pages, shown=first, filed=len(cached))
+        self._windows[sequence] = _Window(first, pages, first_on_device=first, filed=len(cached))
         self.pages.share(pages)
 
     def wanted(self, sequence: Sequence, missing: int) -> int:
@@ -66,7 +66,10 @@ class SequenceWindows(Holding):
     # ---- running ------------------------------------------------------------------------------------------
 
     def token_limit(self, sequence: Sequence, headroom: int) -> int:
-        """One page at least, if there is one: without it the sequence would never go on."""
+        """Return the limit for the available pages. It allows one page even if that leaves less than `headroom`.
+
+        Without that page the sequence might never continue.
+        """
         available = self.pages.available
         most = max(available - headroom, min(available, 1))
         return (self._windows[sequence].end + most) * self._page_size
@@ -74,25 +77,26 @@ class SequenceWindows(Holding):
     def grow(self, sequence: Sequence, tokens: int, plan: StepPlan) -> None:
         window = self._windows[sequence]
         self._slide(sequence, window)
-        plan.new_window_pages += [(sequence.row, place, 0) for place in range(window.shown, window.first)]
-        window.shown = max(window.shown, window.first)
+        freed = range(window.first_on_device, window.first)
+        plan.new_window_pages += [(sequence.row, index, 0) for index in freed]
+        window.first_on_device = max(window.first_on_device, window.first)
         sequence.has_stale_table = False
         missing = -(-tokens // self._page_size) - window.end
         if missing > 0:
             fresh = self.pages.take(missing)
-            plan.new_window_pages += [(sequence.row, place, page) for place, page in enumerate(fresh, window.end)]
+            plan.new_window_pages += [(sequence.row, index, page) for index, page in enumerate(fresh, window.end)]
             window.pages += fresh
 
     def fork(self, leader: Sequence, sibling: Sequence, plan: StepPlan) -> None:
-        """Share the leader's whole pages. A page that is partly filled is copied to one of the sibling's own."""
+        """Share the leader's full pages with the sibling. A partly filled page is copied to a new page."""
         window = self._windows[leader]
         full, partial = divmod(leader.launched, self._page_size)
         shared = window.pages[: full - window.first]
-        self._windows[sibling] = own = _Window(window.first, shared, window.first, window.filed)
+        self._windows[sibling] = forked = _Window(window.first, shared, window.first, window.filed)
         self.pages.share(shared)
         if partial:
-            own.pages += self.pages.take(1)
-            plan.window_copies.append((window.pages[full - window.first], own.pages[-1]))
+            forked.pages += self.pages.take(1)
+            plan.window_copies.append((window.pages[full - window.first], forked.pages[-1]))
 
     def _slide(self, sequence: Sequence, window: _Window) -> None:
         """Free the pages that no query of the sequence will read again."""
@@ -100,13 +104,13 @@ class SequenceWindows(Holding):
         count = first - window.first
         if count <= 0:
             return
-        warm: list[tuple[int, int]] = []
+        last_evicted: list[tuple[int, int]] = []  # ranges of indices
         if window.first < window.filed:
             size = self._page_size
             borders = {(sequence.prompt_len - 1) // size, sequence.shared_until // size}
-            warm = [(self.pages.first_read(border * size), border) for border in borders]
-        for place, page in enumerate(window.pages[:count], window.first):
-            self.pages.release(page, evict_first=not any(start <= place < end for start, end in warm))
+            last_evicted = [(self.pages.first_read(border * size), border) for border in borders]
+        for index, page in enumerate(window.pages[:count], window.first):
+            self.pages.release(page, evict_first=not any(start <= index < end for start, end in last_evicted))
         del window.pages[:count]
         window.first = first
 
@@ -117,7 +121,7 @@ class SequenceWindows(Holding):
         if node is not None:
             self._file(sequence, window, node)
         self._slide(sequence, window)
-        sequence.has_stale_table = window.shown < window.first
+        sequence.has_stale_table = window.first_on_device < window.first
 
     def release(self, sequence: Sequence, node: Node | None) -> None:
         window = self._windows.pop(sequence)
@@ -128,6 +132,7 @@ class SequenceWindows(Holding):
         sequence.has_stale_table = False
 
     def _file(self, sequence: Sequence, window: _Window, node: Node) -> None:
+        """Give the computed pages on the path to `node` to the tree."""
         first = max(window.filed, window.first)
         end = min(sequence.computed // self._page_size, node.depth, window.end)
         if first < end:
@@ -151,7 +156,7 @@ class SequenceWindows(Holding):
             used.update(window.pages)
             _require(window.first <= self.pages.first_read(sequence.computed), "a page that is still read was freed")
             _require(sequence.launched <= window.end * self._page_size, "tokens were launched without a window page")
-            _require(len(set(window.pages)) == len(window.pages), "a page stands twice in one table")
+            _require(len(set(window.pages)) == len(window.pages), "a page is twice in one table")
         self.pages.check_integrity(used, cached)
 
 
