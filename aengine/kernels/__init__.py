@@ -1,1 +1,1 @@
-"""The math of a model: one protocol, with a torch implementation for any device and Triton kernels for CUDA."""
+"""The computations of a model: one protocol, with a torch implementation for any device and Triton kernels for CUDA."""

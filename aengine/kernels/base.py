@@ -22,20 +22,24 @@ class Route(Protocol):
     """Chooses each token's experts, and their weights."""
 
     def after(self, norm: Norm | None, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
-        """x [tokens, hidden] -> norm(x), or x if norm is None, and the choice, computed in float32: ids int32
-        [tokens, top_k], weights float32 [tokens, top_k]. One kernel does both if that is faster.
+        """Norm x, and choose the experts of each token in float32. One kernel does both if that is faster.
 
-        slots [tokens] int64: a token below `first_slot` is padding, and goes nowhere: its ids are -1.
+        Args:
+            norm: None: x is not normed.
+            x: [tokens, hidden].
+            slots: [tokens] int64. A token whose slot is below `first_slot` is padding; its ids are -1.
+
+        Returns norm(x), ids int32 [tokens, top_k] and weights float32 [tokens, top_k].
         """
         ...
 
 
 class Kernels(Protocol):
-    """Makes norms, linears and experts of tensors, and has the operations between them.
+    """Makes norms, linears and experts from tensors, and has the operations between them.
 
-    Every operation only enqueues work: no host sync, and no shape that depends on a tensor's values. So a step can be
-    captured into a CUDA graph. Norms and rotary embeddings compute in float32, whatever the dtype of their input.
-    Inputs are not modified, except caches and where a docstring says so.
+    Every operation only enqueues work. It needs no host sync, and no shape depends on a tensor's values. So a step can
+    be captured into a CUDA graph. Norms and rotary embeddings compute in float32 for any dtype of their input. Inputs
+    are not modified, except caches and if a docstring says so.
     """
 
     def norm(self, weight: Tensor, eps: float) -> Norm:
@@ -51,10 +55,10 @@ class Kernels(Protocol):
         ...
 
     def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> Linear:
-        """Make a linear that adds to each token's result what its adapter adds.
+        """Make a linear that applies each token's adapter, too.
 
-        linear: of these kernels. If no token has an adapter, it is called alone.
-        tokens: says which adapter each token of a step has. The linear's x has a row for each of `tokens.places`.
+        linear: made by these kernels. If no token has an adapter, only this linear is called.
+        tokens: the adapter of each token of a step. The linear's x has one row for each of `tokens.places`.
         """
         ...
 
@@ -75,24 +79,24 @@ class Kernels(Protocol):
     def with_shared(
         self, experts: Experts, gate_up: Linear, down: Linear, gate: Tensor | None, h: Tensor, top_k: int
     ) -> Experts | None:
-        """Make experts that also compute the shared expert. None: this takes no fewer launches than both in turn.
+        """Make experts that also compute the shared expert. Returns None if that saves no launches.
 
-        experts: of these kernels.
-        gate_up, down: of the shared expert, [2 * inter, hidden] and [hidden, inter].
-        gate: [1, hidden]. The shared expert's result is multiplied with the sigmoid of h gate^T. None: it is not.
-        h, top_k: what the experts will be called with, [tokens, hidden] and so many experts for each token.
+        experts: made by these kernels.
+        gate_up, down: the shared expert's linears, [2 * inter, hidden] and [hidden, inter].
+        gate: [1, hidden]. The shared expert's result is multiplied by the sigmoid of h gate^T. None: it is not.
+        h, top_k: the arguments of later calls: [tokens, hidden], and the number of experts for each token.
         """
         ...
 
     def route(self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None) -> Route:
-        """Make the choice of experts. All tensors may be filled later.
+        """Make the router that chooses experts. All tensors may be filled later.
 
-        weight: the router's, [experts, hidden]. correction: of its scores, [experts]. bias: of its product, [experts].
+        weight: [experts, hidden]. correction: [experts], added to the scores. bias: [experts], added to the product.
         """
         ...
 
     def delta_net(self, weights: DeltaWeights) -> DeltaNet:
-        """Make what a layer of linear attention computes between its projections."""
+        """Make the computation of a linear attention layer between its projections."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -100,7 +104,7 @@ class Kernels(Protocol):
         ...
 
     def gated_silu_mul(self, gate_up: Tensor, h: Tensor, row: Tensor) -> Tensor:
-        """Like silu_mul(), times sigmoid(h row^T), a factor of each token: h [tokens, hidden], row [1, hidden]."""
+        """Like silu_mul(), multiplied by sigmoid(h row^T) of each token. h: [tokens, hidden]. row: [1, hidden]."""
         ...
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
@@ -128,17 +132,17 @@ class Kernels(Protocol):
     ) -> Tensor:
         """Split a projection into heads, normalise and rotate q and k, and write k and v into the cache.
 
-        qkv: [tokens, (heads + 2 * kv_heads) * dim]: q, then k, then v, unless `heads` says otherwise. If there are
-            gates, each head of q is followed by its gate.
+        qkv: [tokens, (heads + 2 * kv_heads) * dim]: q, then k, then v, unless `heads.kv` says otherwise. If
+            `heads.gated`, a gate follows each head of q.
         cos_sin: [max_positions, rotated] float32: cosines of the rotated / 2 frequencies, then sines. The first
             `rotated` elements of each head are rotated; there may be none.
         positions: [tokens] int64, rows of `cos_sin`. The rotation pairs element i with i + rotated / 2.
         cache: of keys and of values, [pages, page_size, kv_heads, dim].
-        slots: [tokens] int64, where the cache is written: page * page_size + offset. Several tokens may have one slot
-            only in page 0, which is scratch.
-        scales: of an FP8 cache, as `encode` takes them.
+        slots: [tokens] int64, where the cache is written: page * page_size + offset. Tokens may share
+            a slot only in page 0, which no sequence reads.
+        scales: the scales of an FP8 cache, as in `encode`.
 
-        Returns q [tokens, heads, dim]. It is `out` if that is given, which is contiguous. Otherwise it may be strided.
+        Returns q [tokens, heads, dim]: `out`, which must be contiguous, or without it a tensor that may be strided.
         """
         ...
 
@@ -162,6 +166,6 @@ class Kernels(Protocol):
         cache: [pages, page_size, 1, rank + rotated]. scale: of an FP8 cache.
         cos_sin, positions, slots: as in qk_norm_rope_store().
 
-        Rotated elements are stored as the first of all pairs, then the second of all pairs.
+        Of rotated elements, the first elements of all pairs are stored before the second elements.
         """
         ...

@@ -1,6 +1,6 @@
 """Kernels that pass over memory once: RMS norms, gated activations, and the gates of attention's output.
 
-Results are rounded to the model's dtype at the same places as in the torch reference.
+Results are rounded to the model's dtype at the same steps as in the torch reference.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -32,14 +32,14 @@ def gelu(x):
 
 @triton.jit
 def log_decay(a_log, a, dt_bias):
-    """Return the g of delta nets, -exp(a_log) * softplus(a + dt_bias); all float32."""
+    """Return a delta net's log of the decay, -exp(a_log) * softplus(a + dt_bias); all float32."""
     x = a + dt_bias
     return -tl.exp(a_log) * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit
 def gated_norm(o, z, norm, eps, axis: tl.constexpr, VALUE_DIM: tl.constexpr):
-    """Return norm * rms_norm(o) * silu(z) for float32 o and z; rounded before the weight, as models were trained."""
+    """Return norm * rms_norm(o) * silu(z) for float32 o and z. Rounds before the weight, like the reference."""
     scale = tl.math.rsqrt(tl.sum(o * o, axis=axis, keep_dims=True) / VALUE_DIM + eps)
     normed = ((o * scale).to(norm.dtype).to(tl.float32) * norm.to(tl.float32)).to(norm.dtype)
     return normed.to(tl.float32) * silu(z)
@@ -47,7 +47,7 @@ def gated_norm(o, z, norm, eps, axis: tl.constexpr, VALUE_DIM: tl.constexpr):
 
 @triton.jit
 def only_if(condition, inside):
-    """Return the mask `inside`, or an empty one. The interpreter makes integers of a mask and a number, so compare."""
+    """Return the mask `inside`, or an empty one. Interpreted, mask & number is an integer, so it is compared."""
     return (inside & condition) != 0
 
 
@@ -110,7 +110,7 @@ def _launch_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, add: bool) 
 
 @dataclass(slots=True)
 class TritonNorm:
-    """An RMS norm: a kernel of its own, or fused into the product that follows."""
+    """An RMS norm. It is a separate kernel, or is fused into the product that follows."""
 
     weight: Tensor  # [width]
     eps: float

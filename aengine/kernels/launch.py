@@ -1,4 +1,4 @@
-"""What a device offers to the kernels of this folder, and the rules by which kernels overlap.
+"""The properties of a device that kernels depend on, and the rules for overlapping kernels.
 
 On Hopper and later, kernels use programmatic dependent launch: the programs of a kernel may start while the kernel
 before it is still running. Three rules keep this safe:
@@ -9,10 +9,10 @@ before it is still running. Three rules keep this safe:
 - Before the wait, a program reads only weights and the tensors of the batch (`seq_lens`, `page_table`, ...). These must
   be written before the last ordinary launch that precedes the layers; the embedding lookup is one. If a kernel lets the
   next one start only after its own wait, that and later kernels may also read what it waited for.
-- A program lets dependents start (`gdc_launch_dependents`) at once. Their programs may take room on a processor before
-  the last programs of this launch do. So a grid that must be spread evenly leaves no room. A program that reads much
-  more than weights lets dependents start after its wait. Otherwise their weights, which they load at once, would delay
-  its own reads.
+- A program lets dependents start (`gdc_launch_dependents`) at once. Their programs may occupy a processor before the
+  last programs of this launch start. So a grid that must be spread evenly fills every processor. A program that reads
+  much more than weights lets dependents start after its wait. Otherwise the dependents' loads of weights would delay
+  its reads.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from functools import lru_cache
 
 import torch
 
-LIGHT = 2**24  # bytes of a weight below which launches and their start-up dominate the time
+LIGHT = 2**24  # bytes of a weight; below this, launching a kernel takes longer than reading the weight
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a device offers to kernels."""
+    """The properties of a device that kernels depend on."""
 
     processors: int  # streaming multiprocessors
     overlap: bool  # whether it supports programmatic dependent launch
-    shared_memory: int  # bytes that a program may have; about as much as all programs of a processor have together
+    shared_memory: int  # bytes that one program may use; all programs of a processor together have about as much
     capability: tuple[int, int] = (0, 0)  # CUDA's compute capability, major and minor
 
     @property
@@ -42,13 +42,13 @@ class Launch:
 
     @property
     def warp_groups(self) -> bool:
-        """Whether four warps may multiply as one, with operands in shared memory."""
+        """Whether four warps can multiply together, with operands in shared memory (wgmma)."""
         return self.capability[0] == 9
 
 
 @lru_cache
 def launch_for(device: torch.device) -> Launch:
-    """Return what a device offers. A CPU runs Triton's interpreter: few programs, so that small tests split work."""
+    """Return a device's properties. With a CPU's few processors, small tests in Triton's interpreter split work."""
     if device.type == "cpu":
         return Launch(processors=6, overlap=False, shared_memory=227 * 1024)
     properties = torch.cuda.get_device_properties(device)
@@ -68,8 +68,8 @@ def power_of_two(n: int) -> int:
 def find_borders(kind: Callable[[int], object], most: int) -> list[int]:
     """Return the numbers of rows below `most`, ascending, after which `kind` changes.
 
-    kind: maps a number of rows to everything that its kernels are compiled for. The search takes steps of a 32nd of the
-    rows, so it may miss a kind that holds for fewer rows than that.
+    kind: maps a number of rows to everything that its kernels are compiled for. The search increases the rows by a 32nd
+    each time, so it may miss a kind for a shorter range of rows.
     """
     borders: list[int] = []
     low = 1

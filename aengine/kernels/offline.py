@@ -21,7 +21,7 @@ from aengine.kernels.launch import Launch
 
 
 class OfflineDriver:
-    """A stand-in for Triton's driver. device: a number of its own, because kernels cache variants by device."""
+    """Replaces Triton's driver. device: must differ from other drivers', because kernels cache variants by device."""
 
     def __init__(self, capability: int, device: int) -> None:
         self._capability = capability
@@ -38,7 +38,7 @@ class OfflineDriver:
 
 
 class Share:
-    """Which kernel variants this process compiles: every `count`-th that is launched, from `index` on.
+    """Selects the kernel variants that this process compiles: every `count`-th launched variant, from `index` on.
 
     So several processes with the same launches divide the work without communication.
     """
@@ -48,8 +48,8 @@ class Share:
         self._count = count
         self._seen: set[tuple[int, str]] = set()
 
-    def takes(self, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
-        """Whether this process compiles the variant, and this is its first launch."""
+    def selects(self, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+        """Return whether this process compiles the variant and has not launched it before."""
         binder = kernel.device_caches[driver.active.get_current_device()][-1]
         _, specialization, chosen = binder(*args, **options)
         variant = (id(kernel), f"{specialization} {chosen}")
@@ -61,9 +61,9 @@ class Share:
 
 @contextmanager
 def compiling(capability: tuple[int, int], launch: Launch, share: Share, threads: int) -> Iterator[None]:
-    """Make launches of Triton kernels, with tensors on the meta device, only compile. Stays so for the process's life.
+    """Make launches of Triton kernels only compile, with tensors on the meta device. Cannot be undone in this process.
 
-    Threads compile while the context is open; when it closes, all kernels are compiled. Triton releases the GIL for
+    Threads compile while the context is open. When it closes, all kernels are compiled. Triton releases the GIL for
     nine tenths of the work.
     """
     major, minor = capability
@@ -73,7 +73,7 @@ def compiling(capability: tuple[int, int], launch: Launch, share: Share, threads
     run = JITFunction.run
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        if share.takes(kernel, args, options):
+        if share.selects(kernel, args, options):
             compiled.append(run(kernel, *args, grid=grid, warmup=True, **options))
 
     compiled: list[Any] = []

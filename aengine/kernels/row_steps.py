@@ -1,4 +1,4 @@
-"""The first and the last kernel of a decode step: rows give the inputs, and draws update the rows."""
+"""The first and the last kernel of a decode step: gather the inputs of rows, and store the draws in the rows."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DecodeInputs:
     seq_lens: Tensor  # [n] int32: positions + 1
     next_positions: Tensor  # [n] int64: positions + 1, of the tokens to draw
     page_table: Tensor  # [n, width] int32; only the entries below the row's length are set
-    # slots and page_table of layers with a window, if they have pages of their own
+    # slots and page_table of layers in the window group; None: there is no such group
     window_slots: Tensor | None = None
     window_table: Tensor | None = None
 
@@ -96,10 +96,10 @@ def begin_decode(
     padding: int,
     window_table: Tensor | None = None,
 ) -> DecodeInputs:
-    """Gather the inputs of rows row_index [n] int64, and lengthen each by one token. The padding row does not change.
+    """Gather the inputs of rows, and increase their lengths by one. The padding row does not change.
 
     Args:
-        row_index: Contains no row twice except `padding`.
+        row_index: [n] int64. Contains no row twice except `padding`.
         last_token, length: [rows] int64; every length is below width * page_size.
         page_table, window_table: [rows, width] int32, contiguous.
     """
@@ -152,15 +152,15 @@ def end_decode(
     drawn: Tensor,
     padding: int,
 ) -> None:
-    """Store each row's draw as its next input, and for the host. The padding row does not change.
+    """Store each row's draw as its next input and in `drawn` for the host. The padding row does not change.
 
     Args:
         row_index: [n] int64; contains no row twice except `padding`.
         token_ids: [n] int64, none negative.
         finite: [n] bool.
         last_token, length: [rows] int64.
-        drawn: [rows, turns] int64, may be pinned host memory. Column length % turns of each row takes the token, or
-            ~token if the draw is not finite.
+        drawn: [rows, turns] int64, may be pinned host memory. The token, or ~token if the draw is not finite,
+            is stored in column length % turns.
     """
     if len(row_index):
         overlap = launch_for(row_index.device).overlap

@@ -1,4 +1,4 @@
-"""The reference: plain torch on any device. Every other implementation is tested against this one."""
+"""The reference implementation of `Kernels` in plain torch, for any device. Others are tested against it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aengine.kernels.lora.torch_adapted import TorchAdapted, TorchAdaptedExperts
 
 @dataclass(slots=True)
 class TorchNorm:
-    """An RMS norm whose weight is applied in the model's dtype, after rounding, as the models were trained."""
+    """An RMS norm. It rounds to the model's dtype before it applies the weight, as models were trained."""
 
     weight: Tensor
     eps: float
@@ -41,7 +41,7 @@ class TorchNorm:
 
 
 class TorchKernels:
-    """`Kernels` in as few torch operations as possible: their number decides a small model's speed on a CPU."""
+    """`Kernels` in as few torch operations as possible, because their number limits a small model's speed on a CPU."""
 
     def norm(self, weight: Tensor, eps: float) -> TorchNorm:
         return TorchNorm(weight, eps)
@@ -156,7 +156,7 @@ def _latent_inputs(
     latents: Tensor, q: Tensor, heads: LatentHeads, cos_sin: Tensor, positions: Tensor, cache: Tensor, slots: Tensor,
     out: Tensor, scale: float,
 ) -> None:  # fmt: skip
-    """As `Kernels.latent_inputs`."""
+    """Compute `Kernels.latent_inputs`."""
     angles = cos_sin.index_select(0, positions).unsqueeze(1)
     normed = F.rms_norm(latents[:, : heads.rank].float(), (heads.rank,), None, heads.eps).to(latents.dtype)
     ends = _turned_ends(latents[:, None, heads.rank :], angles, heads.interleaved).squeeze(1)
@@ -167,7 +167,10 @@ def _latent_inputs(
 
 
 def _turned_ends(x: Tensor, cos_sin: Tensor, interleaved: bool) -> Tensor:
-    """x [tokens, heads, rotated], cos_sin [tokens, 1, rotated] -> the first of all pairs, then the second of all."""
+    """Rotate x [tokens, heads, rotated]. Returns the first elements of all pairs, then the second elements.
+
+    cos_sin: [tokens, 1, rotated]. interleaved: pairs are neighbours in x.
+    """
     cos, sin = cos_sin.chunk(2, dim=-1)
     wide = x.float()
     first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""`Kernels` for CUDA devices: our Triton kernels if they are faster, cuBLAS for large products."""
+"""`Kernels` for CUDA devices: our Triton kernels, and cuBLAS for large products."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from aengine.kernels.lora.order import TokenOrder
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted, TritonAdaptedExperts
 from aengine.kernels.parts import Parts
 
-# For warm-up: functions that return after which numbers of rows the linears of a weight class use other kernels.
+# For warm-up: functions that return the numbers of rows after which linears of a weight class use other kernels.
 LINEAR_BORDERS: Mapping[type[QuantizedWeight], Callable[[int, int, Launch, int], list[int]]] = {
     Fp8Weight: fp8_borders,
     Int4Weight: int4_borders,
@@ -52,10 +52,10 @@ LINEAR_BORDERS: Mapping[type[QuantizedWeight], Callable[[int, int, Launch, int],
 
 
 class TritonKernels:
-    """Everything is enqueued on the current stream, or on another that it waits for. Use one stream at a time."""
+    """`Kernels` in Triton. They run on the current stream or on one that it waits for. Use one stream at a time."""
 
     def __init__(self, unpacked_copies: bool = False) -> None:
-        """unpacked_copies: whether 4-bit linears also have their weight in floats."""
+        """unpacked_copies: whether 4-bit linears also keep a copy of their weight in floats."""
         self._unpacked_copies = unpacked_copies
         self._small_linear = SmallLinear()
         self._fp8_few_rows = Fp8FewRows()

@@ -19,7 +19,7 @@ _Key = tuple[object, ...]
 
 
 class KeptVariants:
-    """A Triton kernel, launched like `triton.jit`'s: `kernel[grid](*arguments, **constants_and_options)`.
+    """A Triton kernel with its compiled variants, launched by `kernel[grid](*arguments, **constants_and_options)`.
 
     The first argument is a tensor. The others are tensors, tensor descriptors, numbers or None. Constants are passed by
     name.
@@ -27,7 +27,8 @@ class KeptVariants:
 
     def __init__(self, jit: Any) -> None:
         self.jit = jit
-        self._variants: dict[_Key, tuple[CompiledKernel, tuple[Any, ...]]] = {}  # and its constants in order
+        # The values are the kernel and its constants in order.
+        self._variants: dict[_Key, tuple[CompiledKernel, tuple[Any, ...]]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(self._launch, grid)
@@ -38,7 +39,7 @@ class KeptVariants:
         known = self._variants.get(key)
         if known is None:
             kernel = self.jit[grid](*args, **named)
-            if isinstance(kernel, CompiledKernel):  # not if nothing was launched, or the interpreter ran
+            if isinstance(kernel, CompiledKernel):  # it is none if nothing was launched or the interpreter ran
                 self._variants[key] = kernel, tuple(named[name] for name in self.jit.arg_names[len(args) :])
             return
         kernel, constants = known
@@ -49,12 +50,12 @@ class KeptVariants:
 
 
 def keep_variants(jit: Any) -> KeptVariants:
-    """Decorate the result of `triton.jit`."""
+    """Decorate the result of `triton.jit`, so that launches find compiled variants fast."""
     return KeptVariants(jit)
 
 
 def _kind(argument: object) -> object:
-    """Return all that Triton specialises on: the type, and for numbers and pointers being 1 or a multiple of 16."""
+    """Return all properties that Triton specialises on: the type, and whether a number is 1 or a multiple of 16."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
     if isinstance(argument, int):

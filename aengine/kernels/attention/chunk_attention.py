@@ -1,8 +1,8 @@
-"""Attention of prefill chunks over pages, for what flash kernels do not support.
+"""Attention of prefill chunks over pages, for layers that flash kernels do not support.
 
-These are latents, some head dims, and scores with a softcap or sinks. The rows of a tile are the query heads of one KV
-head for neighbouring tokens. Latents are a single KV head of all query heads. Each latent is read once as key, and its
-first part is the value.
+Such layers have latents, other head dims, or scores with a softcap or sinks. The rows of a tile are the query heads of
+one KV head for neighbouring tokens. With latents, all query heads share one KV head. Each latent is read once, as the
+key; its first elements are the value.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -24,7 +24,7 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
 LOG2_E = math.log2(math.e)
-LEAST_PAD = 256  # sequences: the default limit, so that one variant serves every step
+LEAST_PAD = 256  # sequences; the default limit of sequences, so that one variant serves every step
 
 
 @keep_variants
@@ -39,7 +39,7 @@ def _chunks_kernel(
     out_ptr,  # [tokens, KV_HEADS * GROUP, DIM]
     page_table_ptr,  # [seqs, ...] int32
     seq_lens_ptr,  # [seqs] int32: context lengths, which include the queries
-    starts_ptr,  # [seqs + 1] int32: where each one's queries begin
+    starts_ptr,  # [seqs + 1] int32: the first query token of each sequence
     sinks_ptr,  # [KV_HEADS * GROUP] float32, with SINKS
     seqs,
     tiles,
@@ -71,10 +71,10 @@ def _chunks_kernel(
 ):
     WIDTH: tl.constexpr = DIM + MORE
     kv_head = tl.program_id(0) % KV_HEADS
-    place = tiles - 1 - tl.program_id(0) // KV_HEADS  # the last ones usually see the most, so they begin first
+    place = tiles - 1 - tl.program_id(0) // KV_HEADS  # the last tiles usually see the most keys, so they begin first
     if OVERLAP:
         gdc_launch_dependents()
-        gdc_wait()  # before the starts as well: outside of graphs the first layer computes them
+        gdc_wait()  # before `starts` is read, because outside of graphs the first layer computes it
     # Find the sequence and its tile. The tiles of all sequences are numbered in order.
     index = tl.arange(0, SEQS_PAD)
     exists = index < seqs
@@ -125,7 +125,7 @@ def _chunks_kernel(
             # Load page ids one block ahead, so that the copies never wait for their addresses.
             position += BLOCK
             pages = tl.load(table + (position + runs) // PAGE, mask=position + runs < most, other=0)
-            # Mask hidden values, as a stale NaN in a page times a weight of zero is NaN.
+            # Mask hidden values: a page may hold an old NaN, and NaN times a weight of zero is NaN.
             visible = (at < most)[:, None]
             inside = visible if DIM == DIM_PAD else visible & (columns < DIM)[None, :]
             k = tl.load(k_ptr + slots * WIDTH + columns[None, :], mask=inside, other=0.0).to(q.dtype)
@@ -171,7 +171,7 @@ def attend_chunks(
     out: Tensor | None = None,
     value_scale: float = 1.0,
 ) -> Tensor:
-    """Return the attention of each sequence's queries, its context's last tokens: [tokens, heads, dim].
+    """Return the attention of each sequence's queries, [tokens, heads, dim]. Queries are the last tokens of a context.
 
     Args:
         q: [tokens, heads, width], heads contiguous.
@@ -179,12 +179,12 @@ def attend_chunks(
         v_cache: Like k_cache, or a view of the first dim < width elements of each key.
         page_table: [seqs, ...] int32.
         seq_lens: [seqs] int32, the context lengths.
-        query_starts: [seqs + 1] int32. Other tokens are not touched.
-        scale: Above 0. With FP8 caches it includes the scale of keys.
+        query_starts: [seqs + 1] int32, the first token of each sequence. Results of other tokens are not written.
+        scale: Greater than 0. With FP8 caches it includes the scale of keys.
         scores: The softcap and the sinks.
         value_scale: Value = code * value_scale in FP8 caches.
 
-    There is no host sync. Raises ValueError for another layout.
+    Needs no host sync. Raises ValueError for another layout.
     """
     tokens, heads, width = q.shape
     page_size, kv_heads, dim = v_cache.shape[1:]

@@ -6,9 +6,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LEAST = tl.constexpr(1e-37)  # of a scale: hidden scores are -inf, and zero times -inf is NaN
+LEAST = tl.constexpr(1e-37)  # the smallest scale; a scale of zero times a hidden score of -inf would be NaN
 
-# Turns a register with the code pairs of two neighbours into two registers of two float16 each.
+# Turns a register with two pairs of codes into two registers of two float16 each: the first codes, and the second.
 PAIRS_ASM = """{
     .reg .b32 sorted;
     .reg .b16 first, second;
@@ -21,7 +21,7 @@ PAIRS_ASM = """{
 
 @triton.jit
 def power_below(largest):
-    """Return the largest power of two up to each number, float32 and >= 0; 1 for zero."""
+    """Return the largest power of two that is at most each number, float32 and >= 0. Returns 1 for zero."""
     exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000  # all ones if it is not finite
     return tl.where(exponent == 0, 1.0, exponent.to(tl.float32, bitcast=True))
 
@@ -30,8 +30,8 @@ def power_below(largest):
 def in_float16(q):
     """Return q [rows, dim] as float16, divided by a power of two for each row, and these powers [rows].
 
-    Only elements that are tiny next to their row's largest lose bits. FP8 converts to float16 in one instruction, to
-    bfloat16 in several.
+    Only elements that are tiny compared with the largest of their row lose bits. FP8 converts to float16
+    in one instruction, to bfloat16 in several.
     """
     q = q.to(tl.float32)
     power = power_below(tl.max(tl.abs(q), axis=1))
@@ -70,7 +70,7 @@ def divisor(total, v_ptr, value_scale):
 
 @triton.jit
 def to_cache_dtype(x, inverse, dtype: tl.constexpr):
-    """Return x as the cache keeps it: FP8 codes as `encode` makes them, else x itself."""
+    """Return x in the cache's dtype: FP8 codes as in `encode`, else x itself. inverse: 1 / scale."""
     kept = x
     if dtype.is_fp8():
         wide = x.to(tl.float32)

@@ -14,24 +14,24 @@ from aengine.kernels.launch import Launch, find_borders, power_of_two
 class DecodeConfig:
     """How decode attention divides its work.
 
-    crowd must be exactly the number of programs that fit on a processor. If there were room for one more, programs of
-    the next launch would start early, and would be spread unevenly.
+    crowd must be exactly the number of programs that fit on a processor. If one more fitted, programs of the next
+    launch would start early, and would be spread unevenly.
     """
 
     block: int  # keys of an iteration
-    stages: int  # of the copy pipeline
+    stages: int  # stages of the copy pipeline
     warps: int
     crowd: int  # programs on each processor at once
     merged: int = 4096  # elements of parts that are added up in one step
-    piece: int = 1  # blocks that a program takes at least; a larger piece gives a short row fewer parts
+    piece: int = 1  # the fewest blocks of a program; with a larger number a short row has fewer parts
 
     def shared_memory(
         self, group: int, dim: int, element_size: int, kept_size: int = 0, warp_groups: bool = False
     ) -> int:
         """Return the bytes for the keys and values of all stages, the queries and the weights.
 
-        dim: padded. kept_size: bytes of an element of the cache, 0: as `element_size`. warp_groups: four warps may
-        multiply as one; then the block being multiplied stays in shared memory as well.
+        dim: padded. kept_size: bytes of an element of the cache; 0: same as `element_size`. warp_groups: as in
+        `Launch`; then the block being multiplied stays in shared memory, too.
         """
         if element_size > 2:  # a product of float32 needs all elements in float32
             kept_size = 0
@@ -40,13 +40,13 @@ class DecodeConfig:
         return copies + group_pad(group) * (dim + self.block) * element_size + 4 * group_pad(group)
 
 
-# Small programs leave room for the next product's. The best in a whole step, though not alone.
+# Small programs let programs of the next product start. This is fastest in a complete step, though not alone.
 ONE_ROW = DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
-# For heads of 256: one row, or more than four query heads, which have larger parts.
+# For heads of dim 256 with one row, or with more than four query heads, whose parts are larger.
 WIDE_HEADS = DecodeConfig(block=32, stages=2, warps=2, crowd=4, merged=8192)
-# One or two programs have all keys of a window.
+# For windows that fit into one block.
 IN_ONE = DecodeConfig(block=128, stages=2, warps=4, crowd=2)
-# A program of one warp never waits for another warp, and eight programs overlap each other's row ends.
+# A program of one warp never waits for another warp. Eight programs overlap the ends of each other's rows.
 ONE_WARP = DecodeConfig(block=64, stages=2, warps=1, crowd=8)
 # Like ONE_WARP, for five to eight query heads, which fill a product: more stages, or with many rows more programs.
 FULL_PRODUCTS = DecodeConfig(block=32, stages=4, warps=1, crowd=4)
@@ -63,16 +63,16 @@ def decode_config(
     rows: int, group: int, dim: int, element_size: int, launch: Launch, shared: bool = False, kept_size: int = 0,
     window: int | None = None,
 ) -> DecodeConfig:  # fmt: skip
-    """Return the config of decode attention. With less shared memory, blocks are smaller and programs fewer.
+    """Return the config of decode attention. With less shared memory, blocks are smaller and there are fewer programs.
 
-    Measured on an H200 for 2-byte elements and dim 64 to 256; other configs only fit.
+    Configs for 2-byte elements and dim 64 to 256 were measured on an H200. Others are only chosen to fit.
 
     Args:
         group: Query heads of each KV head.
         dim: Padded.
-        shared: Rows share pages, so what remains of each row is short.
+        shared: Whether rows share pages. Then the rest of each row is short.
         kept_size: As in `shared_memory`.
-        window: How many keys a row sees.
+        window: How many keys a row sees. None: all.
     """
     config = _measured(rows, group, dim, element_size, shared)
     if element_size == 2 and kept_size in (0, 2) and not shared:
@@ -99,7 +99,7 @@ def decode_config(
 
 
 def _half_the_bytes(config: DecodeConfig) -> DecodeConfig:
-    """Return the config for elements of one byte: the same bytes in flight, in longer blocks or more stages."""
+    """Return the config for elements of one byte. Longer blocks or more stages keep as many bytes in flight."""
     if config.block < 128:
         # For one row a fourth program on each processor pays off: 29.0 us at 32k instead of 35.0.
         return replace(config, block=2 * config.block, crowd=4 if config == ONE_ROW else config.crowd)
@@ -126,15 +126,15 @@ def _measured(rows: int, group: int, dim: int, element_size: int, shared: bool) 
     return DecodeConfig(block=32, stages=3, warps=2, crowd=4, merged=8192 if rows <= 8 and group > 4 else 4096)
 
 
-MOST_HEADS = 32  # of a tile of single queries, whose results stay in registers; in float32 half of it
+MOST_HEADS = 32  # heads of a tile of single queries, whose results stay in registers; half of it in float32
 
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """How attention over latents, and that of chunks, divides its work."""
+    """How attention over latents and attention of chunks divide their work."""
 
-    block: int  # latents, or keys, of an iteration
-    stages: int  # of the copy pipeline
+    block: int  # latents or keys of an iteration
+    stages: int  # stages of the copy pipeline
     warps: int
     crowd: int = 1  # programs on each processor at once
 
@@ -160,7 +160,7 @@ def latent_decode_config(
         config = LatentConfig(block=32, stages=3, warps=8)
     if element_size > 2:
         config = LatentConfig(block=16, stages=2, warps=4)
-    # Blocks of less than 64 rows are multiplied from registers, so one stage needs no room.
+    # Blocks of less than 64 rows are multiplied from registers, so one stage needs no shared memory.
     config, need = _fitting(config, queries, width, 0, element_size, launch, lambda config: config.stages - 1)
     # CUDA reserves 1 KB for each program.
     return replace(config, crowd=max(1, min(config.crowd, (launch.shared_memory + 1024) // (need + 1024))))
@@ -174,7 +174,7 @@ def chunk_config(queries: int, width: int, values: int, element_size: int, launc
 
 
 def decode_borders(launch: Launch, most: int) -> list[int]:
-    """Return the numbers of rows below `most` after which single queries of some model use another config."""
+    """Return the numbers of rows below `most` after which decodes of some model use another config."""
     shapes = list(itertools.product((1, 4, 8, 16), (64, 128, 256)))  # query heads of a KV head, dim
     kinds = [(False, 2, None), (False, 1, None), (True, 2, None), (True, 1, None), (False, 2, 64)]
 
@@ -187,9 +187,9 @@ def decode_borders(launch: Launch, most: int) -> list[int]:
 
 
 def merge_spans(rows: int, rank: int) -> tuple[int, int]:
-    """Return how many heads, and columns of each, a program adds up when the parts of latent attention are merged.
+    """Return how many heads, and columns of each head, a program merges in latent attention.
 
-    A few rows are split into many parts; of many rows most are whole. rank: padded.
+    A few rows are split into many parts. Most of many rows are in one part. rank: padded.
     """
     return (1, min(128, rank)) if rows <= 16 else (4, rank)
 
@@ -201,7 +201,7 @@ def tile_heads(heads: int, element_size: int) -> int:
 
 
 def chunk_rows(element_size: int, launch: Launch) -> int:
-    """Return the height of a tile of chunks. It is the same for all, so no chunk needs another variant.
+    """Return the rows of a tile of chunks. All chunks have the same, so they need only one variant.
 
     The queries are in shared memory.
     """

@@ -1,13 +1,13 @@
 """Attention of one query token per sequence over its pages. Memory bandwidth limits it.
 
-The grid fills the device exactly once, for any batch. Every worker reads the sequence lengths, lays the blocks of
-all sequences end to end on a line, and takes an equal share: the end of one sequence, some whole ones, the start of
-another. So the work is even for any mix of lengths, a captured graph serves any context, and few sequences are split.
-The KV heads of a worker are neighbouring programs, which read the same pages at the same time.
+The grid fills the device exactly once, for any batch. The blocks of all sequences form one list, and every worker
+takes an equal share of it: the end of one sequence, some complete ones, and the start of another. It computes its share
+from the sequence lengths. So the work is even for any mix of lengths, a captured graph serves any context, and few
+sequences are split. The KV heads of a worker are neighbouring programs, which read the same pages at the same time.
 
-If a sequence is in one share, its result is written at once. Otherwise each worker stores its part, and the last to
-arrive adds up the parts in their order, so the sum does not depend on which one is last. Many parts are first added up
-in groups.
+If a sequence is in one share, its result is written at once. Otherwise each worker stores its part, and the last
+worker to finish adds up the parts in their order. So the sum does not depend on which worker is last. Many parts are
+first added up in groups.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -41,7 +41,7 @@ from aengine.kernels.parts import is_last
 from aengine.kernels.variants import keep_variants
 
 LOG2_E = math.log2(math.e)
-REGISTERS = 65536  # of a multiprocessor
+REGISTERS = 65536  # registers of a multiprocessor
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def _decode_kernel(
     out_ptr,  # [rows, KV_HEADS * GROUP, DIM]
     page_table_ptr,  # [rows, ...] int32
     seq_lens_ptr,  # [rows] int32
-    starts_ptr,  # [rows] int32, with SHARED: the shared kernel covered positions below
+    starts_ptr,  # [rows] int32, with SHARED: the prefix kernel covered the positions before this one
     shared_out_ptr,  # [SHARED, rows, KV_HEADS * GROUP, DIM] float32: its results
     shared_lse_ptr,  # [SHARED, rows, KV_HEADS * GROUP] float32: log2 of their weights
     part_ptr,  # [2, 2 * workers, KV_HEADS, GROUP, DIM] float32: parts, then sums of groups of parts
@@ -120,8 +120,8 @@ def _decode_kernel(
 
     group = tl.arange(0, GROUP_PAD)
     columns = tl.arange(0, DIM_PAD)
-    # FP8 values are loaded as pairs of dimensions, and multiplied in two products over half of the columns each. So no
-    # byte is loaded alone, although a product needs pairs of tokens.
+    # FP8 values are loaded as pairs of columns, and multiplied in two products with half of the columns each. So no
+    # load is a single byte, although a product needs pairs of tokens.
     FP8: tl.constexpr = v_ptr.dtype.element_ty.is_fp8()
     PAIRS: tl.constexpr = FP8 and DIM >= 32
     half = tl.arange(0, DIM_PAD // 2)
@@ -134,7 +134,7 @@ def _decode_kernel(
     position = (first + place - begin) * BLOCK
     pages = page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
     if OVERLAP:
-        # A worker without a share ends here, so that the next kernel gets its room. The first one always waits.
+        # A worker without a share ends here, so that the next kernel can use its processor. The first one always waits.
         if (place < end) | (worker == 0):
             gdc_wait()
         # Not earlier: the next product loads its weights at once, and would delay these keys and values.
@@ -187,7 +187,7 @@ def _decode_kernel(
             # Load page ids one block ahead, so that the copies of K and V never wait for their addresses.
             position += BLOCK
             pages = page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
-            # Keys past the end may hold anything, because their scores are replaced.
+            # Keys after the end may hold any values, because their scores are replaced.
             if DIM == DIM_PAD:
                 k = tl.load(k_head + k_offsets).to(q.dtype)
             else:
@@ -198,7 +198,7 @@ def _decode_kernel(
             scores = tl.where(visible[:, None], scores, float("-inf"))
             best, totals, shrink, weights = softmax_step_transposed(scores, capped_scale, best, totals)
             weights = weights.to(q.dtype)
-            # Mask hidden values, as a stale NaN in a page times a weight of zero is NaN.
+            # Mask hidden values: a page may hold an old NaN, and NaN times a weight of zero is NaN.
             if PAIRS:
                 v_offsets = (slots * (KV_HEADS * DIM // 2))[None, :] + half[:, None]
                 pairs = tl.load(
@@ -279,9 +279,9 @@ def _decode_kernel(
 
 @dataclass(frozen=True, slots=True)
 class SharedPart:
-    """The attention of each row over the pages it shares with other rows, from `prefix_attention`.
+    """The attention of each row over the pages that it shares with other rows, from `prefix_attention`.
 
-    Its softmax is in parts.
+    The softmax is not complete: it has parts, which `PagedDecode` merges.
     """
 
     starts: Tensor  # [rows] int32: how many leading positions of the row it covers; 0: none
@@ -316,14 +316,14 @@ class PagedDecode:
             q: [rows, heads, dim], heads contiguous.
             k_cache, v_cache: [pages, page_size, kv_heads, dim], contiguous, in q's dtype or FP8.
             page_table: [rows, ...] int32.
-            seq_lens: [rows] int32. Rows of length 0 give zeros. Rows of length -1 come last and are not touched.
+            seq_lens: [rows] int32. Rows of length 0 give zeros. Rows of length -1 come last and give no results.
             scale: Above 0. With FP8 caches it includes the scale of keys.
             window: How many positions a query sees, its own included. None: all.
-            shared: The result for pages that rows share; then scores are plain.
+            shared: The result for pages that rows share. Scores must be plain then.
             value_scale: Value = code * value_scale in FP8 caches.
             scores: The softcap and the sinks.
 
-        There is no host sync. Raises ValueError for another layout.
+        Needs no host sync. Raises ValueError for another layout.
         """
         rows, heads, dim = q.shape
         page_size, kv_heads = k_cache.shape[1:3]

@@ -1,4 +1,4 @@
-"""Copies K and V of some sequences out of their pages, one after the other, which prefill attention reads fastest."""
+"""Copies K and V of sequences from their pages into contiguous memory, which prefill attention reads fastest."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from aengine.kernels.launch import power_of_two
 from aengine.kernels.variants import keep_variants
 
 # A kernel that reads whole tiles of keys reads up to GAP tokens past a sequence's end. These must not belong to
-# another sequence, as a NaN with a weight of zero is still NaN.
+# another sequence, because a NaN times a weight of zero is NaN.
 GAP = 176
 TILE = 16
-LEAST_PAD = 256  # sequences: the default limit, so that one variant serves every step
+LEAST_PAD = 256  # sequences; the default limit of sequences, so that one variant serves every step
 
 
 @dataclass(slots=True)
 class GatherPlan:
-    """Where the copies of each sequence go. All layers of a step share it."""
+    """The positions of each sequence's copy. All layers of a step share it."""
 
     skipped_pages: Tensor  # [seqs] int32: leading pages of each sequence that are not copied
     first_pages: Tensor  # [seqs + 1] int32: the first page of each sequence's copy, and the total of pages
-    starts: Tensor  # [seqs + 1] int32: the same in tokens
+    starts: Tensor  # [seqs + 1] int32: `first_pages` in tokens
     lens: Tensor  # [seqs] int32: how many tokens of each sequence are copied
 
 
 def gathered_tokens(length: int, page_size: int) -> int:
-    """Return how many tokens of room a sequence takes."""
+    """Return how many tokens a sequence occupies in the copies, including the gap after it."""
     return (-(-length // page_size) + -(-GAP // page_size)) * page_size if length else 0
 
 
 def plan_gather(seq_lens: Tensor, unseen: Tensor, page_size: int) -> GatherPlan:
     """Plan the copies of all sequences, without a host sync.
 
-    seq_lens: [seqs] int32; sequences of length 0 take no room. unseen: [seqs] int32, leading tokens that no query sees
-    because of a window.
+    seq_lens: [seqs] int32. Sequences of length 0 occupy nothing. unseen: [seqs] int32, leading tokens that no query
+    sees because of a window.
     """
     skipped_pages = unseen // page_size
     lens = seq_lens - skipped_pages * page_size
@@ -48,7 +48,8 @@ def plan_gather(seq_lens: Tensor, unseen: Tensor, page_size: int) -> GatherPlan:
     return GatherPlan(skipped_pages, first_pages, first_pages * page_size, lens)
 
 
-# Read one number at a time. Slices of a batch may begin anywhere: no variants for their alignment.
+# These tensors are slices of a batch with any alignment, and are read one number at a time. So no variant is compiled
+# for their alignment.
 @keep_variants
 @triton.jit(
     do_not_specialize=["table_stride", "seqs"],
@@ -109,15 +110,15 @@ def gather_pages(
     v_out: Tensor,
     value_scale: float = 1.0,
 ) -> None:
-    """Copy each sequence's K and V, except skipped pages, to the places in `plan`, and fill the gaps with zeros.
+    """Copy each sequence's K and V, except skipped pages, as `plan` says. Fill the gaps with zeros.
 
     Args:
         k_cache, v_cache: [pages, page_size, kv_heads, dim], contiguous.
         page_table: [seqs, ...] int32.
         seq_lens: [seqs] int32.
-        k_out, v_out: [tokens, kv_heads, dim], contiguous, with room for all copies, which is not checked. They have the
-            caches' dtype. If the caches are FP8, they may have another: then keys are the codes themselves, and values
-            are the codes times `value_scale`.
+        k_out, v_out: [tokens, kv_heads, dim], contiguous, large enough for all copies, which is not checked. They have
+            the caches' dtype. If the caches are FP8, they may have another. Then keys are the codes, not scaled, and
+            values are the codes times `value_scale`.
     """
     page_size = k_cache.shape[1]
     row = k_cache.shape[2] * k_cache.shape[3]

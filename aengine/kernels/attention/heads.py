@@ -1,4 +1,4 @@
-"""How attention heads are arranged in a projection, and what a layer does with scores."""
+"""Describes the heads of a projection, and how a layer changes attention scores."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 class Heads:
     """The query heads of a projection, and the norms of heads before the rotation.
 
-    The cache says how many KV heads there are.
+    The shape of the cache gives the number of KV heads.
     """
 
     count: int  # of query heads
-    q_norm: Tensor | None = None  # [dim]; both norms or neither, but without keys only this one
-    k_norm: Tensor | None = None
+    q_norm: Tensor | None = None  # [dim]
+    k_norm: Tensor | None = None  # [dim]; None if q_norm is None or the projection has no keys
     eps: float = 0.0
     gated: bool = False  # a gate follows each query head in the projection, and is skipped
-    v_norm: bool = False  # whether values have a norm without a weight
-    # What follows the queries in the projection: keys and values; keys, which are also the values before norm and
-    # rotation; or nothing, and then nothing is written to the cache.
+    v_norm: bool = False  # whether values are normed, without a weight
+    # What follows the queries in the projection. "keys": keys only; before norm and rotation they are the values, too.
+    # "nothing": neither, and nothing is written to the cache.
     kv: Literal["both", "keys", "nothing"] = "both"
 
 
@@ -30,14 +30,14 @@ class Heads:
 class LatentHeads:
     """The norm of latents, and which elements are rotated.
 
-    A latent has `rank` elements, which are normed, and then `rotated` ones. Of each query head the last `rotated` ones
-    are rotated.
+    A latent has `rank` elements, which are normed, and then `rotated` ones. The last `rotated` elements of each query
+    head are rotated.
     """
 
     weight: Tensor  # [rank]
     eps: float
     rotated: int
-    interleaved: bool  # pairs are neighbours; else elements that are half of `rotated` apart
+    interleaved: bool  # rotated pairs are neighbours; else their distance is rotated / 2
 
     @property
     def rank(self) -> int:
@@ -49,7 +49,7 @@ class Scores:
     """How a layer changes scores, apart from scaling them."""
 
     softcap: float | None = None  # c: a score s becomes c * tanh(s / c)
-    sinks: Tensor | None = None  # [heads] float32: a further score of each head's queries, whose value is zero
+    sinks: Tensor | None = None  # [heads] float32: one more score in each head's softmax, with a value of zero
 
     @property
     def plain(self) -> bool:

@@ -1,4 +1,4 @@
-"""What attention reads, made of projections: norms, rotations, and the writes into the KV pages, in one kernel each."""
+"""Prepares the inputs of attention in one kernel: norms, rotations, and the writes into the KV pages."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from aengine.kernels.variants import keep_variants
 
 @triton.jit
 def _weighted(x, scale, weight):
-    """Round to the model's dtype before the weight, like the reference."""
+    """Return x * scale * weight. Rounds to the model's dtype before applying the weight, like the reference."""
     return ((x.to(tl.float32) * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)[None, :]).to(x.dtype)
 
 
 @triton.jit
 def _load_halves(ptr, low_columns, high_columns, exists, PRESENT: tl.constexpr):
-    """Load both halves of heads. exists: which columns there are, None: all."""
+    """Load both halves of heads. exists: a mask of columns; None: all."""
     low = tl.zeros(low_columns.shape, ptr.dtype.element_ty)
     high = low
     if PRESENT and exists is None:
@@ -63,15 +63,15 @@ def _qk_norm_rope_store_kernel(
     v_cache_ptr,
     q_ptr,  # [tokens, HEADS, DIM]
     eps,
-    k_inverse,  # of the scales of an FP8 cache
-    v_inverse,
+    k_inverse,  # 1 / scale of keys in an FP8 cache
+    v_inverse,  # the same for values
     qkv_stride,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     HALF_PAD: tl.constexpr,  # the next power of two from DIM / 2
     ROTATED: tl.constexpr,  # how many elements of a head, the first ones, are rotated
-    VECTOR: tl.constexpr,  # contiguous columns, which begin at a multiple of VECTOR
+    VECTOR: tl.constexpr,  # so many columns are contiguous, and begin at a multiple of VECTOR
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     TILE: tl.constexpr,
@@ -82,7 +82,7 @@ def _qk_norm_rope_store_kernel(
 ):
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    # Element i is rotated with i + ROTATED / 2. Elements that are not rotated form any pairs.
+    # Element i is rotated with i + ROTATED / 2. The pairs of elements that are not rotated do not matter.
     columns = tl.arange(0, HALF_PAD)
     exists = None
     if HALF_PAD != DIM // 2:
@@ -162,7 +162,7 @@ def _qk_norm_rope_store_kernel(
 
 
 def _tile(tokens: int, heads: int) -> int:
-    """Return how many heads a program has: for many tokens enough to leave few threads idle, for few tokens fewer."""
+    """Return how many heads a program has. For many tokens it leaves few threads idle; for few tokens it is small."""
     if tokens < 64:
         return min(4, power_of_two(heads))
     return min((16, 8, 4), key=lambda tile: -(-heads // tile) * tile) if heads > 8 else power_of_two(heads)
@@ -187,7 +187,7 @@ def qk_norm_rope_store(
         cache: Of K and of V, [pages, page_size, kv_heads, dim], contiguous.
         slots: [tokens], page * page_size + offset.
         scales: Of an FP8 cache.
-        out: Takes q; contiguous.
+        out: Contiguous memory for q. None: new memory.
 
     Raises ValueError if the caches are not contiguous or dim is odd.
     """
@@ -234,7 +234,7 @@ def _latent_inputs_kernel(
     latent_stride,
     q_stride,
     eps,
-    inverse,  # of the scale of an FP8 cache
+    inverse,  # 1 / scale of an FP8 cache
     HEADS: tl.constexpr,
     PLAIN: tl.constexpr,
     RANK: tl.constexpr,

@@ -1,7 +1,7 @@
 """Attention of single queries over pages of latents. A tile of heads reads each latent once, as key and as value.
 
-Work is divided as in `decode_attention`: the blocks of all rows are on one line, of which each worker takes an equal
-share. A second launch adds up the parts of split rows, in their order: parts are so large that many programs should.
+Work is divided as in `decode_attention`: the blocks of all rows form one list, and each worker takes an equal share.
+A second launch adds up the parts of split rows in their order. Parts are large, so it uses many programs.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -28,7 +28,7 @@ MERGED = 8192  # elements of parts that a program adds up in one step
 
 @triton.jit
 def _block_counts(seq_lens_ptr, rows, ROWS_PAD: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the blocks of each row, at least one, but zero for rows of length -1: [ROWS_PAD]."""
+    """Return the number of blocks of each row, [ROWS_PAD]: at least one, but zero for rows of length -1."""
     index = tl.arange(0, ROWS_PAD)
     lens = tl.load(seq_lens_ptr + index, mask=index < rows, other=-1)
     return tl.where(lens >= 0, tl.maximum(tl.cdiv(lens, BLOCK), 1), 0)
@@ -73,7 +73,7 @@ def _decode_kernel(
 ):
     WIDTH: tl.constexpr = RANK + TURNED
     # FP8 latents are loaded as pairs of neighbours and split into two tensors of half the columns. So both products can
-    # read them as they are, although the second one needs pairs of rows.
+    # use them unchanged, although the second one needs pairs of rows.
     CODES: tl.constexpr = cache_ptr.dtype.element_ty.is_fp8()
     cache_pairs = cache_ptr.to(tl.pointer_type(tl.int16)) if CODES else cache_ptr
     half = tl.arange(0, RANK_PAD // 2)
@@ -92,7 +92,7 @@ def _decode_kernel(
     columns = tl.arange(0, RANK_PAD)
     turned = tl.arange(0, TURNED_PAD)
     runs = tl.arange(0, BLOCK // RUN) * RUN
-    if OVERLAP:  # noqa: SIM102 (one is known to the compiler, the other is not)
+    if OVERLAP:  # noqa: SIM102 (a constant; the condition below is known only at run time)
         if (place < end) | (worker == 0):
             gdc_wait()
 
@@ -129,7 +129,7 @@ def _decode_kernel(
             # Load page ids one block ahead, so that the copies never wait for their addresses.
             position += BLOCK
             pages = page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
-            # Mask hidden latents, as a stale NaN in a page times a weight of zero is NaN.
+            # Mask hidden latents: a page may hold an old NaN, and NaN times a weight of zero is NaN.
             if CODES:
                 inside = visible[:, None] if RANK == RANK_PAD else visible[:, None] & (2 * half < RANK)[None, :]
                 pairs = tl.load(cache_pairs + (slots * (WIDTH // 2))[:, None] + half[None, :], mask=inside, other=0)
@@ -187,8 +187,8 @@ def _merge_kernel(
     RANK_PAD: tl.constexpr,
     ROWS_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,  # of a tile that a program handles
-    COLUMNS: tl.constexpr,  # of each head that a program handles
+    HEADS: tl.constexpr,  # heads of a tile that a program merges
+    COLUMNS: tl.constexpr,  # columns of each head that a program merges
     PARTS: tl.constexpr,  # added up in one step
     OVERLAP: tl.constexpr,
 ):
@@ -254,13 +254,13 @@ class LatentDecode:
         Args:
             q: [rows, heads, width], heads contiguous.
             cache: [pages, page_size, 1, width], contiguous, in q's dtype, or FP8 if width and rank are even.
-            rank: The first elements of a latent, which are its value.
+            rank: How many elements of a latent, the first ones, are its value.
             page_table: [rows, ...] int32.
-            seq_lens: [rows] int32. Rows of length 0 give zeros. Rows of length -1 come last and are not touched.
+            seq_lens: [rows] int32. Rows of length 0 give zeros. Rows of length -1 come last and give no results.
             scale: Above 0. With an FP8 cache it includes the scale of keys.
             value_scale: Value = code * value_scale in an FP8 cache; 1 for other caches.
 
-        There is no host sync. Raises ValueError for another layout.
+        Needs no host sync. Raises ValueError for another layout.
         """
         rows, heads, width = q.shape
         codes = cache.dtype == FP8

@@ -1,9 +1,9 @@
 """Attention over runs of pages that several rows share. Each run is read once for all its rows.
 
 The queries of a group's rows form one matrix, in tiles of BLOCK_M. A tile times a block of keys is a matrix product.
-Every run is divided into the same number of parts, so that a few tiles fill the device. The result of a part is a share
-of a softmax: values, and the log of their weight. `PagedDecode` merges the parts with the attention over each row's own
-pages.
+Every run is divided into the same number of parts, so that a few tiles fill the device. The result of a part is part
+of a softmax: mean values, and the log of their weight. `PagedDecode` merges the parts with the attention over the
+other pages of each row.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -35,7 +35,7 @@ def _prefix_kernel(
     out_ptr,  # [PARTS, rows, KV_HEADS * GROUP, DIM] float32
     lse_ptr,  # [PARTS, rows, KV_HEADS * GROUP] float32
     page_table_ptr,  # [rows, ...] int32
-    members_ptr,  # [rows] int32, group after group
+    members_ptr,  # [rows] int32: the rows of each group, group after group
     starts_ptr,  # [groups + 1] int32, into members
     lens_ptr,  # [groups] int32
     rows,
@@ -91,7 +91,7 @@ def _prefix_kernel(
         best = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
-        # The run's pages, from the table of the group's first row.
+        # The run's pages are read from the table of the group's first row.
         table = page_table_ptr + tl.load(members_ptr + first).to(tl.int64) * table_stride
         positions = from_block * BLOCK + tokens
         pages = tl.load(table + positions // PAGE, mask=positions < length, other=0)
@@ -122,10 +122,10 @@ def _prefix_kernel(
 
 @dataclass(frozen=True, slots=True)
 class SharedRuns:
-    """Which rows of a batch share which leading positions. All int32 on the device. Unused groups have no members.
+    """Groups of rows that share their first positions. All int32 on the device. Unused groups have no members.
 
-    A row is in at most one group. All rows of a group have the same pages for their first `lens` positions. `lens`
-    counts whole pages, and does not include a row's newest token.
+    A row is in at most one group. All rows of a group have the same pages for their first `lens` positions. They are
+    complete pages, and do not include a row's newest token.
     """
 
     members: Tensor  # [rows]: row numbers, group after group
@@ -140,7 +140,7 @@ class PrefixConfig:
 
     block_m: int  # queries of a tile
     block: int  # keys of an iteration
-    stages: int  # of the copy pipeline
+    stages: int  # stages of the copy pipeline
     warps: int
     crowd: int  # programs on each processor at once
 
@@ -150,7 +150,10 @@ class PrefixConfig:
 
 
 def prefix_config(queries: int, dim: int, element_size: int, shared_memory: int) -> PrefixConfig:
-    """queries: of a group at most, for one KV head. dim: padded. shared_memory: bytes that a program may have."""
+    """Return the config of a shape.
+
+    queries: the most queries of a group for one KV head. dim: padded. shared_memory: bytes that a program may use.
+    """
     config = _measured(queries, dim, element_size)
     while config.shared_memory(dim, element_size) > shared_memory and config.block > 16:
         if config.block_m > 16:

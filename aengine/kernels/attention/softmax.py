@@ -1,4 +1,4 @@
-"""Softmax over blocks of keys, and over the parts of rows that several programs share.
+"""Softmax over blocks of keys, and over the parts of rows that several programs compute.
 
 Softmax is in base 2. A part of a row has its maximum (`best`), the total of its weights, and the weighted values
 (`acc`).
@@ -30,9 +30,9 @@ def softmax_step(scores, best, total, acc):
 def softmax_step_transposed(scores, scale, best, totals):
     """Like `softmax_step`, with keys as rows. Queries without a key stay at -inf and 0.
 
-    scores [keys, queries] are not scaled yet by scale [queries]; best [queries] is. totals [keys, queries] are summed
-    over the keys only in the end. Returns the new best and totals, a factor for the values so far, and the block's
-    weights.
+    scores [keys, queries] are not multiplied by scale [queries] yet, but best [queries] is. totals [keys, queries] are
+    summed over the keys only at the end. Returns the new best and totals, a factor for the values so far, and
+    the block's weights.
     """
     new_best = tl.maximum(best, tl.max(scores, axis=0) * scale)
     safe = tl.where(new_best == float("-inf"), 0.0, new_best)
@@ -43,7 +43,7 @@ def softmax_step_transposed(scores, scale, best, totals):
 
 @triton.jit
 def with_sink(best, total, sinks_ptr, GROUP: tl.constexpr):
-    """Return the total [heads] of a softmax with one more score for each head, which has no value."""
+    """Return the total [heads] of a softmax after adding each head's sink, a score without a value."""
     group = tl.arange(0, total.shape[0])
     sink = tl.load(sinks_ptr + group, mask=group < GROUP, other=0.0) * 1.4426950408889634
     return total + tl.math.exp2(sink - best)
@@ -62,11 +62,11 @@ def merge_parts(best, total, acc, part_best, part_total, values):
 
 @triton.jit
 def take_share(counts, exists, worker, workers, LEAST: tl.constexpr):
-    """Give a worker its share of the line of all rows' blocks, end to end.
+    """Return a worker's share of the list of all rows' blocks.
 
-    counts [rows]: blocks of each row; exists [rows]: which rows there are; LEAST: blocks of a share at least.
-    Returns the size of a share, the worker's blocks on the line (from, up to), the row of the first block,
-    and the position on the line at which that row begins.
+    counts [rows]: blocks of each row. exists [rows]: mask of the rows. LEAST: the fewest blocks of a share.
+    Returns the size of a share, the worker's first block and the end of its blocks in the list, the row of the
+    first block, and the index in the list at which that row begins.
     """
     line = tl.sum(counts, axis=0)
     share = tl.cdiv(line, workers)
@@ -154,7 +154,7 @@ def finish_row(
     out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start, best, total, acc,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Merge the SHARED parts of the shared positions, means of weight 2 ** lse, into the row, and write it."""
+    """Merge the SHARED parts of the shared run into the row, and write the row. A part is a mean of weight 2 ** lse."""
     group = tl.arange(0, MERGE_GROUP)
     columns = tl.arange(0, acc.shape[1])
     if SHARED > 0:

@@ -1,4 +1,4 @@
-"""What the ranks of a model compute together."""
+"""The protocols of sums and gathers over the ranks of a model."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ class PendingSum(Protocol):
 
 
 class Collective(Protocol):
-    """One rank's side of what all ranks compute together. Each rank has one.
+    """Sums and gathers over all ranks. Each rank has one object.
 
     All ranks call the same methods in the same order, with tensors of the same shapes and dtypes, and all get the same
     bits: sums are computed in float32 in the order of the ranks. On a GPU every method only enqueues work, so a step
     can be captured into a CUDA graph. On a CPU it waits for the other ranks' threads.
     """
 
-    index: int  # of this rank
-    count: int  # of ranks
-    pending: deque[PendingSum]  # begun and not finished, oldest first
+    index: int  # number of this rank
+    count: int  # number of ranks
+    pending: deque[PendingSum]  # sums that have begun and are not finished, oldest first
 
     def begin_step(self, rehearsal: bool, halves: bool) -> None:
         """Drop sums that a failed step left pending. In each step all ranks call `sum` before `begin_sum`.
 
-        rehearsal: whether the step rehearses a capture. halves: whether the step may be computed in pieces.
+        rehearsal: whether the step rehearses a capture. halves: whether the step may be computed in two pieces.
         """
         ...
 
     def sum(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the residual plus the sum of all ranks' parts, [tokens, width], rounded once.
 
-        The result may take the memory of part or residual. The residual is the same on every rank.
+        The result may use the memory of part or residual. The residual is the same on every rank.
         """
         ...
 
@@ -56,7 +56,7 @@ class Collective(Protocol):
         ...
 
     def pieces(self, tokens: int) -> Sequence[slice]:
-        """Return the pieces in which to compute these tokens. A piece's sum overlaps with the next one's products."""
+        """Return the pieces in which to compute these tokens. A piece's sum overlaps with the next piece's products."""
         ...
 
     def begin_sum(self, part: Tensor, residual: Tensor) -> PendingSum:

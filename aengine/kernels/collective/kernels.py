@@ -1,22 +1,22 @@
 """The kernels of sums and gathers: ranks push little data to each other, and pull much.
 
-**Pushed.** Every rank pushes its part into a mailbox that each other rank has for it. A program of one rank works only
+**Pushed.** Every rank pushes its part into its region of each other rank's mailbox. A program of one rank works only
 with the programs of the same id on the other ranks, so not all programs need to run at once. It pushes some lanes, then
-waits in its own memory for the lanes of the others: the data cross the link once, and nothing else does. While a
-program waits, other programs of its processor keep the link busy.
+waits until the lanes of the others arrive in its memory. The data cross the link once, and nothing else crosses it.
+While a program waits, other programs of its processor keep the link busy.
 
 A mailbox, int32 [2, ranks, PROGRAMS, CAPACITY, 4], has two regions for each source and program. Calls use them
-alternately, and a program keeps the next one in the memory of its own device. So graphs can be replayed, and calls of
-all sizes and kinds may follow each other.
+alternately, and a program keeps the number of the next one in its device's memory. So graphs can be replayed, and calls
+of all sizes and kinds may follow each other.
 
 Two regions are enough. Let program p of rank A push for its call n + 2. It has received what program p of rank B pushed
 in call n + 1. Program p of B began that call after call n was complete on B, because kernels of one stream complete in
 order. So before that, B had read what A pushed for call n, and emptied the region.
 
 **Pulled.** Ranks send each other the addresses of their parts, then read and write there. A program works with programs
-of the same id on the other ranks, through the same mailboxes. It sends its part's address, waits for the others', does
-its share, makes sure that its writes have arrived, says so, and waits until the others say so. When the kernel is
-complete, no rank reads or writes this rank's part any more.
+of the same id on the other ranks, through the same mailboxes. It sends its part's address, waits for the others'
+addresses, and does its share. Then it waits until its writes have arrived, tells the others, and waits until they have
+told it. When the kernel is complete, no rank reads or writes this rank's part any more.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -47,7 +47,7 @@ from aengine.kernels.variants import keep_variants
 
 @triton.jit
 def region(box, turn, source, COUNT: tl.constexpr, PROGRAMS: tl.constexpr, CAPACITY: tl.constexpr):
-    """Return the address in a rank's mailbox that takes what this program of rank `source` pushes."""
+    """Return the address of the region in a mailbox into which this program of rank `source` pushes."""
     return box + (((turn * COUNT + source) * PROGRAMS + tl.program_id(0)).to(tl.int64)) * (CAPACITY * 16)
 
 
@@ -56,7 +56,7 @@ def push(
     words, inside, at, boxes_ptr, rank, turn,
     COUNT: tl.constexpr, PROGRAMS: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """Send lanes to every other rank's mailbox; at: int64 [lanes], bytes within the region."""
+    """Send lanes to every other rank's mailbox. at: int64 [lanes], offsets in the region in bytes."""
     for step in tl.static_range(1, COUNT):
         box = tl.load(boxes_ptr + (rank + step) % COUNT)
         send_lanes(region(box, turn, rank, COUNT, PROGRAMS, CAPACITY) + at, words, inside)
@@ -64,7 +64,7 @@ def push(
 
 @triton.jit
 def empty(inside, at, box, rank, turn, COUNT: tl.constexpr, PROGRAMS: tl.constexpr, CAPACITY: tl.constexpr):
-    """Empty what all others pushed there, after every thread of the program has read it."""
+    """Write EMPTY over the lanes that all others pushed, after every thread of the program has read them."""
     tl.debug_barrier()
     word = tl.full([inside.shape[0]], EMPTY, tl.int32)
     nothing = word, word, word, word
@@ -78,7 +78,7 @@ def pushed_sum_kernel(
     part_ptr,  # [lanes * 16 bytes], which the result replaces
     residual_ptr,  # the same, or None
     weight_ptr,  # [ROW * 16 bytes], or None without a norm
-    normed_ptr,  # as part, or None
+    normed_ptr,  # [lanes * 16 bytes], or None without a norm
     boxes_ptr,  # int64 [COUNT]: addresses of the ranks' mailboxes
     turns_ptr,  # int32 [PROGRAMS]
     control_ptr,  # int64 [2]
@@ -184,8 +184,8 @@ def _meet(
 ):  # fmt: skip
     """Send two int64 words to every rank, and wait for the words of all ranks.
 
-    place: the lane of the regions that takes them. lost: 1 if an earlier wait was in vain; then nothing is sent.
-    Returns 1 if that was so or a rank did not come, else 0.
+    place: the lane of the regions into which they are sent. lost: 1 if an earlier wait timed out; then nothing is sent.
+    Returns 1 if lost is 1 or this wait timed out, else 0.
     """
     other = tl.arange(0, THREADS)
     inside = (other < COUNT) & (lost == 0)
@@ -233,7 +233,7 @@ def arrived_kernel(
     CAPACITY: tl.constexpr,
     THREADS: tl.constexpr,
 ):
-    """Tell the other ranks that this rank's stream has copied its part, and wait for theirs. A single program."""
+    """Tell the other ranks that this rank's stream has copied its part, and wait until they tell it. One program."""
     lane = tl.arange(0, THREADS)
     turn = tl.load(turns_ptr)
     box = tl.load(boxes_ptr + rank)
@@ -252,7 +252,7 @@ def arrived_kernel(
 def _sent_address(
     number, source, own_box, turn, like, COUNT: tl.constexpr, PROGRAMS: tl.constexpr, CAPACITY: tl.constexpr
 ):  # fmt: skip
-    """Return the address that a rank has sent by `_meet`. number: 0 for its first word, 1 for its second."""
+    """Return an address that a rank has sent by `_meet`. number: 0 for its first word, 1 for its second."""
     words = region(own_box, turn, source, COUNT, PROGRAMS, CAPACITY).to(tl.pointer_type(tl.int64))
     return tl.multiple_of(tl.load(words + number).to(like.dtype), 16)
 

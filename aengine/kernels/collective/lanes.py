@@ -1,7 +1,7 @@
 """Lanes of 16 bytes, four words each, in the memory of any device of the host.
 
 A lane needs neither a flag nor a fence. The receiver's memory holds EMPTY words until the data arrive, word by word.
-The receiver then puts EMPTY back. EMPTY is a NaN in every float type; a part that contains it sends another NaN.
+The receiver then writes EMPTY again. EMPTY is a NaN in every float type. If a part contains it, another NaN is sent.
 
 A tensor of lanes is a tuple of its four words, each int32 [lanes]. As floats it is a tuple of eight tensors; for
 float32 every second one is unused.
@@ -65,19 +65,19 @@ def send_lanes(address, words, inside):
 
 @triton.jit
 def gave_up(control_ptr):
-    """Return 1 if an earlier kernel of this device waited in vain, else 0.
+    """Return 1 if a wait of an earlier kernel on this device timed out, else 0.
 
-    Then this device must send nothing more, because the others would take it for the data they wait for.
+    Then this device must send nothing more, because the others would use it instead of the data they wait for.
     """
     return tl.load(control_ptr.to(tl.pointer_type(tl.int32)))
 
 
 @triton.jit
 def receive_lanes(address, inside, control_ptr):
-    """Read this device's own memory until no word is EMPTY.
+    """Read lanes of this device's memory until no word is EMPTY.
 
-    Each thread waits for its own lanes. After every 64 reads it looks at control: [0] is not zero if a thread of this
-    device gave up, [1] holds the nanoseconds after which it gives up itself and sets [0]. Its words are worthless then.
+    Each thread waits for its lanes. After every 64 reads it reads control: [0] is not zero if a thread of this device
+    gave up. [1] holds the nanoseconds after which the thread itself gives up and sets [0]. Then its words are invalid.
     """
     a, b, c, d = tl.inline_asm_elementwise(
         """{
@@ -123,7 +123,7 @@ def receive_lanes(address, inside, control_ptr):
 
 @triton.jit
 def fence(lane):
-    """Order all memory accesses of each thread so far, on any device, before its later ones.
+    """Order all memory accesses of each thread so far before its later ones, as seen by all devices.
 
     lane: any tensor with an element for each thread.
     """
@@ -167,7 +167,7 @@ def widen(words, DTYPE: tl.constexpr):
 
 @triton.jit
 def narrow(x, DTYPE: tl.constexpr):
-    """The reverse of `widen`: round each element to DTYPE."""
+    """Round each element to DTYPE, and return them as words: the reverse of `widen`."""
     return (
         _narrow(x[0], x[1], DTYPE),
         _narrow(x[2], x[3], DTYPE),

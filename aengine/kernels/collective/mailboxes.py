@@ -10,10 +10,10 @@ from torch import Tensor
 
 from aengine.errors import ConfigError
 
-PROGRAMS = 256
-LANES = 1 << 21  # of a mailbox for one call: 32 MB
+PROGRAMS = 256  # the most programs of a kernel that pushes
+LANES = 1 << 21  # lanes of a mailbox for one call: 32 MB
 LANE = 16  # bytes
-# Parts that a copy engine brings: one more than may be pending at once (`peers.py`).
+# Slots for parts that a copy engine copies: one more than the sums that may be pending (`peers.py`).
 SLOTS = 3
 SLOT_BYTES = 64 << 20
 
@@ -25,13 +25,13 @@ class Mailbox:
     lanes: Tensor  # int32 [2, ranks, programs, capacity, 4]
     addresses: Tensor  # int64 [ranks]: addresses of every rank's lanes
     turns: Tensor  # int32 [programs]: which of the two regions each program uses next
-    control: Tensor  # int64 [2]: whether a wait was in vain; nanoseconds to wait
-    slots: Sequence[Tensor] = ()  # of two ranks, each uint8 [SLOTS, SLOT_BYTES] on its own device
+    control: Tensor  # int64 [2]: 1 after a wait has timed out; nanoseconds to wait
+    slots: Sequence[Tensor] = ()  # if there are two ranks: for each rank uint8 [SLOTS, SLOT_BYTES] on its device
 
     def renew(self, patience: float) -> None:
         """Reset the memory. No device may be running work on it.
 
-        patience: seconds to wait for another rank. 0: as if a wait had been in vain, so nothing is sent.
+        patience: seconds to wait for another rank. 0: as if a wait had timed out, so nothing is sent.
         """
         self.lanes.fill_(-1)
         self.turns.zero_()
@@ -54,7 +54,7 @@ def open_mailboxes(devices: Sequence[torch.device], patience: float) -> list[Mai
                 )
     for device in devices:
         for other in devices:
-            torch.zeros(1, device=device).to(other)  # from then on each may access the other's memory
+            torch.zeros(1, device=device).to(other)  # this enables access to the other's memory
     shape = (2, len(devices), PROGRAMS, LANES // len(devices) // PROGRAMS, LANE // 4)
     lanes = [torch.empty(shape, dtype=torch.int32, device=device) for device in devices]
     slots = [
@@ -75,7 +75,7 @@ def open_mailboxes(devices: Sequence[torch.device], patience: float) -> list[Mai
 
 
 def renew(boxes: Sequence[Mailbox], patience: float) -> None:
-    """Reset the mailboxes of all ranks; waits for their devices. patience: seconds to wait for another rank."""
+    """Reset the mailboxes of all ranks. Waits for their devices. patience: seconds to wait for another rank."""
     for box in boxes:
         torch.cuda.synchronize(box.lanes.device)
     for box in boxes:

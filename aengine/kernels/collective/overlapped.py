@@ -1,4 +1,4 @@
-"""Sums that overlap with other work: begun on a side stream, finished on the main one."""
+"""Sums that overlap with other work. They begin on a side stream and are finished on the main stream."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from aengine.kernels.variants import keep_variants
 
 
 class SideStreamSum:
-    """A `PendingSum` that the side stream adds up itself."""
+    """A `PendingSum` that is computed on the side stream."""
 
     def __init__(self, part: Tensor, residual: Tensor, done: torch.cuda.Event, pending: deque[PendingSum]) -> None:
-        """done: recorded after the sum. pending: all sums that are not finished; this one joins them."""
+        """done: recorded after the sum. pending: all sums that are not finished; this one is appended."""
         self.tokens = len(residual)
         self._part = part  # kept alive: the side stream reads it
         self._place = residual.data_ptr()
@@ -43,7 +43,7 @@ class SideStreamSum:
 
 
 class CopiedSum(SideStreamSum):
-    """A `PendingSum` of two ranks that copy their parts to each other. `finish` adds them up."""
+    """A `PendingSum` of two ranks that copy their parts to each other on the side stream. `finish` adds them up."""
 
     def __init__(
         self,
@@ -69,14 +69,14 @@ class CopiedSum(SideStreamSum):
 
 
 def copy_across(source: Tensor, target: Tensor) -> None:
-    """Let a copy engine copy source's bytes to another device, on the current stream of source's device.
+    """Copy source's bytes to another device by a copy engine, on the current stream of source's device.
 
-    torch's own copy would make that stream wait for the other device's, which a graph cannot capture.
+    torch's copy would make that stream wait for the other device's stream, which a graph cannot capture.
     """
     stream = torch.cuda.current_stream(source.device).cuda_stream
     size = source.numel() * source.element_size()
     if code := _cuda().cuMemcpyAsync(target.data_ptr(), source.data_ptr(), size, stream):
-        raise DeviceLostError(f"{source.device} copies nothing to {target.device}: CUDA error {code}")
+        raise DeviceLostError(f"{source.device} cannot copy to {target.device}: CUDA error {code}")
 
 
 @lru_cache

@@ -1,8 +1,8 @@
 """Ranks that are GPUs of one host and one process: their kernels access each other's memory.
 
 Each rank's calls are launched on its own device and stream, and ranks wait for each other on the device. One thread may
-launch a graph or a step for every rank in turn, if nothing in between waits for a device. A kernel's first use does,
-because it loads the kernel; `reset_collectives` with patience 0 serves to rehearse.
+launch a graph or a step for every rank in turn, if nothing in between waits for a device. The first use of a kernel
+waits, because it loads the kernel. So steps are rehearsed first, after `reset_collectives` with patience 0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from aengine.kernels.linear.base import Norm
 def connect(devices: Sequence[torch.device], patience: float = 2.5) -> list[PeerCollective]:
     """Return a `PeerCollective` for each device, in the order of the ranks.
 
-    patience: seconds that a kernel waits for another rank; at least the time a host may take to launch for all devices.
+    patience: seconds that a kernel waits for another rank. It must exceed the time to launch for all devices.
     Raises `ConfigError` if the devices are not 2, 4 or 8, or cannot reach each other.
     """
     if len(devices) not in (2, 4, 8) or len(set(devices)) != len(devices):
@@ -54,27 +54,27 @@ def connect(devices: Sequence[torch.device], patience: float = 2.5) -> list[Peer
 def reset_collectives(collectives: Sequence[PeerCollective], patience: float) -> None:
     """Reset all ranks, also after one has given up. Waits for all devices.
 
-    patience: seconds that kernels wait for another rank. With 0 they neither send nor wait, and results are worthless.
-    So ranks can be rehearsed one after the other, while kernels are compiled and loaded.
+    patience: seconds that kernels wait for another rank. With 0 they neither send nor wait, and results are invalid.
+    So ranks can rehearse steps one after the other, while kernels are compiled and loaded.
     """
     renew([one.box for one in collectives], patience)
 
 
 class PeerCollective:
-    """`Collective` of one GPU.
+    """The `Collective` of one GPU.
 
-    Pending sums: the copy engines of two ranks exchange parts while processors multiply, and `finish` adds up what
-    arrived. More ranks add up on a side stream. A rank copies its parts into the other's slots, one slot after the
-    other. The slots suffice, because at most two sums are pending: when A copies its part n + 3, it knows that B has
-    made its part n + 2, before which B finished the sum n. Between steps, the sum of the tokens' embeddings on the main
+    Pending sums: with two ranks, copy engines exchange the parts while processors multiply, and `finish` adds up the
+    parts. More ranks compute the sum on a side stream. A rank copies its parts into the other's slots in turn. The
+    slots suffice, because at most two sums are pending: when A copies its part n + 3, it has received B's part n + 2,
+    and B finished the sum n before it computed that part. Between steps, the sum of the tokens' embeddings on the main
     stream keeps the ranks together.
 
-    Parts are float16, bfloat16 or float32 and contiguous. For sums their rows are whole lanes of 16 bytes. Other parts
-    raise `ValueError`. A sum takes the memory of its part. Calls have one order on the device as well: they are on one
-    stream, or on streams that wait for each other.
+    Parts are float16, bfloat16 or float32 and contiguous. For sums, a row must be a multiple of 16 bytes. Other parts
+    raise `ValueError`. A sum overwrites its part. Calls must be in one order on the device, too: on one stream, or on
+    streams that wait for each other.
 
     failed: int32 [1] on the device. It is 1 after a kernel of this rank has given up waiting. From then on the rank
-    sends nothing, does not wait, and its results are worthless. So the others give up after one wait, too.
+    sends nothing, does not wait, and its results are invalid. So the others give up after one wait, too.
     """
 
     def __init__(self, index: int, box: Mailbox) -> None:
@@ -83,8 +83,8 @@ class PeerCollective:
         self.box = box
         self.failed = box.control.view(torch.int32)[:1]
         self.pending: deque[PendingSum] = deque()
-        self._last: torch.cuda.Event | None = None  # recorded after the latest sum that was begun
-        self._slot = 0  # for the next part
+        self._last: torch.cuda.Event | None = None  # recorded after the latest sum that has begun
+        self._slot = 0  # slot for the next part
         self._in_pieces = False
         overlap = launch_for(box.lanes.device).overlap
         self._common = (box.addresses, box.turns, box.control, index)  # arguments of every kernel
@@ -98,9 +98,9 @@ class PeerCollective:
 
     def begin_step(self, rehearsal: bool, halves: bool) -> None:
         self.pending.clear()
-        # A step that was not rehearsed may load kernels while other ranks wait, so it must not use more than it has to.
+        # A step that was not rehearsed may load kernels while other ranks wait. So it must not use additional kernels.
         self._in_pieces = halves and (rehearsal or torch.cuda.is_current_stream_capturing())
-        self._slot = 0  # on all ranks, even if one had begun more sums than another
+        self._slot = 0  # on all ranks, even if a failed step has begun more sums on one of them
 
     def sum(self, part: Tensor, residual: Tensor | None = None, config: Pushed | Pulled | None = None) -> Tensor:
         lanes = _lanes(part, residual)
@@ -139,7 +139,7 @@ class PeerCollective:
         return self._last
 
     def _keep_order(self) -> None:
-        """Let later calls use the mailboxes only after the pending sums."""
+        """Let later calls on the current stream wait for the pending sums, because both use the mailboxes."""
         if self.pending and self._last is not None:
             torch.cuda.current_stream(self.box.lanes.device).wait_event(self._last)
 
@@ -207,7 +207,7 @@ class PeerCollective:
         )  # fmt: skip
 
     def _grid(self, lanes: int, config: Pushed) -> tuple[int]:
-        """Raises `ValueError` if the mailboxes do not hold the lanes."""
+        """Return the grid of a kernel that pushes. Raises `ValueError` if the mailboxes do not hold the lanes."""
         blocks = -(-lanes // config.lanes)  # triton.cdiv takes 3 us
         programs = min(config.programs, blocks)
         if -(-blocks // programs) * config.lanes > self._capacity:
@@ -218,7 +218,7 @@ class PeerCollective:
 def _lanes(part: Tensor, residual: Tensor | None) -> int:
     """Return how many lanes a part has. Raises `ValueError` for tensors that the kernels cannot read."""
     if not part.is_contiguous() or part.shape[-1] * part.element_size() % LANE:
-        raise ValueError(f"parts must be contiguous, in rows of whole lanes of {LANE} bytes, got {part.shape}")
+        raise ValueError(f"parts must be contiguous, with rows of a multiple of {LANE} bytes, got {part.shape}")
     if residual is not None and not (residual.is_contiguous() and residual.dtype == part.dtype):
         raise ValueError(f"the residual must be contiguous and of the parts' dtype, {part.dtype}")
     return part.numel() * part.element_size() // LANE

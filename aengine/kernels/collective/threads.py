@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: each hands its part to the others."""
+"""Ranks that are threads of one process. They exchange references to their parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aengine.kernels.linear.base import Norm
 
 
 class Meeting:
-    """A meeting point of `count` threads. If one gives up, the others raise instead of waiting forever."""
+    """A point at which `count` threads exchange parts. If one gives up, the others raise instead of waiting."""
 
     def __init__(self, count: int) -> None:
         self._barrier = threading.Barrier(count)
@@ -25,11 +25,11 @@ class Meeting:
         self.parts[index] = part
         self._barrier.wait()
         parts = [part for part in self.parts if part is not None]
-        self._barrier.wait()  # all have read before any leaves its next part
+        self._barrier.wait()  # all have read the parts before one stores its next part
         return parts
 
     def give_up(self) -> None:
-        """Let no thread wait until `renew`."""
+        """Make waiting and later threads raise until `renew`."""
         self._barrier.abort()
 
     def renew(self) -> None:
@@ -38,7 +38,7 @@ class Meeting:
 
 
 class ThreadCollective:
-    """`Collective` of one thread."""
+    """The `Collective` of one thread."""
 
     def __init__(self, index: int, count: int, meeting: Meeting) -> None:
         self.index = index

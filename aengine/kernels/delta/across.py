@@ -1,8 +1,8 @@
-"""The recurrence over the blocks of a chunk, and its results.
+"""Computes the recurrence over the blocks of a chunk, and the chunk's results.
 
-A program has some columns of a value head's state and goes through the chunk's blocks in order. It subtracts from the
-values what the keys find in the state. The inverse of the triangular system turns the rest into corrections. The
-queries read the state and, through `seen`, the corrections. Then the corrections are written to the state.
+A program has some columns of a value head's state and goes through the chunk's blocks in order. It subtracts S^T k from
+the values. The inverse of the triangular system turns the differences into corrections. The queries read the state
+and, through `seen`, the corrections. Then the corrections are added to the state.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -173,7 +173,7 @@ def _norm_kernel(
 
 @dataclass(frozen=True, slots=True)
 class AcrossConfig:
-    """How the kernels divide one shape. block_v: columns of a program; if a head has more, a second kernel norms."""
+    """How the kernels divide one shape. block_v: columns of a program; if a head has more, a second kernel norms it."""
 
     block_v: int
     warps: int

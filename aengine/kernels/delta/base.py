@@ -1,7 +1,7 @@
-"""Gated delta nets: their weights, the state of a sequence, and a step as they see it.
+"""Gated delta nets: their weights, the state of a sequence, and the batch of a step.
 
-Every value head has a state matrix S [key_dim, value_dim]. A token decays S by a factor exp(g), corrects by beta what S
-returns for the token's key, and reads S with its query:
+Every value head has a state matrix S [key_dim, value_dim]. A token decays S by the factor exp(g). It corrects S,
+weighted by beta, so that S returns the token's value for its key. Then it reads S with its query:
 
     S = exp(g) * S;  S = S + k (beta * (v - S^T k))^T;  o = S^T q
     g = -exp(a_log) * softplus(a + dt_bias);  beta = sigmoid(b)
@@ -62,7 +62,7 @@ class DeltaWeights:
 
 @dataclass(slots=True)
 class DeltaState:
-    """The state of a layer for all sequences, in slots. Slots that were never written may hold anything.
+    """The state of a layer for all sequences, in slots. Slots that were never written may hold any values.
 
     Each slot is contiguous in each tensor. Slots need not be adjacent.
     """
@@ -73,20 +73,20 @@ class DeltaState:
 
 @dataclass(slots=True)
 class StateBatch:
-    """A step as layers with a state see it: first the decodes, whose i-th has token i, then the chunks.
+    """The batch of a step for layers with a state: first the decodes, whose i-th has token i, then the chunks.
 
-    Slot 0 is never read or written. Every other slot is written at most once a step. A slot that a sequence starts from
-    but does not end in is not written.
+    Slot 0 is never read or written. Every other slot is written at most once a step. If a sequence starts from one slot
+    and ends in another, the first is not written.
     """
 
-    # [decodes + chunks] int32: the slot that takes each new state. 0: padding, whose results are zero. -1: no decode;
-    # its token belongs to a chunk. These come last among the decodes.
+    # [decodes + chunks] int32: the slot for each new state. 0: padding, whose results are zero. -1: an unused decode,
+    # whose token belongs to a chunk. Unused decodes come last among the decodes.
     slots: Tensor
     sources: Tensor  # [decodes + chunks] int32: the slot of each state before the step; 0: it starts from zero
-    starts: Tensor  # [chunks + 1] int32: each chunk's first token, and the last one's end; chunks may be empty
-    positions: Tensor  # [tokens] int64: of each token in its sequence; any number for padding
-    # [tokens] int32: a slot that also takes the state after this token; 0: none. In a chunk only tokens before a
-    # multiple of BLOCK, and the last token, may have one.
+    starts: Tensor  # [chunks + 1] int32: each chunk's first token, and the end of the last chunk; chunks may be empty
+    positions: Tensor  # [tokens] int64: position of each token in its sequence; any number for padding
+    # [tokens] int32: one more slot to which the state after this token is written; 0: none. In a chunk only tokens
+    # before a multiple of BLOCK, and the last token, may have one.
     saves: Tensor
     num_decodes: int
     # What kernels compute once a step for all layers, by type. Clear it before reusing this object with other tensors.

@@ -1,4 +1,4 @@
-"""The blocks of tokens in which the chunks of a step are computed: planned once a step, for all layers."""
+"""Plans the blocks of tokens in which the chunks of a step are computed. Once a step, for all layers."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from aengine.kernels.variants import keep_variants
 class Blocks:
     """Blocks of a chunk's tokens, which begin at positions that are multiples of BLOCK.
 
-    A chunk's first block may begin before the chunk, and its last one may end after it. There is room for the
-    blocks of any division into chunks.
+    A chunk's first block may begin before the chunk, and its last one may end after it. There are enough
+    entries for any division of the tokens into chunks.
     """
 
     chunks: Tensor  # [most] int32: the chunk of each block; -1: unused
@@ -35,7 +35,7 @@ class Blocks:
     def from_batch(cls, batch: StateBatch) -> Blocks:
         """Plan the blocks on the device, without a host sync."""
         tokens, chunks = len(batch.positions), batch.num_chunks
-        # n tokens touch at most (n + 126) / 64 blocks, and n.
+        # A chunk of n tokens touches at most min(n, (n + 126) / 64) blocks.
         most = max(1, min(tokens, (tokens + 2 * (BLOCK - 1) * chunks) // BLOCK))
         whole = torch.empty(2 * most + chunks + 1, dtype=torch.int32, device=batch.starts.device)
         blocks = cls(*whole.split((most, most, chunks + 1)))
@@ -64,7 +64,7 @@ def _blocks_kernel(
     BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    own = tl.program_id(0)  # a chunk; after the last chunk: the unused blocks
+    own = tl.program_id(0)  # a chunk; the last program handles the unused blocks
     chunk = tl.arange(0, CHUNKS)
     inside = chunk < chunks
     start = tl.load(starts_ptr + chunk, mask=inside, other=0)

@@ -1,8 +1,8 @@
-"""The convolution of chunks, with SiLU, and the lengths of q and k.
+"""Computes the convolution of chunks and SiLU, and normalises q and k.
 
 A program has some heads of q, k or v. It goes from token to token and keeps the inputs of the last three in registers,
-so it reads each input once. It loads the next four tokens in advance. A slot keeps the inputs of the tokens before a
-chunk in a ring. A chunk may start and end in the same slot, so a later kernel writes its ring.
+so it reads each input once. It loads the next four tokens in advance. A slot holds the inputs of the tokens before a
+chunk in a ring. A chunk may start and end in the same slot, so a later kernel writes the slot's ring.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -22,7 +22,8 @@ from aengine.kernels.elementwise import only_if, silu
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
-# Read one number at a time. Slices of a batch may begin anywhere: no variants for their alignment.
+# These tensors are slices of a batch with any alignment, and are read one number at a time. So no variant is compiled
+# for their alignment.
 UNALIGNED = ["slots_ptr", "sources_ptr", "starts_ptr", "positions_ptr", "saves_ptr", "block_tokens_ptr"]
 
 
@@ -31,7 +32,7 @@ def keep_inputs(
     to_ptr, ring_ptr, x_ptr, x_stride, channels, inside, known, copies, token, position, start,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Write the ring as it is after a token. With `copies`, inputs from before the chunk come from another ring."""
+    """Write the ring after a token. copies: also copy inputs of tokens before the chunk from another ring."""
     for back in tl.static_range(WIDTH):
         row = (position + WIDTH - back) % WIDTH * CHANNELS + channels
         ours = token - back >= start
@@ -103,7 +104,7 @@ def _convolve_kernel(
             mask=ours[:, None] & inside[None, :], other=0.0,
         )  # fmt: skip
         total += x.to(tl.float32) * weight[None, :]
-    if first_token < start + WIDTH - 1:  # its first tokens see inputs from before the chunk
+    if first_token < start + WIDTH - 1:  # its first tokens also read inputs of tokens before the chunk
         for back in tl.static_range(1, WIDTH):
             weight = tl.load(weight_ptr + channels * WIDTH + (WIDTH - 1 - back), mask=inside, other=0.0).to(tl.float32)
             position = begin + (token - start) - back
@@ -157,7 +158,7 @@ def _convolve_in_turn_kernel(
     BLOCK_D: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Token by token, with the inputs of the three before in registers. Only for width 4."""
+    """Convolve token by token, with the inputs of the three tokens before in registers. Only for width 4."""
     PIECES: tl.constexpr = BLOCK // TOKENS
     if OVERLAP:
         gdc_launch_dependents()
@@ -197,7 +198,7 @@ def _convolve_in_turn_kernel(
     x2 = _before(x_ptr, x_stride, ring, channels, inside, first_token - 2, start, begin, known, CHANNELS)
     x3 = _before(x_ptr, x_stride, ring, channels, inside, first_token - 3, start, begin, known, CHANNELS)
     length = tl.where(first_head < KEY_HEADS, KEY_DIM**-0.5, 1.0)
-    # Four tokens an iteration; the next four are loaded meanwhile.
+    # An iteration computes four tokens and loads the next four.
     a = _token(x_ptr, x_stride, channels, inside, first_token, stop)
     b = _token(x_ptr, x_stride, channels, inside, first_token + 1, stop)
     c = _token(x_ptr, x_stride, channels, inside, first_token + 2, stop)
@@ -259,8 +260,8 @@ def _before(x_ptr, x_stride, ring_ptr, channels, inside, token, start, begin, kn
 class ConvolveConfig:
     """How the kernels divide one shape.
 
-    heads, tokens: of a program, which takes its tokens one after the other; a power of two. heads 0: one head, whose
-    tokens a program takes at once.
+    heads, tokens: how many a program has; powers of two. It computes its tokens one after the other. heads 0: a program
+    has one head and computes its tokens at once.
     """
 
     heads: int
@@ -277,7 +278,7 @@ def convolve(
     blocks: Blocks,
     config: ConvolveConfig,
 ) -> Tensor:
-    """Return q / sqrt(key_dim), k and v, [tokens, channels], of the chunks. Save the rings that `saves` names."""
+    """Return q / sqrt(key_dim), k and v of the chunks, [tokens, channels]. Write the rings of the slots in `saves`."""
     heads, first = weights.heads, batch.num_decodes
     overlap = launch_for(qkv.device).overlap
     out = torch.empty((len(qkv), heads.channels), dtype=qkv.dtype, device=qkv.device)

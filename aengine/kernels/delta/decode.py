@@ -1,7 +1,7 @@
-"""One token of each sequence through a delta net, in one kernel: convolution, gates, recurrence, gated norm.
+"""Computes one token of each sequence in one kernel: convolution, gates, recurrence, gated norm.
 
-A program has one value head of a row and keeps its whole state in registers: read once, written once. It computes S^T k
-and S^T q in one pass before the correction. The correction then adds (q . k) times itself to the result.
+A program has one value head of a row and keeps its state in registers. It reads and writes the state once. It computes
+S^T k and S^T q in one pass before the correction. The correction then adds (q . k) times itself to the result.
 
 No other kernel of the step writes the states, so they are loaded before the wait. A ring keeps the last inputs of the
 convolution. A token writes one row of the ring and reads the others, so the value heads of one key head do not
@@ -27,7 +27,7 @@ from aengine.kernels.variants import keep_variants
 
 @triton.jit
 def _past(ring_ptr, weight_ptr, channels, inside, position, known, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return what earlier tokens add to the convolution."""
+    """Return the sum that earlier tokens add to the convolution."""
     total = tl.zeros(channels.shape, tl.float32)
     for back in tl.static_range(1, WIDTH):
         there = only_if(known & (position >= back), inside)
@@ -39,7 +39,7 @@ def _past(ring_ptr, weight_ptr, channels, inside, position, known, CHANNELS: tl.
 
 @triton.jit
 def _filtered(past, weight_ptr, x_ptr, channels, inside, WIDTH: tl.constexpr):
-    """Add the token's own input, and apply SiLU; float32."""
+    """Add the current token's input to the convolution, and apply SiLU; float32."""
     x = tl.load(x_ptr + channels, mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + channels * WIDTH + (WIDTH - 1), mask=inside, other=0.0).to(tl.float32)
     return silu(past + x * weight)
@@ -103,7 +103,7 @@ def _decode_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     THROUGH_MEMORY: tl.constexpr,
-    LATE: tl.constexpr,  # the next kernel starts after the states are loaded; it would load its weights at once
+    LATE: tl.constexpr,  # let the next kernel start after the loads of states, because it loads weights at once
     OVERLAP: tl.constexpr,
 ):
     REPEATS: tl.constexpr = VALUE_HEADS // KEY_HEADS
@@ -194,8 +194,8 @@ class DeltaDecodeConfig:
     """How the kernel divides one shape."""
 
     warps: int
-    # Whether q and k reach the threads that hold the state through memory. They always do if there are more threads
-    # than elements, because Triton would compute them in each thread again.
+    # Whether q and k are exchanged between threads through memory. They always are if there are more threads than
+    # elements, because otherwise several threads would compute the same element.
     through_memory: bool = False
 
 

@@ -1,4 +1,4 @@
-"""The reference for delta nets, in plain torch on any device, in float32. Others are tested against it.
+"""The reference for delta nets, in plain torch and float32, for any device. Others are tested against it.
 
 It needs a host sync, so it cannot be captured into a graph.
 """
@@ -13,7 +13,7 @@ from aengine.kernels.delta.base import BLOCK, DeltaState, DeltaWeights, StateBat
 
 
 class TorchDelta:
-    """A `DeltaNet` that computes all decodes at once, and chunks one after the other in blocks solved as one system."""
+    """A `DeltaNet` that computes all decodes at once, and chunks one after the other, block by block."""
 
     def __init__(self, weights: DeltaWeights) -> None:
         self._weights = weights
@@ -26,17 +26,17 @@ class TorchDelta:
         self._decode(out, qkv, z, g, beta, state, batch)
         slots, sources, starts = batch.slots.tolist(), batch.sources.tolist(), batch.starts.tolist()
         for chunk in range(batch.num_chunks):
-            tokens, place = slice(starts[chunk], starts[chunk + 1]), batch.num_decodes + chunk
-            if tokens.start < tokens.stop and slots[place] > 0:
+            tokens, index = slice(starts[chunk], starts[chunk + 1]), batch.num_decodes + chunk
+            if tokens.start < tokens.stop and slots[index] > 0:
                 first, saves = int(batch.positions[tokens.start]), batch.saves[tokens].tolist()
                 inputs = qkv[tokens], z[tokens], g[tokens], beta[tokens]
-                out[tokens] = self._prefill(*inputs, state, sources[place], slots[place], first, saves)
+                out[tokens] = self._prefill(*inputs, state, sources[index], slots[index], first, saves)
         return out
 
     def _decode(
         self, out: Tensor, qkv: Tensor, z: Tensor, g: Tensor, beta: Tensor, state: DeltaState, batch: StateBatch
     ) -> None:
-        rows = (batch.slots[: batch.num_decodes] > 0).nonzero().flatten()  # of decodes that are no padding
+        rows = (batch.slots[: batch.num_decodes] > 0).nonzero().flatten()  # decodes that are not padding
         if not len(rows):
             return
         slots, sources, positions = batch.slots[rows].long(), batch.sources[rows].long(), batch.positions[rows]

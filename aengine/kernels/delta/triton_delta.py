@@ -18,17 +18,17 @@ from aengine.kernels.launch import Launch, launch_for, power_of_two
 
 @lru_cache
 def delta_decode_config(heads: DeltaHeads, state_size: int) -> DeltaDecodeConfig:
-    """Return the config of a decode: each thread holds 128 elements of the state. state_size: bytes of an element."""
+    """Return the config of a decode. Each thread holds 128 elements of the state. state_size: bytes of an element."""
     numbers = power_of_two(heads.key_dim) * power_of_two(heads.value_dim)
     return DeltaDecodeConfig(max(1, numbers // (128 * 32)), through_memory=state_size == 2)
 
 
 @lru_cache
 def convolve_config(heads: DeltaHeads, width: int, blocks: int, launch: Launch) -> ConvolveConfig:
-    """Return the config of the convolution. width: of the convolution; blocks: of all chunks.
+    """Return the config of a convolution of `width`. blocks: number of blocks of all chunks.
 
-    For width 4 a program takes some heads token by token, 8 channels a thread. With few blocks it takes a quarter
-    block.
+    For width 4 a program computes some heads token by token, with 8 channels a thread. With few blocks it computes a
+    quarter of a block.
     """
     if width != 4:
         return ConvolveConfig(0, 32, 4, registers=96)
@@ -50,7 +50,7 @@ def across_config(heads: DeltaHeads, element_size: int, launch: Launch) -> Acros
 
 
 class TritonDelta:
-    """A `DeltaNet`. Decodes take one kernel, chunks three or four.
+    """A `DeltaNet` in Triton. Decodes need one kernel, chunks three or four.
 
     The states that a step starts from must be written before the last ordinary launch that precedes the layers.
     """

@@ -1,8 +1,8 @@
-"""How the tokens of a block depend on each other, independent of the state before the block.
+"""Computes the matrices of a block of tokens that do not depend on the state before the block.
 
 Each token's correction depends on the earlier corrections of its block. This is a triangular system (I + L) w = ...,
-in which L says how much one token's key finds of another's. The inverse depends on no state, so one launch inverts the
-systems of all blocks of all chunks: by substitution within 16 tokens, then twice by halves, [A 0; E B]^-1 = [A^-1 0;
+in which L has the products of the tokens' keys. The inverse depends on no state, so one launch inverts the systems of
+all blocks of all chunks. It substitutes within 16 tokens, then joins halves twice: [A 0; E B]^-1 = [A^-1 0;
 -B^-1 E A^-1 B^-1].
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -140,7 +140,7 @@ def _within_kernel(
     of_block = block.to(tl.int64) * VALUE_HEADS + head
     tl.store(fade_ptr + of_block * BLOCK + i, fade)
     tl.store(beta_ptr + of_block * BLOCK + i, beta)
-    # How much of each token's correction is left when another token reads it; zero for later corrections.
+    # The decay of each token's correction until another token reads it; zero for later corrections.
     earlier = i[:, None] >= i[None, :]
     left = tl.exp(tl.where(earlier, fade[:, None] - fade[None, :], float("-inf")))
     seen = tl.dot(q, tl.trans(k), input_precision=PRECISION) * left
@@ -183,7 +183,7 @@ def solve_within(
     batch: StateBatch,
     blocks: Blocks,
 ) -> Within:
-    """Return the matrices and gates of all blocks, and keep the chunks' last inputs in their slots.
+    """Return the matrices and gates of all blocks, and write the chunks' last inputs to their slots.
 
     x: the convolution's input. qkv: its output.
     """

@@ -8,9 +8,9 @@
             integers with the order of the floats, so this always ends. If the interval is still too large (thousands of
             equal logits, or of tokens in top_k with a top_p), it reads the row itself.
 
-In the first three a row is divided into pieces, one for each program. The last program of a row updates its interval.
-For a row without filters, or without need for more passes, programs end at once. So the host decides nothing. Sums are
-of integers (see `cutoff_search`), so a row's result does not depend on the batch.
+The first three kernels divide a row into pieces, one for each program. The row's last program updates the interval. If
+a row has no filters or needs no further pass, its programs end at once, so the host takes no decision. Integers are
+summed (see `cutoff_search`), so a row's result does not depend on the batch.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -29,7 +29,7 @@ from aengine.kernels.variants import keep_variants
 
 LADDERS = 4
 CANDIDATES = 4096
-PIECES = 64  # at most
+PIECES = 64  # the most pieces of a row
 MOST_TOKENS = 2**19 - 1  # weights of more tokens might not fit into 64 bits
 _PIECE_BLOCK = 1024
 _LIST_BLOCK = 2048
@@ -42,7 +42,7 @@ _UNUSED_BITS = {
 
 @triton.jit
 def _piece(pieces, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """Return this program's row, and its part: whole blocks, perhaps beyond the row's end."""
+    """Return this program's row, and the begin and end of its piece. The piece may end after the row."""
     length = tl.cdiv(VOCAB, pieces * BLOCK) * BLOCK
     begin = tl.program_id(0) % pieces * length
     return tl.program_id(0) // pieces, begin, begin + length
@@ -80,9 +80,9 @@ def _store_counts(counts_ptr, row, k, from_low, from_high, weight_from_high, tot
 
 @triton.jit
 def _candidates(k, top_p, from_low, from_high):
-    """Return how many logits to list, 0 for a row without a search.
+    """Return how many logits to list; 0 if the row needs no search.
 
-    With both filters these are all logits from `low` on, because top_p is a share of what top_k keeps.
+    With both filters these are all logits from `low` on, because top_p is a share of the tokens that top_k keeps.
     """
     return tl.where((k > 0) & (top_p <= 1), from_low, from_low - from_high)
 
@@ -144,7 +144,7 @@ def _range_kernel(
             top, low, count = tl.max(tops), tl.min(lows), tl.sum(counts)
             k = tl.where((top_k < VOCAB) & (top_k <= count), top_k, 0)
             if (k == 0) & (count > CANDIDATES):
-                # All less likely tokens together weigh less than what top_p removes.
+                # All tokens below this logit together have less probability than top_p removes.
                 low = tl.maximum(low, top - temperature * (tl.log(VOCAB / tl.maximum(1 - top_p, 1e-30)) + 0.1))
             sound = top < float("inf")
             _store_interval(interval_ptr, row, tl.where(sound, top, float("-inf")), low, float("inf"))
@@ -248,8 +248,8 @@ def _gather_kernel(
         for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
             x = tl.load(logits + start + lanes, mask=start + lanes < VOCAB, other=float("-inf")).to(tl.float32)
             chosen = (x >= low) & (x < high)
-            # The order of the list does not matter. It holds as many as were counted, so they fit. The mask guards
-            # against a compiler that rounds the interval's ends differently here.
+            # The order of the list does not matter. It has as many logits as were counted, so they fit. The mask
+            # protects against a compiler that rounds the interval's ends differently here.
             place = tl.atomic_add(listed_ptr + row + lanes * 0, 1, mask=chosen, sem="relaxed")
             tl.store(list_ptr + row * CANDIDATES + place, x, mask=chosen & (place < CANDIDATES))
 
@@ -287,7 +287,7 @@ def _finish_kernel(
     floor = float("-inf")
     if candidates > 0:
         scale = scale_of(temperature)
-        # The logits' dtype may not have the ends' values: one more key on either side is certainly right.
+        # The logits' dtype may not have the values of the ends, so extend the interval by one key on either side.
         low_key, high_key = key_of(low, SHIFT) - 1, key_of(tl.minimum(high, top), SHIFT) + 1
         if candidates <= CANDIDATES:
             size = tl.minimum(tl.load(listed_ptr + row), CANDIDATES)
@@ -333,9 +333,9 @@ class Cutoff:
         Args:
             logits: [rows, vocab] float32, bfloat16 or float16, contiguous; only read.
             temperature: float32. At 0 a row has no filters. All parameters are [rows] and have the same stride.
-            top_k: int32. Off from vocab on.
-            top_p: float32. Off above 1.
-            log_min_p: float32. Off at -inf.
+            top_k: int32. vocab or more turns it off.
+            top_p: float32. Values above 1 turn it off.
+            log_min_p: float32. -inf turns it off.
 
         Raises ValueError if the vocabulary has more than `MOST_TOKENS` tokens.
         """
@@ -346,7 +346,7 @@ class Cutoff:
         if rows == 0:
             return floor
         launch = launch_for(logits.device)
-        # So many programs that little of the device is idle while the last ones run.
+        # With so many programs, little of the device is idle while the last ones run.
         pieces = min(PIECES, -(-vocab // _PIECE_BLOCK), -(-16 * launch.processors // rows))
         grid, stride = (rows * pieces,), temperature.stride(0)
         common = {"VOCAB": vocab, "CANDIDATES": CANDIDATES, "OVERLAP": launch.overlap, "launch_pdl": launch.overlap}

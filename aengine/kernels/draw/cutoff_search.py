@@ -1,7 +1,7 @@
 """Searches for the last token that top_k and top_p keep: device functions for the kernels of `cutoff`.
 
 A threshold is good if enough tokens (top_k) or enough probability (top_p) are at or above it. The search tries three
-thresholds at a time for the highest good one. Probability is an integer, in units of 2**-44 of the likeliest token's.
+thresholds at a time for the highest good one. Probabilities are integers in units of 2**-44 of the highest one.
 So sums do not depend on their order, and all steps of the search agree exactly.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -83,7 +83,11 @@ def _narrow(
     values, size, low, high, k, need, more, more_weight, top, scale,
     SHIFT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The highest good key, low being good and high not: with k tokens or, if k is 0, tokens of weight `need`."""
+    """Return the highest good key. low must be good, and high must not be.
+
+    A key is good if k tokens are at or above it. If k is 0, these tokens must have the weight `need` instead. more,
+    more_weight: as in `last_kept`.
+    """
     while high - low > 1:
         step = (high - low + 3) // 4
         t1, t2, t3 = value_of(low + step, SHIFT), value_of(low + 2 * step, SHIFT), value_of(low + 3 * step, SHIFT)
@@ -104,7 +108,7 @@ def last_kept(
     """Return the last of values[:size] that top_k and top_p keep.
 
     Args:
-        low, high: Its key is from low up to high, excluding high.
+        low, high: The result's key is at least low and below high.
         k: 0 if top_k is off.
         total: The weight of all tokens; 0 if they are all in `values`.
         more, more_weight: The number and weight of tokens above `values`; 0 with both filters.
@@ -116,7 +120,7 @@ def last_kept(
         if total == 0:
             t = value_of(low, SHIFT)
             n, _, _, m, _, _, everything = tally(values, 0, size, size, t, t, t, True, top, scale, BLOCK, STAGES)
-            # Of the logits equal to the k-th, only as many count as complete k.
+            # Among logits equal to the k-th, count only as many as are needed for k tokens.
             total = tl.where(k > 0, m - (n - k) * weight_of(t, top, scale), everything)
         need = share_of(top_p, total)
         low = _narrow(values, size, low, high, 0, need, 0, more_weight, top, scale, SHIFT, BLOCK, STAGES)

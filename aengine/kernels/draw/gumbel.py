@@ -7,7 +7,7 @@ floor (`aengine.kernels.draw.cutoff`) are never drawn.
 
 Two exact logarithms for each token would take four times as long as reading the logits. So each block of tokens first
 gets an upper bound, which takes a few instructions. Only a block whose bound exceeds the best score so far gets exact
-noise. Of n blocks in random order about log(n) do.
+noise. In random order, about log(n) of n blocks need it.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -24,8 +24,8 @@ from aengine.kernels.parts import is_last
 from aengine.kernels.variants import keep_variants
 
 BLOCK = 1024
-PIECES = 64  # at most
-LONG_PIECE = 38  # blocks of a piece; with enough rows, shorter pieces do not pay off
+PIECES = 64  # the most pieces of a row
+LONG_PIECE = 38  # blocks of a piece; with enough rows, shorter pieces are not faster
 STAGES = 3
 
 
@@ -41,7 +41,7 @@ def _mix(x):
 
 @triton.jit
 def row_keys(seed_low, seed_high, position):
-    """Return the part of the hash that a whole row shares. All arguments and results are uint32."""
+    """Return key0 and key1, which all tokens of a row share. All arguments and results are uint32."""
     low: tl.constexpr = 0x9E3779B9
     high: tl.constexpr = 0x7F4A7C15
     key0 = _mix(_mix(_mix(seed_low + low) + seed_high) + position)
@@ -51,7 +51,7 @@ def row_keys(seed_low, seed_high, position):
 
 @triton.jit
 def hash32(token_ids, key0, key1):
-    """token_ids uint32 -> uint32."""
+    """Return the hashes of token ids; all uint32."""
     x = (token_ids * 0x9E3779B1) ^ key0
     x ^= x >> 16
     x *= 0x85EBCA6B
@@ -72,7 +72,8 @@ def gumbel(hashes):
 def gumbel_rank(hashes):
     """Return a float32 r with gumbel <= log(2) * (159 - r * 2**-23).
 
-    The bound is within 0.08 of the noise in the tail, which wins draws. With w = 1 - u, -log(u) >= w, so gumbel <=
+    In the tail, where draws are decided, the bound exceeds the noise by at most 0.08. With w = 1 - u, -log(u) >= w, so
+    gumbel <=
     -log(w). The bits of a float, read as an integer and scaled, are its exponent plus its mantissa, which is at most
     its log2. The integer below is exactly w * 2**32.
     """
@@ -82,7 +83,10 @@ def gumbel_rank(hashes):
 
 @triton.jit
 def can_beat(value, temperature):
-    """Return what `x - temperature * log(2) * r * 2**-23` exceeds for any score above `value`; has a margin."""
+    """Return a threshold: only if `x - temperature * log(2) * r * 2**-23` exceeds it, a score may exceed `value`.
+
+    The threshold has a margin for rounding.
+    """
     top: tl.constexpr = 159.0 * 0.6931472 + 1e-3
     return value - tl.abs(value) * 1e-6 - temperature * top
 
@@ -117,7 +121,7 @@ def _draw_kernel(
     parameter_stride,
     pieces,
     first,  # the token of the first column
-    valid,  # columns that are tokens
+    valid,  # number of columns that are tokens
     VOCAB: tl.constexpr,
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -177,7 +181,7 @@ def _draw_kernel(
         )
         bad_any = tl.max(tl.load(bad_ptr + slots, mask=used, other=0, cache_modifier=".cg"), axis=0)
         if candidates_ptr is None:
-            # A row with only -inf or NaN has no best token: take any valid id.
+            # A row with only -inf or NaN has no best token, so store a valid id.
             tl.store(ids_ptr + row, tl.where(value_id == 0x7FFFFFFF, 0, value_id).to(tl.int64))
             tl.store(finite_ptr + row, (bad_any == 0) & (value > float("-inf")))
         else:
@@ -206,7 +210,7 @@ def _choose_kernel(
     value = tl.full([BLOCK], float("-inf"), tl.float32)
     value_id = tl.zeros([BLOCK], tl.int32)
     bad_any = tl.zeros([BLOCK], tl.int32)
-    for rank in tl.static_range(COUNT):  # in the order of their tokens: among equals the earlier id wins
+    for rank in tl.static_range(COUNT):  # in the order of token ids, because among equals the lower id wins
         place = candidates_ptr + (row * COUNT + rank) * 4
         other = tl.load(place, mask=inside, other=0).to(tl.float32, bitcast=True)
         other_id = tl.load(place + 1, mask=inside, other=0)
@@ -238,11 +242,11 @@ class Draw:
     ) -> tuple[Tensor, Tensor]:
         """Return ids [rows] int64, and whether each row is finite, [rows] bool.
 
-        A row is not finite if it has NaN or +inf, or nothing above -inf.
+        A row is not finite if it has NaN or +inf, or only -inf.
 
         Args:
             logits: [rows, vocab], contiguous; only read.
-            temperature, seed_low, seed_high: [all], float32, int32, int32, of one stride.
+            temperature, seed_low, seed_high: float32, int32 and int32 [all rows], with the same stride.
             positions: [rows] int64, contiguous.
             lines: [rows] int64, the index of each row's parameters.
             floor: [rows] float32, contiguous; tokens below it are not drawn.
@@ -264,12 +268,13 @@ class Draw:
         first: int,
         valid: int,
     ) -> Tensor:
-        """Draw from some of the tokens, and return each row's candidate for `choose`, int32 [rows, 4].
+        """Draw from part of the vocabulary. Returns candidates for `choose`, int32 [rows, 4].
 
-        A candidate is the bits of the float32 score, the token, 1 if a logit is NaN or +inf, and 0.
+        The four numbers of a candidate are the bits of its float32 score, its token id, 1 if a logit is NaN or +inf,
+        and 0.
 
         logits: [rows, n], for the tokens from `first` on; only the first `valid` columns are read. Other arguments are
-        those of a draw.
+        as in `__call__`.
         """
         found = torch.empty(len(logits), 4, dtype=torch.int32, device=logits.device)
         self._launch(
@@ -297,7 +302,7 @@ class Draw:
         if rows == 0:
             return
         launch = launch_for(logits.device)
-        # A few rows get more pieces, to use the whole device. Long pieces need less exact noise.
+        # A few rows get more pieces, to fill the device. Long pieces compute exact noise for fewer blocks.
         pieces = min(PIECES, power_of_two(-(-vocab // BLOCK)))
         least = max(1, min(4, power_of_two(-(-vocab // (LONG_PIECE * BLOCK)))))
         while pieces > least and rows * pieces > 6 * launch.processors:
@@ -306,14 +311,14 @@ class Draw:
             logits, lines, temperature, seed_low, seed_high, positions, floor, ids, finite, candidates,
             self._best, self._best_id, self._bad, self._arrived, temperature.stride(0), pieces, first, valid,
             VOCAB=vocab, PIECES=PIECES, BLOCK=BLOCK, STAGES=STAGES, OVERLAP=launch.overlap,
-            # Round the product before the sum, like the reference, and in the same way wherever the compiler duplicates
-            # them, because scores are compared for equality. Registers for four programs a processor.
+            # Without fusion, products are rounded before sums, like in the reference. Scores are compared for equality,
+            # so copies that the compiler makes must round alike. Registers suffice for four programs a processor.
             num_warps=4, maxnreg=128, enable_fp_fusion=False, launch_pdl=launch.overlap,
         )  # fmt: skip
 
 
 def choose(candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ids [rows] int64, and whether each row is finite, given candidates of several parts of the tokens.
+    """Choose the best candidate of each row. Returns ids [rows] int64, and whether each row is finite, [rows] bool.
 
     candidates: int32 [rows, parts, 4] of `Draw.candidates`, in the order of the tokens.
     """

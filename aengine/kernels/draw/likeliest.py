@@ -2,12 +2,12 @@
 
 1. groups   reads the row in pieces, one for each program. It finds the highest logit of every `GROUP` neighbours, and
             sums the piece's exponentials.
-2. pick     has one program for each row. The k groups with the highest logits contain the k likeliest tokens. It picks
-            their best token k times.
+2. pick     has one program for each row. It finds the k groups with the highest logits, and picks their best token k
+            times.
 
-The k best groups are enough: any other token is less likely than the best token of each. Among equals
-the lower id comes first, for groups and for tokens. So which of several equal tokens are returned depends neither on k
-nor on other rows. The pieces do not depend on the number of rows, so the sums do not either.
+The k best groups contain the k likeliest tokens: any other token is less likely than the best token of each. Among
+equals the lower id comes first, for groups and for tokens. So which of several equal tokens are returned depends
+neither on k nor on other rows. The pieces do not depend on the number of rows, so the sums do not either.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -24,7 +24,7 @@ from aengine.kernels.variants import keep_variants
 from aengine.requests.sampling_params import MAX_LOGPROBS
 
 GROUP = 64  # tokens
-GROUPS = 64  # of a piece
+GROUPS = 64  # groups of a piece
 
 _ALL_BITS = tl.constexpr(0x7FFFFFFF)  # the bits of an id
 _NOTHING = tl.constexpr(-(2**63))
@@ -46,9 +46,9 @@ def _id_of(ranked):
 def _groups_kernel(
     logits_ptr,  # [all draws, VOCAB]
     draws_ptr,  # [n] int64
-    highest_ptr,  # [n, PIECES * GROUPS] float32: of each group
+    highest_ptr,  # [n, PIECES * GROUPS] float32: the highest logit of each group
     peak_ptr,  # [n, PIECES] float32: the highest logit of a piece
-    sum_ptr,  # [n, PIECES] float32: of exp(logit - peak)
+    sum_ptr,  # [n, PIECES] float32: the sum of exp(logit - peak)
     VOCAB: tl.constexpr,
     PIECES: tl.constexpr,
     GROUPS: tl.constexpr,

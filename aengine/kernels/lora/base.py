@@ -1,4 +1,4 @@
-"""What a low-rank adapter adds to a linear: y += B (A x). Every token of a step may have another adapter."""
+"""Low-rank adapters of linears: y += B (A x). Every token of a step may have another adapter."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ NO_ADAPTER = 0  # the place of tokens without an adapter; adapters have places f
 
 @dataclass(slots=True, eq=False)
 class AdapterWeights:
-    """The adapters of one linear. A fused linear has several parts, each with factors of its own.
+    """The adapters of one linear, each in a place. A fused linear has several parts, and separate factors for each.
 
-    The memory is allocated once, so a captured step reads the adapter that is in a place when the step is replayed.
-    Factors that an adapter does not have, and the rest of a smaller rank, are zero. Place NO_ADAPTER stays zero. Both
-    tensors are contiguous and may have more than 2^31 elements.
+    The memory is allocated once, so a captured step reads the adapter that is in a place when the step is replayed. If
+    an adapter lacks a factor or has a smaller rank, the rest is zero. Place NO_ADAPTER stays zero. Both tensors are
+    contiguous and may have more than 2^31 elements.
     """
 
     a: Tensor  # [places, parts * rank, inputs]: the first factors, part after part
     b: Tensor  # [places, outputs, rank]: the second factors, times the adapter's scale
-    outputs: tuple[int, ...]  # of each part
+    outputs: tuple[int, ...]  # number of outputs of each part
 
     @property
     def rank(self) -> int:
@@ -38,11 +38,11 @@ class ExpertAdapters:
 
 
 class TokenAdapters:
-    """Which adapter each token of the running pass has. All linears of one rank share one object.
+    """The adapter of each token of the running pass. All linears of one rank share one object.
 
-    `places` is None if no token has an adapter: then linears launch the same kernels as without adapters. If it is
-    set, followers launch kernels that prepare the pass. So set it inside what a graph captures, before the embedding
-    lookup: later kernels may read its tensors early (`kernels/launch.py`).
+    `places` is None if no token has an adapter. Then linears launch the same kernels as without adapters. When it is
+    set, followers launch kernels that prepare the pass. So set it during a capture, before the embedding lookup,
+    because later kernels may read its tensors early (`kernels/launch.py`).
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class TokenAdapters:
 
     @property
     def places(self) -> Tensor | None:
-        """[tokens] int32, in the order of the rows that linears get."""
+        """The place of each token's adapter, [tokens] int32, in the order of the linears' input rows."""
         return self._places
 
     @places.setter

@@ -1,6 +1,6 @@
-"""y += B inner of each token's adapter, for any mix of adapters, after a product that cannot add it itself.
+"""Computes y += B inner for any mix of adapters, after a product that cannot add it.
 
-A program owns a tile of tokens of one adapter and some columns of y. It does not touch tokens without an adapter.
+A program computes a tile of tokens of one adapter and some columns of y. It does not touch tokens without an adapter.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 

@@ -1,4 +1,4 @@
-"""Sorts the tokens of a pass by adapter, into tiles of one adapter each: once a pass, for all linears.
+"""Sorts the tokens of a pass by adapter, into tiles of one adapter each. Once a pass, for all linears.
 
 For few tokens, one program compares every token with every other. More are sorted like (token, expert) pairs.
 """
@@ -15,9 +15,9 @@ from aengine.kernels.launch import power_of_two
 from aengine.kernels.lora.base import NO_ADAPTER, TokenAdapters
 from aengine.kernels.variants import keep_variants
 
-AT_ONCE = 64  # tokens that one program sorts at most
-LOW_UP_TO = 256  # tokens up to which tiles are low: many adapters have a few tokens each
-LOW, HIGH = 16, 64  # tokens a tile holds at most
+AT_ONCE = 64  # the most tokens that one program sorts
+LOW_UP_TO = 256  # up to so many tokens, tiles are low, because each adapter has few tokens
+LOW, HIGH = 16, 64  # the most tokens of a tile
 
 
 @keep_variants
@@ -53,30 +53,30 @@ def _order_kernel(
 
 
 def height_of(tokens: int) -> int:
-    """Return how many tokens a tile holds at most."""
+    """Return the most tokens of a tile."""
     return LOW if tokens <= LOW_UP_TO else HIGH
 
 
 def most_tiles_of(tokens: int, places: int) -> int:
-    """Return how many tiles there are at most, for any choice of adapters. places: counts that of no adapter."""
+    """Return the most tiles, for any choice of adapters. places: number of places, including NO_ADAPTER."""
     return most_tiles(tokens, places if tokens > AT_ONCE else places - 1, height_of(tokens))
 
 
 class TokenOrder:
-    """The order of a pass, made whenever the tokens' places are set. All tensors are int32 on the device.
+    """The order of a pass's tokens, computed when `TokenAdapters.places` is set. All tensors are int32 on the device.
 
     Entries after the last sorted token and the last tile are undefined.
     """
 
     places: Tensor  # [tokens]: the place of each token's adapter
     order: Tensor  # [tokens]: the tokens with an adapter, sorted by adapter
-    tiles: Tensor  # [3, capacity], of each tile: its adapter's place; its range in `order`, from and up to
+    tiles: Tensor  # [3, capacity]: for each tile its adapter's place, and begin and end of its tokens in `order`
     count: Tensor  # [1]: the number of tiles
     own: Tensor  # [tokens]: the tile of each token, -1 without an adapter; only for passes of at most AT_ONCE
-    height: int  # tokens of a tile at most
+    height: int  # the most tokens of a tile
 
     def __init__(self, places: int, tokens: TokenAdapters) -> None:
-        """places: how many there are, counting that of no adapter."""
+        """places: number of places, including NO_ADAPTER."""
         self._places = places
         tokens.follow(self._sort)
         if tokens.places is not None:
@@ -84,7 +84,7 @@ class TokenOrder:
 
     @property
     def capacity(self) -> int:
-        """How many tiles there are at most."""
+        """The most tiles."""
         return self.tiles.shape[1]
 
     def _sort(self, places: Tensor) -> None:
@@ -96,7 +96,7 @@ class TokenOrder:
             self.order, self.tiles, self.count = plan.order, plan.tiles, plan.count
             return
         capacity = most_tiles_of(tokens, self._places)
-        self.order, self.own = places.new_empty(2, -(-tokens // 4) * 4)[:, :tokens]  # aligned, both of them
+        self.order, self.own = places.new_empty(2, -(-tokens // 4) * 4)[:, :tokens]  # both are aligned
         self.tiles, self.count = places.new_empty(3, capacity), places.new_empty(1)
         if tokens:  # an ordinary launch, because later kernels read its results before their wait
             _order_kernel[(1,)](

@@ -1,8 +1,8 @@
-"""Adapters of experts, for every (token, expert) pair, with plain multiply-adds.
+"""Applies adapters of experts to every (token, expert) pair, with multiply-adds instead of matrix products.
 
 `shrink_pairs` computes A x, `gate_pairs` adds B A x to gate and up and activates them, `sum_pairs` adds B A x to down
-and sums each token's experts. A program reads factors for a single pair, so any mix of adapters and experts works. The
-time grows with the pairs, because pairs with the same factors do not share the reads.
+and sums each token's experts. A program reads the factors of a single pair, so any mix of adapters and experts works.
+The time grows with the number of pairs, because pairs with the same factors do not share reads.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -30,7 +30,7 @@ BLOCK_N = 64
 
 @triton.jit
 def pair_of(row, order_ptr, ids_ptr, places_ptr, ends_ptr, E: tl.constexpr, TOP_K: tl.constexpr, SORTED: tl.constexpr):
-    """Return a row's token, expert, and place of its adapter (0: none). A row of no expert has expert -1, place 0."""
+    """Return a row's token, its expert, and the place of its adapter. Without an expert these are -1 and 0."""
     pair = row
     if SORTED:
         pair = tl.load(order_ptr + row, mask=row < tl.load(ends_ptr + E - 1), other=-1)
@@ -112,7 +112,7 @@ class PairFactors:
 
     @classmethod
     def from_weights(cls, weights: Sequence[AdapterWeights]) -> PairFactors:
-        """weights: of each expert. Their tensors must outlive the result."""
+        """Collect the addresses of each expert's factors. The tensors of `weights` must outlive the result."""
         first = weights[0]
         a, b = (
             torch.tensor([factor.data_ptr() for factor in factors], dtype=torch.int64, device=first.a.device)
@@ -126,7 +126,7 @@ def shrink_pairs(
 ) -> Tensor:
     """Return A x of every pair, float32 [pairs, r], in the order of `one`'s rows; undefined without an adapter.
 
-    x: [tokens, k] with of_tokens, else [pairs, k]. ids: int32 [tokens, top_k]. places: int32 [tokens]. All contiguous.
+    x: [tokens, k] if of_tokens, else [pairs, k]. ids: int32 [tokens, top_k]. places: int32 [tokens]. All contiguous.
     """
     pairs, top_k, k = ids.numel(), ids.shape[1], x.shape[1]
     inner = x.new_empty(pairs, factors.r, dtype=torch.float32)
@@ -185,9 +185,9 @@ def _gated_kernel(
 def gate_pairs(
     y: Tensor, inner: Tensor, factors: PairFactors, rule: ExpertRule, one: ExpertPass, ids: Tensor, places: Tensor
 ) -> Tensor:
-    """Add B inner to gate and up of every pair, and return what `rule` makes of both: [pairs, n].
+    """Add B inner to gate and up of every pair, and return their activation by `rule`, [pairs, n].
 
-    A program owns some columns of gate, and the same columns of up, of one pair.
+    A program computes some columns of gate, and the same columns of up, of one pair.
 
     Args:
         y: [pairs, 2 * n], gate first, in the order of `one`'s rows.
@@ -256,16 +256,16 @@ def sum_pairs(
     rows: Tensor, inner: Tensor, factors: PairFactors, one: ExpertPass, ids: Tensor, weights: Tensor, places: Tensor,
     residual: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Sum each token's rows plus B inner, weighted, onto the residual: [tokens, n].
+    """Add the weighted sum of each token's rows plus B inner to the residual. Returns [tokens, n].
 
-    A program owns some columns of one token. All tensors are contiguous.
+    A program computes some columns of one token. All tensors are contiguous.
 
     Args:
         rows: [pairs, n].
         inner: [pairs, rank], from `shrink_pairs`.
         ids, weights: int32 and float32 [tokens, top_k].
         places: int32 [tokens].
-        residual: [tokens, n], whose memory takes the result. None: zeros.
+        residual: [tokens, n], overwritten by the result. None: zeros, in new memory.
     """
     (tokens, top_k), n = ids.shape, rows.shape[1]
     out = rows.new_empty(tokens, n) if residual is None else residual

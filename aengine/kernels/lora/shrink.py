@@ -1,7 +1,7 @@
-"""inner = A x of each token's adapter, for any mix of adapters.
+"""Computes inner = A x for any mix of adapters.
 
-`shrink` serves many rows, before a product that cannot add B inner itself. `shrink_few` serves 2 to 64 rows and
-`shrink_row` one row, before a product that can.
+`shrink` serves many rows, before a product that cannot add B inner. `shrink_few` serves 2 to 64 rows and `shrink_row`
+one row, before a product that adds B inner.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -54,7 +54,7 @@ def _shrink_kernel(
     if OVERLAP:
         gdc_launch_dependents()
     known = tile < tl.load(count_ptr)
-    if known | (tile == 0):  # in every launch some program has to wait
+    if known | (tile == 0):  # in every launch at least one program must wait
         place = tl.load(tiles_ptr + tile, mask=known, other=0)
         start = tl.load(tiles_ptr + capacity + tile, mask=known, other=0)
         end = tl.load(tiles_ptr + 2 * capacity + tile, mask=known, other=0)
@@ -100,7 +100,7 @@ def _shrink_kernel(
 
 @dataclass(frozen=True, slots=True)
 class ShrinkConfig:
-    """How the kernel divides one shape. early: columns that are loaded before the wait, a power of two."""
+    """How the kernel divides one shape. early: columns that are loaded before the wait; a power of two."""
 
     block_r: int
     block_k: int
@@ -110,7 +110,7 @@ class ShrinkConfig:
     early: int
 
     def shared_memory(self, height: int, element_size: int) -> int:
-        """Return at most how many bytes it takes: the stages, the block being multiplied, and the early columns."""
+        """Return an upper bound of its bytes: the stages, the block being multiplied, and the early columns."""
         columns = (self.stages + 1) * self.block_k + self.early
         return columns * (self.block_r + height) * element_size + 4 * self.block_r * height
 
@@ -118,8 +118,8 @@ class ShrinkConfig:
 def shrink(x: Tensor, a: Tensor, order: TokenOrder, config: ShrinkConfig, scratch: Parts) -> Tensor:
     """Return A x, float32 [tokens, r], undefined for tokens without an adapter.
 
-    x [tokens, k] and a [places, r, k] are contiguous. A program owns a tile of tokens of one adapter, some rows of A
-    and one of several pieces of its columns. The last program to arrive at a tile adds the pieces up in order.
+    x [tokens, k] and a [places, r, k] are contiguous. A program computes a tile of tokens of one adapter with some rows
+    of A and one piece of its columns. The last program of a tile to finish adds the pieces up in order.
     """
     _, r, k = a.shape
     launch = launch_for(x.device)
@@ -174,9 +174,9 @@ def _shrink_few_kernel(
     piece = (STEPS + pieces - 1) // pieces * BLOCK_K  # columns
     k = tl.arange(0, BLOCK_K)[None, :]
     if OVERLAP:  # noqa: SIM102 (a constant: without it nothing of this is compiled)
-        if (program == 0) | (program < shared * pieces):  # other programs end, so that the product gets their room
+        if (program == 0) | (program < shared * pieces):  # others end, so the product can use their processors
             gdc_wait()
-            gdc_launch_dependents()  # the next kernel may at once read what this one waited for
+            gdc_launch_dependents()  # the next kernel may then read the data that this one waited for
     for item in tl.range(program, shared * pieces, programs, num_stages=1):
         whose = item // pieces
         tile = whose // BLOCKS
@@ -216,7 +216,7 @@ def _shrink_few_kernel(
 
 @dataclass(frozen=True, slots=True)
 class ShrinkFewConfig:
-    """How the kernel divides one shape. pieces: of the columns at most; programs: on each processor."""
+    """How the kernel divides one shape. pieces: the most pieces of the columns. programs: per processor."""
 
     block_r: int
     block_k: int
@@ -232,9 +232,9 @@ def shrink_few(x: Tensor, a: Tensor, rank: int, order: TokenOrder, config: Shrin
     A tile's columns hold A x for the tile's own tokens and zeros for all others; columns of unused tiles are undefined.
     x [tokens, k] and a [places, parts * rank, k] are contiguous.
 
-    A program owns a tile of tokens of one adapter, some rows of A and one of several pieces of its columns. The fewer
-    the adapters, the more the pieces, so that all programs have work. Meanwhile the product loads its weight. The last
-    program to arrive at a tile adds the pieces up in order.
+    A program computes a tile of tokens of one adapter with some rows of A and one piece of its columns. With fewer
+    adapters there are more pieces, so that all programs have work. At the same time the product loads its weight. The
+    last program of a tile to finish adds the pieces up in order.
     """
     (tokens, _), (_, r, k) = x.shape, a.shape
     launch = launch_for(x.device)
@@ -312,13 +312,13 @@ class ShrinkRowConfig:
 def shrink_row(
     x: Tensor, a: Tensor, place: Tensor, config: ShrinkRowConfig, norm: Norm | None = None, silu: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return inner, float32 [splits, r], whose sum over the splits is A x of a single row, and the product's input.
+    """Return parts of A x of one row, float32 [splits, r], and the input of the product [1, k].
 
-    With silu, x is SiLU(gate) * up, which also is the product's input [1, k]. With a norm, A is applied to x times the
-    norm's weight, without the norm's scale. The reader adds up the splits.
+    The product adds up the splits. silu: x holds gate and up; the product's input is SiLU(gate) * up. norm: A is
+    applied to x times the norm's weight, without the norm's scale.
 
     Args:
-        x: [1, k], or [1, 2 * k] with silu.
+        x: [1, k]; if silu, [1, 2 * k].
         a: [places, r, k].
         place: int32 [1], the place of the row's adapter.
     """

@@ -14,8 +14,8 @@ from aengine.kernels.lora.base import NO_ADAPTER, AdapterWeights, ExpertAdapters
 class TorchAdapted:
     """A linear with each token's adapter. Without adapters it only calls the linear.
 
-    On a CPU it reads only the adapters that tokens have. On another device that would need a host sync, so it
-    multiplies with all adapters and masks the results of other tokens' adapters.
+    On a CPU it reads only the adapters that tokens have. On another device that would need a host sync. So it
+    multiplies with all adapters, and masks the results of those that a token does not have.
     """
 
     def __init__(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> None:
@@ -49,7 +49,7 @@ def add_present(out: Tensor, x: Tensor, weights: AdapterWeights, places: Tensor)
 
     May reuse out's memory.
 
-    places: [tokens] int32, on a device that may be read from.
+    places: [tokens] int32. Needs a host sync if it is not on the CPU.
     """
     present = [place for place in places.unique().tolist() if place != NO_ADAPTER]
     if len(present) == 1 and bool((places == present[0]).all()):

@@ -29,7 +29,7 @@ class TritonAdapted:
     def __init__(
         self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters, order: TokenOrder, scratch: Parts
     ) -> None:
-        """order: of `tokens`. All linears of a model share order and scratch."""
+        """order: the order of `tokens`. All linears of a model share order and scratch."""
         self.inputs = linear.inputs
         self.outputs = linear.outputs
         self._linear = linear
@@ -38,7 +38,7 @@ class TritonAdapted:
         self._order = order
         parts = torch.arange(len(weights.outputs), dtype=torch.int8).repeat_interleave(torch.tensor(weights.outputs))
         self._scratch = scratch
-        self._parts = parts.to(weights.b.device)  # [outputs]: the part of each
+        self._parts = parts.to(weights.b.device)  # [outputs]: the part of each output
 
     def apply(
         self, x: Tensor, *, norm: Norm | None = None, gated: bool = False, residual: Tensor | None = None
@@ -68,7 +68,7 @@ class TritonAdapted:
 
 
 class DenseAdapted(TritonAdapted):
-    """A dense linear, whose own kernel for few rows adds the adapters. One small kernel precedes it."""
+    """A dense linear whose kernel for few rows adds the adapters. One small kernel precedes it."""
 
     def __init__(
         self, linear: TritonLinear, weights: AdapterWeights, tokens: TokenAdapters, order: TokenOrder, scratch: Parts
@@ -86,7 +86,7 @@ class DenseAdapted(TritonAdapted):
             if norm is not None and not dense.norms(x, norm):
                 x, norm = norm(x), None
             inner, x = self._row(x, norm, gated)
-            return dense.apply(x, norm=norm, residual=residual, low_rank=self._given(inner))
+            return dense.apply(x, norm=norm, residual=residual, low_rank=self._as_low_rank(inner))
         if gated:
             x = silu_mul(x)
         elif norm is not None:
@@ -99,18 +99,18 @@ class DenseAdapted(TritonAdapted):
         return self._tokens.places is not None and self._dense.adds(rows, weights.outputs, weights.rank)
 
     def _low_rank(self, x: Tensor) -> LowRank:
-        """Return A x of several rows, for the product. Launch nothing between this and the product."""
+        """Return the adapters' part of several rows for the product. Launch nothing between this and the product."""
         order, a = self._order, self._weights.a
         config = shrink_few_config(a.shape[2], a.element_size())
-        return self._given(shrink_few(x, a, self._weights.rank, order, config, self._scratch))
+        return self._as_low_rank(shrink_few(x, a, self._weights.rank, order, config, self._scratch))
 
     def _row(self, x: Tensor, norm: Norm | None = None, silu: bool = False) -> tuple[Tensor, Tensor]:
-        """Return A x of one row, and the x for the product: x itself, or with `silu` SiLU(gate) * up."""
+        """Return A x of one row, and the input of the product: x, or if silu SiLU(gate) * up."""
         a = self._weights.a
         config = shrink_row_config(*a.shape[1:])
         return shrink_row(x.contiguous(), a, self._order.places, config, norm, silu)
 
-    def _given(self, inner: Tensor) -> LowRank:
+    def _as_low_rank(self, inner: Tensor) -> LowRank:
         order = self._order
         return LowRank(inner, self._weights.b, self._parts, order.places, order.tiles, order.count)
 
