@@ -25,7 +25,7 @@ from aengine.text.answer.reader import Reader
 from aengine.text.reading import AnswerReading
 from aengine.text.template.messages import TemplateOptions
 
-_MOST_FIELDS = 1000  # in a body; no API has a tenth of them
+_MOST_FIELDS = 1000  # in a body; every API has fewer than 100
 
 T = TypeVar("T", bound=RequestBody)
 
@@ -51,7 +51,7 @@ class SubmittedRequest(NamedTuple):
     """A request that has been submitted to the engine."""
 
     stream: StreamLike
-    prompt: Prompt  # as submitted
+    prompt: Prompt  # as text, or as ids if they were needed
     readers: list[Reader]  # one for each choice of a chat; empty for other prompts
 
 
@@ -62,15 +62,15 @@ class Endpoint:
         self._state = state
 
     async def _read_request(self, request: Request, decoder: msgspec.json.Decoder[T]) -> ParsedRequest[T]:
-        """Read and check the request. It is refused in this order: unreadable, no engine, invalid, unknown model."""
+        """Read and check the request. The checks come in this order: readable, engine ready, valid, known model."""
         data = await self._state.bodies.read(request)
         await self._state.iteration_limiter.enter()
         engine, body = self._state.require_engine(), decode(data, decoder)
         if len(data) > LARGE:
-            await asyncio.sleep(0)  # decoding took a while, and so does the rest
+            await asyncio.sleep(0)  # let other tasks run, because decoding took a while and the checks below do as well
         fields = decode(data, FIELDS)
         if len(fields) > _MOST_FIELDS:
-            raise InvalidRequestError(f"the body has {len(fields)} fields, and at most {_MOST_FIELDS} are looked at")
+            raise InvalidRequestError(f"the body has {len(fields)} fields; at most {_MOST_FIELDS} are allowed")
         if not fields.keys() <= set(body.__struct_fields__) or not NESTED.isdisjoint(fields):
             self._state.unknown_fields.check(fields, type(body), request.scope["path"])
         model = self._state.choose_model(body.model)
@@ -122,7 +122,7 @@ class Endpoint:
         last_tokens: int | None = None,
         clip: bool = True,
     ) -> SubmittedRequest:
-        """Submit a prompt to the engine. Every request that generates passes this method.
+        """Submit a prompt to the engine. Every request that generates text calls this method.
 
         last_tokens: keep only this many of the prompt's last tokens.
         clip: reduce max_tokens to the space that the prompt leaves in the context, instead of refusing it.

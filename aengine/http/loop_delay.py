@@ -7,8 +7,8 @@ import time
 import anyio
 from anyio.abc import TaskStatus
 
-_TICK = 0.01  # seconds; a delay is measured short by at most this; costs 0.3 % of a core
-_SPAN = 60.0  # seconds for which the worst delay is remembered at least
+_TICK = 0.01  # seconds between measurements, and their largest error; costs 0.3 % of a core
+_SPAN = 60.0  # seconds; the worst delay is remembered for one to two spans
 
 
 class LoopDelay:
@@ -24,7 +24,7 @@ class LoopDelay:
         return max(self._current, self._before)
 
     async def watch(self, *, task_status: TaskStatus[anyio.CancelScope] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Measure until the cancel scope that this passes to `started` is cancelled."""
+        """Measure until the cancel scope passed to `started` is cancelled."""
         with anyio.CancelScope() as scope:
             task_status.started(scope)
             while True:
@@ -33,7 +33,7 @@ class LoopDelay:
                 self.note(time.monotonic() - began - _TICK, began)
 
     def note(self, delay: float, now: float) -> None:
-        """Add a measurement. now: monotonic seconds at which it began."""
+        """Add a measurement. now: the time at which it began, in monotonic seconds."""
         if now >= self._until:
             self._before = self._current if now < self._until + _SPAN else 0.0
             self._current, self._until = 0.0, now + _SPAN

@@ -1,4 +1,4 @@
-"""The declaration of an endpoint, from which its route and its entry in the OpenAPI document are made."""
+"""The declaration of an endpoint. Its route and its entry in the OpenAPI document are made from it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from aengine.http.entry.errors import ErrorBody
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-BODY_ERRORS = (400, 408, 413, 415)  # refusals of an endpoint that reads a body
-ENGINE_ERRORS = (503,)  # of one that needs the engine
-NAME_ERRORS = (404,)  # of one that names a model or a response
-ALL_ERRORS = (*BODY_ERRORS, *NAME_ERRORS, *ENGINE_ERRORS)  # of one that does all three
+# The statuses of errors, by what an endpoint does.
+BODY_ERRORS = (400, 408, 413, 415)  # it reads a body
+ENGINE_ERRORS = (503,)  # it needs the engine
+NAME_ERRORS = (404,)  # its request names a model or a response, or a knob may switch it off
+ALL_ERRORS = (*BODY_ERRORS, *NAME_ERRORS, *ENGINE_ERRORS)  # all of these
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -31,9 +32,9 @@ class Operation(msgspec.Struct, frozen=True):
     body: Any = None  # the struct of the request
     streams: bool = False  # whether it can answer with events instead
     refusals: Sequence[int] = ()  # statuses of errors
-    other_answers: dict[int, Any] = {}  # structs of other statuses whose body is not an error
+    other_answers: dict[int, Any] = {}  # by status: structs of bodies that are neither a 200's nor an error's
     error: Any = ErrorBody  # the struct of errors
-    query: dict[str, str] = {}  # types of optional query parameters
+    query: dict[str, str] = {}  # by name: the types of optional query parameters
 
     @property
     def template(self) -> str:

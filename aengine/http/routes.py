@@ -1,4 +1,4 @@
-"""The table of all operations, and the application that is made from it."""
+"""The table of all operations, and the function that makes the application from it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OPERATIONS: tuple[Callable[[ServerState], list[Operation]], ...] = (
 
 
 def operations(state: ServerState) -> list[Operation]:
-    """Return every operation. The OpenAPI document itself and the page are not among them."""
+    """Return every operation. The page and the OpenAPI document are routes without an operation."""
     described = [operation for declare in OPERATIONS for operation in declare(state)]
     bodies = [operation.body for operation in described if operation.body is not None]
     state.unknown_fields.add(body for body in bodies if issubclass(body, SamplingRequest))
@@ -55,7 +55,7 @@ def operations(state: ServerState) -> list[Operation]:
 
 
 def http_app(state: ServerState) -> Starlette:
-    """Return the HTTP application of a server. `state` holds its engine while there is one."""
+    """Return the HTTP application of a server. Its endpoints take the engine from `state`."""
     described = operations(state)
     document = OpenApi(described, secured=bool(state.config.api_keys))
     handlers: dict[str, dict[str, Handler]] = {}
@@ -82,7 +82,7 @@ async def _not_found(request: Request) -> Response:
     raise HTTPException(404)
 
 
-# Without this route the path would be a response's, and the error a 405.
+# Answers 404. Without this route `compact` would be taken as the id of a response, and the answer would be 405.
 _NO_COMPACTION = Route("/v1/responses/compact", _not_found, methods=["POST"])
 
 

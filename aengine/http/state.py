@@ -40,11 +40,12 @@ class ServerState:
         self.in_flight: InFlight | None = None  # set when the server starts
 
     def mark_ready(self, engine: EngineLike) -> None:
+        """Begin to serve requests with the engine."""
         self.engine, self.phase, self.reason = engine, "ready", ""
         self.model_names = self.config.served_model_name or (engine.model_name,)
 
     def mark_failed(self, error: BaseException) -> None:
-        """Note that the engine has failed. Every later request is answered with the public part of the reason."""
+        """Refuse all requests, because the engine has failed. The answers have the public part of the reason."""
         happened = "could not be started" if self.phase == "loading" else "failed"
         self.engine, self.phase = None, "failed"
         self.reason = f"the engine {happened}: {public_message(error)}"
@@ -55,6 +56,7 @@ class ServerState:
             self.phase, self.reason = "stopping", "the server is shutting down"
 
     def mark_stopping(self) -> None:
+        """Refuse new requests, and drop the engine."""
         self.mark_draining()
         self.engine = None
 

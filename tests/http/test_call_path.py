@@ -18,12 +18,12 @@ pytestmark = pytest.mark.anyio
 FUNCTIONS, FILES = 65, 16
 ROOM = Path(aengine.http.__file__).parent
 ALWAYS = {ROOM / "loop_delay.py"}  # runs all the time
-EACH_SECOND = {
+EACH_SECOND = {  # functions that run every second
     "OpenConnections._poll",
     "AcceptedConnection.poll",
     "InFlight.watch_readers",
     "InFlight._disconnect_stalled",
-}  # run every second
+}
 
 
 async def test_a_streamed_chat_passes_few_functions_of_few_files() -> None:

@@ -75,15 +75,14 @@ class JsonOutputFormat(msgspec.Struct, kw_only=True):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = (
-        None  # for the chat template, as `reasoning_effort`
-    )
+    # For the chat template, as `reasoning_effort`.
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonOutputFormat | None = None
 
 
 _REFUSED: Mapping[str, Unsupported] = {
-    "thread": Unsupported("there are no conversations kept here; send all of their messages", (False,)),
-    "mcp_servers": Unsupported("this server calls no others; offer their tools as tools of your own", ([],)),
+    "thread": Unsupported("conversations are not kept here; send all messages", (False,)),
+    "mcp_servers": Unsupported("MCP servers are not called; send their tools as tools", ([],)),
     "container": Unsupported("nothing is executed here", ({},)),
     "compaction": Unsupported("not supported; ask for a summary in a message"),
 }

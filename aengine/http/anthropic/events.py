@@ -28,7 +28,7 @@ class MessageEventEncoder(EventEncoder):
         self._reader = reader
         self._index = -1  # of the latest block
         self._latest: Delta | None = None
-        self._around: tuple[bytes, bytes] = (b"", b"")  # the encoded event before and after a piece of the block
+        self._around: tuple[bytes, bytes] = (b"", b"")  # the JSON of the block's delta event before and after its text
         self._last: Fragment | None = None
 
     def opening(self) -> bytes:

@@ -38,7 +38,7 @@ _count_decoder = msgspec.json.Decoder(CountTokensRequest)
 
 class Messages(Endpoint):
     async def create(self, request: Request) -> Response:
-        """The assistant's next message."""
+        """Return the assistant's next message."""
         parsed = await self._read_request(request, _decoder)
         engine, body = parsed.engine, parsed.body
         plan = AnswerPlan(
@@ -143,7 +143,7 @@ def operations(state: ServerState) -> list[Operation]:
             "POST",
             "/v1/messages/count_tokens",
             messages.count_tokens,
-            "The length of its prompt.",
+            "The number of tokens of a message's prompt.",
             body=CountTokensRequest,
             answer=TokenCount,
             refusals=ALL_ERRORS,

@@ -24,9 +24,9 @@ _REQUIRED = {
     "tool_result": ("tool_use_id",),
 }
 _NO_TEXT = ("image", "document", "search_result", "container_upload")
-# Claude Code's system prompt begins with an accounting line that differs for each conversation. With it no conversation
-# would find the prefix of another one in the cache.
-_ACCOUNTING = "x-anthropic-billing-header:"
+# Claude Code's system prompt begins with a billing line that differs for each conversation. With this line no two
+# conversations would share a cached prefix.
+_BILLING_LINE = "x-anthropic-billing-header:"
 
 
 class _Placed(NamedTuple):
@@ -66,7 +66,7 @@ def _placed(body: CountTokensRequest, late_system: str) -> Iterator[_Placed]:
     at_start = True
     newest = max((place for place, message in enumerate(body.messages) if message.role == "user"), default=None)
     for index, block in enumerate(_as_blocks(body.system or [])):
-        if index or not (block.text or "").startswith(_ACCOUNTING):
+        if index or not (block.text or "").startswith(_BILLING_LINE):
             yield _checked(_Placed("system", f"system[{index}]", block))
     for place, message in enumerate(body.messages):
         at_start = at_start and message.role == "system"
@@ -98,7 +98,7 @@ def _without_media(block: ContentBlock, newest: bool) -> ContentBlock:
 
 
 def _checked(placed: _Placed) -> _Placed:
-    """Return the block. Raises `InvalidRequestError` if its role does not allow it, or a field is missing."""
+    """Return the block unchanged. Raises `InvalidRequestError` if its role does not allow it, or a field is missing."""
     role, path, block = placed
     if block.type not in _BLOCKS[role]:
         _refuse(block.type, f"{path}.type", f"a {role} message has blocks of type {', '.join(_BLOCKS[role])}")

@@ -22,7 +22,7 @@ _MEDIA = {
 
 
 def media_placeholder(kind: str) -> str | None:
-    """Return the text for a part of this type; None if it is neither an image nor a file."""
+    """Return the text that replaces a part of this type; None for a type that is not image, file, audio or video."""
     media = _MEDIA.get(kind)
     return None if media is None else f"[{media} left out: this model reads text only]"
 
@@ -38,7 +38,8 @@ class ContentPart(msgspec.Struct, kw_only=True):
 # `(?!\n)`: Python's `$` alone would allow a line break at the end.
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
-# Names in a history may have dots and colons. No name begins with a slash, so `<{{ name }}>` is never a closing tag.
+# Names in a history may have dots and colons. A name never begins with a slash, because some templates write
+# `<{{ name }}>`, which would then be a closing tag.
 WrittenName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-][a-zA-Z0-9_.:/-]{0,127}$(?!\n)")]
 
 
@@ -162,7 +163,7 @@ def tools_for_template(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | N
     """Return the tools for the chat template; None without tools."""
     if not tools:
         return None
-    # The grammar enforces `strict`.
+    # `strict` is left out for the template; the grammar enforces it.
     return [{"type": tool.type, "function": msgspec.to_builtins(replace(tool.function, strict=None))} for tool in tools]
 
 
@@ -192,8 +193,7 @@ def template_options(body: TemplateRequest) -> TemplateOptions:
     """
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequestError(
-            "add_generation_prompt and continue_final_message exclude each other: either the last message goes on or "
-            "another one begins",
+            "add_generation_prompt and continue_final_message exclude each other: send one of them",
             "add_generation_prompt",
         )
     kwargs, effort = body.chat_template_kwargs, body.reasoning_effort

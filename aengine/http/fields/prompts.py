@@ -15,7 +15,7 @@ Prompt = str | list[int]
 
 
 async def keep_last_tokens(prompt: Prompt, last: int | None, tokenizer: TokenizerLike) -> Prompt:
-    """Return the last `last` tokens of the prompt; the unchanged prompt for None."""
+    """Return the prompt's last `last` tokens. last: None keeps the whole prompt unchanged."""
     if last is None:
         return prompt
     ids = await tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -25,7 +25,7 @@ async def keep_last_tokens(prompt: Prompt, last: int | None, tokenizer: Tokenize
 class CandidateBudget:
     """Counts the candidates of one answer to `prompts` prompts, and bounds them by `most`.
 
-    copies: how often the answer has each prompt's candidates.
+    copies: how many times the answer repeats the candidates of each prompt.
     streamed: candidates of outputs do not count, because a stream does not keep them.
     field: the field that asks for the prompts' candidates.
     Raises `InvalidRequestError` for parameters out of range.
@@ -54,10 +54,10 @@ class CandidateBudget:
             params.validate(engine.vocab_size)
 
     async def add(self, prompt: Prompt) -> tuple[Prompt, SamplingParams]:
-        """Count one more prompt. Returns it, as ids if its length counts, and its parameters.
+        """Count one more prompt. Return the prompt, as ids if its length counts, and its parameters.
 
-        Without max_tokens, the bound sets it if the context would allow more. Raises `InvalidRequestError` with the
-        field, the number and the bound.
+        If the request has no max_tokens, and the context would allow more candidates than the bound, max_tokens is set.
+        Raises `InvalidRequestError` with the field, the number and the bound.
         """
         if self._per_prompt_token and isinstance(prompt, str):
             prompt = await self._engine.tokenizer.encode(prompt, context=self._engine.max_model_len)

@@ -1,6 +1,6 @@
 """The sampling fields of requests, and their conversion to `SamplingParams`.
 
-`null` means "not given". The engine checks the ranges; here they only serve the OpenAPI schema.
+`null` means that the field is missing. The engine checks the ranges; here they are only for the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Bias = Annotated[float, _range(minimum=-100, maximum=100)]
 
 
 class SamplingRequest(RequestBody, kw_only=True):
-    """The fields that every generating endpoint has, with the same name and meaning."""
+    """The base of requests that generate text: the fields that all of them have, with the same name and meaning."""
 
     refused: ClassVar[Mapping[str, Unsupported]] = REFUSED_WITH_PROMPTS
     refuses_other_fields: ClassVar[bool] = True
@@ -94,7 +94,7 @@ class SamplingRequest(RequestBody, kw_only=True):
         """Return the request's sampling parameters, with `defaults` for missing fields.
 
         max_tokens: the endpoint's default.
-        logprobs, structured: the endpoint's interpretation of its own fields.
+        logprobs, structured: the values that the endpoint has read from its own fields.
         """
         fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}
         for name in _SAMPLING_FIELDS:
@@ -118,7 +118,7 @@ class SamplingRequest(RequestBody, kw_only=True):
 
 
 class MultiChoiceRequest(SamplingRequest, kw_only=True):
-    """The further fields of completions, chats and `/generate`."""
+    """The base of requests that may ask for several choices: completions, chats and `/generate`."""
 
     max_tokens: Count | None = None  # 0 is allowed with echo only
     prompt_logprobs: Logprobs | None = None

@@ -1,4 +1,4 @@
-"""The fields that select structured output: `response_format`, `structured_outputs` and `guided_*`."""
+"""The fields for structured output: `response_format`, `structured_outputs` and `guided_*`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aengine.requests.structured import KINDS, Structured, Thought
 class NamedSchema(msgspec.Struct, kw_only=True):
     """A JSON schema, which is always followed. Its name and description have no effect.
 
-    With `strict`, an unknown `format` and `uniqueItems` are refused; else they are annotations.
+    With `strict`, a schema with an unknown `format` or with `uniqueItems` is refused; otherwise these are ignored.
     """
 
     schema: dict[str, Any] | None = None
@@ -23,7 +23,7 @@ class NamedSchema(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """OpenAI's `response_format`. Both JSON types accept the schema also in the fields of other servers."""
+    """OpenAI's `response_format`. For both JSON types the schema may also be in the fields of other servers."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -53,8 +53,8 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    thought: Thought | None = None  # whether the model may think before it; None: never; chats set it themselves
-    calls: str | None = None  # grammar rules for calls that may replace it
+    thought: Thought | None = None  # whether a thought may precede the output; None: never; chats override it
+    calls: str | None = None  # grammar rules of calls that may replace the output
     strict: bool | None = None  # as in `NamedSchema`
 
     def structured(self) -> Structured:
@@ -74,7 +74,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 def single_form(fields: dict[str, Any]) -> Structured | None:
-    """Return the one form among the fields by name (`response_format`, `structured_outputs`, `guided_json`, ...).
+    """Return the form that the fields ask for. fields: by name, such as `response_format` or `guided_json`.
 
     Several fields may ask for the same form, as clients for several versions of vLLM do. Raises `InvalidRequestError`
     if two forms differ.

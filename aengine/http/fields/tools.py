@@ -15,7 +15,7 @@ class ToolUse(NamedTuple):
     """The tools of a request.
 
     callable_tools: the offered tools that may be called.
-    place: returns the path of a tool's function in the request, by its number; for errors.
+    place: returns the path in the request of the tool with this index, for errors.
     """
 
     offered: list[Tool]
@@ -60,7 +60,9 @@ def choose_tools(
 ) -> ToolUse:
     """Return which tools may be called, and whether a call is forced.
 
-    place, chosen, allowed: paths in the request, for errors: of an offered tool, of the chosen one, of allowed ones.
+    place: returns the path in the request of an offered tool by its index, for errors.
+    chosen: the path of the chosen tool.
+    allowed: the paths of allowed tools, as a format of their index.
 
     With `tool_choice: "none"` the model does not see the tools, so it cannot call them. Raises `InvalidRequestError`,
     naming the field.
@@ -91,7 +93,7 @@ def choose_tools(
 
 
 def _chosen(tools: Sequence[Tool], named: Sequence[ChosenTool], where: str) -> list[Tool]:
-    """Return the tools with these names. where: the path of a name in the request, as a format of its number."""
+    """Return the tools with these names. where: the paths of the names in the request, as a format of their index."""
     known = {tool.function.name for tool in tools}
     for index, each in enumerate(named):
         if each.function.name not in known:

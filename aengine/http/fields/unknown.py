@@ -21,7 +21,10 @@ _LONGEST_NAME = 64  # characters of a name that are logged
 
 
 class Unsupported(NamedTuple):
-    """Why a field is refused or what to send instead, and the values next to null that have no effect."""
+    """An unsupported field: why it is refused or what to send instead.
+
+    harmless: values without effect, which are accepted; so is null.
+    """
 
     remedy: str
     harmless: tuple[Any, ...] = ()
@@ -33,16 +36,17 @@ class Unsupported(NamedTuple):
 
 
 def unless_false(remedy: str) -> Unsupported:
+    """Return an unsupported field that accepts null and false."""
     return Unsupported(remedy, (False,))
 
 
 NOT_SUPPORTED = Unsupported("not supported")
 _TEXT_ONLY = "only text is read and written here"
-_NO_BEAMS = "there is no beam search; draw n answers and choose by logprobs"
+_NO_BEAMS = "there is no beam search; send n and choose an answer by logprobs"
 _NO_ADAPTERS = Unsupported("send the adapter's name as model")
-_NO_CODE = Unsupported("requests bring no code of their own; see logit_bias, allowed_token_ids and bad_words")
-_NO_WHITESPACE = "whitespace in JSON is the model's own choice here"
-_SPECIAL_TOKENS = "prompts get the tokenizer's special tokens, chats those of their template"
+_NO_CODE = Unsupported("code in requests is not executed; see logit_bias, allowed_token_ids and bad_words")
+_NO_WHITESPACE = "not supported; the model chooses the whitespace in JSON"
+_SPECIAL_TOKENS = "not supported; a prompt gets the tokenizer's special tokens, a chat those of its template"
 _VERBOSITY = ("low", "medium", "high")  # a hint without effect
 _OTHER_SAMPLERS = "not supported; see top_p, top_k and min_p"
 
@@ -52,21 +56,19 @@ REFUSED: Mapping[str, Unsupported] = {
     "function_call": Unsupported("an older form of tool_choice; send tool_choice", ("none", "auto")),
     "modalities": Unsupported(_TEXT_ONLY, (["text"], [])),
     "audio": Unsupported(_TEXT_ONLY),
-    "web_search_options": Unsupported("the model searches nothing by itself; offer it tools"),
+    "web_search_options": Unsupported("the model cannot search by itself; send tools"),
     "moderation": NOT_SUPPORTED,
     "reasoning": Unsupported("send reasoning_effort", ({},)),
     "thinking": Unsupported("send reasoning_effort, or chat_template_kwargs"),
     "enable_thinking": Unsupported("send chat_template_kwargs with enable_thinking in it, or reasoning_effort"),
-    "text": Unsupported(
-        "send response_format for what is in format", ({}, *({"verbosity": one} for one in _VERBOSITY))
-    ),
+    "text": Unsupported("send its format as response_format", ({}, *({"verbosity": one} for one in _VERBOSITY))),
     # vLLM
     "use_beam_search": unless_false(_NO_BEAMS),
     "length_penalty": Unsupported(_NO_BEAMS, (1,)),
     "early_stopping": unless_false(_NO_BEAMS),
     "truncation_side": Unsupported("the end of the prompt is kept, as with left", ("left",)),
     "documents": Unsupported("put them into messages, or into chat_template_kwargs", ([],)),
-    "chat_template": Unsupported("templates are the checkpoint's own"),
+    "chat_template": Unsupported("not supported; the checkpoint's chat template is used"),
     "mm_processor_kwargs": Unsupported(_TEXT_ONLY, ({},)),
     "media_io_kwargs": Unsupported(_TEXT_ONLY, ({},)),
     "prompt_embeds": Unsupported("prompts are text or token ids"),
@@ -80,13 +82,13 @@ REFUSED: Mapping[str, Unsupported] = {
     "watermarking": unless_false("not supported"),
     "logits_processors": _NO_CODE,
     "vllm_xargs": Unsupported("not supported", ({},)),
-    "kv_transfer_params": Unsupported("prompts are computed where they are continued", ({},)),
-    "ec_transfer_params": Unsupported("prompts are computed where they are continued", ({},)),
+    "kv_transfer_params": Unsupported("not supported; prefill and decode run on the same server", ({},)),
+    "ec_transfer_params": Unsupported("not supported; prefill and decode run on the same server", ({},)),
     "guided_whitespace_pattern": Unsupported(_NO_WHITESPACE),
     "structured_outputs.whitespace_pattern": Unsupported(_NO_WHITESPACE),
     "structured_outputs.disable_any_whitespace": unless_false(_NO_WHITESPACE),
-    "structured_outputs.disable_additional_properties": unless_false("say so in the schema, with additionalProperties"),
-    "structured_outputs.structural_tag": Unsupported("not supported; a grammar can say the same"),
+    "structured_outputs.disable_additional_properties": unless_false("send additionalProperties in the schema"),
+    "structured_outputs.structural_tag": Unsupported("not supported; send a grammar"),
     # SGLang
     "regex": Unsupported("send structured_outputs with regex in it"),
     "ebnf": Unsupported("send structured_outputs with grammar in it, in Lark's notation"),
@@ -97,11 +99,13 @@ REFUSED: Mapping[str, Unsupported] = {
     "no_stop_trim": unless_false("send include_stop"),
     "custom_logit_processor": _NO_CODE,
     "custom_params": Unsupported(_NO_CODE.remedy, ({},)),
-    "session_params": Unsupported("there are no sessions; what was computed is found again by its tokens", ({},)),
-    "separate_reasoning": Unsupported(
-        "thoughts are always separate; the server's knob reasoning changes that", (True,)
+    "session_params": Unsupported(
+        "there are no sessions; the prefix cache finds earlier prompts by their tokens", ({},)
     ),
-    "stream_reasoning": Unsupported("thoughts are streamed as they come", (True,)),
+    "separate_reasoning": Unsupported(
+        "thoughts are always separate, unless the server's knob reasoning is changed", (True,)
+    ),
+    "stream_reasoning": Unsupported("thoughts are always streamed", (True,)),
     "return_hidden_states": unless_false("not supported"),
     "return_prompt_token_ids": unless_false("not supported; /tokenize gives them"),
     "return_meta_info": unless_false("not supported"),
@@ -113,7 +117,7 @@ REFUSED: Mapping[str, Unsupported] = {
     "input_embeds": Unsupported("prompts are text or token ids"),
     "use_audio_in_video": unless_false(_TEXT_ONLY),
     "task": NOT_SUPPORTED,
-    "sampling_params": Unsupported("its fields stand at the top here, beside the prompt", ({},)),
+    "sampling_params": Unsupported("send its fields at the top level of the body", ({},)),
     "max_new_tokens": Unsupported("it is called max_tokens here"),
     "min_new_tokens": Unsupported("it is called min_tokens here", (0,)),
     "sampling_seed": Unsupported("it is called seed here"),
@@ -143,7 +147,7 @@ REFUSED_WITH_CHATS: Mapping[str, Unsupported] = {
     "add_special_tokens": Unsupported(_SPECIAL_TOKENS, (False,)),
 }
 
-# Fields that do not change an answer: accounts, routing, caches, chunk sizes.
+# Fields that do not change an answer and are ignored: accounts, routing, caches, chunk sizes.
 _IGNORED_FIELDS = (
     # hints about length and content
     "verbosity prediction "
@@ -153,12 +157,12 @@ _IGNORED_FIELDS = (
     "return_token_offsets return_mm_kwargs routed_experts_prompt_start return_routed_experts routed_experts_start_len "
     "return_cached_tokens_details logprob_start_len bootstrap_host bootstrap_port bootstrap_room routed_dp_rank "
     "client_metadata disagg_prefill_dp_rank data_parallel_rank ngram_corpus_id max_dynamic_patch min_dynamic_patch "
-    # Anthropic's fields, and permissions that a server need not use
+    # fields of Anthropic's API without effect here
     "betas anthropic_beta anthropic_version cache_control context_management diagnostics inference_geo speed "
     "user_profile_id workspace_id billing_policy fallbacks fallback_credit_token"
 )
 
-_WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # at endpoints that do not have them
+_WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # ignored by endpoints that do not have them
 _HARMLESS = _WITHOUT_EFFECT.union(_IGNORED_FIELDS.split())
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
 _USUAL: Mapping[str, tuple[Any, ...]] = {
@@ -172,7 +176,7 @@ class RequestBody(msgspec.Struct, kw_only=True):
 
     refused: ClassVar[Mapping[str, Unsupported]] = {}  # unsupported fields
     ignored: ClassVar[frozenset[str]] = frozenset()  # fields that are ignored without a log line
-    refuses_other_fields: ClassVar[bool] = False  # whether fields of other generating requests are refused
+    refuses_other_fields: ClassVar[bool] = False  # whether fields are refused that only other endpoints have
 
     model: str | None = None
 
@@ -181,11 +185,11 @@ class UnknownFields:
     """Refuses unsupported fields that would change an answer, and logs every other unknown name once."""
 
     def __init__(self) -> None:
-        self._generating_fields: frozenset[str] = frozenset()  # fields of all generating requests
+        self._generating_fields: frozenset[str] = frozenset()  # the fields of all requests that generate text
         self._logged: set[str] = set()
 
     def add(self, generating: Iterable[type[RequestBody]]) -> None:
-        """Add generating requests. Their fields are refused at endpoints that do not have them."""
+        """Add requests that generate text. Their fields are refused by endpoints that do not have them."""
         self._generating_fields = (
             self._generating_fields.union(*(body.__struct_fields__ for body in generating)) - _HARMLESS
         )

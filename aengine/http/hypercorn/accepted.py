@@ -21,7 +21,7 @@ from starlette.types import Send
 
 from aengine.http.hypercorn.memory import MemoryReleaser, return_memory
 
-_CLOSING = 60.0  # seconds in which a client may read buffered data before its connection is closed
+_CLOSING = 60.0  # seconds for a client to read buffered data before its connection is closed
 _RESERVED = 256  # file descriptors for other uses, at most a quarter of all
 _POLL = 1.0  # seconds between two checks of busy connections
 _ESTABLISHED = 1  # a TCP connection's state, on Linux
@@ -101,13 +101,13 @@ class OpenConnections:
 class AcceptedConnection(TCPServer):
     """hypercorn's connection, closed as soon as its client has left.
 
-    hypercorn's own would stay open until `keep_alive_timeout`, or for ever if the client does not read.
+    hypercorn's own connection would stay open until `keep_alive_timeout`, or for ever if the client does not read.
     """
 
     def __init__(self, connections: OpenConnections, *args: Any) -> None:
         super().__init__(*args)
         self._connections = connections
-        self._gone = False  # its client
+        self._gone = False  # whether its client has left
         self._abort: asyncio.TimerHandle | None = None
         self._reading = anyio.CancelScope()
 
@@ -123,10 +123,10 @@ class AcceptedConnection(TCPServer):
                 self._abort.cancel()
 
     def poll(self) -> None:
-        """Stop reading if the client has left or has closed its side. A connection that is closing is left alone.
+        """Stop reading if the client has left or has closed its side. A connection that is closing is not checked.
 
-        Requests that the client has pipelined are never answered then. hypercorn would begin with them after this
-        answer, and would not notice before that the client has left.
+        Requests that the client has pipelined are not answered then. hypercorn would answer them after this one, and
+        would notice only then that the client has left.
         """
         if self._abort is not None:
             return
@@ -178,7 +178,7 @@ class AcceptedConnection(TCPServer):
 
 
 def chunked(send: Send) -> tuple[h11.Connection, Callable[[RawData], Awaitable[None]]] | None:
-    """Return the connection of a chunked answer that has begun, and a function that writes to it.
+    """Return the h11 connection of a chunked answer that has begun, and a function that writes to it.
 
     All chunks but the last may be written with it while the connection's state is `h11.SEND_BODY`. This skips two
     dozen calls of hypercorn and h11 for each chunk, which change nothing. None if the answer is not chunked.

@@ -24,11 +24,11 @@ _REFUSAL = _frame(_SETTINGS) + _frame(_GOAWAY, struct.pack(">II", 0, _HTTP_1_1_R
 
 
 class Http1Protocol(H11Protocol):
-    """hypercorn's protocol, which treats every request as an ordinary one and ignores upgrades.
+    """hypercorn's protocol without upgrades: every request is treated as an ordinary one.
 
-    So the application answers each request, and its connection closes or idles afterwards. hypercorn itself never
-    closes the connection of a WebSocket handshake that it refuses. A client that begins with HTTP/2's preface is
-    refused in HTTP/2. This class replaces hypercorn's `ProtocolWrapper`, which chooses between HTTP/1.1 and HTTP/2.
+    So the application answers each request, and its connection closes or idles afterwards. hypercorn itself does not
+    close a connection whose WebSocket handshake it has refused. A client that begins with HTTP/2's preface gets a
+    refusal in HTTP/2. This class replaces hypercorn's `ProtocolWrapper`, which chooses between HTTP/1.1 and HTTP/2.
     """
 
     def __init__(self, *args: Any) -> None:

@@ -31,7 +31,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class InFlight:
-    """Middleware that keeps the set of requests in flight.
+    """Middleware that keeps track of the requests in flight.
 
     A request that is cancelled before its answer began is answered with 503 here.
     """
@@ -41,7 +41,7 @@ class InFlight:
         self._active: set[ActiveRequest] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self.stalled = 0  # connections closed since the start because their readers stalled
+        self.stalled = 0  # connections closed because their readers stalled, since the start
         self.statuses = StatusCounts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,7 +88,7 @@ class InFlight:
         await self._idle.wait()
 
     def cancel_all(self) -> None:
-        """End every request; streams end with an error event."""
+        """Cancel every request. Streams end with an error event."""
         for request in list(self._active):
             request.cancel_scope.cancel()
 
@@ -97,7 +97,7 @@ class InFlight:
     ) -> None:
         """Close connections whose readers let a `send` wait for `seconds`.
 
-        This runs until the cancel scope that it passes to `started` is cancelled.
+        Run until the cancel scope passed to `started` is cancelled.
         """
         with anyio.CancelScope() as scope:
             task_status.started(scope)
@@ -137,7 +137,9 @@ class ActiveRequest:
         self.status: int | None = None  # once the answer has begun
         self.disconnected = False
         self.pending = 0  # sends that have not returned, because the reader's buffers are full
-        self.last_progress = 0.0  # monotonic seconds when a first send began, or any returned
+        self.last_progress = (
+            0.0  # monotonic seconds at which the oldest pending send began, or the latest send returned
+        )
 
     async def send(self, message: Message) -> None:
         if self.status is None:
@@ -153,7 +155,7 @@ class ActiveRequest:
                     await write(RawData(data=b"%x\r\n%b\r\n" % (len(body), body)))
                     return
             for start in range(0, len(body), _PIECE) or (0,):
-                if len(body) > _PIECE:  # sent in one piece, a slow reader would look like a stalled one
+                if len(body) > _PIECE:  # one long send to a slow reader would look like a stall
                     end = start + _PIECE
                     more = end < len(body) or message.get("more_body", False)
                     piece = {**message, "body": body[start:end], "more_body": more}
@@ -166,7 +168,7 @@ class ActiveRequest:
             self.last_progress = monotonic()
 
     def disconnect(self, cancel_error: AengineError) -> None:
-        """Close the connection, so that the response sees a disconnect; else cancel the response."""
+        """Close the connection, so that the response sees a disconnect. If it cannot be closed, cancel the response."""
         self.disconnected = True
         self.last_progress = monotonic()
         self.context.cancel_error = cancel_error
@@ -180,9 +182,9 @@ def cancel_error(scope: Scope) -> AengineError:
 
 
 class StatusCounts:
-    """Counts answers by method, route and status. The keys are few, whatever clients send.
+    """Counts answers by method, route and status. Clients cannot add other methods or paths.
 
-    An answer is counted when it has ended, so nothing is done while it is sent.
+    An answer is counted after it has ended, so sending it costs nothing more.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Puts our classes in the place of hypercorn's, and changes what asyncio and hypercorn do when a server stops."""
+"""Replaces classes of hypercorn by ours, and changes how asyncio and hypercorn stop a server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _escape(found: re.Match[str]) -> str:
 def install(loop: asyncio.AbstractEventLoop) -> None:
     """Replace hypercorn's classes for all connections that this process accepts from now on, and change its loop."""
     connections = OpenConnections(most_connections())
-    # These modules look up the names each time they create an object.
+    # hypercorn looks up these names each time it creates an object.
     runs.TCPServer = partial(AcceptedConnection, connections)  # type: ignore[attr-defined, assignment]
     connection.ProtocolWrapper = Http1Protocol  # type: ignore[attr-defined, assignment]
     Config.alpn_protocols = ["http/1.1"]  # else clients with both would choose HTTP/2 over TLS

@@ -1,8 +1,8 @@
 """Reads a request's body to its end, and cancels its handler if its client disconnects afterwards.
 
 Most refusals are sent before the body has arrived. If the server stopped reading then, it would reset the connection,
-and the client might never see the answer. hypercorn passes a body on through a short queue. If that is full and not
-read, the connection waits for ever, even after its client has left.
+and the client might never see the answer. hypercorn passes a body on through a short queue. If this queue is full and
+is not read, the connection waits for ever, even after its client has left.
 
 An ASGI server reports a disconnect only through `receive()`: `send()` to a client that left succeeds, and the handler
 is not cancelled. So one task for each request waits in `receive()` after the body has been read.
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aengine.http.entry.context import RequestContext, context_of
 from aengine.http.entry.errors import HTTPError, error_response
 
-_PATIENCE = 0.05  # seconds that an early answer waits for the body; if it arrives, the connection can be kept
+_PATIENCE = 0.05  # seconds that an early answer waits for the body; if the body arrives, the connection stays open
 # Limits on reading the rest of a body after an early answer.
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 * 2**20
@@ -27,12 +27,12 @@ _CLOSE = (b"connection", b"close")
 class Receiving:
     """Middleware that cancels the application if its client disconnects.
 
-    After an early answer it reads on for a while before the answer ends. The connection closes with the answer, and a
-    header says so, unless the body had arrived.
+    If an answer begins before the whole body has arrived, it waits briefly for the body. If it is still incomplete,
+    the answer has `Connection: close`, and the body is read for a while before the answer ends.
 
     A request in another version than HTTP/1.0 or 1.1 is refused. So is a request that gives its length in two ways, and
-    its connection is closed. A proxy may have used the other length: then the rest would be a request that the proxy
-    has never checked.
+    its connection is closed. A proxy may have used the other length. Then the rest of the data would be a request that
+    the proxy has not checked.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -95,6 +95,8 @@ def _refusal(scope: Scope) -> HTTPError | None:
 
 
 class _Client:
+    """The client of one request: it reads the body, then watches for a disconnect."""
+
     def __init__(self, receive: Receive, tasks: TaskGroup, context: RequestContext) -> None:
         self._receive = receive
         self._tasks = tasks

@@ -1,4 +1,4 @@
-"""A lock that lets only one worker of a server start. A second one would load the model again."""
+"""A lock that lets only one worker of a server start. A second worker would load the model again."""
 
 from __future__ import annotations
 

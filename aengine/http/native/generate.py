@@ -34,15 +34,13 @@ from aengine.http.streams import sse
 from aengine.http.streams.document import DocumentResponse, document, encoded_list
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, no_prompt_logprobs, with_prompt_logprobs
 from aengine.http.streams.sse import EventEncoder, EventStreamResponse
-from aengine.requests.sampling_params import (
-    SamplingParams,
-)
+from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.reader import ReadStream
 from aengine.types import Choice, Completion, FinishReason, Fragment, TokenLogprob, Usage
 
 DEFAULT_MAX_TOKENS = 128
 
-_CALLS_ARE_TEXT = Unsupported("calls are part of the text here; /v1/chat/completions takes it", ("auto", True))
+_CALLS_ARE_TEXT = Unsupported("calls are part of the text here; send it to /v1/chat/completions", ("auto", True))
 
 
 class GenerateRequest(MultiChoiceRequest, kw_only=True):
@@ -113,7 +111,7 @@ class Generate(Endpoint):
                 f"gen-{uuid.uuid4().hex}",
                 budget=budget,
                 last_tokens=body.truncate_prompt_tokens,
-                clip=body.max_tokens is None,  # the default is cut to the context; the request's own is refused
+                clip=body.max_tokens is None,  # the default is reduced to fit; a max_tokens of the request is refused
             )
         if readers:
             stream = ReadStream(stream, readers)

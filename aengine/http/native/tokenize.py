@@ -29,12 +29,10 @@ from aengine.http.fields.sampling import TokenId
 from aengine.http.fields.unknown import REFUSED, RequestBody, Unsupported
 from aengine.http.operation import ALL_ERRORS, ENGINE_ERRORS, NAME_ERRORS, Operation
 from aengine.http.state import ServerState
-from aengine.requests.sampling_params import (
-    check_token_ids,
-)
+from aengine.requests.sampling_params import check_token_ids
 from aengine.text.tokens.settings import TokenizerInfo
 
-_INLINE_TOKENS = 2000  # tokens that are converted within the loop; a thread costs more for so few
+_INLINE_TOKENS = 2000  # up to this many tokens are converted in the event loop; a thread would cost more
 
 _OF_A_PROMPT = (  # fields that change the prompt's tokens
     "functions",
@@ -129,9 +127,8 @@ class Tokens:
         self._state.choose_model(body.model)
 
         def answer() -> Response:
-            known = max(
-                engine.vocab_size, engine.tokenizer.vocab_size
-            )  # the tokenizer may have more ids than the embedding
+            # The tokenizer may have more ids than the embedding.
+            known = max(engine.vocab_size, engine.tokenizer.vocab_size)
             check_token_ids(body.tokens, known, "tokens")
             return json_response(Detokenized(engine.tokenizer.decode(body.tokens, False)))
 

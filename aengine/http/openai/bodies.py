@@ -17,7 +17,7 @@ from aengine.types import FinishReason
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # with include_usage
+    continuous_usage_stats: bool | None = None  # all chunks show usage; needs include_usage
 
 
 UsageShown = Literal["never", "last", "always"]
@@ -34,8 +34,8 @@ class OpenAIRequest(MultiChoiceRequest, kw_only=True):
     def usage_shown(self) -> UsageShown:
         """Return which chunks of a stream show usage.
 
-        Raises `InvalidRequestError` for stream options without a stream. Also for prompt logprobs with a stream: as in
-        vLLM, only a whole answer has them.
+        Raises: InvalidRequestError for stream options without a stream, and for prompt logprobs with a stream. As in
+        vLLM, only a whole answer has prompt logprobs.
         """
         options = self.stream_options
         if self.stream and self.prompt_logprobs is not None:
@@ -55,9 +55,8 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: Logprobs | None = None
     echo: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = (
-        None  # keep only this many of the last tokens
-    )
+    # Keep only this many of the prompt's last tokens.
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     best_of: Int | None = None  # refused unless it equals n
     suffix: str | None = None  # refused
 
@@ -103,9 +102,8 @@ class PromptCandidate(msgspec.Struct, frozen=True):
     decoded_token: str
 
 
-PromptLogprobs = (
-    list[dict[str, PromptCandidate] | None] | msgspec.UnsetType
-)  # by token id; unset without prompt_logprobs
+# For each token of the prompt, candidates by token id; unset without prompt_logprobs.
+PromptLogprobs = list[dict[str, PromptCandidate] | None] | msgspec.UnsetType
 TokenIds = list[int] | msgspec.UnsetType  # with return_token_ids
 
 

@@ -29,14 +29,13 @@ class ChunkEncoder(EventEncoder, ABC):
         """head: the fields of all chunks: id, object, created, model. shows_ids: whether chunks have token ids."""
         self._head = head
         self._shows_ids = shows_ids
-        self._ids: defaultdict[int, list[int]] = defaultdict(list)  # by choice: ids that no chunk has had yet
-        self._counts = shows_ids or usage_shown == "always"  # each chunk is encoded by itself
+        self._ids: defaultdict[int, list[int]] = defaultdict(list)  # by choice: ids for the next chunk
+        self._counts = shows_ids or usage_shown == "always"  # chunks have ids or counts, so none can be reused
         self._usage_shown = usage_shown
         self._prompt_tokens = stream.prompt_tokens
         self._completion_tokens = 0  # so far, for chunks with usage
-        self._around: dict[
-            tuple[int, type[Delta]], list[bytes]
-        ] = {}  # by choice and kind: the encoded chunk before and after its text
+        # By choice and kind of delta: the encoded chunk before and after its text.
+        self._around: dict[tuple[int, type[Delta]], list[bytes]] = {}
 
     @abstractmethod
     def _choice(
@@ -56,7 +55,7 @@ class ChunkEncoder(EventEncoder, ABC):
         return sse.event({**self._head, "choices": [], "usage": self._usage_body(usage)}) + sse.DONE
 
     def _piece(self, index: int, kind: type[ContentDelta | ReasoningDelta], text: str) -> bytes:
-        """Return the chunk of a text without logprobs or finish_reason. What surrounds the text is encoded once."""
+        """Return the chunk of a text without logprobs or finish_reason. The JSON around the text is encoded once."""
         if (around := self._around.get((index, kind))) is None:
             around = self._event(self._choice(index, kind(sse.PLACEHOLDER))).split(_PLACEHOLDER)
             if not self._counts:
@@ -69,7 +68,7 @@ class ChunkEncoder(EventEncoder, ABC):
             self._ids[fragment.index] += fragment.token_ids
 
     def _event(self, choice: dict[str, Any], more: Mapping[str, Any] = _NOTHING) -> bytes:
-        """Return the chunk of a choice. more: fields of the chunk next to its choices."""
+        """Return the chunk of a choice. more: further fields of the chunk."""
         if self._shows_ids:
             choice["token_ids"] = self._ids.pop(choice["index"], ())
         chunk = {**self._head, **more, "choices": (choice,)}
@@ -110,7 +109,7 @@ class CompletionChunkEncoder(ChunkEncoder):
         self._lengths[index] += len(fragment.text)
         logprobs = choice_logprobs.body(fragment.logprobs, self._lengths[index], ends=reason is not None)
         if logprobs is None and reason is None and not fragment.text:
-            return b""  # the text is held back, and so are its tokens
+            return b""  # the text is held back, so its tokens are held back too
         return self._event(self._choice(index, ContentDelta(fragment.text), logprobs, reason))
 
     def _choice(
@@ -146,7 +145,7 @@ class ChatChunkEncoder(ChunkEncoder):
                 reader.skip_counting()
 
     def opening(self) -> bytes:
-        """Return the chunks with the role, one for each choice. Content that may be missing is null until it comes."""
+        """Return the chunks with the role, one for each choice. Content is null if the answer may have none."""
         events = []
         more = _NOTHING if self._prompt_ids is None else {"prompt_token_ids": self._prompt_ids}
         for index, reader in enumerate(self._readers):
@@ -160,7 +159,7 @@ class ChatChunkEncoder(ChunkEncoder):
         reader = self._readers[index]
         if self._counts:
             self._count(fragment)
-        ends = reason is not None or fragment.logprobs is not None  # needs an event that is encoded by itself
+        ends = reason is not None or fragment.logprobs is not None  # an event has more than a text
         plain = reader.plain
         if plain and not ends:  # text may be held back
             return self._piece(index, ContentDelta, fragment.text) if fragment.text else b""

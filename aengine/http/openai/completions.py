@@ -31,9 +31,8 @@ from aengine.types import Completion
 
 DEFAULT_MAX_TOKENS = 16
 MAX_CHOICES = 1024  # in one request: prompts x n
-MAX_ECHO = (
-    2**25
-)  # characters that `echo` repeats in one answer, over all choices; a whole answer holds them three times
+# Characters that `echo` repeats in one answer, over all choices. A whole answer has them in memory three times.
+MAX_ECHO = 2**25
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -64,7 +63,7 @@ class Completions(Endpoint):
         )
         repeated = EchoBudget(params.n)
         streams: list[StreamLike] = []
-        read: list[tuple[str, Sequence[int]]] = []  # of each prompt: the echoed text, and the ids
+        read: list[tuple[str, Sequence[int]]] = []  # for each prompt: the echoed text, and the ids
         try:
             for position, prompt in enumerate(prompts):
                 if position:
@@ -106,7 +105,7 @@ def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams
 
 def _refuse_unsupported(body: CompletionRequest) -> None:
     if body.suffix:
-        raise InvalidRequestError("suffix is not supported: the models served here do not fill in gaps", "suffix")
+        raise InvalidRequestError("suffix is not supported: the model cannot fill in text before a suffix", "suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidRequestError("best_of is not supported: ask for n and choose by logprobs", "best_of")
 
@@ -114,7 +113,7 @@ def _refuse_unsupported(body: CompletionRequest) -> None:
 def _form(
     engine: EngineLike, body: CompletionRequest, params: SamplingParams, read: Sequence[tuple[str, Sequence[int]]]
 ) -> CompletionForm:
-    """Return how the choices are shown. Each prompt has n of them."""
+    """Return the form of the choices. Each prompt has n choices."""
     hidden = engine.tokenizer.special_ids.difference(params.shown_special_ids) if params.skip_special_tokens else ()
 
     def logprobs(index: int) -> CompletionLogprobs:
@@ -152,7 +151,9 @@ async def completion_body(
 
 
 def split_prompts(prompt: str | Sequence[str | int | list[int]], n: int) -> list[Prompt]:
-    """Return a request's prompts as a list. It may have a string, ids, a list of strings, or a list of lists of ids.
+    """Return a request's prompts as a list.
+
+    prompt: a string, ids, a list of strings, or a list of lists of ids.
 
     n: choices of each prompt. Raises `InvalidRequestError` for too many choices.
     """
@@ -176,14 +177,14 @@ def split_prompts(prompt: str | Sequence[str | int | list[int]], n: int) -> list
 
 
 class EchoBudget:
-    """Bounds the characters that `echo` repeats in one answer: each prompt's text, `copies` times."""
+    """Bounds the characters that `echo` repeats in one answer. It repeats each prompt's text `copies` times."""
 
     def __init__(self, copies: int) -> None:
         self._copies = copies
         self._characters = 0
 
     def add(self, text: str) -> None:
-        """Count one more prompt. Raises `InvalidRequestError`."""
+        """Count one more prompt. Raises `InvalidRequestError` above the bound."""
         self._characters += len(text) * self._copies
         if self._characters > MAX_ECHO:
             raise InvalidRequestError(
@@ -204,7 +205,7 @@ def operations(state: ServerState) -> list[Operation]:
             "POST",
             "/v1/completions",
             Completions(state).create,
-            "Continue prompts, as OpenAI has it.",
+            "Continue prompts.",
             body=CompletionRequest,
             answer=CompletionBody,
             streams=True,

@@ -16,7 +16,7 @@ from aengine.types import Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usa
 class EchoingStream:
     """Wraps a stream, and adds the prompt's text and logprobs before each choice's own.
 
-    ids: the prompt's ids, if logprobs are requested.
+    ids: the prompt's ids, if the request asks for logprobs.
     logprobs: the number of candidates; None for no logprobs.
     mute: hide the generated token. With max_tokens 0 the engine still generates one.
     """
@@ -38,7 +38,7 @@ class EchoingStream:
         self._ids = ids
         self._logprobs = logprobs
         self._mute = mute
-        self._begun: set[int] = set()  # choices that have begun
+        self._begun: set[int] = set()  # choices whose prompt has been repeated
         self._prompt_logprobs: Sequence[TokenLogprob] | None = None  # of the prompt; shared by all choices
 
     @property

@@ -64,12 +64,12 @@ class GatheredStream:
         return msgspec.structs.replace(fragment, index=position * self._n + fragment.index, usage=None)
 
     def abort(self) -> None:
-        """Abort all streams. Their takes end as well, because an aborted stream delivers its last fragment at once."""
+        """Abort all streams. Their `take` calls end as well: an aborted stream returns its last fragment at once."""
         for stream in self._streams:
             stream.abort()
 
 
 def _retrieve_error(task: asyncio.Task[list[Fragment]]) -> None:
-    # Only the first error is reported. Retrieving the others keeps asyncio from logging them.
+    # Only the first error is raised. asyncio would log the other errors if they were not retrieved.
     if not task.cancelled():
         task.exception()

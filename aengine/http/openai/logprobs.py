@@ -19,7 +19,7 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 class TextOffsets:
     """Offsets of one choice's tokens into its text, in characters. `next` is called for each token in order.
 
-    A token that continues a character begins at the character's offset. A hidden token adds no text.
+    A character may have several tokens; all of them have the character's offset. A hidden token adds no text.
 
     hidden: special tokens that are left out of the output.
     echo: the prompt's text before the output, without the special tokens that the tokenizer adds.
@@ -78,7 +78,7 @@ class ChatLogprobs:
     """Logprobs of `/v1/chat/completions`: a list of tokens under `content`."""
 
     def __init__(self, bytes_of: Callable[[int], bytes], as_ids: bool = False) -> None:
-        """bytes_of: returns a token's bytes, because a part of a character has no text."""
+        """bytes_of: returns a token's bytes; a token that is a part of a character has no text."""
         self._bytes_of = bytes_of
         self._as_ids = as_ids
 
@@ -103,15 +103,17 @@ class CompletionLogprobs:
     def __init__(self, offsets: TextOffsets, as_ids: bool) -> None:
         self._offsets = offsets
         self._as_ids = as_ids
-        self._waiting: list[tuple[TokenLogprob, int]] = []  # tokens whose offset is after the text that has been sent
+        self._waiting: list[
+            tuple[TokenLogprob, int]
+        ] = []  # tokens, with their offsets, that begin after the text so far
 
     def body(self, logprobs: Sequence[TokenLogprob] | None, length: int, *, ends: bool) -> dict[str, Any] | None:
-        """Return the body of a chunk; None if no logprobs were requested, or none are certain yet.
+        """Return the logprobs of a chunk; None if there are none to send.
 
-        A token that begins after the text so far waits, because a stop string may cut it off.
+        A token that begins after the text so far waits for a later chunk, because a stop string may remove it.
 
         length: the length of the text so far.
-        ends: whether the text is complete. Then tokens that were cut off get its end as their offset.
+        ends: whether the text is complete. Tokens removed by a stop string get the end of the text as their offset.
         """
         if logprobs is None and not self._waiting:
             return None
@@ -148,7 +150,7 @@ class CompletionLogprobs:
     def _by_text(self, one: TokenLogprob) -> dict[str, float] | None:
         """Return logprobs by token text: the candidates and, as in OpenAI's API, always the sampled token.
 
-        Of two tokens with the same text the likelier one counts. None for a prompt's first token.
+        If two tokens have the same text, the likelier one is shown. None for a prompt's first token.
         """
         if math.isnan(one.logprob):
             return None

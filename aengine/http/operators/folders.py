@@ -1,4 +1,4 @@
-"""Checks folders in requests: adapters and weights must be below the folders that a knob allows."""
+"""Checks the folders that requests name: they must be below folders that a knob allows."""
 
 from __future__ import annotations
 

@@ -42,18 +42,18 @@ _GAUGES = {  # field of Stats -> name, help
     "pages_total": ("aengine_kv_pages", "KV pages in the pool."),
     "pages_used": ("aengine_kv_pages_used", "KV pages held by running sequences."),
     "pages_cached": ("aengine_kv_pages_cached", "KV pages held by the prefix cache alone; evictable."),
-    "pages_free": ("aengine_kv_pages_free", "KV pages that hold nothing."),
+    "pages_free": ("aengine_kv_pages_free", "KV pages that are free."),
     "kv_usage": ("aengine_kv_usage_ratio", "Share of the pool's pages that running sequences hold."),
     "hit_rate": ("aengine_prefix_hit_ratio", "Share of prompt tokens served from the prefix cache since start."),
 }
 _COUNTERS = {  # Prometheus appends _total
-    "requests": ("aengine_requests", "Requests that ended, however they did."),
+    "requests": ("aengine_requests", "Requests that ended, for any reason."),
     "steps": ("aengine_steps", "Steps of the engine."),
     "prompt_tokens": ("aengine_prompt_tokens", "Prompt tokens of requests."),
     "cached_tokens": ("aengine_cached_tokens", "Prompt tokens served from the prefix cache."),
     "computed_tokens": ("aengine_computed_tokens", "Tokens that went through the model."),
     "generated_tokens": ("aengine_generated_tokens", "Tokens generated."),
-    "preemptions": ("aengine_preemptions", "Running sequences put back into the queue for want of pages."),
+    "preemptions": ("aengine_preemptions", "Running sequences put back into the queue because pages were missing."),
 }
 _HISTOGRAMS = {  # field of Latencies
     "first_token": ("aengine_time_to_first_token_seconds", "From a request's arrival to its first token."),
@@ -78,7 +78,10 @@ def stats_families(stats: Stats) -> Iterator[Metric]:
 
 
 def device_families(devices: list[DeviceMemory]) -> Iterator[Metric]:
-    for field, text in (("used", "Bytes of a GPU's memory in use, by anyone."), ("total", "Bytes of a GPU's memory.")):
+    for field, text in (
+        ("used", "Bytes of a GPU's memory in use, by all processes."),
+        ("total", "Bytes of a GPU's memory."),
+    ):
         family = GaugeMetricFamily(f"aengine_device_memory_{field}_bytes", text, labels=["device", "name"])
         for device in devices:
             family.add_metric([device.device, device.name], getattr(device, field))
@@ -97,16 +100,20 @@ def latency_families(latencies: Latencies, context: int) -> Iterator[Metric]:
 
 
 def adapter_families(stats: Stats, adapters: Sequence[AdapterInfo]) -> Iterator[Metric]:
-    """Yield the numbers of adapters, their places, and how often they were moved."""
+    """Yield the number of adapters, of places on the device, of loads and of evictions."""
     there = sum(adapter.on_device for adapter in adapters)
     size = sum(adapter.bytes for adapter in adapters)
     yield GaugeMetricFamily("aengine_adapters", "Adapters that requests may name.", value=len(adapters))
-    yield GaugeMetricFamily("aengine_adapters_on_device", "Of these, those that lie on the device.", value=there)
-    yield GaugeMetricFamily("aengine_adapter_places", "Adapters that the device has room for.", stats.adapter_places)
-    yield GaugeMetricFamily("aengine_adapter_host_bytes", "Host memory that they take.", value=size)
+    yield GaugeMetricFamily("aengine_adapters_on_device", "Adapters whose weights are on the device.", value=there)
+    yield GaugeMetricFamily(
+        "aengine_adapter_places", "The number of adapters that fit on the device at once.", stats.adapter_places
+    )
+    yield GaugeMetricFamily("aengine_adapter_host_bytes", "Host memory that adapters take.", value=size)
     yield CounterMetricFamily("aengine_adapter_loads", "Adapters copied to the device.", stats.adapter_loads)
     yield CounterMetricFamily(
-        "aengine_adapter_evictions", "Adapters that gave way to another one there.", stats.adapter_evictions
+        "aengine_adapter_evictions",
+        "Adapters removed from the device to make room for another one.",
+        stats.adapter_evictions,
     )
 
 
@@ -127,19 +134,21 @@ def state_families(stats: Stats) -> Iterator[Metric]:
     """Yield the number of snapshots and of evictions."""
     yield GaugeMetricFamily(
         "aengine_state_snapshots",
-        "States of linear attention that there is room for.",
+        "Places for snapshots of linear attention's state.",
         stats.state_snapshots,
     )
-    yield GaugeMetricFamily("aengine_state_snapshots_used", "Of these, those in use.", stats.state_snapshots_used)
+    yield GaugeMetricFamily("aengine_state_snapshots_used", "State snapshots in use.", stats.state_snapshots_used)
     yield CounterMetricFamily(
-        "aengine_state_snapshot_evictions", "Of these, those that gave way to another.", stats.state_snapshot_evictions
+        "aengine_state_snapshot_evictions",
+        "State snapshots removed to make room for another one.",
+        stats.state_snapshot_evictions,
     )
 
 
 def tier_families(stats: Stats) -> Iterator[Metric]:
     """Yield cached tokens by tier, the bytes in tiers below the pool, and the pages that were copied."""
     found = CounterMetricFamily(
-        "aengine_tier_cached_tokens", "Prompt tokens served from the prefix cache, by where they lay.", labels=["tier"]
+        "aengine_tier_cached_tokens", "Prompt tokens served from the prefix cache, by tier.", labels=["tier"]
     )
     below = stats.cached_host_tokens + stats.cached_disk_tokens
     found.add_metric(["device"], stats.cached_tokens - below)
@@ -147,34 +156,32 @@ def tier_families(stats: Stats) -> Iterator[Metric]:
     found.add_metric(["disk"], stats.cached_disk_tokens)
     yield found
     size = stats.host_page_bytes
-    held = GaugeMetricFamily("aengine_tier_bytes", "Bytes of KV pages that lie below the pool.", labels=["tier"])
+    held = GaugeMetricFamily("aengine_tier_bytes", "Bytes of KV pages in the tiers below the pool.", labels=["tier"])
     held.add_metric(["host"], stats.host_pages * size)
     held.add_metric(["disk"], stats.disk_bytes)
     yield held
     yield GaugeMetricFamily(
         "aengine_host_cache_bytes", "Host memory that is kept for KV pages.", stats.host_pages_total * size
     )
-    stores = CounterMetricFamily("aengine_tier_stores", "KV pages that went down to a tier.", labels=["tier"])
+    stores = CounterMetricFamily("aengine_tier_stores", "KV pages copied to a lower tier.", labels=["tier"])
     stores.add_metric(["host"], stats.host_stores)
     stores.add_metric(["disk"], stats.disk_stores)
     yield stores
-    loads = CounterMetricFamily("aengine_tier_loads", "KV pages that came up from a tier.", labels=["tier"])
+    loads = CounterMetricFamily("aengine_tier_loads", "KV pages loaded from a lower tier.", labels=["tier"])
     loads.add_metric(["host"], stats.host_loads)
     loads.add_metric(["disk"], stats.disk_loads)
     yield loads
     yield CounterMetricFamily(
-        "aengine_host_cache_misses", "KV pages that left the pool before they were copied.", stats.host_misses
+        "aengine_host_cache_misses", "KV pages evicted from the pool before they were copied.", stats.host_misses
     )
 
 
 def window_families(stats: Stats) -> Iterator[Metric]:
     """Yield the number of pages, and of used and cached ones."""
     yield GaugeMetricFamily("aengine_window_pages", "Pages of layers with a sliding window.", stats.window_pages)
+    yield GaugeMetricFamily("aengine_window_pages_used", "Window pages of running requests.", stats.window_pages_used)
     yield GaugeMetricFamily(
-        "aengine_window_pages_used", "Of these, those of running requests.", stats.window_pages_used
-    )
-    yield GaugeMetricFamily(
-        "aengine_window_pages_cached", "Of the others, those that the prefix cache has.", stats.window_pages_cached
+        "aengine_window_pages_cached", "Window pages held by the prefix cache alone.", stats.window_pages_cached
     )
 
 
@@ -189,7 +196,7 @@ _VLLM_COUNTERS = {  # Prometheus appends _total
     "generation_tokens": ("generated_tokens", "Tokens generated."),
     "num_preemptions": ("preemptions", "Running sequences put back into the queue."),
     "prefix_cache_queries": ("prompt_tokens", "Prompt tokens looked up in the prefix cache."),
-    "prefix_cache_hits": ("cached_tokens", "Prompt tokens found there."),
+    "prefix_cache_hits": ("cached_tokens", "Prompt tokens found in the prefix cache."),
     "gpu_prefix_cache_queries": ("prompt_tokens", "The older name of vllm:prefix_cache_queries."),
     "gpu_prefix_cache_hits": ("cached_tokens", "The older name of vllm:prefix_cache_hits."),
 }
@@ -208,10 +215,13 @@ _VLLM_HISTOGRAMS = {  # name -> field of Latencies, help
 }
 _VLLM_TOKEN_HISTOGRAMS = {  # histograms that end at the context's length
     "request_prompt_tokens": ("prompt_tokens", "Tokens of a request's prompt."),
-    "request_prefill_kv_computed_tokens": ("computed_prompt_tokens", "Of these, those not in the prefix cache."),
+    "request_prefill_kv_computed_tokens": (
+        "computed_prompt_tokens",
+        "Tokens of a request's prompt that were not in the prefix cache.",
+    ),
     "request_generation_tokens": ("generated_tokens", "Tokens generated for one output."),
-    "request_max_num_generation_tokens": ("most_generated_tokens", "Those of a request's longest output."),
-    "request_params_max_tokens": ("max_tokens", "Tokens that an output could have had at most."),
+    "request_max_num_generation_tokens": ("most_generated_tokens", "Tokens generated for a request's longest output."),
+    "request_params_max_tokens": ("max_tokens", "The most tokens that an output could have."),
 }
 
 

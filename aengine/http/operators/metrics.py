@@ -41,13 +41,12 @@ class Metrics:
     async def show(self, request: Request) -> Response:
         try:
             encode, content_type = choose_encoder(",".join(request.headers.getlist("accept")))
-        except (TypeError, ValueError):  # not a version
+        except (TypeError, ValueError):  # `Accept` has a malformed version
             encode, content_type = choose_encoder("")
         if content_type.startswith("application/openmetrics-text"):
-            content_type = openmetrics.CONTENT_TYPE_LATEST  # the version that is written, whatever the client asks for
-            encode = partial(
-                openmetrics.generate_latest, escaping=ALLOWUTF8
-            )  # the default would replace vllm: by vllm_
+            content_type = openmetrics.CONTENT_TYPE_LATEST  # always this version, because `generate_latest` writes it
+            # The default escaping would replace `vllm:` by `vllm_`.
+            encode = partial(openmetrics.generate_latest, escaping=ALLOWUTF8)
         return Response(encode(self._registry), headers={"Content-Type": content_type})
 
 
@@ -60,7 +59,7 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily("aengine_ready", "1 when the engine serves.", value=float(engine is not None))
         yield GaugeMetricFamily(
             "aengine_loop_delay_seconds",
-            "The longest that the event loop kept anyone waiting in the last minute or two, to within 0.01 s.",
+            "The longest time that the event loop was blocked in the last one to two minutes, to within 0.01 s.",
             value=self._state.loop_delay.worst,
         )
         if (readers := self._state.in_flight) is not None:
@@ -68,7 +67,9 @@ class _EngineCollector(Collector):
                 "aengine_sends_blocked", "Responses that wait for their readers.", value=readers.blocked
             )
             yield CounterMetricFamily(
-                "aengine_stalled_readers", "Connections cut because nothing was read for too long.", readers.stalled
+                "aengine_stalled_readers",
+                "Connections closed because their clients read nothing for too long.",
+                readers.stalled,
             )
             yield _answers(readers.statuses)
         if engine is not None:
@@ -95,7 +96,7 @@ class _EngineCollector(Collector):
 def _answers(counts: StatusCounts) -> Metric:
     family = CounterMetricFamily(
         "aengine_http_responses",
-        "Answers that ended, by the path as the routes write it; 499: the client left before its answer began.",
+        "Answers that ended, by method, route and status; 499: the client left before its answer began.",
         labels=["method", "path", "status"],
     )
     for (method, path, status), count in counts.answers.items():

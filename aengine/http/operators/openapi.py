@@ -18,15 +18,15 @@ from aengine.http.streams import sse
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 _REFUSALS = {
-    400: "The body cannot be read, or asks for what cannot be; `param` names the field.",
-    401: "No API key, or not one of the server's.",
-    403: "The web page that sent this may not.",
-    404: "It names a model that is not served, a response that is not kept, or what a knob of the server keeps back.",
+    400: "The body cannot be read, or has an invalid value; `param` names the field.",
+    401: "The API key is missing or wrong.",
+    403: "Requests from this web page or to this `Host` are not allowed.",
+    404: "The model is not served, the response is not kept, or the feature is switched off.",
     408: "The body took too long to arrive.",
     413: "The body is too long.",
     415: "The body is not JSON.",
-    503: "Loading, shutting down, or too many requests are waiting; try again after `Retry-After` seconds.",
-    OVERLOADED: "Too many requests are waiting; try again after `Retry-After` seconds.",
+    503: "The server is loading or shutting down, or its queue is full; try again after `Retry-After` seconds.",
+    OVERLOADED: "The queue is full; try again after `Retry-After` seconds.",
 }
 
 
@@ -72,7 +72,7 @@ def document(operations: Sequence[Operation], *, secured: bool) -> dict[str, Any
 
 @functools.lru_cache(4)
 def _components(structs: tuple[Any, ...]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
-    """Return references to the structs and their schemas. This takes 30 ms, so servers of a process share it."""
+    """Return references to the structs and their schemas. This takes 30 ms, so it is done once a process."""
     return msgspec.json.schema_components(structs, ref_template="#/components/schemas/{name}")
 
 
@@ -87,7 +87,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Any], secured: bool) -
         content[EVENTS] = {"type": "object", "properties": {"data": {"type": "string"}}}  # each event
     answers[200] = _answer(operation.summary, content)
     for status, struct in operation.other_answers.items():
-        answers[status] = _answer("Not now; the reason is in the body.", {JSON: schema_of[struct]})
+        answers[status] = _answer("Not available now; the body has the reason.", {JSON: schema_of[struct]})
     described: dict[str, Any] = {
         "operationId": f"{operation.method} {operation.path}",
         "summary": operation.summary,

@@ -61,7 +61,7 @@ def _read(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Return the Content-Security-Policy: only this style and script, requests to this server, no HTML from text."""
+    """Return the Content-Security-Policy. It allows only this style and script, and requests to this server."""
     rules = {
         "default-src": "'none'",
         "script-src": _source(script),

@@ -37,7 +37,7 @@ _REFUSED: Mapping[str, Unsupported] = {
 
 
 class PooledFields(RequestBody, kw_only=True):
-    """The fields of all these requests."""
+    """The base of these requests."""
 
     refused: ClassVar[Mapping[str, Unsupported]] = _REFUSED
 

@@ -37,7 +37,7 @@ from aengine.http.state import ServerState
 from aengine.http.streams.document import document, encoded_list
 from aengine.types import Usage
 
-_SLICE_FLOATS = 2**14  # floats that are encoded between two turns of the loop; 2 ms
+_SLICE_FLOATS = 2**14  # floats that are encoded in one iteration of the loop; 2 ms
 _NAMES = {"prompt": "input"}
 
 
@@ -55,7 +55,7 @@ class PooledWork:
 
 @contextmanager
 def abortable(request: Request, engine: EngineLike, request_id: str) -> Iterator[None]:
-    """While this context lasts, `/abort` can end the work by `request_id` or the request's own id."""
+    """Within this context `/abort` can end the work, by `request_id` or by the `X-Request-Id`."""
     context = context_of(request.scope)
     context.work = PooledWork(engine, request_id)
     try:
@@ -115,7 +115,7 @@ class Embeddings(Endpoint):
 
 
 async def _prompts(engine: EngineLike, body: ClassifyRequest) -> Any:
-    """Return the texts unchanged, or as ids if they are truncated or have no special tokens."""
+    """Return the texts unchanged. If they are truncated or get no special tokens, return them as ids."""
     last, special = body.truncate_prompt_tokens, body.add_special_tokens is not False
     if last == 0:
         raise InvalidRequestError("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens")

@@ -180,7 +180,7 @@ class Ending(NamedTuple):
 
 
 def ending_of(reason: FinishReason | None) -> Ending:
-    """Return the ending for a finish reason. None: the stream broke off."""
+    """Return the ending for a finish reason. reason: None if the stream ended without one."""
     match reason:
         case "stop":
             return Ending("completed")

@@ -69,9 +69,8 @@ class ResponsesTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     parameters: dict[str, Any] | None = None  # a JSON schema; None: it has no parameters
     strict: bool | None = None  # arguments follow the schema even if the call is not forced
     format: CustomFormat | None = None  # None: text
-    tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = (
-        None  # of a namespace; namespaces are not nested
-    )
+    # The tools of a namespace. Namespaces are not nested.
+    tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = None
 
 
 class NamedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -95,11 +94,11 @@ ResponsesToolChoice = Literal["none", "auto", "required"] | ResponsesChoice
 _REFUSED: Mapping[str, Unsupported] = {
     **REFUSED_WITH_CHATS,
     # OpenAI's fields
-    "background": Unsupported("answers are given while the request lasts; stream them", (False,)),
-    "background_options": Unsupported("answers are given while the request lasts; stream them", ({},)),
+    "background": Unsupported("not supported; send stream instead", (False,)),
+    "background_options": Unsupported("not supported; send stream instead", ({},)),
     "conversation": Unsupported("conversations are not kept here; send their items as input"),
     "prompt": Unsupported("prompt templates are not kept here; send instructions and input"),
-    "context_management": Unsupported("nothing is compacted here; leave items out of input", ([],)),
+    "context_management": Unsupported("not supported; leave items out of input", ([],)),
     "image": Unsupported("only text is read and written here", ({},)),
     "access_programs": Unsupported("not supported", ({},)),
     # fields of the other endpoints
@@ -109,7 +108,7 @@ _REFUSED: Mapping[str, Unsupported] = {
     "response_format": Unsupported("send text with format in it", ({"type": "text"},)),
     "reasoning_effort": Unsupported("send reasoning with effort in it"),
     "logprobs": Unsupported("send include with message.output_text.logprobs, and top_logprobs", (False,)),
-    "n": Unsupported("a response is one; send the request several times", (1,)),
+    "n": Unsupported("a response has one answer; send the request several times", (1,)),
 }
 
 Summary = Literal["auto", "concise", "detailed"]
@@ -132,7 +131,7 @@ class Reasoning(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Whether the model thinks, and whether the answer has the thought as content or as a summary."""
 
     effort: ReasoningEffort | None = None
-    summary: Summary | None = None  # each of them shows the whole thought
+    summary: Summary | None = None  # every value shows the whole thought
     generate_summary: Summary | None = None  # an older name
     context: Literal["auto", "current_turn", "all_turns"] | None = None  # auto only: the chat template decides
     mode: str | None = None  # standard only
@@ -188,9 +187,8 @@ class ResponsesRequest(SamplingRequest, kw_only=True):
     reasoning: Reasoning | None = None
     include: list[Includable] | None = None
     top_logprobs: Logprobs | None = None  # requires include
-    truncation: Literal["auto", "disabled"] | None = (
-        None  # accepted; a prompt longer than the context is always refused
-    )
+    # Accepted without effect: a prompt longer than the context is always refused.
+    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     previous_response_id: str | None = None
     metadata: Metadata | None = None

@@ -55,7 +55,7 @@ class Responses(Endpoint):
         messages = await self._messages(body, caller)
         with renamed_param(_NAMES):
             chat = await self._render(engine, messages, tools.use, params, template_options(body), engine.max_model_len)
-            # A stream counts like a whole answer, because its last events repeat all logprobs.
+            # Logprobs of a stream count as well, because its last events repeat all of them.
             budget = self._candidate_budget(engine, params, copies=1, streamed=False)
             stream, _, (reader,) = await self._submit(parsed, chat, params, response_id, budget=budget)
         head = ResponseHead(response_id, parsed.model.name, body, params, stored=kept)
@@ -100,7 +100,7 @@ class Responses(Endpoint):
         return await messages_of(body.instructions, items, earlier)
 
     async def _keeper(self, body: ResponsesRequest, response_id: str, caller: str | None) -> Keep:
-        """Return a function that keeps the finished response. Input items without an id get one, for listing."""
+        """Return a function that keeps the finished response. Input items without an id get one, for lists."""
         items = _items(body)
         request_id = uuid.uuid4().hex
         for index, item in enumerate(items):

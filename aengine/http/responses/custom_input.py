@@ -17,7 +17,7 @@ _LONGEST_HEAD = 256  # characters
 
 
 class CustomInput:
-    """The input of one call. Arguments in another form are passed on unchanged."""
+    """The input of one call. If the arguments are not `{"input": "..."}`, they are the input, unchanged."""
 
     __slots__ = ("_held", "_state")
 
@@ -26,7 +26,7 @@ class CustomInput:
         self._state = "head"
 
     def feed(self, arguments: str) -> str:
-        """Decode more of the arguments, and return the part of the input that is complete now."""
+        """Decode more of the arguments. Return the further input that is complete now."""
         text, self._held = self._held + arguments, ""
         if self._state == "head":
             found = _HEAD.match(text)
@@ -58,7 +58,7 @@ class CustomInput:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """Return the rest of arguments that were cut short or have another form."""
+        """Return the text that was held back, if the arguments are incomplete or have another form."""
         text, self._held = self._held, ""
         return text if self._state == "head" and text.strip() not in ("", "{", "{}") else ""
 

@@ -1,4 +1,4 @@
-"""Encodes a response: as numbered events in OpenAI's order, or as one body."""
+"""Encodes a response, either as numbered events in OpenAI's order or as one body."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class ResponseEventEncoder(EventEncoder):
         self._keep = keep
         self._number = 0  # the next event's number
         self._reason: FinishReason | None = None
-        self._text_template = b""  # template of an event with more text of the last item: takes a number and a text
-        self._text_item: MessageItem | None = None  # the last item, if only its text can follow
+        self._text_template = b""  # a format of the last item's text event, for the event's number and the text
+        self._text_item: MessageItem | None = None  # the last item, if everything that follows is its text
 
     def opening(self) -> bytes:
         begun = self._head.body(Ending("in_progress"), [], None)

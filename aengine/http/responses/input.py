@@ -18,7 +18,7 @@ from aengine.http.responses.tools import full_name
 _THOUGHT_PREFIX = "aengine-thought:"
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _SYSTEM = ("system", "developer")
-_SLICE = 1024  # items that are converted between two turns of the loop; 3 ms
+_SLICE = 1024  # items that are converted in one iteration of the loop; 3 ms
 
 
 def joined_text(
@@ -26,7 +26,7 @@ def joined_text(
 ) -> str:
     """Return the text of an item's content. Raises `InvalidRequestError`, naming a part that is not text.
 
-    replace_media: a text replaces images and files instead.
+    replace_media: replace images and files by a text, instead of raising.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -47,7 +47,7 @@ def joined_text(
 
 
 def encode_thought(thought: str) -> str:
-    """Return a thought as `encrypted_content`, which is base64 and not encryption: the client may see the thought.
+    """Return a thought as `encrypted_content`. It is base64 without encryption: the client may read the thought.
 
     Clients such as Codex keep only this field of a thought and send it back.
     """
@@ -61,13 +61,13 @@ def decode_thought(content: str, where: str) -> str | None:
     try:
         return base64.b64decode(content.removeprefix(_THOUGHT_PREFIX), validate=True).decode()
     except (binascii.Error, ValueError):
-        raise InvalidRequestError(f"{where}: it has been changed since it was given", where) from None
+        raise InvalidRequestError(f"{where}: it differs from what this server returned", where) from None
 
 
 async def messages_of(
     instructions: str | None, items: Sequence[InputItem], earlier: Sequence[InputItem] = ()
 ) -> list[dict[str, Any]]:
-    """Return the messages of a conversation: of `earlier` items, which were checked before, and the request's items.
+    """Return the messages of a conversation. earlier: items of kept turns, before the request's items.
 
     The items of an answer (thought, message, calls) become one message of the assistant. All instructions at the
     beginning become one system message, because many templates allow only one. Other tasks run between slices of a
@@ -87,9 +87,9 @@ async def messages_of(
 
 
 class _Conversation:
-    """The messages so far. The last one may be an answer that is not complete yet.
+    """The messages so far. The last one may be an incomplete answer.
 
-    A text that may grow is a list of pieces until the end, because appending to a string copies it.
+    Until the end a text is a list of pieces, because appending to a string would copy it each time.
     """
 
     def __init__(self, instructions: str | None) -> None:

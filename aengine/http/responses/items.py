@@ -1,4 +1,4 @@
-"""The items of an answer while they are written, and the events of each item."""
+"""The items of an answer while the model writes them, and the events of each item."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ class MessageItem(Item):
         """form: the format of logprobs; None: the request asks for none."""
         super().__init__(index)
         self._form = form
-        self._encoded: list[bytes] = []  # the tokens so far, as items of a JSON list
-        self.newest: object = ()  # the tokens of the latest piece
-        self.logprobs: object = ()  # all tokens, after the end of the message
+        self._encoded: list[bytes] = []  # the logprobs so far, as items of a JSON list
+        self.newest: object = ()  # the logprobs of the latest piece
+        self.logprobs: object = ()  # of all tokens; set when the message ends
 
     def continues(self, delta: Delta) -> bool:
         return isinstance(delta, ContentDelta)
@@ -218,7 +218,7 @@ class CustomCallItem(CallItem):
 class Output:
     """The items of one answer.
 
-    called: the tools by the names that the model uses.
+    called: by the names that the model uses, the tools as the client names them.
     logprobs: the format of messages' logprobs; None: the request asks for none.
     """
 

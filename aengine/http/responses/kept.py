@@ -21,7 +21,7 @@ from aengine.http.responses.bodies import InputItem, InputPart
 
 MAX_TURNS = 256  # in a conversation; each request decodes all turns again
 MAX_ITEMS = 2**16  # in a conversation's inputs
-_SLICE = 1024  # items that are encoded or decoded between two turns of the loop; 1 ms
+_SLICE = 1024  # items that are encoded or decoded in one iteration of the loop; 1 ms
 _MOST_LISTED = 100
 _LISTED = 20  # without a limit in the query
 _YES = ("1", "true", "True")
@@ -71,7 +71,7 @@ class KeptResponses:
     """The responses of all callers. No caller can read another caller's. With `most` 0 nothing is kept.
 
     `most` and `most_bytes` bound the responses of all callers together. Above a bound, the caller that uses most loses
-    its least recently used response. So a caller within an equal share loses none.
+    its least recently used response. So a caller that uses no more than an equal share loses none.
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
@@ -128,14 +128,14 @@ class KeptResponses:
                 )
             if len(turns) == MAX_TURNS:
                 raise InvalidRequestError(
-                    f"{field}: the conversation has more than {MAX_TURNS} turns; send what matters of it as input",
+                    f"{field}: the conversation has more than {MAX_TURNS} turns; send the important items as input",
                     field,
                 )
             turns.append(found)
             items += found.items
             if items > MAX_ITEMS:
                 raise InvalidRequestError(
-                    f"{field}: the conversation has more than {MAX_ITEMS} items; send what matters of it as input",
+                    f"{field}: the conversation has more than {MAX_ITEMS} items; send the important items as input",
                     field,
                 )
             wanted = found.previous
@@ -171,7 +171,7 @@ async def items_of(turns: list[KeptResponse]) -> list[InputItem]:
 
 
 class KeptResponseEndpoints:
-    """Read and delete kept responses. Without the knob `kept_responses` they answer 404 with the reason."""
+    """Endpoints that read and delete kept responses. With the knob `kept_responses` at 0 they answer 404."""
 
     def __init__(self, kept: KeptResponses) -> None:
         self._kept = kept
@@ -188,7 +188,7 @@ class KeptResponseEndpoints:
         return json_response(DeletedResponse(kept.id))
 
     async def input_items(self, request: Request) -> Response:
-        """List the items that the response answers, including kept items of earlier turns."""
+        """List the input items of a response, including the kept items of earlier turns."""
         kept = self._find(request)
         items = await self._earlier(request, kept) + await input_of(kept)
         query = request.query_params
@@ -252,7 +252,7 @@ def _listed(item: InputItem) -> dict[str, Any]:
 
 
 def kept_operations(kept: KeptResponses) -> list[Operation]:
-    """The operations on kept responses."""
+    """Return the operations on kept responses."""
     endpoints = KeptResponseEndpoints(kept)
     path = "/v1/responses/{response_id}"
     return [

@@ -134,8 +134,8 @@ def _pattern(tool: ResponsesTool, where: str) -> str | None:
     path = f"{where}.format"
     if form.syntax != "regex":
         raise InvalidRequestError(
-            f"{path}.syntax: inputs are held to a regex, not to a grammar in Lark's notation; describe it to the model "
-            "with a format of type text",
+            f"{path}.syntax: only regex is supported, not a grammar in Lark's notation; send a format of type text, "
+            "and describe the grammar to the model",
             f"{path}.syntax",
         )
     if form.definition is None:
@@ -164,7 +164,7 @@ def _choice(
 def _named(choice: ResponsesChoice | NamedTool, where: str, called: Mapping[str, CalledTool]) -> ChosenFunction:
     if choice.type not in _CALLABLE:
         raise InvalidRequestError(
-            f"{where}.type: {choice.type[:100]!r} is no tool that is offered; there are functions and custom tools",
+            f"{where}.type: {choice.type[:100]!r} is not a type of offered tools, which are function and custom",
             f"{where}.type",
         )
     if choice.name is None:

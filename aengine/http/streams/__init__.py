@@ -1,1 +1,1 @@
-"""Responses as server-sent events or as one JSON document, and what they do with fragments."""
+"""Responses as server-sent events or as one JSON document, and how they combine fragments."""

@@ -1,4 +1,4 @@
-"""Whole answers as JSON, encoded in slices so that other tasks run in between. Nothing is in memory twice."""
+"""Whole answers as JSON, encoded in slices so that other tasks run in between. Encoded lists are not copied."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def document(payload: object) -> list[bytes]:
 
 
 class DocumentResponse(Response):
-    """Collects the answer and sends it as one JSON document. At its end the engine's request always ends as well.
+    """Collects the answer and sends it as one JSON document. When the response ends, it aborts the engine's request.
 
     It derives from `Response` only because Starlette's handlers return one.
     """

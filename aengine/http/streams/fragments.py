@@ -9,7 +9,7 @@ from aengine.errors import EngineFailedError
 from aengine.http.engine_like import StreamLike
 from aengine.types import Choice, Completion, FinishReason, Fragment, TokenLogprob, Usage, join_calls
 
-SLICE = 64  # items between two turns of the loop; 2 ms for tokens with 20 candidates
+SLICE = 64  # items handled in one iteration of the loop; 2 ms for tokens with 20 candidates
 
 
 def merge(fragments: Sequence[Fragment]) -> list[Fragment]:

@@ -44,9 +44,10 @@ class PromptLogprobsStream:
         self._stream.abort()
 
     def answer_fields(self, index: int) -> dict[str, Any]:
-        """Return `prompt_logprobs`: for each token of the prompt its candidates by id, the token itself first.
+        """Return the field `prompt_logprobs` of a choice: for each token of the prompt its candidates by id.
 
-        The first token has null. Empty for a choice that ended before its prompt was computed.
+        The token itself comes first. The prompt's first token has null. There is no field if the choice ended before
+        its prompt was computed.
         """
         body = self._encoded.get(index)
         return {} if body is None else {"prompt_logprobs": body[1]}
@@ -73,7 +74,7 @@ def with_prompt_logprobs(
 ) -> tuple[StreamLike, PromptLogprobsOf]:
     """Return the stream to read, and a function for the fields that its prompt logprobs add to a choice.
 
-    count: candidates of each token; None for no prompt logprobs.
+    count: the candidates of each token; None: the request asks for no prompt logprobs.
     """
     if count is None:
         return stream, no_prompt_logprobs

@@ -1,8 +1,8 @@
 """Server-sent events: framing, event templates, and the response that streams events.
 
-If a client leaves, the response is cancelled (hypercorn/receiving.py). At its end the engine's request always ends as
-well. A `finally` in a generator would not ensure that: if a blocked `send` is cancelled, it runs only when the
-generator is collected.
+If a client leaves, `hypercorn/receiving.py` cancels the response, and the response aborts the engine's request. The
+response is not a generator: if a blocked `send` is cancelled, the `finally` of a generator runs only when the generator
+is garbage-collected.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from aengine.types import Fragment, Usage
 
 _log = logging.getLogger(__name__)
 
-_CHUNK = 2**16  # bytes; waiting events beyond this are sent in several messages
-_ERROR_EVENT_SECONDS = 1.0  # in which the last event of a cancelled stream must be sent
+_CHUNK = 2**16  # bytes; more waiting events are sent in several messages
+_ERROR_EVENT_SECONDS = 1.0  # for sending the last event of a cancelled stream
 
 encode = msgspec.json.Encoder().encode
 
@@ -56,9 +56,9 @@ def typed_event(payload: Mapping[str, object]) -> bytes:
 
 
 def template(payload: object) -> bytes:
-    """Return an encoded event with places for values, for use as `template(...) % encode(text)`.
+    """Return an encoded event as a format, for use as `template(...) % encode(text)`.
 
-    Each `PLACEHOLDER` in the payload takes one JSON value, in the payload's order.
+    Each `PLACEHOLDER` in the payload becomes a place for one JSON value.
     """
     return event(payload).replace(b"%", b"%%").replace(encode(PLACEHOLDER), b"%b")
 
@@ -86,12 +86,12 @@ class EventEncoder(Protocol):
         ...
 
     def error(self, body: object) -> bytes:
-        """Return the events that end a failing stream. body: the body of the error."""
+        """Return the events that end a failing stream. body: the error in the format of the API."""
         return event(body)
 
 
 class EventStreamResponse(Response):
-    """Sends server-sent events. All fragments that wait are sent together.
+    """Sends server-sent events. All waiting fragments are sent together.
 
     The encoder's ping is sent after `heartbeat` seconds of silence. If a reader is more than `max_stream_backlog`
     fragments behind, its request is aborted and its response ends unfinished.
@@ -132,7 +132,9 @@ class EventStreamResponse(Response):
         except AengineError as error:
             last = self._error_event(scope, error)
         except get_cancelled_exc_class():
-            if not self._given_up and not context_of(scope).client_left:  # the server shuts down, or the reader stalls
+            if (
+                not self._given_up and not context_of(scope).client_left
+            ):  # the server shuts down, or the reader has stalled
                 with anyio.move_on_after(_ERROR_EVENT_SECONDS, shield=True):
                     await self._send(send, body_message(self._error_event(scope, cancel_error(scope)), more=False))
             raise
@@ -146,7 +148,7 @@ class EventStreamResponse(Response):
         return self._encoder.error(body)
 
     async def _send_events(self, send: Send) -> bytes:
-        """Send all messages but the last, which is returned."""
+        """Send all messages but the last one. Return the body of the last one."""
         encoded, take = self._encoder.event, self._stream.take
         while fragments := await take():
             if len(fragments) == 1:
@@ -155,7 +157,7 @@ class EventStreamResponse(Response):
                 chunk = b""
                 for place, some in enumerate(sliced(fragments)):
                     if place:
-                        await anyio.lowlevel.checkpoint()  # many fragments: let other tasks run in between
+                        await anyio.lowlevel.checkpoint()  # let other tasks run between slices
                     if len(chunk) > _CHUNK:
                         await self._send(send, body_message(chunk))
                         chunk = b""

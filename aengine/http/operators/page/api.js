@@ -1,9 +1,9 @@
 // Requests to the server: the key, errors and their remedies, server-sent events.
 
 let apiKey = keep.get("key");
-let keyQuestion = null; // while the dialog is open: a promise of whether there is a new key
+let keyQuestion = null; // while the dialog is open: a promise that tells whether a key was entered
 
-const LOOK_MILLISECONDS = 10_000; // for whoever brings no signal of its own
+const TIMEOUT_MILLISECONDS = 10_000; // for requests without a signal of their own
 const NO_KEY = "This server asks for a key. It is kept in this tab only, until you close it.";
 const BAD_KEY = "The server does not know this key. Is it complete?";
 
@@ -15,14 +15,14 @@ class Refusal extends Error {
   }
 }
 
-/** The response with any status but 401, which asks for the key. Addresses are relative, for proxies with a prefix. */
+/** Return the response. At status 401 it asks for the key and tries again. Addresses are relative, for proxies with a prefix. */
 async function call(path, options = {}) {
   for (;;) {
     const used = apiKey;
     const headers = { ...options.headers, ...(used ? { Authorization: `Bearer ${used}` } : {}) };
     let response;
     try {
-      response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(LOOK_MILLISECONDS), ...options, headers });
+      response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MILLISECONDS), ...options, headers });
     } catch (error) {
       if (options.signal?.aborted) throw error;
       throw new Refusal("The server cannot be reached.", "Check that it is still running, then try again.");
@@ -32,7 +32,7 @@ async function call(path, options = {}) {
   }
 }
 
-/** Whether there is another key than `used`. Asks for one unless it has been entered meanwhile. */
+/** Whether there is another key than `used`. Asks for one, unless one has been entered since. */
 async function newKey(used) {
   if (apiKey !== used) return true;
   keyQuestion ??= askForKey(used ? BAD_KEY : NO_KEY).finally(() => (keyQuestion = null));
@@ -67,7 +67,7 @@ async function refusalOf(response) {
   try {
     error = (await response.json()).error ?? {};
   } catch {
-    // Not an error of this server, but perhaps a proxy's page.
+    // Not this server's format: the answer may be a page of a proxy.
   }
   return refusal(error, response.status, response.headers.get("Retry-After"));
 }

@@ -1,8 +1,8 @@
 // The chat: the open conversation, its visible messages, and at most one answer that is being streamed.
 
-const SAVE_MILLISECONDS = 1000; // between two savings of an answer that comes
+const SAVE_MILLISECONDS = 1000; // between two saves of a streamed answer
 let conversation = new Conversation();
-let running = null; // the AbortController of the answer that is on its way
+let running = null; // the AbortController of the answer that is being streamed
 /** @type {Map<string, MessageView>} */
 const views = new Map();
 
@@ -24,13 +24,13 @@ const messageActions = {
   },
   again(message) {
     if (running || !settingsAreValid()) return;
-    // An empty branch is used again.
+    // An empty answer is reused.
     const answer = isEmpty(message) ? message : conversation.add(message.parent, "assistant", "");
     Object.assign(answer, { reasoning: "", failure: null, note: "", finish: "", model: chosenModel() });
     showPath();
     answerTo(answer);
   },
-  goOn(message) {
+  continueAnswer(message) {
     if (running || !settingsAreValid()) return;
     // An answer without an end may be streaming in another tab, so it is not changed.
     const { parent, content, reasoning, finish } = message;
@@ -132,7 +132,7 @@ byId("new-chat").addEventListener("click", () => {
 store.addEventListener("changed", async ({ detail: { id, isGone } }) => {
   if (id !== conversation.id) return;
   if (isGone) {
-    conversation.isGone = true; // it goes on here as it is
+    conversation.isGone = true; // this tab still shows it
     return;
   }
   const stored = await store.load(id);

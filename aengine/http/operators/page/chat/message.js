@@ -10,13 +10,13 @@ function indented(json) {
   try {
     return JSON.stringify(JSON.parse(json), null, 2);
   } catch {
-    return json; // not whole yet
+    return json; // incomplete while it is streamed
   }
 }
 
 /**
  * The actions of a message's buttons.
- * @typedef {{edit: (message: Message, text: string) => void, again: (message: Message) => void, goOn: (message: Message) => void, select: (message: Message, label: string) => void, branches: (message: Message) => Message[], isBusy: () => boolean}} MessageActions
+ * @typedef {{edit: (message: Message, text: string) => void, again: (message: Message) => void, continueAnswer: (message: Message) => void, select: (message: Message, label: string) => void, branches: (message: Message) => Message[], isBusy: () => boolean}} MessageActions
  */
 
 class MessageView {
@@ -55,9 +55,9 @@ class MessageView {
     this.waiting = make("div", { className: "dot", hidden: true });
     this.body = make("div", { className: "answer" }, this.waiting, this.thought, this.prose, this.calls, this.failure);
     this.again = button("Again", () => this.actions.again(this.message), "again");
-    this.goOn = button("Continue", () => this.actions.goOn(this.message), "go-on");
+    this.continueButton = button("Continue", () => this.actions.continueAnswer(this.message), "go-on");
     this.note = make("span", { className: "quiet figure" });
-    this.foot.append(this.branches, this.goOn, this.again, this.edit, this.copy, this.note);
+    this.foot.append(this.branches, this.continueButton, this.again, this.edit, this.copy, this.note);
     this.text = new Prose(this.prose);
   }
 
@@ -90,7 +90,7 @@ class MessageView {
     this.failure.lastChild.textContent = failure?.remedy ?? "";
     this.note.textContent = busy ? "" : note || (finish ? "" : "interrupted");
     this.again.hidden = busy;
-    this.goOn.hidden = busy || !content || calls.length > 0 || finish === "stop";
+    this.continueButton.hidden = busy || !content || calls.length > 0 || finish === "stop";
   }
 
   drawBranches() {

@@ -71,7 +71,7 @@ async function receive(answer, request, signal, grown) {
 }
 
 function describe(usage, finish, wait, flow) {
-  const parts = finish === "length" ? ["cut off at its most tokens"] : [];
+  const parts = finish === "length" ? ["cut off at the token limit"] : [];
   if (usage) {
     const { completion_tokens: tokens, prompt_tokens: prompt } = usage;
     parts.push(`${tokens} token${tokens === 1 ? "" : "s"}`);

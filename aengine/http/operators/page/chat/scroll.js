@@ -3,7 +3,7 @@
 const log = byId("log");
 const NEAR = 48; // pixels that still count as the end
 let isFollowing = true; // whether the end was in view when the reader last scrolled
-let shape = ""; // of the log's window, to tell its reader's scrolling from what a new size makes of it
+let shape = ""; // the log's size; scroll events after a change of it are not the reader's
 
 const shapeOf = () => `${log.clientWidth} ${log.clientHeight}`;
 const isAtEnd = () => log.scrollHeight - log.scrollTop - log.clientHeight < NEAR;

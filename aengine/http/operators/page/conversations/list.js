@@ -4,7 +4,7 @@ const UNDO_MILLISECONDS = 12_000;
 const SEARCH_MILLISECONDS = 150; // after the last key
 let chosen = null; // the record whose menu is open
 let shownTitles = "";
-let undo = null; // what brings back what was deleted last
+let undo = null; // restores the conversations that were deleted last
 
 function openList(open) {
   byId("conversations").classList.toggle("open", open);
@@ -15,7 +15,7 @@ function openList(open) {
 async function showList() {
   const wanted = byId("search").value.trim();
   const [records, found] = await Promise.all([store.list(), wanted ? store.search(wanted) : null]);
-  if (wanted !== byId("search").value.trim()) return; // a later search is on its way
+  if (wanted !== byId("search").value.trim()) return; // the text has changed since; another search follows
   const shown = found ? records.filter(({ id }) => found.has(id)) : records;
   showTitles(shown.map((record) => ({ record, excerpt: found?.get(record.id) ?? "" })));
   byId("no-titles").textContent = wanted ? "Nothing found." : "Conversations are kept in this browser.";

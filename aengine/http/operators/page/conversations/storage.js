@@ -27,13 +27,13 @@ async function openDatabase() {
 }
 
 class Store extends EventTarget {
-  /** Events: "saved"; "changed" with an id, from another tab; "trouble" with the text to show, or an empty text when it has ended. */
+  /** Events: "saved"; "changed" with an id, from another tab; "trouble" with the text to show; the text is empty when the trouble is over. */
   constructor() {
     super();
     this.opening = openDatabase().catch(() => null);
     /** @type {Map<string, {record: ConversationRecord, messages: Map<string, Message>}>} */
     this.unsaved = new Map();
-    this.removed = new Set(); // ids: what was still being written must not bring them back
+    this.removed = new Set(); // ids of deleted conversations, so that a late write does not restore them
     this.channel = "BroadcastChannel" in globalThis ? new BroadcastChannel(DATABASE) : new EventTarget();
     this.channel.addEventListener("message", ({ data }) => this.dispatchEvent(new CustomEvent("changed", { detail: data })));
   }
@@ -60,7 +60,7 @@ class Store extends EventTarget {
     return result?.result;
   }
 
-  /** The result of reading, or `otherwise` if the browser fails. */
+  /** The result of reading; `otherwise` if the browser raises an error. */
   async read(work, otherwise) {
     try {
       return (await this.transact("readonly", work)) ?? otherwise;

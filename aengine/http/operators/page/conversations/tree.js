@@ -6,7 +6,7 @@
  * @typedef {{message: string, remedy: string}} Failure
  * @typedef {{prompt: number, completion: number}} Tokens the server's count for this answer
  *
- * `version` counts writes. `finish` is the server's reason, or "stopped", "failed", "edited"; empty while the answer is streamed, and if its tab was closed.
+ * `version` counts writes. `finish` is the server's reason, or "stopped", "failed", "edited". It is empty while the answer is streamed, or if the tab was closed then.
  * @typedef {{id: string, conversation: string, parent: string | null, role: "user" | "assistant", created: number, content: string,
  *   reasoning: string, calls: Call[], finish: string, note: string, model: string, failure: Failure | null, tokens: Tokens | null, version: number}} Message
  *
@@ -34,7 +34,7 @@ class Conversation {
     this.messages = new Map();
     /** @type {Map<string | null, Message[]>} by parent */
     this.branches = new Map();
-    this.isGone = false; // another tab deleted it: the next saving writes all of it again
+    this.isGone = false; // another tab deleted it; the next save writes all of it again
     this.merge(messages);
   }
 

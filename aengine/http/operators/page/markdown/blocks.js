@@ -1,5 +1,5 @@
 // Markdown's block structure: text to a list of headings, paragraphs, lists and so on. Follows CommonMark and GFM.
-// Texts may be hostile, so no pattern backtracks over the match of another part, and no search is repeated.
+// A text may be made to be slow to parse. So no pattern backtracks over another part's match, and no search is repeated.
 
 /**
  * A block and its source without the marks of its kind.
@@ -8,7 +8,7 @@
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+|$)/;
-const UNDERLINE = /^ {0,3}(?:=+|--+)[ \t]*$/; // one dash would flash as a heading while a list begins
+const UNDERLINE = /^ {0,3}(?:=+|--+)[ \t]*$/; // with one dash, the beginning of a streamed list would look like a heading
 const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^([ \t]*)([-*+]|\d{1,9}[.)])(?=[ \t]|$)/;
@@ -171,7 +171,7 @@ class BlockReader {
     this.add("quote", lines.map((line) => line.replace(QUOTE, "")).join("\n"), "", 0);
   }
 
-  /** Two columns are enough for the contents of an item: models seldom write three after `1.`. */
+  /** The contents of an item need an indentation of two columns only, because models seldom write three after `1.`. */
   readList(first) {
     const within = (line) => indentOf(line) >= first.indent + 2 || isSibling(first, itemOf(line));
     const lines = this.take((line, at) => {

@@ -1,6 +1,6 @@
 // Coloured code: comments, strings, numbers and keywords are in spans. Everything else stays plain text.
 
-const MAX_COLOURED = 50_000; // characters: more would take longer to draw than a frame lasts
+const MAX_COLOURED = 50_000; // characters; drawing more would take longer than a frame
 const NUMBER = String.raw`(?<![\w.])(?:0[xX][\da-fA-F_]+|0[bB][01_]+|\d[\d_]*(?:\.\d[\d_]*)?(?:[eE][+-]?\d+)?)[a-zA-Z]{0,3}\b`;
 const readers = new Map();
 

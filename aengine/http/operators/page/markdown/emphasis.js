@@ -1,7 +1,7 @@
 // Makes nodes from the parts of a text: emphasis by CommonMark's rules, and strikethrough by GFM's, with two tildes.
 
-const MAX_EMPHASIS = 12; // of emphasis in emphasis: deeper nodes are slow to lay out
-const MAX_LINKS = 3; // of labels in labels
+const MAX_EMPHASIS = 12; // nested; the browser lays out deeper nodes slowly
+const MAX_LINKS = 3; // nested labels
 const SPACE = /^\s?$/u;
 const SIGN = /[\p{P}\p{S}]/u;
 const UNSPACED = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/u; // written without spaces
@@ -36,7 +36,7 @@ class InlineWriter {
   write(first, last, begin, end, links = 0) {
     const out = [];
     const openers = [];
-    const floors = new Map(); // below which there is no opener for marks of a kind
+    const floors = new Map(); // by kind of marks: the index below which there is no opener
     let at = begin;
     for (let index = first; index < last; index++) {
       const part = this.parts[index];
@@ -62,7 +62,7 @@ class InlineWriter {
   }
 
   /**
-   * A link. Within another link, as an image may be, only its label.
+   * A link. Within another link (an image, for example) only its label.
    * @param {any} part
    */
   writeLink({ begin, end, value, last, labelBegin, labelEnd }, index, links) {

@@ -21,7 +21,7 @@ function renderBlock(block, markdown, depth = 0) {
       return renderList(block, markdown, depth);
     case "table":
       return renderTable(source, markdown);
-    case "note": // one that nothing refers to
+    case "note": // a footnote without references
       return fill(make("div"), renderBlocks(`&#91;^${info}]: ${source}`, markdown, depth));
     default:
       return fill(make("p"), inline(source, markdown));

@@ -2,8 +2,8 @@
 
 const SECOND = 1000;
 const SAMPLES = 60;
-let rates = []; // tokens per second, null where unknown
-let lastLook = null; // { at, tokens } of the look before
+let rates = []; // tokens per second; null if unknown
+let lastSample = null; // the tokens that the server had generated, and when it said so: { at, tokens }
 let modelShown = false;
 
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
@@ -12,12 +12,12 @@ const happens = (event) => new Promise((resolve) => document.addEventListener(ev
 async function watchEngine() {
   for (;;) {
     while (document.hidden) {
-      lastLook = null; // what happened meanwhile is no rate of now
+      lastSample = null; // an average over the hidden time is not the present rate
       await happens("visibilitychange");
     }
     let wait = SECOND;
     try {
-      await look();
+      await pollEngine();
     } catch (error) {
       forget(error.code === "invalid_api_key" ? "The live view needs the API key, too." : error.message);
       if (error.code === "invalid_api_key") await happens("aengine-key");
@@ -27,7 +27,7 @@ async function watchEngine() {
   }
 }
 
-async function look() {
+async function pollEngine() {
   const response = await call("metrics");
   if (!response.ok) throw await refusalOf(response);
   const now = readMetrics(await response.text());
@@ -68,9 +68,9 @@ function showEngine(now) {
 
 function showRate(tokens) {
   const at = performance.now();
-  const known = lastLook !== null && tokens >= lastLook.tokens; // fewer: another engine
-  const rate = known ? (SECOND * (tokens - lastLook.tokens)) / (at - lastLook.at) : null;
-  lastLook = { at, tokens };
+  const known = lastSample !== null && tokens >= lastSample.tokens; // fewer: the engine was restarted
+  const rate = known ? (SECOND * (tokens - lastSample.tokens)) / (at - lastSample.at) : null;
+  lastSample = { at, tokens };
   rates = [...rates, rate].slice(-SAMPLES);
   const peak = Math.max(...rates);
   show("rate", rate === null ? "–" : figure(rate));
@@ -89,7 +89,7 @@ function drawRates(peak) {
 
 /** Show why there are no figures. */
 function forget(why) {
-  lastLook = null;
+  lastSample = null;
   modelShown = false;
   show("engine-note", why);
   byId("engine-note").hidden = false;

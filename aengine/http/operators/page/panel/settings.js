@@ -5,7 +5,7 @@ const NUMBERS = [
   ...["temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "seed"],
   ...["presence_penalty", "frequency_penalty", "repetition_penalty"],
 ];
-const LINES = ["stop", "bad_words"]; // one of them a line
+const LINES = ["stop", "bad_words"]; // lists: one value in each line
 const OBJECTS = ["logit_bias", "schema", "more"]; // JSON
 
 function openPanel(open) {
