@@ -37,7 +37,7 @@ async def codex_turn(server: Server, body: dict[str, Any]) -> list[dict[str, Any
     return output
 
 
-async def test_codex_calls_a_tool_and_goes_on_with_its_result() -> None:
+async def test_codex_calls_a_tool_and_continues_with_its_result() -> None:
     engine = agent_engine("exec_command", {"cmd": "echo 42"})
     async with serving(engine) as server:
         thought, message, call = await codex_turn(server, codex_request())
@@ -56,8 +56,8 @@ async def test_codex_calls_a_tool_and_goes_on_with_its_result() -> None:
     assert first.tools is not None
     names = [tool["function"]["name"] for tool in first.tools]
     assert names == ["exec_command", "get_goal", "multi_agent_v1__close_agent"]  # no web search
-    asked, answered = second.messages[-2:]
-    assert (asked["role"], asked["reasoning_content"], asked["tool_calls"][0]["function"]["name"]) == (
+    requested, answered = second.messages[-2:]
+    assert (requested["role"], requested["reasoning_content"], requested["tool_calls"][0]["function"]["name"]) == (
         "assistant",
         "I add",
         "exec_command",
@@ -77,7 +77,7 @@ async def claude_turn(server: Server, body: dict[str, Any]) -> list[dict[str, An
     return events
 
 
-async def test_claude_code_calls_a_tool_and_goes_on_with_its_result() -> None:
+async def test_claude_code_calls_a_tool_and_continues_with_its_result() -> None:
     engine = agent_engine("Bash", {"command": "echo 42"})
     async with serving(engine) as server:
         assert (await server.client.head("/")).status_code == 200  # its first request

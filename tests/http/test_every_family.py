@@ -179,11 +179,11 @@ async def test_a_family_answers_and_its_calls_are_read_while_they_come(name: str
     write(family, folder)
     async with served(folder) as client:
         tools = [{"type": "function", "function": WEATHER}]
-        asked: list[dict[str, Any]] = [{}, {"temperature": 1.3, "seed": 1}]
+        requested: list[dict[str, Any]] = [{}, {"temperature": 1.3, "seed": 1}]
         takes_tools = family.harmony or family.calls is not None
         if takes_tools:
-            asked.append({"tools": tools})
-        for body in asked:  # every text gives an answer
+            requested.append({"tools": tools})
+        for body in requested:  # every text gives an answer
             choices = [event["choices"][0] for event in await events(client, **body)]
             assert choices[-1]["finish_reason"] in ("stop", "length", "tool_calls")
             deltas = [choice["delta"] for choice in choices]

@@ -102,10 +102,10 @@ PROMPT_LOGPROBS = {
 
 
 async def test_the_prompts_logprobs_at_every_endpoint() -> None:
-    asked: dict[str, Any] = {"prompt_logprobs": 2, "stream": False}
-    generated = await held(GENERATE, SCORED, prompt="a bbb", **asked)
-    completed = await held(COMPLETIONS, SCORED, prompt="a bbb", **asked)
-    chatted = await held(CHAT, SCORED, **HELLO, **asked)
+    requested: dict[str, Any] = {"prompt_logprobs": 2, "stream": False}
+    generated = await held(GENERATE, SCORED, prompt="a bbb", **requested)
+    completed = await held(COMPLETIONS, SCORED, prompt="a bbb", **requested)
+    chatted = await held(CHAT, SCORED, **HELLO, **requested)
     assert generated == {
         "id": "gen-ID",
         "text": "x",

@@ -67,15 +67,15 @@ async def test_chats_with_logprobs_of_parts_of_characters() -> None:
             {"token": "é", "logprob": -3.0, "bytes": [0xC3, 0xA9]},
         ],
     }
-    asked = {**HELLO, "logprobs": True, "top_logprobs": 2}
-    (choice,) = (await held(CHAT, *fragments, **asked))["choices"]
+    requested = {**HELLO, "logprobs": True, "top_logprobs": 2}
+    (choice,) = (await held(CHAT, *fragments, **requested))["choices"]
     assert choice == {
         "index": 0,
         "message": {"role": "assistant", "content": "é"},
         "logprobs": {"content": [entry]},
         "finish_reason": "stop",
     }
-    assert await held(CHAT, *fragments, **asked, stream=True) == [
+    assert await held(CHAT, *fragments, **requested, stream=True) == [
         delta(role="assistant", content=""),
         delta(
             content="é", logprobs={"content": [entry]}, reason="stop"

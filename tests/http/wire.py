@@ -34,9 +34,9 @@ class Answer(NamedTuple):
 
 async def ask(server: Server, method: str, path: str, body: object = None, **headers: str) -> Answer:
     """Send one request with a fixed request id."""
-    told = {"X-Request-Id": REQUEST_ID} | {name.replace("_", "-"): value for name, value in headers.items()}
+    reported = {"X-Request-Id": REQUEST_ID} | {name.replace("_", "-"): value for name, value in headers.items()}
     content = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
-    response = await server.client.request(method, path, content=content, headers=told)
+    response = await server.client.request(method, path, content=content, headers=reported)
     return answer_of(response)
 
 

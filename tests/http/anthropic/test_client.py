@@ -111,7 +111,7 @@ async def test_errors_have_the_clients_own_types(
         assert str(raised.value.api_message).startswith("prompt is too long: ")
 
 
-async def test_what_is_wrong_with_a_request() -> None:
+async def test_errors_of_requests() -> None:
     async with serving(api_keys=(KEY,)) as server:
         for options in (
             {"api_key": KEY},
@@ -134,7 +134,7 @@ async def test_what_is_wrong_with_a_request() -> None:
 
 
 @pytest.mark.slow
-async def test_an_overloaded_server_is_asked_again() -> None:
+async def test_the_client_retries_at_an_overloaded_server() -> None:
     engine = FakeEngine(refuse=QueueFullError("full"))
     refused = 0
 

@@ -118,9 +118,9 @@ async def test_tools_that_are_not_to_be_called(client: anthropic.AsyncAnthropic)
 async def test_streamed_pieces_make_the_same_message(
     client: anthropic.AsyncAnthropic, question: str, thinking: Any
 ) -> None:
-    asked = ASKED | {"messages": [user(question)], "tools": TOOLS, "thinking": thinking}
-    whole = await client.messages.create(**asked)
-    async with client.messages.stream(**asked) as stream:
+    requested = ASKED | {"messages": [user(question)], "tools": TOOLS, "thinking": thinking}
+    whole = await client.messages.create(**requested)
+    async with client.messages.stream(**requested) as stream:
         events = [event.type async for event in stream]
         final = await stream.get_final_message()
     assert without_ids(final) == without_ids(whole)
@@ -136,8 +136,8 @@ async def test_streamed_pieces_make_the_same_message(
     [{"type": "adaptive"}, pytest.param({"type": "enabled", "budget_tokens": 1024}, marks=pytest.mark.slow)],
 )
 async def test_a_thought_comes_signed_and_may_come_back(client: anthropic.AsyncAnthropic, thinking: Any) -> None:
-    asked: Any = ASKED | {"thinking": thinking}
-    message = await client.messages.create(**asked, messages=[user(SUM)])
+    requested: Any = ASKED | {"thinking": thinking}
+    message = await client.messages.create(**requested, messages=[user(SUM)])
     thought, answer = message.content
     assert thought.type == "thinking"
     assert thought.thinking.startswith("Ones:")
@@ -147,16 +147,16 @@ async def test_a_thought_comes_signed_and_may_come_back(client: anthropic.AsyncA
     details = message.usage.output_tokens_details
     assert details is not None
     assert 0 < details.thinking_tokens < message.usage.output_tokens
-    again = await client.messages.create(**asked, messages=[user(SUM), message.to_param(), user(SUM)])
+    again = await client.messages.create(**requested, messages=[user(SUM), message.to_param(), user(SUM)])
     assert text_of(again)
 
 
 @pytest.mark.slow
 async def test_a_thought_that_stays_away(client: anthropic.AsyncAnthropic) -> None:
     omitted: Any = {"type": "adaptive", "display": "omitted"}
-    asked = ASKED | {"messages": [user(SUM)], "thinking": omitted}
-    whole = await client.messages.create(**asked)
-    async with client.messages.stream(**asked) as stream:
+    requested = ASKED | {"messages": [user(SUM)], "thinking": omitted}
+    whole = await client.messages.create(**requested)
+    async with client.messages.stream(**requested) as stream:
         final = await stream.get_final_message()
     assert without_ids(whole) == without_ids(final)
     assert whole.content[0].type == "thinking"
@@ -166,16 +166,16 @@ async def test_a_thought_that_stays_away(client: anthropic.AsyncAnthropic) -> No
         assert without_ids(plain) == [{"type": "text", "text": "17 + 25 = 42."}]
 
 
-async def test_stop_sequences_say_which_it_was(client: anthropic.AsyncAnthropic) -> None:
-    asked = ASKED | {"messages": [user(SUM)], "stop_sequences": ["never", " = "]}
-    whole = await client.messages.create(**asked)
-    async with client.messages.stream(**asked) as stream:
+async def test_the_answer_has_the_stop_sequence_that_ended_it(client: anthropic.AsyncAnthropic) -> None:
+    requested = ASKED | {"messages": [user(SUM)], "stop_sequences": ["never", " = "]}
+    whole = await client.messages.create(**requested)
+    async with client.messages.stream(**requested) as stream:
         final = await stream.get_final_message()
     for message in (whole, final):
         assert (text_of(message), message.stop_reason, message.stop_sequence) == ("17 + 25", "stop_sequence", " = ")
 
 
-async def test_an_answer_that_has_begun_goes_on(client: anthropic.AsyncAnthropic) -> None:
+async def test_a_last_message_of_the_assistant_is_continued(client: anthropic.AsyncAnthropic) -> None:
     for content in ("17 + 25 =", [{"type": "text", "text": "17 + 25 ="}]):
         prefill: Any = {"role": "assistant", "content": content}
         message = await client.messages.create(**ASKED, messages=[user(SUM), prefill])
@@ -212,7 +212,7 @@ HISTORY: Any = [user("hi"), {"role": "assistant", "content": "hello"}, {"role": 
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         {"messages": [user(SUM)]},
         {"messages": [user(SUM)], "system": SYSTEM},
@@ -224,9 +224,9 @@ HISTORY: Any = [user("hi"), {"role": "assistant", "content": "hello"}, {"role": 
         {"messages": [user(SUM)], "output_config": {"effort": "low"}},
     ],
 )
-async def test_the_count_is_that_of_the_prompt(client: anthropic.AsyncAnthropic, asked: Any) -> None:
-    counted = await client.messages.count_tokens(model=MODEL, **asked)
-    usage = (await client.messages.create(**ASKED | {"max_tokens": 1}, **asked)).usage
+async def test_the_count_is_that_of_the_prompt(client: anthropic.AsyncAnthropic, requested: Any) -> None:
+    counted = await client.messages.count_tokens(model=MODEL, **requested)
+    usage = (await client.messages.create(**ASKED | {"max_tokens": 1}, **requested)).usage
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
@@ -238,51 +238,51 @@ class Plan(BaseModel):
 
 @pytest.mark.slow
 async def test_parse(client: anthropic.AsyncAnthropic) -> None:
-    asked: Any = {"model": MODEL, "max_tokens": 400, "messages": [user("Make a plan.")], "output_format": Plan}
-    parsed = await client.messages.parse(**asked)
+    requested: Any = {"model": MODEL, "max_tokens": 400, "messages": [user("Make a plan.")], "output_format": Plan}
+    parsed = await client.messages.parse(**requested)
     assert isinstance(parsed.parsed_output, Plan)
-    async with client.messages.stream(**asked) as stream:
+    async with client.messages.stream(**requested) as stream:
         assert isinstance((await stream.get_final_message()).parsed_output, Plan)
-    assert (await client.messages.count_tokens(**{name: asked[name] for name in asked if name != "max_tokens"})) == (
-        await client.messages.count_tokens(model=MODEL, messages=asked["messages"])
-    )
+    assert (
+        await client.messages.count_tokens(**{name: requested[name] for name in requested if name != "max_tokens"})
+    ) == (await client.messages.count_tokens(model=MODEL, messages=requested["messages"]))
 
 
 async def test_forms_as_older_clients_ask_for_them_and_forms_that_cannot_be(client: anthropic.AsyncAnthropic) -> None:
     schema = {"properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
     form = {"type": "json_schema", "schema": {"type": "object", **schema}}
-    asked: Any = {"model": MODEL, "max_tokens": 100, "messages": [user("hi")]}
-    message = await client.messages.create(**asked, extra_body={"output_format": form})
+    requested: Any = {"model": MODEL, "max_tokens": 100, "messages": [user("hi")]}
+    message = await client.messages.create(**requested, extra_body={"output_format": form})
     assert json.loads(text_of(message)) == {"a": 7}
     bad: Any = {"format": {"type": "json_schema", "schema": {"type": "poem"}}}
     with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format"):
-        await client.messages.create(**asked, output_config=bad)
+        await client.messages.create(**requested, output_config=bad)
     strict: Any = [{**TOOLS[0], "input_schema": {"type": "object", "properties": {"a": {"type": "poem"}}}}]
     with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\].input_schema"):
-        await client.messages.create(**asked, tools=strict, tool_choice={"type": "any"})
+        await client.messages.create(**requested, tools=strict, tool_choice={"type": "any"})
 
 
 async def test_the_tool_runner(client: anthropic.AsyncAnthropic) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     @beta_async_tool
     async def get_weather(city: str) -> str:
         """Get the current weather of a city."""
-        asked.append(city)
+        requested.append(city)
         return RESULT
 
     runner = client.beta.messages.tool_runner(**ASKED, tools=[get_weather], messages=[user(QUESTION)], max_iterations=4)
     assert text_of(await runner.until_done()) == ANSWER
-    assert asked == ["Paris"]
+    assert requested == ["Paris"]
 
 
 def test_the_tool_runner_without_async_and_streaming(demo_url: str) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     @beta_tool
     def get_weather(city: str) -> str:
         """Get the current weather of a city."""
-        asked.append(city)
+        requested.append(city)
         return RESULT
 
     with anthropic.Anthropic(base_url=demo_url, api_key="none", max_retries=0, timeout=30) as client:
@@ -291,4 +291,4 @@ def test_the_tool_runner_without_async_and_streaming(demo_url: str) -> None:
         )
         *_, last = [stream.get_final_message() for stream in streams]
     assert text_of(last) == ANSWER
-    assert asked == ["Paris"]
+    assert requested == ["Paris"]

@@ -130,10 +130,10 @@ def test_events_make_the_whole_message(text: str, data: st.DataObject) -> None:
     """For any pieces of the text, and with and without thoughts."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    asked = plan(shows_thoughts=data.draw(st.booleans()))
-    made = without_ids(joined(streamed(pieces, asked)))
-    assert made == without_ids(whole(text, asked, len(pieces)))
-    if not asked.shows_thoughts:
+    requested = plan(shows_thoughts=data.draw(st.booleans()))
+    made = without_ids(joined(streamed(pieces, requested)))
+    assert made == without_ids(whole(text, requested, len(pieces)))
+    if not requested.shows_thoughts:
         assert all(block["thinking"] == "" for block in made["content"] if block["type"] == "thinking")
 
 
@@ -184,7 +184,7 @@ def test_why_it_ended(
     }
 
 
-def test_no_tokens_are_none() -> None:
+def test_max_tokens_0_shows_nothing() -> None:
     """`max_tokens: 0` fills the cache. The generated token is neither shown nor counted."""
     _, _, ending, _ = streamed(["x"], plan(max_tokens=0), "length")
     assert ending["delta"]["stop_reason"] == "max_tokens"

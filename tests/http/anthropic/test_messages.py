@@ -98,7 +98,7 @@ async def test_only_these_paths_speak_so() -> None:
             assert "code" in response.json()["error"]
 
 
-async def test_what_is_asked_of_the_engine() -> None:
+async def test_the_parameters_for_the_engine() -> None:
     async with serving() as server:
         more = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "stop_sequences": ["a", "b"]}
         assert (await server.post(PATH, **ASKED, **more)).status_code == 200
@@ -124,14 +124,14 @@ async def test_what_is_asked_of_the_engine() -> None:
         ),
     ],
 )
-async def test_what_is_asked_of_the_template(fields: dict[str, Any], kwargs: dict[str, Any] | None) -> None:
+async def test_the_variables_for_the_template(fields: dict[str, Any], kwargs: dict[str, Any] | None) -> None:
     async with serving() as server:
         for path, body in ((PATH, ASKED), (COUNT, {"messages": HELLO})):
             assert (await server.post(path, **body, **fields)).status_code == 200
-        asked, counted = server.engine.chats
-    assert asked == counted
-    assert asked.template_kwargs == kwargs
-    assert (asked.tools, asked.continue_final_message) == (None, False)
+        requested, counted = server.engine.chats
+    assert requested == counted
+    assert requested.template_kwargs == kwargs
+    assert (requested.tools, requested.continue_final_message) == (None, False)
 
 
 async def test_a_template_with_one_system_message_gets_one() -> None:
@@ -191,20 +191,20 @@ async def test_aliases(path: str) -> None:
         (ASKED | {"compaction": {"type": "enabled"}}, "compaction: "),
     ],
 )
-async def test_what_is_refused_by_its_name(fields: dict[str, Any], words: str) -> None:
+async def test_unsupported_fields_are_refused_by_name(fields: dict[str, Any], words: str) -> None:
     async with serving() as server:
         assert (await refused(server, PATH, 400, "invalid_request_error", **fields)).startswith(words)
         assert server.engine.submitted == []
 
 
-async def test_a_thread_is_refused_so_that_clients_go_on_without() -> None:
+async def test_a_thread_is_refused_with_the_code_for_the_client() -> None:
     async with serving() as server:
         answer = (await server.post(PATH, **ASKED, thread={"type": "create"})).json()
         assert answer["error"]["details"] == {"error_code": "thread_unsupported_request"}
         assert (await server.post(PATH, **ASKED, thread=None)).status_code == 200
 
 
-async def test_what_changes_nothing_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+async def test_fields_without_effect_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
     more = {
         "metadata": {"user_id": "u", "of_tomorrow": {}},
         "betas": {"of": "tomorrow"},
@@ -231,7 +231,7 @@ async def test_what_changes_nothing_is_taken(caplog: pytest.LogCaptureFixture) -
         assert "of_tomorrow" in caplog.text
 
 
-async def test_what_the_door_refuses_comes_in_anthropics_form() -> None:
+async def test_early_refusals_have_anthropics_format() -> None:
     invalid = "invalid_request_error"
     page = {"Origin": "http://elsewhere.example"}
     async with serving(api_keys=("k",), max_body_bytes=1000, body_timeout=0.2) as server:
@@ -327,7 +327,7 @@ async def test_streams_end_with_an_error_when_the_server_stops() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_who_leaves_is_not_computed_for(stream: bool) -> None:
+async def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
     async with serving(FakeEngine(held=True)) as server:
         raw = await server.connect(PATH, **ASKED, stream=stream)
         held = await server.engine.next_stream()

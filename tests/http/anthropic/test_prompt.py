@@ -68,7 +68,7 @@ def test_blocks_begin_on_a_line_each() -> None:
     ]
 
 
-def test_turns_of_one_role_are_one() -> None:
+def test_turns_of_one_role_are_joined() -> None:
     assert rendered(user("a"), user("b"), assistant("c"), assistant(text("d"), call(1))) == [
         {"role": "user", "content": "a\nb"},
         {
@@ -111,11 +111,11 @@ def test_calls_and_their_results() -> None:
         (result(1, "fine", is_error=False), "fine"),
     ],
 )
-def test_what_a_tool_says(block: dict[str, Any], content: str) -> None:
+def test_tool_results(block: dict[str, Any], content: str) -> None:
     assert rendered(user(block)) == [{"role": "tool", "tool_call_id": "toolu_1", "content": content}]
 
 
-def test_thoughts_come_back_whoever_signed_them() -> None:
+def test_thoughts_are_accepted_with_any_signature() -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": "any"}
     redacted = {"type": "redacted_thinking", "data": "c2VjcmV0"}
     empty = {"type": "thinking", "thinking": "", "signature": "omitted"}
@@ -124,7 +124,7 @@ def test_thoughts_come_back_whoever_signed_them() -> None:
     ]
 
 
-def test_what_is_said_to_the_system_further_down_stays_in_its_place() -> None:
+def test_later_system_messages_stay_in_place() -> None:
     history = (user("a"), {"role": "system", "content": [text("new rules")]}, user("b"))
     assert rendered(*history, system="rules") == [
         {"role": "system", "content": "rules"},
@@ -177,7 +177,7 @@ def test_the_accounts_of_claude_code_are_no_part_of_a_prompt() -> None:
         ([user({"type": "x" * 10_000})], "messages[0].content[0].type", f"not '{'x' * 64}'"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_its_place(messages: list[Any], path: str, words: str) -> None:
+def test_unsupported_blocks_are_refused_by_their_path(messages: list[Any], path: str, words: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         rendered(*messages)
     assert refused.value.param == path
@@ -200,7 +200,7 @@ turns = st.sampled_from(sorted(BLOCKS)).flatmap(
 
 @pytest.mark.hypothesis
 @given(st.lists(turns, min_size=1, max_size=6), st.text(max_size=8) | st.lists(texts, max_size=2))
-def test_nothing_that_was_said_is_lost(history: list[dict[str, Any]], system: Any) -> None:
+def test_every_text_is_in_the_messages(history: list[dict[str, Any]], system: Any) -> None:
     """Every text, thought, call and result is in the messages, in order. No two turns of one role are adjacent."""
     said, called, thought = [], [], []
     for content in (system, *(turn["content"] for turn in history)):

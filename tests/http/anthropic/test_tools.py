@@ -37,7 +37,7 @@ def used(**fields: Any) -> ToolUse:
         ({"type": "none"}, 0, set(), False, True),
     ],
 )
-def test_what_may_be_called(choice: Any, offered: int, names: set[str], forced: bool, parallel: bool) -> None:
+def test_callable_tools(choice: Any, offered: int, names: set[str], forced: bool, parallel: bool) -> None:
     tools = used(tool_choice=choice)
     assert (len(tools.offered), tools.names, tools.forced, tools.parallel) == (offered, names, forced, parallel)
 
@@ -48,12 +48,12 @@ def test_a_tool_is_a_function_of_openais_to_the_template() -> None:
     assert (function.name, function.description, function.parameters, function.strict) == ("one", "Does.", SCHEMA, True)
 
 
-def test_what_asks_for_nothing_else_is_taken() -> None:
+def test_fields_without_effect_are_accepted() -> None:
     more = {"cache_control": {"type": "ephemeral"}, "eager_input_streaming": True, "input_examples": [{"city": "Rome"}]}
     assert used(tools=[tool("one", defer_loading=False, allowed_callers=["direct"], **more)]).names == {"one"}
 
 
-def test_no_tools_are_none() -> None:
+def test_no_tools_and_an_empty_list_are_the_same() -> None:
     assert used(tools=None).offered == used(tools=[]).offered == []
 
 
@@ -77,7 +77,7 @@ def test_no_tools_are_none() -> None:
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name", "must be given"),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], path: str, words: str) -> None:
+def test_refusals(fields: dict[str, Any], path: str, words: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         used(**fields)
     assert refused.value.param == path

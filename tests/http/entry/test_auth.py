@@ -86,7 +86,7 @@ async def test_several_keys_share_no_cached_prefix(path: str) -> None:
         ({"api_keys": ("first-key",), "salt_by_key": True}, False),
     ],
 )
-async def test_the_knob_says_whether_keys_share_what_is_cached(config: dict[str, Any], shared: bool) -> None:
+async def test_the_knob_decides_whether_keys_share_the_cache(config: dict[str, Any], shared: bool) -> None:
     async with serving(**config) as server:
         for salt in ({}, {"cache_salt": "own"}):
             answer = await server.client.post("/generate", json={"prompt": "a", **salt}, headers=KEY)
@@ -115,7 +115,7 @@ async def test_nothing_else_does(given: str) -> None:
         assert (await server.client.get("/v1/models", headers={"Authorization": given})).status_code == 401
 
 
-async def test_two_headers_are_none() -> None:
+async def test_two_authorization_headers_are_refused() -> None:
     async with serving(api_keys=KEYS) as server:
         headers = [("Authorization", "Bearer wrong"), ("Authorization", "Bearer first-key")]
         assert (await server.client.get("/v1/models", headers=headers)).status_code == 401

@@ -128,7 +128,7 @@ async def test_a_body_is_bounded() -> None:
         assert "10,000 bytes" in response.json()["error"]["message"]
 
 
-async def test_a_body_that_stays_away_is_not_waited_for_once_it_is_too_long() -> None:
+async def test_a_body_that_is_too_long_is_refused_before_it_has_arrived() -> None:
     async with serving(max_body_bytes=10) as server:
         raw = await server.connect(GENERATE)
         await read_until(raw, b"}}")
@@ -160,7 +160,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error() -> N
     ],
     ids=["a number", "a number within", "a text", "fields"],
 )
-async def test_what_would_hold_the_loop_is_refused(body: bytes, status: int, words: str) -> None:
+async def test_bodies_that_would_block_the_loop_are_refused(body: bytes, status: int, words: str) -> None:
     async with serving() as server:
         headers = {"content-type": "application/json"}
         answer = await server.client.post(COMPLETIONS, content=body, headers=headers)

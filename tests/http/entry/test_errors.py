@@ -47,7 +47,7 @@ async def test_a_refusal_of_the_engine_has_its_status(
             assert response.headers.get("retry-after") == hints.get(code or "")
 
 
-async def test_a_bug_is_told_by_its_kind_alone() -> None:
+async def test_a_bug_is_reported_only_by_its_type() -> None:
     async with serving(FakeEngine(refuse=KeyError("/home/me/secret"))) as server:
         response = await server.post("/generate", prompt="a")
     assert response.status_code == 500
@@ -80,7 +80,7 @@ async def test_after_a_failure_the_stream_ends_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "reported"),
     [
         ("/home/me/models/x/config.json: not found", "config.json: not found"),
         ("no '/data/a b/c'", "no 'a b/c'"),
@@ -91,11 +91,11 @@ async def test_after_a_failure_the_stream_ends_in_order() -> None:
         ("asleep; wake it up (POST /wake_up)", "asleep; wake it up (POST /wake_up)"),
     ],
 )
-def test_folders_are_not_told(said: str, told: str) -> None:
-    assert public_message(CheckpointError(said)) == told
+def test_messages_have_no_folders(said: str, reported: str) -> None:
+    assert public_message(CheckpointError(said)) == reported
 
 
-def test_a_refusal_repeats_little_of_what_was_asked_for() -> None:
+def test_a_refusal_repeats_little_of_the_request() -> None:
     long = "x" * 10 * MAX_MESSAGE
     error = error_body(InvalidRequestError(long, long)).error
     assert error.message == error.param == "x" * MAX_MESSAGE + "..."

@@ -29,21 +29,21 @@ async def burst(iteration_limiter: IterationLimiter, count: int) -> tuple[list[i
     return order, passes
 
 
-async def test_a_burst_goes_through_in_order_a_few_at_a_time() -> None:
+async def test_a_burst_is_admitted_in_order_a_few_in_each_iteration() -> None:
     order, passes = await burst(IterationLimiter(4), 19)
     assert order == list(range(19))
     assert max(passes) == 4
     assert len(passes) < 12  # no pass is wasted
 
 
-async def test_one_by_one_nobody_waits() -> None:
+async def test_single_requests_do_not_wait() -> None:
     iteration_limiter = IterationLimiter(1)
     for _ in range(5):
         await iteration_limiter.enter()
         await asyncio.sleep(0)
 
 
-async def test_who_leaves_the_queue_takes_nobody_elses_turn() -> None:
+async def test_a_cancelled_task_does_not_use_up_a_turn() -> None:
     iteration_limiter = IterationLimiter(1)
     entered: list[int] = []
 

@@ -49,7 +49,7 @@ async def test_a_page_whose_name_was_made_to_lead_here_is_not_the_servers_own() 
     assert (rebound.status_code, rebound.json()["error"]["code"]) == (403, "host_not_allowed")
 
 
-async def test_a_page_behind_a_proxy_that_the_operator_has_named() -> None:
+async def test_a_page_from_a_proxy_in_allowed_hosts() -> None:
     proxied = {"Origin": "https://me.example", "Host": "me.example:443"}
     async with serving(allowed_hosts=("me.example",)) as server:
         own = await server.client.get("/health", headers=proxied)

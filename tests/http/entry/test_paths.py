@@ -37,12 +37,12 @@ PLAIN = [path for _, path in SERVED if "{" not in path]
         ("/v1/v1/generate", "/v1/generate"),
     ],
 )
-def test_what_is_meant(sent: str, meant: str) -> None:
+def test_aliases(sent: str, meant: str) -> None:
     assert PATHS.canonical(sent) == meant
 
 
 @pytest.mark.parametrize("path", ["/", "//", "/v1", "/v1/", "/V1/models", "/v2/models", "/chat", "/v1/chat/", "*", ""])
-def test_what_is_not_known_stays_as_it_is(path: str) -> None:
+def test_unknown_paths_are_unchanged(path: str) -> None:
     assert PATHS.canonical(path) == path
 
 
@@ -81,7 +81,7 @@ async def test_a_client_may_have_any_base_url(base: str) -> None:
         ("POST", "/v1", "GET /openapi.json lists all"),
     ],
 )
-async def test_a_path_that_is_none(method: str, path: str, said: str) -> None:
+async def test_an_unknown_path(method: str, path: str, said: str) -> None:
     async with serving() as server:
         response = await server.client.request(method, path)
     assert response.status_code == 404
@@ -97,7 +97,7 @@ async def test_a_path_that_is_none(method: str, path: str, said: str) -> None:
     ("method", "path", "allowed"),
     [("GET", "/v1/chat/completions", "POST"), ("PUT", "/generate", "POST"), ("POST", "/health", "GET, HEAD")],
 )
-async def test_a_method_that_is_none(method: str, path: str, allowed: str) -> None:
+async def test_a_wrong_method(method: str, path: str, allowed: str) -> None:
     async with serving() as server:
         response = await server.client.request(method, path)
     error = response.json()["error"]
@@ -105,7 +105,7 @@ async def test_a_method_that_is_none(method: str, path: str, allowed: str) -> No
     assert error["message"] == f"{method} {path}: this path takes {allowed} only"
 
 
-async def test_what_is_told_of_a_path_is_short_and_plain() -> None:
+async def test_the_path_in_an_error_is_short_and_printable() -> None:
     async with serving() as server:
         response = await server.client.get("/%1b%5b31m%0a" + "x" * 9000)
     message = response.json()["error"]["message"]

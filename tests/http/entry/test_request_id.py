@@ -22,7 +22,7 @@ async def test_the_clients_id_comes_back_in_every_answer() -> None:
 
 
 @pytest.mark.parametrize("unusable", ["", "with space", "é", "x" * 129])
-async def test_one_is_made_where_there_is_none_to_use(unusable: str) -> None:
+async def test_an_unusable_id_is_replaced(unusable: str) -> None:
     async with serving() as server:
         first = await server.client.get("/health", headers={"X-Request-Id": unusable.encode("latin-1")})  # type: ignore[dict-item]
         second = await server.client.get("/health")

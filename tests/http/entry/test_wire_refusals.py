@@ -38,8 +38,8 @@ INVALID, SERVER = "invalid_request_error", "server_error"
 
 def refusal(status: int, message: str, *, param: str | None = None, code: str | None = None, **headers: str) -> Answer:
     kind = INVALID if status < 500 else SERVER
-    told = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
-    return Answer(status, told, {"error": {"message": message, "type": kind, "param": param, "code": code}})
+    reported = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer(status, reported, {"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 SOON: dict[str, Any] = {"retry_after": "1"}
@@ -67,13 +67,13 @@ SOON: dict[str, Any] = {"retry_after": "1"}
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-async def test_what_the_engine_refuses(error: Exception, expected: Answer) -> None:
+async def test_refusals_of_the_engine(error: Exception, expected: Answer) -> None:
     async with serving(FakeEngine(refuse=error)) as server:
         assert await ask(server, "POST", "/generate", WORK) == expected
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_fails_on_the_way(stream: bool) -> None:
+async def test_an_error_after_the_answer_has_begun(stream: bool) -> None:
     """An error in a stream is its last event, without [DONE]."""
     engine = FakeEngine(held=True)
     async with serving(engine) as server:
@@ -91,11 +91,11 @@ async def test_what_fails_on_the_way(stream: bool) -> None:
         assert answer == expected
 
 
-async def test_a_message_is_cut_where_it_gets_long() -> None:
+async def test_long_messages_are_shortened() -> None:
     """Errors repeat parts of the request, which may be megabytes."""
-    for length, told in ((MAX_MESSAGE, "x" * MAX_MESSAGE), (MAX_MESSAGE + 1, "x" * MAX_MESSAGE + "...")):
+    for length, reported in ((MAX_MESSAGE, "x" * MAX_MESSAGE), (MAX_MESSAGE + 1, "x" * MAX_MESSAGE + "...")):
         async with serving(FakeEngine(refuse=InvalidRequestError("x" * length, "x" * length))) as server:
-            assert await ask(server, "POST", "/generate", WORK) == refusal(400, told, param=told)
+            assert await ask(server, "POST", "/generate", WORK) == refusal(400, reported, param=reported)
     assert MAX_MESSAGE == 2000
 
 
@@ -197,7 +197,7 @@ PAGE = {"origin": "http://elsewhere.example"}
         ),
     ],
 )
-async def test_what_the_door_refuses(
+async def test_refusals_before_routing(
     method: str, path: str, body: bytes | None, headers: dict[str, str], expected: Answer
 ) -> None:
     async with serving(max_body_bytes=100, api_keys=("the-key",)) as server:
@@ -218,12 +218,12 @@ async def test_a_body_that_does_not_come() -> None:
     assert json.loads(body) == refusal(408, "the body did not arrive within 0.1 seconds", code="body_timeout").body
 
 
-async def test_a_page_that_may_call_is_told_so() -> None:
+async def test_an_allowed_page_gets_the_cors_headers() -> None:
     """The browser sends a preflight, and shows the page only the listed headers."""
     async with serving(FakeEngine(refuse=QueueFullError("full")), allowed_origins=(PAGE["origin"],)) as server:
         refused = await ask(server, "POST", "/generate", WORK, **PAGE)
-        asked = {"access_control_request_method": "POST", "access_control_request_headers": "authorization"}
-        preflight = await ask(server, "OPTIONS", "/generate", None, **PAGE, **asked)
+        requested = {"access_control_request_method": "POST", "access_control_request_headers": "authorization"}
+        preflight = await ask(server, "OPTIONS", "/generate", None, **PAGE, **requested)
     cors = {
         "access_control_allow_origin": PAGE["origin"],
         "access_control_expose_headers": "x-request-id, request-id, retry-after",
@@ -257,10 +257,10 @@ async def test_a_server_that_loads_and_one_that_leaves() -> None:
             return await enter()
 
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: Slow())
-    told = {"X-Request-Id": REQUEST_ID}
+    reported = {"X-Request-Id": REQUEST_ID}
     async with (
         hosting(app) as (port, _),
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=told, trust_env=False) as client,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=reported, trust_env=False) as client,
     ):
 
         async def all_of_it(reason: str, code: str, phase: str) -> None:
@@ -310,7 +310,7 @@ async def test_an_engine_that_could_not_be_started_and_one_that_failed(loaded: b
         assert answer_of(await client.get("/health")).body == {"status": "failed", "reason": reason}
 
 
-async def test_a_stream_that_is_cut_off_says_why() -> None:
+async def test_a_cancelled_stream_ends_with_the_reason() -> None:
     async with serving(FakeEngine(held=True)) as server:
         raw = await server.connect("/generate", **WORK)
         (await server.engine.next_stream()).put(Fragment("a", (1,)))

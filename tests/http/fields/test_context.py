@@ -36,17 +36,17 @@ def client() -> Iterator[httpx2.Client]:
 
 
 @pytest.mark.parametrize(("path", "name", "body"), PATHS)
-def test_an_answer_fills_what_the_prompt_leaves_of_the_context(
+def test_an_answer_may_fill_the_rest_of_the_context(
     client: httpx2.Client, path: str, name: str, body: dict[str, Any]
 ) -> None:
     answer = client.post(path, json={**body, name: MOST})
     assert answer.status_code == 200, answer.text
-    told = answer.json()
-    assert told["usage"]["total_tokens"] == CONTEXT
-    if "choices" in told:
-        assert told["choices"][0]["finish_reason"] == "length"
+    reported = answer.json()
+    assert reported["usage"]["total_tokens"] == CONTEXT
+    if "choices" in reported:
+        assert reported["choices"][0]["finish_reason"] == "length"
     else:
-        assert told["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert reported["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
 @pytest.mark.parametrize(("path", "name", "body"), PATHS)

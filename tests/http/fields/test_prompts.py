@@ -70,18 +70,18 @@ async def test_too_many_are_refused_by_name() -> None:
             assert (await engine.next_stream()).aborted.is_set()
 
 
-async def test_what_is_within_is_answered() -> None:
+async def test_requests_within_the_bound_are_answered() -> None:
     async with serving(max_answer_candidates=1000) as server:
         for path, body in ENOUGH:
             response = await server.post(path, **body)
             assert response.status_code == 200, f"{body}: {response.text}"
 
 
-async def test_out_of_range_is_told_as_such() -> None:
+async def test_values_out_of_range_are_refused_as_such() -> None:
     async with serving(max_answer_candidates=1000) as server:
         for field, value in [("n", 10**9), ("prompt_logprobs", 10**9), ("logprobs", 10**9), ("prompt_logprobs", -1)]:
-            asked = {"prompt": "a", "logprobs": 1, "max_tokens": 1} | {field: value}
-            error = (await server.post(COMPLETIONS, **asked)).json()["error"]
+            requested = {"prompt": "a", "logprobs": 1, "max_tokens": 1} | {field: value}
+            error = (await server.post(COMPLETIONS, **requested)).json()["error"]
             assert (error["param"], f"got {value}" in error["message"]) == (field, True)
 
 
@@ -101,21 +101,21 @@ async def test_without_max_tokens_the_output_ends_at_the_bound() -> None:
 def test_an_answer_with_logprobs_of_a_long_prompt(demo: httpx2.Client) -> None:
     """Evaluations ask for the logprobs of all tokens of several prompts."""
     prompts = [[(7 * place + start) % 4000 for place in range(500)] for start in range(4)]
-    asked = {"prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": 0, "prompt_logprobs": 2}
-    choices = demo.post(COMPLETIONS, json=asked).json()["choices"]
+    requested = {"prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": 0, "prompt_logprobs": 2}
+    choices = demo.post(COMPLETIONS, json=requested).json()["choices"]
     for choice, prompt in zip(choices, prompts, strict=True):
-        told = choice["logprobs"]
-        assert {len(told[name]) for name in told} == {len(prompt)}
-        assert told["text_offset"][-1] + len(told["tokens"][-1]) == sum(map(len, told["tokens"]))
-        assert [one is None for one in told["token_logprobs"]] == [True] + [False] * (len(prompt) - 1)
+        reported = choice["logprobs"]
+        assert {len(reported[name]) for name in reported} == {len(prompt)}
+        assert reported["text_offset"][-1] + len(reported["tokens"][-1]) == sum(map(len, reported["tokens"]))
+        assert [one is None for one in reported["token_logprobs"]] == [True] + [False] * (len(prompt) - 1)
         assert len(choice["prompt_logprobs"]) == len(prompt)
 
 
 def test_a_streamed_echo_is_the_same_in_pieces(demo: httpx2.Client) -> None:
     prompt = [(7 * place) % 4000 for place in range(300)]
-    asked = {"prompt": prompt, "echo": True, "logprobs": 3, "max_tokens": 2, "temperature": 0, "n": 2}
-    whole = demo.post(COMPLETIONS, json=asked).json()["choices"]
-    events = streamed(demo, asked | {"stream": True})
+    requested = {"prompt": prompt, "echo": True, "logprobs": 3, "max_tokens": 2, "temperature": 0, "n": 2}
+    whole = demo.post(COMPLETIONS, json=requested).json()["choices"]
+    events = streamed(demo, requested | {"stream": True})
     for choice in whole:
         own = [one for event in events for one in event["choices"] if one["index"] == choice["index"]]
         assert "".join(one["text"] for one in own) == choice["text"]

@@ -146,7 +146,7 @@ def test_null_is_not_given(demo: httpx2.Client, path: str) -> None:
 
 
 @every_path
-def test_what_is_out_of_range_is_refused_by_name(demo: httpx2.Client, path: str) -> None:
+def test_values_out_of_range_are_refused_by_name(demo: httpx2.Client, path: str) -> None:
     for name, values in (REFUSED | REFUSED_AT[path]).items():
         for value in values:
             response = demo.post(path, json=PATHS[path] | {name: value})
@@ -195,7 +195,7 @@ def test_several_and_seeds(demo: httpx2.Client, path: str) -> None:
 
 
 @every_path
-def test_cached_tokens_are_told_and_salts_keep_apart(demo: httpx2.Client, path: str) -> None:
+def test_cached_tokens_are_reported_and_salts_separate_the_cache(demo: httpx2.Client, path: str) -> None:
     long = "one two three four five six seven " * 10
     prompt: dict[str, Any] = {"messages": [{"role": "user", "content": long}]} if "chat" in path else {"prompt": long}
 
@@ -252,12 +252,12 @@ def test_best_of_is_n_or_nothing(demo: httpx2.Client) -> None:
 @every_path
 def test_prompt_logprobs(demo: httpx2.Client, path: str) -> None:
     answer = ask(demo, path, prompt_logprobs=2, n=2)
-    told = answer.get("prompt_logprobs") or answer["choices"][0]["prompt_logprobs"]
+    reported = answer.get("prompt_logprobs") or answer["choices"][0]["prompt_logprobs"]
     prompt = {"messages": MESSAGES} if "chat" in path else {"prompt": PROMPT}
     ids = demo.post("/tokenize", json=prompt).json()["tokens"]
-    assert len(told) == len(ids) == answer["usage"]["prompt_tokens"]
-    assert told[0] is None
-    for token_id, candidates in zip(ids[1:], told[1:], strict=True):
+    assert len(reported) == len(ids) == answer["usage"]["prompt_tokens"]
+    assert reported[0] is None
+    for token_id, candidates in zip(ids[1:], reported[1:], strict=True):
         own = candidates[str(token_id)]
         assert own["logprob"] <= 0
         assert len(candidates) in (2, 3)
@@ -271,7 +271,7 @@ def test_prompt_logprobs_come_only_with_a_whole_answer(demo: httpx2.Client, path
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
-def test_generate_tells_them_in_its_first_event(demo: httpx2.Client) -> None:
+def test_generate_has_prompt_logprobs_in_its_first_event(demo: httpx2.Client) -> None:
     body = {"prompt": PROMPT, "prompt_logprobs": 1, "max_tokens": 3, "ignore_eos": True}
     events = [line.removeprefix("data: ") for line in demo.post("/generate", json=body).text.split("\n\n") if line]
     parsed = [httpx2.Response(200, text=event).json() for event in events[:-1]]
@@ -282,21 +282,21 @@ def test_an_echo_with_logprobs(demo: httpx2.Client) -> None:
     path = "/v1/completions"
     given: dict[str, Any] = {"echo": True, "logprobs": 2, "max_tokens": 3}
     (choice,) = ask(demo, path, **given)["choices"]
-    told = choice["logprobs"]
+    reported = choice["logprobs"]
     assert choice["text"].startswith(PROMPT)
-    assert "".join(told["tokens"]) == choice["text"]
-    assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
-    assert all(logprob <= 0 for logprob in told["token_logprobs"][1:])
-    assert all(len(top) in (2, 3) for top in told["top_logprobs"][1:])
-    offsets = [choice["text"][start:] for start in told["text_offset"]]
-    assert all(rest.startswith(token) for rest, token in zip(offsets, told["tokens"], strict=True))
+    assert "".join(reported["tokens"]) == choice["text"]
+    assert reported["token_logprobs"][0] is reported["top_logprobs"][0] is None
+    assert all(logprob <= 0 for logprob in reported["token_logprobs"][1:])
+    assert all(len(top) in (2, 3) for top in reported["top_logprobs"][1:])
+    offsets = [choice["text"][start:] for start in reported["text_offset"]]
+    assert all(rest.startswith(token) for rest, token in zip(offsets, reported["tokens"], strict=True))
     own = ask(demo, path, logprobs=2, max_tokens=3)["choices"][0]["logprobs"]["token_logprobs"]
-    assert told["token_logprobs"][-3:] == pytest.approx(own, abs=1e-3)
+    assert reported["token_logprobs"][-3:] == pytest.approx(own, abs=1e-3)
 
     response = demo.post(path, json=PATHS[path] | given | {"stream": True})
     events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line][:-1]
     streamed = [httpx2.Response(200, text=event).json()["choices"][0] for event in events]
-    assert [token for piece in streamed for token in piece["logprobs"]["tokens"]] == told["tokens"]
+    assert [token for piece in streamed for token in piece["logprobs"]["tokens"]] == reported["tokens"]
 
 
 def test_an_echo_alone(demo: httpx2.Client) -> None:

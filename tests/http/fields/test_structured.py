@@ -87,7 +87,7 @@ async def test_every_spelling(
         ),
     ],
 )
-async def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+async def test_invalid_forms_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
     path, body = CHAT
     async with serving() as server:
         answer = await server.post(path, **body, **fields)
@@ -119,7 +119,7 @@ async def test_a_misspelled_schema_is_refused_with_the_right_name(
 
 
 @pytest.mark.parametrize("form", [{"type": "text", "x": 1}, {"type": "json_object", "schema": SCHEMA, "x": 1}])
-async def test_unknown_keys_beside_what_is_followed_are_ignored(form: dict[str, Any]) -> None:
+async def test_unknown_keys_next_to_a_schema_are_ignored(form: dict[str, Any]) -> None:
     path, body = CHAT
     async with serving() as server:
         assert (await server.post(path, **body, response_format=form)).status_code == 200

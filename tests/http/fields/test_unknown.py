@@ -58,7 +58,7 @@ def check(path: str, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize("path", STRUCTS)
-def test_what_would_change_the_answer_is_refused_by_name(path: str) -> None:
+def test_fields_that_would_change_the_answer_are_refused_by_name(path: str) -> None:
     for name in STRUCTS[path].refused:
         outer, _, inner = name.partition(".")
         for value in ("x", {"a": 1}, [1]):
@@ -72,7 +72,7 @@ def test_what_would_change_the_answer_is_refused_by_name(path: str) -> None:
     ("theirs", "ours"),
     [("max_new_tokens", "max_tokens"), ("min_new_tokens", "min_tokens"), ("sampling_seed", "seed")],
 )
-def test_what_has_another_name_elsewhere_is_told_its_own(path: str, theirs: str, ours: str) -> None:
+def test_fields_with_another_name_are_refused_with_the_right_name(path: str, theirs: str, ours: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"^{theirs}: it is called {ours} here$"):
         check(path, **{theirs: 3})
 
@@ -133,7 +133,7 @@ def test_fields_of_the_other_endpoints_are_refused(path: str, fields: dict[str, 
         (CHAT, {"text": {"verbosity": "low"}}),
     ],
 )
-def test_and_taken_where_they_ask_for_nothing(path: str, fields: dict[str, Any]) -> None:
+def test_harmless_values_of_refused_fields_are_accepted(path: str, fields: dict[str, Any]) -> None:
     check(path, **fields)
 
 

@@ -157,7 +157,7 @@ async def test_once_its_client_has_left_nothing_is_written_to_a_connection(
     assert not caplog.messages
 
 
-async def test_a_new_connection_takes_the_place_of_the_one_that_is_idle_for_longest(
+async def test_a_new_connection_replaces_the_one_that_is_idle_for_longest(
     connections: OpenConnections,
 ) -> None:
     async with hosting(ANSWER, keep_alive_timeout=600) as (port, _):
@@ -173,7 +173,7 @@ async def test_a_new_connection_takes_the_place_of_the_one_that_is_idle_for_long
             peer.close()
 
 
-async def test_where_none_is_idle_a_new_connection_is_closed(connections: OpenConnections) -> None:
+async def test_a_new_connection_is_closed_if_none_is_idle(connections: OpenConnections) -> None:
     finish = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,7 +205,7 @@ def accepted_by(connections: OpenConnections, monkeypatch: pytest.MonkeyPatch) -
     return accepts
 
 
-async def test_a_connection_that_closes_keeps_its_place_until_what_it_has_is_sent_or_time_is_up(
+async def test_a_closing_connection_counts_until_its_data_is_sent_or_time_is_up(
     connections: OpenConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data that is not HTTP makes hypercorn close and wait. The regular check must not end this wait."""

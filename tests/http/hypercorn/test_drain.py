@@ -23,7 +23,7 @@ async def connect(port: int, path: str, **body: object) -> tuple[asyncio.StreamR
     return reader, writer
 
 
-async def test_what_runs_finishes_and_what_comes_is_refused() -> None:
+async def test_running_requests_finish_and_new_ones_are_refused() -> None:
     engine = FakeEngine(held=True)
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
     async with hosting(app) as (port, _):
@@ -47,7 +47,7 @@ async def test_what_runs_finishes_and_what_comes_is_refused() -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_what_takes_too_long_is_told_so(streamed: bool) -> None:
+async def test_slow_requests_get_an_error_when_the_time_is_up(streamed: bool) -> None:
     engine = FakeEngine(held=True)
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
     async with hosting(app) as (port, _):
@@ -62,7 +62,7 @@ async def test_what_takes_too_long_is_told_so(streamed: bool) -> None:
         writer.close()
 
 
-async def test_a_request_that_is_cut_off_before_it_has_said_all_is_refused() -> None:
+async def test_a_request_cancelled_before_its_body_has_arrived_is_refused() -> None:
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: FakeEngine())
     async with hosting(app) as (port, _):
         await app.settled.wait()

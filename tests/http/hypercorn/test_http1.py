@@ -84,9 +84,7 @@ async def all_of(port: int, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("data", [PREFACE, PREFACE + FRAMES, PREFACE + FRAMES + bytes(2**20)])
-async def test_a_client_that_speaks_http2_at_once_is_told_so_in_one_answer(
-    monkeypatch: pytest.MonkeyPatch, data: bytes
-) -> None:
+async def test_an_http2_preface_is_refused_in_one_answer(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     """Clients show the reason in GOAWAY. The connection closes at once."""
     open_ones = OpenConnections(MOST)
     monkeypatch.setattr(installing, "OpenConnections", lambda most: open_ones)

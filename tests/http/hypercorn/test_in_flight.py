@@ -31,7 +31,7 @@ async def nothing() -> Message:
     return await asyncio.get_running_loop().create_future()
 
 
-async def test_a_long_answer_goes_out_in_pieces_and_whole() -> None:
+async def test_a_long_answer_is_sent_complete_and_in_pieces() -> None:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -46,7 +46,7 @@ async def test_a_long_answer_goes_out_in_pieces_and_whole() -> None:
     assert [piece.get("more_body", False) for piece in pieces] == [True] * (len(pieces) - 1) + [False]
 
 
-async def test_a_reader_that_takes_each_piece_in_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reader_that_makes_progress_is_not_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither silence before a message counts nor pieces that the reader has read."""
     now = 0.0
     monkeypatch.setattr("aengine.http.hypercorn.in_flight.monotonic", lambda: now)
@@ -68,7 +68,7 @@ async def test_a_reader_that_takes_each_piece_in_time_is_waited_for(monkeypatch:
     assert in_flight.stalled == 0
 
 
-async def test_who_takes_nothing_is_cut_off() -> None:
+async def test_a_stalled_reader_is_disconnected() -> None:
     async def send(message: Message) -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -81,9 +81,9 @@ async def test_who_takes_nothing_is_cut_off() -> None:
     assert in_flight.stalled == 1
 
 
-async def test_where_the_connection_goes_on_a_stream_says_why_it_ends() -> None:
+async def test_a_stalled_stream_ends_with_an_error_if_the_connection_cannot_be_closed() -> None:
     """In another server than hypercorn, the connection stays open when a stalled reader is given up."""
-    given_up, told = asyncio.Event(), list[bytes]()
+    given_up, reported = asyncio.Event(), list[bytes]()
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -93,7 +93,7 @@ async def test_where_the_connection_goes_on_a_stream_says_why_it_ends() -> None:
                 await asyncio.get_running_loop().create_future()
             finally:
                 given_up.set()
-        told.append(message["body"])
+        reported.append(message["body"])
 
     stream = FakeStream("r", prompt_tokens=1, one_by_one=False)
     stream.put(Fragment("x", (1,)))
@@ -104,12 +104,12 @@ async def test_where_the_connection_goes_on_a_stream_says_why_it_ends() -> None:
         async with asyncio.timeout(30):
             await in_flight({"type": "http", "http_version": "1.1", "headers": []}, nothing, send)
         tasks.cancel_scope.cancel()
-    (event,) = told
+    (event,) = reported
     assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "reader_timeout"
     assert stream.aborted.is_set()
 
 
-async def test_who_sends_without_end_reads_nothing_and_then_resets_is_let_go() -> None:
+async def test_a_client_that_sends_without_reading_and_resets_is_released() -> None:
     """The answer precedes the body, and hypercorn's queue of body messages is full when the client leaves."""
     answer = Response(bytes(20 * LONG))
 

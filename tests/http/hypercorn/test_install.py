@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
         ("/%e4%bd%a0", "c", '"GET /你 HTTP/1.1" 200 2 "-" "c"'),
     ],
 )
-async def test_what_a_client_sends_forges_no_line(
+async def test_a_request_cannot_forge_a_log_line(
     path: str, agent: str, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     install(asyncio.get_running_loop())

@@ -47,18 +47,18 @@ async def test_once_after_each_crowd() -> None:
 async def test_peaks_that_follow_each_other_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_MIN_INTERVAL", 0.2)
     given: list[float] = []
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop, reported = asyncio.get_running_loop(), asyncio.Event()
 
     def release() -> None:
         given.append(loop.time())
         if len(given) == 2:
-            told.set()
+            reported.set()
 
     of = MemoryReleaser(release)
     for _ in range(5):
         await wave(of, MIN_PEAK)
         assert len(given) == 1 or given[1] - given[0] >= 0.19
-    await asyncio.wait_for(told.wait(), 30)
+    await asyncio.wait_for(reported.wait(), 30)
     assert given[1] - given[0] >= 0.19
 
 

@@ -67,7 +67,7 @@ async def test_work_is_cancelled_when_its_client_leaves() -> None:
     assert client.heard == []
 
 
-async def test_who_waits_for_the_disconnect_itself_is_cancelled_as_well() -> None:
+async def test_a_handler_that_waits_for_the_disconnect_is_cancelled() -> None:
     client = Client()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +79,7 @@ async def test_who_waits_for_the_disconnect_itself_is_cancelled_as_well() -> Non
     await client.ask(app)
 
 
-async def test_the_last_message_is_not_cut_in_two() -> None:
+async def test_sending_the_last_message_is_not_cancelled() -> None:
     """The server reports a disconnect after a complete answer, while the last message is being sent."""
     client = Client()
 
@@ -112,7 +112,7 @@ async def test_nothing_is_watched_before_the_body_has_been_read() -> None:
     assert client.heard == [START, LAST]
 
 
-async def test_a_client_that_leaves_in_its_body_is_told_of_as_such() -> None:
+async def test_a_disconnect_during_the_body_reaches_the_handler() -> None:
     client = Client()
     client.messages.pop()
     client.leaves.set()

@@ -87,7 +87,7 @@ def _worker(entered: Event, leave: Event) -> None:
 
 
 @pytest.mark.slow
-def test_the_lock_goes_from_worker_to_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replacing_worker_gets_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When hypercorn replaces its worker, the next one starts as soon as the last one has ended in any way."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     context = multiprocessing.get_context("spawn")
@@ -117,7 +117,7 @@ def test_a_process_without_siblings_needs_no_lock(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_knob_that_cannot_work_is_told_in_one_sentence(tmp_path: Path, workers: str) -> None:
+def test_an_invalid_knob_is_reported_in_one_sentence(tmp_path: Path, workers: str) -> None:
     done = subprocess.run(
         [*HYPERCORN, "-w", workers, "-b", f"127.0.0.1:{free_port()}", "aengine.app:app"],
         env=environment(tmp_path) | {"AENGINE_PAGE_SIZE": "many"},

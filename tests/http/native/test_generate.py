@@ -91,7 +91,7 @@ async def test_logprobs() -> None:
     assert len(whole["logprobs"]) == len(WORDS)
 
 
-def test_takes_every_sampling_parameter_by_its_name() -> None:
+def test_every_sampling_parameter_is_accepted_by_its_name() -> None:
     fields = {*GenerateRequest.__struct_fields__, "structured"}  # which has other names
     assert set(SamplingParams.__struct_fields__) <= fields
 
@@ -132,7 +132,7 @@ async def test_hands_parameters_to_the_engine() -> None:
     assert request.options["cache_salt"] == "me"
 
 
-async def test_what_is_not_given_is_the_checkpoints_default() -> None:
+async def test_missing_parameters_are_the_checkpoints_defaults() -> None:
     async with serving() as server:
         await server.post("/generate", prompt=PROMPT, max_tokens=3, temperature=None, stop="end", stream=None)
         await server.post("/generate", prompt=[1])
@@ -168,7 +168,7 @@ async def test_a_chat_is_a_prompt_too() -> None:
     assert (chat.messages, chat.tools, chat.template_kwargs) == (messages, [tool], {"enable_thinking": True})
 
 
-def test_a_context_too_short_for_what_was_asked_is_refused_with_all_numbers(demo: httpx2.Client) -> None:
+def test_max_tokens_beyond_the_context_is_refused_with_all_numbers(demo: httpx2.Client) -> None:
     tokenized = demo.post("/tokenize", json={"prompt": PROMPT}).json()
     context = tokenized["max_model_len"]
     response = demo.post("/generate", json={"prompt": PROMPT, "max_tokens": context - 1})
@@ -209,9 +209,7 @@ async def test_needs_exactly_one_prompt(body: dict[str, object]) -> None:
         ("continue_final_message", True),
     ],
 )
-async def test_what_a_chat_template_would_read_goes_with_messages(
-    prompt: dict[str, object], field: str, value: object
-) -> None:
+async def test_template_fields_need_messages(prompt: dict[str, object], field: str, value: object) -> None:
     async with serving() as server:
         answer = await server.post("/generate", **prompt, **{field: value})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
@@ -244,13 +242,13 @@ async def test_of_a_chat_thoughts_and_calls_come_apart_from_the_text() -> None:
         *events, _ = await server.events("/generate", **chat)
         raw = (await server.post("/generate", prompt=PROMPT, stream=False)).json()
         async with Client(server.url) as client:
-            told = await client.chat(**chat)
+            reported = await client.chat(**chat)
             fragments = [fragment async for fragment in client.chat_stream(**chat, n=2)]
     assert (whole["text"], whole["reasoning"], whole["finish_reason"]) == ("I look.", "A <tool_call>", "stop")
     (call,) = whole["tool_calls"]
     assert (call["name"], call["arguments"]) == ("f", '{"a": 1}')
-    assert (told.text, told.reasoning) == (whole["text"], whole["reasoning"])
-    assert [(call.name, call.arguments) for call in told.tool_calls] == [("f", '{"a": 1}')]
+    assert (reported.text, reported.reasoning) == (whole["text"], whole["reasoning"])
+    assert [(call.name, call.arguments) for call in reported.tool_calls] == [("f", '{"a": 1}')]
     assert "".join(event["text"] for event in events) == whole["text"]
     assert "".join(event.get("reasoning", "") for event in events) == whole["reasoning"]
     assert sum(len(event["token_ids"]) for event in events) == len(CALL)

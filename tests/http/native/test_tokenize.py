@@ -78,9 +78,7 @@ def test_a_long_text_does_not_go_through_the_loop(demo: httpx2.Client) -> None:
         ("/detokenize", {"tokens": "a"}, "tokens"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(
-    demo: httpx2.Client, path: str, body: dict[str, Any], param: str
-) -> None:
+def test_invalid_fields_are_refused_by_name(demo: httpx2.Client, path: str, body: dict[str, Any], param: str) -> None:
     response = demo.post(path, json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param

@@ -78,7 +78,7 @@ def test_an_answer_of_a_given_form_may_be_a_call_instead() -> None:
         ("hermes", Structured()),
     ],
 )
-def test_what_could_be_taken_for_a_call_is_none(calls: Any, form: Structured) -> None:
+def test_structured_output_is_not_read_as_a_call(calls: Any, form: Structured) -> None:
     body = msgspec.convert({"messages": HELLO, "tools": STRICT}, ChatRequest)
     reading = AnswerReading(ServerConfig(), AnswerFormat(calls=calls), tool_use(body).rules, structured=form)
     structured = reading.engine_params(SamplingParams(structured=form), opens_thought=False).structured
@@ -86,7 +86,7 @@ def test_what_could_be_taken_for_a_call_is_none(calls: Any, form: Structured) ->
     assert reader(reading).plain
 
 
-def test_where_an_answer_is_bound_every_marker_is_seen() -> None:
+def test_all_markers_are_shown_if_a_grammar_applies() -> None:
     """A hidden marker would join the texts around it to another marker or to the beginning of a call."""
     markers = {"<think>": 7, "</think>": 8, "<tool_call>": 9, "</tool_call>": 10, "<|python_tag|>": 11}
     form = AnswerFormat(calls="hermes", markers=markers, special_markers=frozenset(markers))
@@ -156,7 +156,7 @@ def test_the_grammar_of_forced_calls(
     assert grammar is None or grammar.startswith(beginning or "")
 
 
-def test_only_strict_tools_are_held_to_their_schemas_where_they_need_not_be_called() -> None:
+def test_unforced_calls_follow_schemas_only_if_strict() -> None:
     loose = {"type": "object", "properties": {"loose": {"type": "string"}}}
     tight = {"type": "object", "properties": {"tight": {"type": "string"}}}
     tools = [named("f", parameters=loose), named("g", parameters=tight, strict=True)]

@@ -92,9 +92,9 @@ async def test_messages_reach_the_template_as_plain_text() -> None:
         {"role": "tool", "content": "3", "tool_call_id": "1"},
     ]
     tools = [{"type": "function", "function": {"name": "f"}}]
-    asked = [{"type": "function", "function": {"name": "f", "strict": True}}]  # the model does not see the last one
+    requested = [{"type": "function", "function": {"name": "f", "strict": True}}]  # the model does not see the last one
     async with serving() as server:
-        response = await server.post(PATH, messages=messages, tools=asked, chat_template_kwargs={"thinking": False})
+        response = await server.post(PATH, messages=messages, tools=requested, chat_template_kwargs={"thinking": False})
         assert response.status_code == 200
         chat = server.engine.chats[0]
     messages[1]["content"] = "one two"
@@ -104,7 +104,7 @@ async def test_messages_reach_the_template_as_plain_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "reported"),
     [
         (
             {"content": [{"type": "refusal", "refusal": "I "}, {"type": "text", "text": "won't"}]},
@@ -115,11 +115,11 @@ async def test_messages_reach_the_template_as_plain_text() -> None:
         ({"content": "a", "reasoning": "hm"}, {"content": "a", "reasoning": "hm"}),
     ],
 )
-async def test_what_other_models_said_is_taken(message: dict[str, Any], told: dict[str, Any]) -> None:
+async def test_messages_of_other_models_are_accepted(message: dict[str, Any], reported: dict[str, Any]) -> None:
     async with serving() as server:
         response = await server.post(PATH, messages=[{"role": "assistant", **message}, *HELLO])
         assert response.status_code == 200, response.text
-        assert server.engine.chats[0].messages[0] == {"role": "assistant", **told}
+        assert server.engine.chats[0].messages[0] == {"role": "assistant", **reported}
 
 
 @pytest.mark.parametrize("name", ["fs.read", "mcp:server/tool", "a-b_c", "x" * 128])
@@ -149,7 +149,7 @@ async def test_and_by_names_that_could_become_control(name: str) -> None:
         ({"content": [{"type": "thing"}]}, "messages[0].content[0].type"),
     ],
 )
-async def test_what_the_model_would_not_read_is_refused_by_name(message: dict[str, Any], param: str) -> None:
+async def test_unsupported_message_fields_are_refused_by_name(message: dict[str, Any], param: str) -> None:
     async with serving() as server:
         response = await server.post(PATH, messages=[{"role": "assistant", **message}, *HELLO])
     error = response.json()["error"]

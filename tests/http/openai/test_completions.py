@@ -52,7 +52,7 @@ async def test_streams() -> None:
     assert all("usage" not in chunk for chunk in chunks)
 
 
-async def test_usage_comes_last_when_asked_for() -> None:
+async def test_usage_is_last_on_request() -> None:
     async with serving() as server:
         *chunks, usage, _ = await server.events(
             PATH, prompt="a", max_tokens=3, stream=True, stream_options={"include_usage": True}
@@ -146,19 +146,19 @@ async def test_when_one_prompt_fails_all_are_given_up() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_echo_repeats_is_bounded(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_echoed_characters_are_bounded(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "MAX_ECHO", 40)
     async with serving(FakeEngine(held=True)) as server:
-        asked = {"prompt": ["abcde", "fgh", "ij"], "n": 4, "echo": True, "stream": stream}
+        requested = {"prompt": ["abcde", "fgh", "ij"], "n": 4, "echo": True, "stream": stream}
         async with asyncio.timeout(30):
-            refused = await server.post(PATH, **asked | {"prompt": ["abcde", "fghij", "k"]})
+            refused = await server.post(PATH, **requested | {"prompt": ["abcde", "fghij", "k"]})
         assert refused.status_code == 400
         error = refused.json()["error"]
         assert error["param"] == "echo"
         assert "repeat 44 characters and more, but an answer may repeat 40" in error["message"]
         for _ in range(2):  # of the prompts before it
             await (await server.engine.next_stream()).aborted.wait()
-        taken = asyncio.create_task(server.post(PATH, **asked))
+        taken = asyncio.create_task(server.post(PATH, **requested))
         for _ in range(3):
             await server.engine.next_stream()
         taken.cancel()

@@ -39,7 +39,7 @@ def test_the_tokens_of_a_thought_are_counted(demo: httpx2.Client) -> None:
 
 
 @pytest.mark.slow
-def test_of_all_choices_and_of_thoughts_that_are_cut_off(demo: httpx2.Client) -> None:
+def test_thought_tokens_of_all_choices_and_of_unfinished_thoughts(demo: httpx2.Client) -> None:
     one = answer(demo, **THINKING)["usage"]["completion_tokens_details"]["reasoning_tokens"]
     assert answer(demo, **THINKING, n=3)["usage"]["completion_tokens_details"]["reasoning_tokens"] == 3 * one
     cut = {**THINKING, "max_tokens": 5}
@@ -48,7 +48,7 @@ def test_of_all_choices_and_of_thoughts_that_are_cut_off(demo: httpx2.Client) ->
     assert streamed_usage(demo, **cut)["completion_tokens_details"] == {"reasoning_tokens": 4}
 
 
-def test_without_a_thought_there_are_none(demo: httpx2.Client) -> None:
+def test_without_a_thought_there_are_no_thought_tokens(demo: httpx2.Client) -> None:
     plain = {"messages": QUESTION, "temperature": 0, "reasoning_effort": "none"}
     assert answer(demo, **plain)["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
     assert streamed_usage(demo, **plain)["completion_tokens_details"] == {"reasoning_tokens": 0}

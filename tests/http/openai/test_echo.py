@@ -15,8 +15,8 @@ pytestmark = pytest.mark.anyio
 def echoing(tokens: int, choices: int, logprobs: int | None = 2) -> tuple[FakeStream, EchoingStream]:
     scores = [PromptLogprob(3, -1.0, 2, [1, 2, 4], [-0.5, -1.5, -2.5])] * (tokens - 1)
     stream = FakeStream("r", tokens, one_by_one=False)
-    told = None if logprobs is None else scores
-    stream.put(*(Fragment("x", (1,), index=index, prompt_logprobs=told) for index in range(choices)))
+    reported = None if logprobs is None else scores
+    stream.put(*(Fragment("x", (1,), index=index, prompt_logprobs=reported) for index in range(choices)))
     return stream, EchoingStream(stream, FakeTokenizer(), "prompt", [3] * tokens, logprobs, mute=False)
 
 
@@ -26,12 +26,12 @@ async def test_the_text_comes_first_and_the_tokens_in_slices() -> None:
     fragments = await echoed.take()
     assert [fragment.text for fragment in fragments] == ["prompt", "", "", "", "x"]
     assert [len(fragment.logprobs or ()) for fragment in fragments] == [SLICE, SLICE, SLICE, 1, 0]
-    told = [one for fragment in fragments for one in fragment.logprobs or ()]
-    assert told[0].top == ()  # the first token has no candidates
-    assert all([top.logprob for top in one.top] == [-0.5, -1.5] for one in told[1:])
+    reported = [one for fragment in fragments for one in fragment.logprobs or ()]
+    assert reported[0].top == ()  # the first token has no candidates
+    assert all([top.logprob for top in one.top] == [-0.5, -1.5] for one in reported[1:])
 
 
-async def test_the_choices_share_what_is_told() -> None:
+async def test_the_choices_share_the_echoed_logprobs() -> None:
     stream, echoed = echoing(10, choices=3)
     stream.put(*(Fragment("", (), None, "stop", Usage(10, 3, 0) if index == 2 else None, index) for index in range(3)))
     choices = (await collect(echoed)).choices

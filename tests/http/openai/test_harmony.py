@@ -111,15 +111,15 @@ words = st.lists(st.sampled_from(PIECES), max_size=14)
 
 
 @given(texts=words, reason=st.sampled_from(["stop", "length"]))
-def test_messages_of_anthropics_api_tell_whatever_is_written(texts: list[str], reason: Any) -> None:
+def test_anthropics_endpoint_answers_for_any_text(texts: list[str], reason: Any) -> None:
     plan = AnswerPlan(id="msg_1", model="m", max_tokens=1000, shows_thoughts=True)
     encoder = MessageEventEncoder(plan, FakeStream("msg_1", 9, False), reading().reader(False, lambda token_id: b"x"))
-    told = encoder.opening()
+    reported = encoder.opening()
     for text in texts:
-        told += encoder.event(Fragment(text, (1,)))
+        reported += encoder.event(Fragment(text, (1,)))
     usage = Usage(9, len(texts) + 1, 0)
-    told += encoder.event(Fragment("", (2,), None, reason, usage)) + encoder.closing(usage)
-    events = [json.loads(line[6:]) for line in told.decode().splitlines() if line.startswith("data: ")]
+    reported += encoder.event(Fragment("", (2,), None, reason, usage)) + encoder.closing(usage)
+    events = [json.loads(line[6:]) for line in reported.decode().splitlines() if line.startswith("data: ")]
     kinds = [event["type"] for event in events]
     assert kinds[-1] == "message_stop"
     assert kinds.count("content_block_start") == kinds.count("content_block_stop")

@@ -38,17 +38,17 @@ class Pieces(FakeTokenizer):
         ([3, 3, 3, 7], {BOS}, "AA", 3, [0, 1, 2, 2]),  # the tokenizer changes the text: offsets never exceed it
     ],
 )
-def test_where_tokens_begin(ids: list[int], hidden: set[int], echo: str, echoed: int, offsets: list[int]) -> None:
-    told = TextOffsets(Pieces(), hidden, echo, echoed)
-    assert [told.next(token_id) for token_id in ids] == offsets
+def test_offsets_of_tokens(ids: list[int], hidden: set[int], echo: str, echoed: int, offsets: list[int]) -> None:
+    reported = TextOffsets(Pieces(), hidden, echo, echoed)
+    assert [reported.next(token_id) for token_id in ids] == offsets
 
 
-def test_those_of_a_real_tokenizer() -> None:
+def test_offsets_of_a_real_tokenizer() -> None:
     demo_tokenizer = Tokenizer.load(DEMO)
     text = "Été 👋🏽 — <|im_end|> naïve"
     ids = demo_tokenizer.encode_now(text)
-    told = TextOffsets(demo_tokenizer, (), text, len(ids))
-    offsets = [told.next(token_id) for token_id in ids]
+    reported = TextOffsets(demo_tokenizer, (), text, len(ids))
+    offsets = [reported.next(token_id) for token_id in ids]
     assert any(begin == end for begin, end in pairwise(offsets))  # a character of several tokens
     for token_id, offset in zip(ids, offsets, strict=True):
         shown = demo_tokenizer.token_text(token_id)

@@ -62,12 +62,12 @@ def random_url() -> Iterator[str]:
         ),
     ],
 )
-async def test_a_call_comes_whatever_the_model_would_say(
+async def test_a_forced_call_replaces_the_models_answer(
     request: pytest.FixtureRequest, server: str, choice: str
 ) -> None:
     url = request.getfixturevalue(server)
     named = choice != "required"
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         **ASKED,
         "tools": TOOLS,
         "tool_choice": {"type": "function", "function": {"name": choice}} if named else choice,
@@ -75,13 +75,13 @@ async def test_a_call_comes_whatever_the_model_would_say(
         "extra_body": {"chat_template_kwargs": {"enable_thinking": False}},
     }
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
-        chat = await client.chat.completions.create(**asked, messages=SMALL_TALK, n=4, seed=1)
+        chat = await client.chat.completions.create(**requested, messages=SMALL_TALK, n=4, seed=1)
         for each in chat.choices:
             assert each.finish_reason == "tool_calls"
             assert each.message.content is None
             (call,) = each.message.tool_calls or ()
             check(call, {choice} if named else set(SCHEMAS))
-        async with client.chat.completions.stream(**asked, messages=SMALL_TALK, seed=1) as stream:
+        async with client.chat.completions.stream(**requested, messages=SMALL_TALK, seed=1) as stream:
             streamed = (await stream.get_final_completion()).choices[0]
         (streamed_call,) = streamed.message.tool_calls or ()
         check(streamed_call, {choice} if named else set(SCHEMAS))
@@ -115,15 +115,17 @@ async def test_a_strict_tools_schema_binds_calls_that_need_not_be(
     demo_url: str, strict: bool | None, city: str, thinking: bool
 ) -> None:
     function = {"name": "get_weather", "parameters": ONLY_OSLO, "strict": strict}
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         **ASKED,
         "temperature": 0,
         "tools": [{"type": "function", "function": function}],
         "extra_body": {"chat_template_kwargs": {"enable_thinking": thinking}},
     }
     async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
-        calls = (await client.chat.completions.create(**asked, messages=WEATHER)).choices[0].message.tool_calls or ()
-        talk = (await client.chat.completions.create(**asked, messages=SMALL_TALK)).choices[0]
+        calls = (await client.chat.completions.create(**requested, messages=WEATHER)).choices[
+            0
+        ].message.tool_calls or ()
+        talk = (await client.chat.completions.create(**requested, messages=SMALL_TALK)).choices[0]
         plain = (await client.chat.completions.create(**ASKED, temperature=0, messages=SMALL_TALK)).choices[0]
     assert [json.loads(call.function.arguments) for call in calls] == [{"city": city}]
     assert talk.finish_reason == "stop"
@@ -157,11 +159,11 @@ async def test_only_allowed_tools_are_called(demo_url: str, mode: str) -> None:
 @pytest.mark.parametrize("thinking", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_an_answer_of_a_given_form_or_a_call(demo_url: str, thinking: bool) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "add", "schema": SCHEMAS["add"]}}
-    asked: dict[str, Any] = {**ASKED, "temperature": 0, "tools": TOOLS, "response_format": form}
-    asked["extra_body"] = {"chat_template_kwargs": {"enable_thinking": thinking}}
+    requested: dict[str, Any] = {**ASKED, "temperature": 0, "tools": TOOLS, "response_format": form}
+    requested["extra_body"] = {"chat_template_kwargs": {"enable_thinking": thinking}}
     async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
-        whole = (await client.chat.completions.create(**asked, messages=WEATHER)).choices[0]
-        async with client.chat.completions.stream(**asked, messages=WEATHER) as stream:
+        whole = (await client.chat.completions.create(**requested, messages=WEATHER)).choices[0]
+        async with client.chat.completions.stream(**requested, messages=WEATHER) as stream:
             streamed = (await stream.get_final_completion()).choices[0]
     for choice in (whole, streamed):
         assert choice.finish_reason == "tool_calls"
@@ -170,14 +172,14 @@ async def test_an_answer_of_a_given_form_or_a_call(demo_url: str, thinking: bool
         assert json.loads(call.function.arguments) == {"city": "Paris"}
 
 
-@pytest.mark.parametrize("asked", [{"tool_choice": "required"}, {}, {"response_format": {"type": "json_object"}}])
+@pytest.mark.parametrize("requested", [{"tool_choice": "required"}, {}, {"response_format": {"type": "json_object"}}])
 @pytest.mark.parametrize("schema", [{"properties": {"a": {"pattern": "("}}}, {"properties": {"a": {"type": "strin"}}}])
 async def test_a_schema_that_cannot_be_followed_is_refused_by_its_place(
-    demo_url: str, asked: dict[str, Any], schema: dict[str, Any]
+    demo_url: str, requested: dict[str, Any], schema: dict[str, Any]
 ) -> None:
     function = {"name": "f", "description": "// tools[9]", "parameters": schema, "strict": True}
     tools: Any = [*TOOLS, {"type": "function", "function": function}]
     async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
         with pytest.raises(openai.BadRequestError, match=r"tools\[3\].function.parameters: ") as refused:
-            await client.chat.completions.create(**ASKED, messages=SMALL_TALK, tools=tools, **asked)
+            await client.chat.completions.create(**ASKED, messages=SMALL_TALK, tools=tools, **requested)
     assert refused.value.param == "tools[3].function.parameters"

@@ -74,9 +74,9 @@ async def test_a_question_a_call_its_result_and_the_answer(demo_url: str) -> Non
 )
 async def test_streamed_pieces_make_the_same_message(demo_url: str, question: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
-        asked: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": question}], "tools": TOOLS}
-        whole = await client.chat.completions.create(**asked)
-        async with client.chat.completions.stream(**asked) as stream:
+        requested: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": question}], "tools": TOOLS}
+        whole = await client.chat.completions.create(**requested)
+        async with client.chat.completions.stream(**requested) as stream:
             chunks = [event.chunk async for event in stream if event.type == "chunk"]
             streamed = await stream.get_final_completion()
     assert without_ids(streamed.choices[0].message) == without_ids(whole.choices[0].message)
@@ -105,16 +105,16 @@ def test_the_client_without_async(demo_url: str) -> None:
 
 
 async def test_a_thought_and_the_answer(demo_url: str) -> None:
-    asked: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+    requested: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
     async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
-        whole = (await client.chat.completions.create(**asked, extra_body=THINKING)).choices[0].message
+        whole = (await client.chat.completions.create(**requested, extra_body=THINKING)).choices[0].message
         thought, content = "", ""
-        async for chunk in await client.chat.completions.create(**asked, extra_body=THINKING, stream=True):
+        async for chunk in await client.chat.completions.create(**requested, extra_body=THINKING, stream=True):
             delta = chunk.choices[0].delta
             thought += getattr(delta, "reasoning_content", None) or ""
             content += delta.content or ""
         off = {"chat_template_kwargs": {"enable_thinking": False}}
-        plain = (await client.chat.completions.create(**asked, extra_body=off)).choices[0].message
+        plain = (await client.chat.completions.create(**requested, extra_body=off)).choices[0].message
     assert (thought, content) == (getattr(whole, "reasoning_content", None), whole.content)
     assert thought.startswith("Ones:")
     assert content == plain.content == "17 + 25 = 42."
@@ -123,18 +123,18 @@ async def test_a_thought_and_the_answer(demo_url: str) -> None:
 
 @pytest.mark.slow
 async def test_a_thought_and_an_answer_of_a_given_form(demo_url: str) -> None:
-    asked: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+    requested: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
     form: dict[str, Any] = {
         "structured_outputs": {"regex": r"[0-9]+ \+ [0-9]+ = [0-9]{2}!"}
     }  # without the regex it would end with a dot
     async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
-        whole = (await client.chat.completions.create(**asked, extra_body=THINKING | form)).choices[0]
+        whole = (await client.chat.completions.create(**requested, extra_body=THINKING | form)).choices[0]
         thought, content = "", ""
-        async for chunk in await client.chat.completions.create(**asked, extra_body=THINKING | form, stream=True):
+        async for chunk in await client.chat.completions.create(**requested, extra_body=THINKING | form, stream=True):
             delta = chunk.choices[0].delta
             thought += getattr(delta, "reasoning_content", None) or ""
             content += delta.content or ""
-        plain = (await client.chat.completions.create(**asked, extra_body=form)).choices[0]
+        plain = (await client.chat.completions.create(**requested, extra_body=form)).choices[0]
     assert (thought, content) == (getattr(whole.message, "reasoning_content", None), whole.message.content)
     assert thought.startswith("Ones:")
     assert content == plain.message.content == "17 + 25 = 42!"
@@ -142,7 +142,7 @@ async def test_a_thought_and_an_answer_of_a_given_form(demo_url: str) -> None:
     assert not hasattr(plain.message, "reasoning_content")
 
 
-async def test_thoughts_stay_in_the_text_where_the_knob_says_so() -> None:
+async def test_thoughts_stay_in_the_text_if_the_knob_is_off() -> None:
     with demo_server(reasoning="off") as url:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
             chat = await client.chat.completions.create(

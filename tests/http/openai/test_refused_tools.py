@@ -92,7 +92,7 @@ async def test_parts_that_are_no_text_are_refused() -> None:
     assert empty.json()["error"]["param"] == "messages[0].content[0].text"
 
 
-async def test_a_call_cannot_be_forced_where_the_format_is_not_known() -> None:
+async def test_a_call_of_an_unknown_format_cannot_be_forced() -> None:
     async with serving(saying(*CALL, form=AnswerFormat())) as server:
         refused = await server.post(PATH, messages=HELLO, tools=TOOLS, tool_choice="required")
     assert refused.status_code == 400

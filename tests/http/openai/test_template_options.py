@@ -23,7 +23,7 @@ def text(demo: httpx2.Client, path: str, **body: Any) -> str:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_an_answer_goes_on_with_its_beginning(demo: httpx2.Client, path: str) -> None:
+def test_an_answer_continues_the_last_message(demo: httpx2.Client, path: str) -> None:
     whole = text(demo, path)
     assert whole.startswith("17 + 25 = 42")
     assert text(demo, path, messages=BEGUN, continue_final_message=True) == whole.removeprefix("17 + 25 =")
@@ -32,7 +32,7 @@ def test_an_answer_goes_on_with_its_beginning(demo: httpx2.Client, path: str) ->
     assert text(demo, path, messages=begun, **flags) == whole.removeprefix("17 + 25 =")
 
 
-def test_a_thought_goes_on_as_a_thought(demo: httpx2.Client) -> None:
+def test_a_thought_is_continued_as_a_thought(demo: httpx2.Client) -> None:
     body = {"messages": QUESTION, "temperature": 0, "reasoning_effort": "high", "max_tokens": 200}
     whole = demo.post(PATHS[0], json=body).json()["choices"][0]["message"]
     begun = "<think>\n" + whole["reasoning_content"][:5]
@@ -70,7 +70,7 @@ def test_it_is_tokenized_as_it_is_sent(demo: httpx2.Client) -> None:
         ({"reasoning_effort": "enormous"}, "reasoning_effort"),
     ],
 )
-def test_what_is_refused(demo: httpx2.Client, path: str, more: dict[str, Any], param: str) -> None:
+def test_refusals(demo: httpx2.Client, path: str, more: dict[str, Any], param: str) -> None:
     response = demo.post(path, json={"messages": QUESTION} | more)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param

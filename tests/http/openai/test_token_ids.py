@@ -19,8 +19,8 @@ ASKED: dict[str, dict[str, Any]] = {
 def whole(demo: httpx2.Client, path: str, **more: Any) -> dict[str, Any]:
     answer = demo.post(path, json={**ASKED[path], **more})
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    reported: dict[str, Any] = answer.json()
+    return reported
 
 
 def chunks(demo: httpx2.Client, path: str, **more: Any) -> list[dict[str, Any]]:
@@ -61,12 +61,12 @@ def test_ids_of_prompt_and_choices_whole_and_streamed(demo: httpx2.Client, path:
 
 
 def test_tokens_of_logprobs_as_ids(demo: httpx2.Client) -> None:
-    asked = {"return_tokens_as_token_ids": True, "return_token_ids": True}
-    for choice in whole(demo, COMPLETIONS, logprobs=2, **asked)["choices"]:
+    requested = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    for choice in whole(demo, COMPLETIONS, logprobs=2, **requested)["choices"]:
         names = [f"token_id:{token_id}" for token_id in choice["token_ids"]]
         assert choice["logprobs"]["tokens"] == names
         assert all(name in top for name, top in zip(names, choice["logprobs"]["top_logprobs"], strict=True))
-    for choice in whole(demo, CHAT, logprobs=True, top_logprobs=2, **asked)["choices"]:
+    for choice in whole(demo, CHAT, logprobs=True, top_logprobs=2, **requested)["choices"]:
         content = choice["logprobs"]["content"]
         assert [one["token"] for one in content] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
         assert all(top["token"].startswith("token_id:") for one in content for top in one["top_logprobs"])
@@ -76,9 +76,9 @@ def test_tokens_of_logprobs_as_ids(demo: httpx2.Client) -> None:
 def test_offsets_are_into_the_text_that_was_sent(demo: httpx2.Client, stream: bool) -> None:
     """After characters of several tokens, in an echo and in the text after it."""
     prompt = "Été 👋🏽 naïve <|im_end|> is"
-    asked = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 6, "ignore_eos": True, "n": 1}
-    told = chunks(demo, COMPLETIONS, **asked) if stream else [whole(demo, COMPLETIONS, **asked)]
-    choices = [one["choices"][0] for one in told]
+    requested = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 6, "ignore_eos": True, "n": 1}
+    reported = chunks(demo, COMPLETIONS, **requested) if stream else [whole(demo, COMPLETIONS, **requested)]
+    choices = [one["choices"][0] for one in reported]
     text = "".join(choice["text"] for choice in choices)
     tokens = [token for choice in choices for token in choice["logprobs"]["tokens"]]
     offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
@@ -89,12 +89,12 @@ def test_offsets_are_into_the_text_that_was_sent(demo: httpx2.Client, stream: bo
         assert hidden or "\ufffd" in token or text.startswith(token, offset), (token, offset)
 
 
-def test_offsets_end_with_a_text_that_a_stop_string_of_several_tokens_cuts_off(demo: httpx2.Client) -> None:
-    asked = {"prompt": PROMPT, "logprobs": 0, "max_tokens": 8, "n": 1, "ignore_eos": True}
-    tokens = whole(demo, COMPLETIONS, **asked)["choices"][0]["logprobs"]["tokens"]
-    asked["stop"] = ["".join(tokens[2:6])]
-    (choice,) = whole(demo, COMPLETIONS, **asked)["choices"]
-    told = [chunk["choices"][0] for chunk in chunks(demo, COMPLETIONS, **asked)]
-    assert "".join(one["text"] for one in told) == choice["text"] == "".join(tokens[:2])
+def test_offsets_end_with_the_text_before_a_stop_string_of_several_tokens(demo: httpx2.Client) -> None:
+    requested = {"prompt": PROMPT, "logprobs": 0, "max_tokens": 8, "n": 1, "ignore_eos": True}
+    tokens = whole(demo, COMPLETIONS, **requested)["choices"][0]["logprobs"]["tokens"]
+    requested["stop"] = ["".join(tokens[2:6])]
+    (choice,) = whole(demo, COMPLETIONS, **requested)["choices"]
+    reported = [chunk["choices"][0] for chunk in chunks(demo, COMPLETIONS, **requested)]
+    assert "".join(one["text"] for one in reported) == choice["text"] == "".join(tokens[:2])
     for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
-        assert [value for one in told for value in one["logprobs"][name]] == choice["logprobs"][name]
+        assert [value for one in reported for value in one["logprobs"][name]] == choice["logprobs"][name]

@@ -58,7 +58,7 @@ async def test_an_answer_that_calls_nothing() -> None:
     assert await message(saying(*broken)) == ({"role": "assistant", "content": "".join(broken)}, "stop")
 
 
-async def test_a_call_that_was_cut_short() -> None:
+async def test_an_incomplete_call() -> None:
     assert await message(saying(*CALL), max_tokens=3) == (
         {
             "role": "assistant",
@@ -83,7 +83,7 @@ def engine_params(reading: AnswerReading, opens_thought: bool = False, **fields:
     return reading.engine_params(SamplingParams(**fields), opens_thought)
 
 
-def test_where_a_stop_string_counts() -> None:
+def test_stop_strings_in_thoughts_and_calls() -> None:
     stop = ("city",)
     for choice, stops in (("auto", stop), ("required", ())):
         body = msgspec.convert({"messages": HELLO, "tools": TOOLS, "tool_choice": choice}, ChatRequest)
@@ -122,7 +122,7 @@ def allowed(tools: list[dict[str, Any]]) -> dict[str, Any]:
         ({"tools": [named("f", strict=True, parameters={"type": "object", "properties": {}})]}, False),
     ],
 )
-def test_a_call_without_its_marker_is_one_where_no_schema_binds_it(more: dict[str, Any], called: bool) -> None:
+def test_a_call_without_its_marker_is_read_if_no_schema_applies(more: dict[str, Any], called: bool) -> None:
     body = msgspec.convert({"messages": HELLO, "tools": TOOLS} | more, ChatRequest)
     reading = AnswerReading(ServerConfig(), AnswerFormat(calls="qwen3_coder"), tool_use(body).rules)
     text = "I look.\n<function=f>\n</function>\n</tool_call>"
@@ -174,7 +174,7 @@ async def test_calls_as_other_families_write_them(calls: Any, words: list[str]) 
 
 
 @pytest.mark.parametrize(("unknown", "knob", "lines"), [(True, "auto", 1), (True, "off", 0), (False, "auto", 0)])
-async def test_a_template_whose_calls_nobody_knows_gets_a_line(
+async def test_an_unknown_format_of_calls_is_logged(
     unknown: bool, knob: Any, lines: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with serving(saying("a", form=AnswerFormat(unknown_calls=unknown)), tool_format=knob) as server:
@@ -195,11 +195,11 @@ async def test_continuous_usage_grows_with_the_tokens_that_were_read() -> None:
         events = await server.events(PATH, messages=HELLO, tools=TOOLS, stream=True, stream_options=options)
     *chunks, last, done = events
     assert done == "[DONE]"
-    told = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert told == sorted(told)
-    assert told[0] == 0
-    assert told[-1] == last["usage"]["completion_tokens"] == len(ALL)
-    assert len(set(told)) > 5
+    reported = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert reported == sorted(reported)
+    assert reported[0] == 0
+    assert reported[-1] == last["usage"]["completion_tokens"] == len(ALL)
+    assert len(set(reported)) > 5
     assert all(chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] for chunk in chunks)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I call."
@@ -213,7 +213,7 @@ async def test_a_thought_that_the_prompt_opens() -> None:
     assert await message(saying(*words, opens_thought=True)) == (expected, "tool_calls")
 
 
-async def test_an_empty_thought_is_none() -> None:
+async def test_an_empty_thought_is_left_out() -> None:
     assert await message(saying("<think>", "\n\n</think>\n\n", "Yes.")) == (
         {"role": "assistant", "content": "Yes."},
         "stop",
@@ -234,7 +234,7 @@ async def test_only_offered_tools_are_called() -> None:
     assert (await message(saying(*CALL), tools=other))[0]["content"] == "".join(CALL)
 
 
-async def test_one_call_where_several_are_not_wanted() -> None:
+async def test_one_call_without_parallel_tool_calls() -> None:
     said, reason = await message(saying(*ALL), parallel_tool_calls=False)
     assert said["tool_calls"] == [F_CALL]
     assert reason == "tool_calls"
@@ -310,10 +310,10 @@ async def test_every_token_keeps_its_logprob() -> None:
     async with serving(saying(*ALL)) as server:
         *events, _ = await server.events(PATH, messages=HELLO, tools=TOOLS, stream=True, logprobs=True)
         whole = (await server.post(PATH, messages=HELLO, tools=TOOLS, logprobs=True)).json()["choices"][0]
-    told = [
+    reported = [
         token["token"] for event in events for token in (event["choices"][0]["logprobs"] or {"content": []})["content"]
     ]
-    assert told == [token["token"] for token in whole["logprobs"]["content"]] == ALL
+    assert reported == [token["token"] for token in whole["logprobs"]["content"]] == ALL
 
 
 async def test_after_the_thought_events_are_as_cheap_as_ever() -> None:

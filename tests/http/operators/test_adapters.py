@@ -131,7 +131,7 @@ async def test_loaded_used_and_unloaded(engine: FakeEngine, folder: Path) -> Non
         ("unload", {"lora_name": "x"}, 404, "model"),
     ],
 )
-async def test_what_is_refused(
+async def test_refusals(
     engine: FakeEngine, folder: Path, path: str, body: dict[str, Any], status: int, param: str | None
 ) -> None:
     before = list(engine.adapters)
@@ -144,14 +144,12 @@ async def test_what_is_refused(
 
 async def test_loaded_in_place(engine: FakeEngine, folder: Path) -> None:
     async with serving(engine, lora_folders=(str(folder),)) as server:
-        asked = {"lora_name": "sql", "lora_path": "one", "load_inplace": True}
-        assert (await server.post("/v1/load_lora_adapter", **asked)).status_code == 200
+        requested = {"lora_name": "sql", "lora_path": "one", "load_inplace": True}
+        assert (await server.post("/v1/load_lora_adapter", **requested)).status_code == 200
     assert [one.path for one in engine.adapters if one.name == "sql"] == [str(folder / "one")]
 
 
-async def test_an_adapter_that_cannot_be_applied_is_a_400_that_says_why_and_not_where(
-    engine: FakeEngine, folder: Path
-) -> None:
+async def test_an_unusable_adapter_is_a_400_without_its_folder(engine: FakeEngine, folder: Path) -> None:
     engine.refuse = AdapterError("/srv/secret/adapter_config.json: use_dora is not supported")
     async with serving(engine, lora_folders=(str(folder),)) as server:
         response = await server.post("/v1/load_lora_adapter", lora_name="x", lora_path="one")
@@ -162,7 +160,7 @@ async def test_an_adapter_that_cannot_be_applied_is_a_400_that_says_why_and_not_
 
 
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
-async def test_off_unless_the_operator_says_so(path: str, folder: Path) -> None:
+async def test_loading_is_off_by_default(path: str, folder: Path) -> None:
     engine = FakeEngine()
     engine.adapters = [adapter_info("sql", "sql")]
     async with serving(engine, lora_folders=(str(folder),)) as server:
@@ -173,7 +171,7 @@ async def test_off_unless_the_operator_says_so(path: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/load_lora_adapter", "/v1/unload_lora_adapter"])
-async def test_behind_the_key(engine: FakeEngine, path: str) -> None:
+async def test_adapters_need_the_key(engine: FakeEngine, path: str) -> None:
     async with serving(engine, api_keys=("secret",)) as server:
         assert (await server.post(path, lora_name="sql", lora_path="one")).status_code == 401
     assert len(engine.adapters) == 2
@@ -205,7 +203,7 @@ def test_paths_below_the_folders(folder: Path) -> None:
         "a-folder",
     ],
 )
-def test_paths_that_lead_elsewhere_or_nowhere_are_all_the_same(folder: Path, path: str) -> None:
+def test_paths_elsewhere_and_missing_paths_get_the_same_answer(folder: Path, path: str) -> None:
     (folder / "out").symlink_to(folder.parent / "beside")
     (folder / "loop").symlink_to(folder / "loop")
     for name in ("a-file", "a-folder/deep"):  # links in an adapter's folder
@@ -219,7 +217,7 @@ def test_paths_that_lead_elsewhere_or_nowhere_are_all_the_same(folder: Path, pat
     assert (elsewhere.value.status, str(elsewhere.value)) == (404, str(nowhere.value))
 
 
-def test_hugging_face_ids_only_where_they_are_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hugging_face_ids_need_the_knob(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert AdapterFolders((), hub=True).find("owner/name") == "owner/name"
     for path in ("owner", "/owner/name", "../owner/name", "owner/name/more", "owner/na me"):
         with pytest.raises(HTTPError):
@@ -248,7 +246,7 @@ async def _metrics(server: Server) -> str:
 async def test_metrics(engine: FakeEngine) -> None:
     engine.numbers = msgspec.structs.replace(engine.numbers, adapter_places=4, adapter_loads=7, adapter_evictions=3)
     async with serving(engine, vllm_metrics=True) as server:
-        told = await _metrics(server)
+        reported = await _metrics(server)
     for line in (
         "aengine_adapters 2.0",
         "aengine_adapters_on_device 1.0",
@@ -257,7 +255,7 @@ async def test_metrics(engine: FakeEngine) -> None:
         "aengine_adapter_evictions_total 3.0",
         'vllm:lora_requests_info{max_lora="4",running_lora_adapters="sql",waiting_lora_adapters="org/law"}',
     ):
-        assert line in told
+        assert line in reported
     async with serving(vllm_metrics=True) as server:
         assert "adapter" not in await _metrics(server)
 
@@ -307,7 +305,7 @@ async def test_a_server_with_real_adapters(written: Written) -> None:
 
 
 @pytest.mark.slow
-async def test_an_unloading_whose_client_leaves_goes_on_and_refuses_everyone_at_once(written: Written) -> None:
+async def test_unloading_continues_after_its_client_has_left(written: Written) -> None:
     engine = DemoEngine(lora={"first": written.paths["a0"]}, lora_loading=True)
     async with hosted_demo(engine, lora_folders=(str(written.folder),)) as url, Client(url) as client:
         running = await client.submit(PROMPT, adapter="first", **GREEDY | {"max_tokens": 150})

@@ -23,7 +23,7 @@ def finish_reasons(event: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_an_aborted_stream_says_so_and_ends(demo: httpx2.Client, path: str) -> None:
+def test_an_aborted_stream_ends_with_finish_reason_abort(demo: httpx2.Client, path: str) -> None:
     name = f"mine-{path}"
     with demo.stream("POST", path, json=BODIES[path], headers={"X-Request-Id": name}) as response:
         lines = response.iter_lines()
@@ -45,7 +45,7 @@ def test_by_the_id_in_the_answer(demo: httpx2.Client) -> None:
         assert list(lines)[-2] == "data: [DONE]"
 
 
-def test_an_id_that_nobody_has(demo: httpx2.Client) -> None:
+def test_an_unknown_id(demo: httpx2.Client) -> None:
     assert demo.post("/abort", json={"request_id": "nobody"}).json() == {"aborted": 0}
     refused = demo.post("/abort", json={})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "request_id")
@@ -103,7 +103,7 @@ POOLED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "path", ["/score", *(pytest.param(path, marks=pytest.mark.slow) for path in POOLED if path != "/score")]
 )
-def test_what_embeds_or_scores_ends_too(demo: httpx2.Client, path: str) -> None:
+def test_embeddings_and_scores_are_aborted_too(demo: httpx2.Client, path: str) -> None:
     name, answers = f"pooled-{path}", []
 
     def ask() -> None:

@@ -49,8 +49,8 @@ def shown() -> list[Sample]:
         httpx2.Client(base_url=url, timeout=60, trust_env=False) as client,
     ):
         for body in ({"max_tokens": 5}, {"max_tokens": 8, "n": 2}, {"max_tokens": 5}):
-            asked = {"model": "aengine-demo", "prompt": PROMPT, "ignore_eos": True, **body}
-            assert client.post("/v1/completions", json=asked).status_code == 200
+            requested = {"model": "aengine-demo", "prompt": PROMPT, "ignore_eos": True, **body}
+            assert client.post("/v1/completions", json=requested).status_code == 200
         text = client.get("/metrics").text
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
@@ -60,7 +60,7 @@ def value(samples: Iterable[Sample], name: str, **labels: str) -> float:
     return found
 
 
-def test_our_dashboard_asks_for_what_there_is(shown: list[Sample]) -> None:
+def test_our_dashboard_queries_existing_metrics(shown: list[Sample]) -> None:
     board = json.loads(OURS.read_text())
     queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     assert len(queries) > 20
@@ -68,10 +68,10 @@ def test_our_dashboard_asks_for_what_there_is(shown: list[Sample]) -> None:
     labels = {label for sample in shown for label in sample.labels}
     for query in queries:
         words = set(re.findall(r"(?<![$\w.\"])[a-z_]\w*", query)) - {"by"}
-        asked = {word for word in words if word.startswith("aengine_")}
-        assert asked, query
-        assert asked <= names, query
-        assert words - asked <= FUNCTIONS | labels, query
+        requested = {word for word in words if word.startswith("aengine_")}
+        assert requested, query
+        assert requested <= names, query
+        assert words - requested <= FUNCTIONS | labels, query
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
     assert len({*places}) == len({panel["id"] for panel in board["panels"]}) == len(places)
 

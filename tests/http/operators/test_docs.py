@@ -30,7 +30,7 @@ async def test_the_page_shows_the_whole_document_and_loads_nothing() -> None:
     assert b64encode(sha256(style[1].encode()).digest()).decode() in policy
 
 
-async def test_it_is_behind_the_key() -> None:
+async def test_the_page_needs_the_key() -> None:
     async with serving(api_keys=("secret",)) as server:
         assert (await server.client.get("/docs")).status_code == 401
         assert (await server.client.get("/docs", headers={"x-api-key": "secret"})).status_code == 200

@@ -90,14 +90,14 @@ async def test_a_server_can_be_stopped_while_it_loads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told", "kept"),
+    ("error", "reported", "kept"),
     [
         (CheckpointError("/secret/folder/config.json is missing"), "config.json is missing", "secret"),
         (RuntimeError("at /secret/file.py: password"), "internal error (RuntimeError)", "password"),
     ],
 )
 async def test_a_server_whose_engine_cannot_load_says_why(
-    error: Exception, told: str, kept: str, capsys: pytest.CaptureFixture[str]
+    error: Exception, reported: str, kept: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = LoadingEngine()
     async with serving(engine) as server:
@@ -112,25 +112,25 @@ async def test_a_server_whose_engine_cannot_load_says_why(
         ]
     for answer in answers:
         assert answer.status_code == 503
-        assert told in answer.text
+        assert reported in answer.text
         assert kept not in answer.text
     assert str(error) in capsys.readouterr().err
 
 
-async def test_a_server_that_drains_says_so() -> None:
+async def test_a_draining_server_is_not_ready() -> None:
     """So that routers send work elsewhere while running answers finish."""
     engine = FakeEngine(held=True)
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
     async with hosting(app) as (port, _), httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         await app.settled.wait()
-        asked = asyncio.create_task(client.post("/generate", json=WORK))
+        requested = asyncio.create_task(client.post("/generate", json=WORK))
         stream = await engine.next_stream()
         draining = asyncio.create_task(app.drain())
         await asyncio.sleep(0)
         health = await client.get("/health")
         stream.put(*recital(1, SamplingParams()))
         await draining
-        assert (await asked).status_code == 200
+        assert (await requested).status_code == 200
     assert health.status_code == 503
     assert health.json() == {"status": "stopping", "reason": "the server is shutting down"}
 
@@ -145,7 +145,7 @@ async def test_the_failure_of_the_engine_shows() -> None:
     assert "device lost" not in health.text
 
 
-async def test_a_failed_engine_is_told_to_whoever_comes_also_while_the_server_leaves() -> None:
+async def test_a_failed_engine_is_reported_even_while_the_server_stops() -> None:
     engine = FakeEngine()
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
     async with hosting(app) as (port, _), httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:

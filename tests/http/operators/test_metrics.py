@@ -57,7 +57,7 @@ async def test_the_engines_numbers_in_prometheus_format() -> None:
     }
 
 
-async def test_tiers_below_the_pool_tell_what_they_hold() -> None:
+async def test_figures_of_the_cache_tiers() -> None:
     async with serving() as server:
         server.engine.numbers = msgspec.structs.replace(
             IDLE,
@@ -96,7 +96,7 @@ async def test_tiers_below_the_pool_tell_what_they_hold() -> None:
     }
 
 
-async def test_every_gpu_tells_its_memory() -> None:
+async def test_memory_of_every_gpu() -> None:
     async with serving() as server:
         server.engine.gpus = [DeviceMemory(f"cuda:{rank}", "H200", 10 + rank, 140) for rank in range(2)]
         text = (await server.client.get("/metrics")).text
@@ -107,17 +107,17 @@ async def test_every_gpu_tells_its_memory() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="prometheus-client reads /proc")
-async def test_the_process_tells_of_its_memory_its_processor_time_and_its_files() -> None:
+async def test_memory_cpu_time_and_files_of_the_process() -> None:
     async with serving() as server:
-        told = samples((await server.client.get("/metrics")).text)
+        reported = samples((await server.client.get("/metrics")).text)
         with ExitStack() as files:
             for _ in range(20):
                 files.enter_context(socket.socket())
             more = samples((await server.client.get("/metrics")).text)
-    assert more["process_open_fds", ""] - told["process_open_fds", ""] >= 20
-    assert told["process_cpu_seconds_total", ""] > 0
-    assert told["process_resident_memory_bytes", ""] > 2**20
-    assert {name for name, _ in told} >= {
+    assert more["process_open_fds", ""] - reported["process_open_fds", ""] >= 20
+    assert reported["process_cpu_seconds_total", ""] > 0
+    assert reported["process_resident_memory_bytes", ""] > 2**20
+    assert {name for name, _ in reported} >= {
         "process_virtual_memory_bytes",
         "process_start_time_seconds",
         "process_max_fds",
@@ -160,7 +160,7 @@ async def test_answers_are_counted_by_method_path_and_status() -> None:
     assert again == counted | {("GET", "/metrics", "200"): 1}
 
 
-async def test_who_leaves_before_the_answer_begins_is_counted_too() -> None:
+async def test_a_client_that_leaves_before_the_answer_is_counted() -> None:
     engine = FakeEngine(held=True)
     async with serving(engine) as server:
         raw = await server.connect("/generate", prompt="x", stream=False)
@@ -176,17 +176,17 @@ async def test_who_leaves_before_the_answer_begins_is_counted_too() -> None:
 @pytest.mark.parametrize("version", ["1.0.0", "2.0.0", "9.9.9", ""])
 async def test_the_content_type_names_the_version_that_is_written(version: str) -> None:
     async with serving() as server:
-        asked = f"application/openmetrics-text;version={version}"
-        response = await server.client.get("/metrics", headers={"Accept": asked})
+        requested = f"application/openmetrics-text;version={version}"
+        response = await server.client.get("/metrics", headers={"Accept": requested})
     assert response.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert [*openmetrics.text_string_to_metric_families(response.text)]
 
 
-async def test_openmetrics_where_it_is_asked_for() -> None:
+async def test_openmetrics_on_request() -> None:
     async with serving(vllm_metrics=True) as server:
         await server.post("/generate", prompt="x")
-        asked = "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
-        response = await server.client.get("/metrics", headers={"Accept": asked})
+        requested = "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+        response = await server.client.get("/metrics", headers={"Accept": requested})
         plain = await server.client.get("/metrics", headers={"Accept": "text/plain"})
     assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert response.text.endswith("\n# EOF\n")
@@ -201,11 +201,11 @@ async def test_openmetrics_where_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", ["application/openmetrics-text;version=abc", "text/plain;version=1.0.x", "text/plain;version="]
+    "requested", ["application/openmetrics-text;version=abc", "text/plain;version=1.0.x", "text/plain;version="]
 )
-async def test_a_version_that_is_none_gets_the_plain_text(asked: str) -> None:
+async def test_a_version_that_is_none_gets_the_plain_text(requested: str) -> None:
     async with serving() as server:
-        response = await server.client.get("/metrics", headers={"Accept": asked})
+        response = await server.client.get("/metrics", headers={"Accept": requested})
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
 
@@ -252,7 +252,7 @@ async def test_names_that_routers_of_vllm_read() -> None:
     assert found["vllm:cache_config_info", "16", "0", "99"] == 1  # block_size, engine, num_gpu_blocks
 
 
-async def test_and_not_unless_told_to() -> None:
+async def test_vllms_names_are_off_by_default() -> None:
     async with serving() as server:
         assert "vllm:" not in (await server.client.get("/metrics")).text
 
@@ -324,29 +324,29 @@ async def test_a_blocked_loop_shows() -> None:
     assert samples(text)["aengine_loop_delay_seconds", ""] > 0.1
 
 
-async def test_snapshots_of_states_are_told_where_there_are_any() -> None:
+async def test_figures_of_state_snapshots() -> None:
     engine = FakeEngine()
     async with serving(engine) as server:
         assert "aengine_state" not in (await server.client.get("/metrics")).text
         engine.numbers = msgspec.structs.replace(
             engine.numbers, state_snapshots=9, state_snapshots_used=4, state_snapshot_evictions=2
         )
-        told = (await server.client.get("/metrics")).text
+        reported = (await server.client.get("/metrics")).text
     for line in (
         "aengine_state_snapshots 9.0",
         "aengine_state_snapshots_used 4.0",
         "aengine_state_snapshot_evictions_total 2.0",
     ):
-        assert line in told
+        assert line in reported
 
 
-async def test_pages_of_windows_are_told_where_there_are_any() -> None:
+async def test_figures_of_window_pages() -> None:
     engine = FakeEngine()
     async with serving(engine) as server:
         assert "aengine_window" not in (await server.client.get("/metrics")).text
         engine.numbers = msgspec.structs.replace(
             engine.numbers, window_pages=9, window_pages_used=4, window_pages_cached=2
         )
-        told = (await server.client.get("/metrics")).text
+        reported = (await server.client.get("/metrics")).text
     for line in ("aengine_window_pages 9.0", "aengine_window_pages_used 4.0", "aengine_window_pages_cached 2.0"):
-        assert line in told
+        assert line in reported

@@ -64,7 +64,7 @@ def described(short_demo: str) -> BaseSchema:
 
 @pytest.mark.hypothesis
 @pytest.mark.parametrize(
-    ("asked", "mode"),
+    ("requested", "mode"),
     [
         pytest.param(
             one, mode, marks=() if one.template in quick else pytest.mark.slow, id=f"{one.method}-{one.template}-{mode}"
@@ -73,12 +73,12 @@ def described(short_demo: str) -> BaseSchema:
         for mode, quick in modes(one)
     ],
 )
-def test_every_answer_is_as_described(described: BaseSchema, asked: Operation, mode: GenerationMode) -> None:
+def test_every_answer_is_as_described(described: BaseSchema, requested: Operation, mode: GenerationMode) -> None:
     """Valid and invalid requests get no 5xx, no undescribed status and no body of another shape."""
-    path = asked.template
-    operation = described[path][asked.method]
+    path = requested.template
+    operation = described[path][requested.method]
 
-    @settings(BOUNDED, max_examples=BOUNDED.max_examples if has_input(asked) else 1)
+    @settings(BOUNDED, max_examples=BOUNDED.max_examples if has_input(requested) else 1)
     @given(operation.as_strategy(generation_mode=mode))
     def holds(case: schemathesis.Case) -> None:
         if mode is GenerationMode.POSITIVE:
@@ -105,13 +105,13 @@ TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", 
     [TOOLS, *(pytest.param((form,), marks=pytest.mark.slow) for form in ("response_format", *FORMS))],
     ids=lambda fields: str(fields[0]),
 )
-def test_so_are_answers_that_follow_a_form_or_may_call_tools(short_demo: str, fields: tuple[str, ...]) -> None:
+def test_answers_with_structured_output_or_tools_are_as_described(short_demo: str, fields: tuple[str, ...]) -> None:
     """Random requests seldom have these fields; here they always have them."""
     document = httpx2.get(f"{short_demo}/openapi.json", headers=KEY_HEADER, trust_env=False).json()
     request = document["components"]["schemas"]["ChatRequest"]
-    asked = ("messages", "max_tokens", "stream", *fields)
-    request["properties"] = {name: without_null(request["properties"][name]) for name in asked}
-    request["required"] = asked
+    requested = ("messages", "max_tokens", "stream", *fields)
+    request["properties"] = {name: without_null(request["properties"][name]) for name in requested}
+    request["required"] = requested
     operation = schemathesis.openapi.from_dict(document)["/v1/chat/completions"]["POST"]
 
     @BOUNDED
@@ -178,7 +178,7 @@ def make_response_likelier(body: dict[str, Any]) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("keys", [(), (KEY,)])
-async def test_it_asks_for_a_key_exactly_where_the_server_does(keys: tuple[str, ...]) -> None:
+async def test_the_document_and_the_server_require_a_key_for_the_same_paths(keys: tuple[str, ...]) -> None:
     async with serving(api_keys=keys) as server:
         document = (await server.client.get("/openapi.json", headers=KEY_HEADER)).json()
         for path, operations in document["paths"].items():
@@ -188,7 +188,7 @@ async def test_it_asks_for_a_key_exactly_where_the_server_does(keys: tuple[str, 
     assert ("securitySchemes" in document["components"]) == bool(keys)
 
 
-def test_the_schemas_tell_the_ranges(demo: httpx2.Client) -> None:
+def test_the_schemas_have_the_ranges(demo: httpx2.Client) -> None:
     document = demo.get("/openapi.json").json()
     fields = document["components"]["schemas"]["CompletionRequest"]["properties"]
     assert {"type": "number", "minimum": 0, "maximum": 2} in fields["temperature"]["anyOf"]

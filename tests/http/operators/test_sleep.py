@@ -73,7 +73,7 @@ async def test_keys_are_asked_for(engine: FakeEngine, folder: Path) -> None:
     assert engine.changes == [("sleep", 1, "wait"), ("wake_up",), ("reload", None)]
 
 
-async def test_only_what_lies_below_the_knobs_folders_is_read(engine: FakeEngine, folder: Path) -> None:
+async def test_only_folders_below_those_of_the_knob_are_read(engine: FakeEngine, folder: Path) -> None:
     (folder / "out").symlink_to(folder.parent / "beside")
     async with serving(engine, reload_folders=(str(folder),)) as server:
         for path in ("step-1", str(folder / "step-1")):
@@ -94,7 +94,7 @@ async def test_a_misspelled_folder_reloads_nothing(engine: FakeEngine, folder: P
     assert engine.changes == []
 
 
-async def test_who_takes_nothing_up_is_not_ready(engine: FakeEngine) -> None:
+async def test_a_server_that_refuses_requests_is_not_ready(engine: FakeEngine) -> None:
     async with serving(engine) as server:
         engine.refusal = "the engine is asleep"
         response = await server.client.get("/ready")

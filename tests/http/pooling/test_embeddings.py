@@ -99,7 +99,7 @@ async def test_the_answer_by_hand(client: httpx2.AsyncClient, engine: DemoEngine
     assert np.linalg.norm(raw["data"][0]["embedding"]) > 1.1
 
 
-async def test_prompts_are_cut_where_that_is_asked(client: httpx2.AsyncClient, engine: DemoEngine) -> None:
+async def test_prompts_are_truncated_on_request(client: httpx2.AsyncClient, engine: DemoEngine) -> None:
     ids = engine.tokenizer.encode_now("one two three four five " * 200)
 
     async def ask(**fields: Any) -> tuple[int, list[float]]:
@@ -127,8 +127,8 @@ async def test_hopeless_texts_are_not_tokenized(
 
     monkeypatch.setattr(engine.tokenizer, "_encode", tokenized)
     for special in (True, False):
-        asked = {"input": ["one two " * 50_000], "add_special_tokens": special}
-        answer = await client.post("/v1/embeddings", json=asked)
+        requested = {"input": ["one two " * 50_000], "add_special_tokens": special}
+        answer = await client.post("/v1/embeddings", json=requested)
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert error["param"] == "input"
@@ -160,7 +160,7 @@ async def test_refusals_name_the_field(client: httpx2.AsyncClient, fields: dict[
     assert answer.json()["error"]["param"] == param
 
 
-async def test_what_the_model_does_not_do_is_a_sentence(client: httpx2.AsyncClient) -> None:
+async def test_unsupported_endpoints_are_refused_with_a_reason(client: httpx2.AsyncClient) -> None:
     generating = await client.post("/v1/completions", json={"prompt": "a"})
     classifying = await client.post("/classify", json={"input": "a"})
     assert (generating.status_code, classifying.status_code) == (400, 400)

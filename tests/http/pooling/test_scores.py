@@ -60,8 +60,8 @@ async def test_one_to_one_one_to_many_and_many_to_many(client: httpx2.AsyncClien
     pairs = await ask(client, "/score", queries=[QUERY] * 3, documents=DOCUMENTS)
     assert [one["score"] for one in single["data"]] == close(expected[1:2])
     assert [one["score"] for one in pairs["data"]] == close(expected)
-    told = await ask(client, "/score", text_1=QUERY, text_2=DOCUMENTS, instruction="Find numbers")
-    assert [one["score"] for one in told["data"]] == close(
+    reported = await ask(client, "/score", text_1=QUERY, text_2=DOCUMENTS, instruction="Find numbers")
+    assert [one["score"] for one in reported["data"]] == close(
         list((await engine.score(QUERY, DOCUMENTS, instruction="Find numbers")).values)
     )
 

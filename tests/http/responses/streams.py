@@ -31,17 +31,17 @@ def check_order(events: list[dict[str, Any]]) -> dict[str, Any]:
     Returns the response of the last event, which has exactly these items.
     """
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    created, in_progress, *told, last = events
+    created, in_progress, *reported, last = events
     assert (created["type"], in_progress["type"]) == ("response.created", "response.in_progress")
     assert created["response"] == in_progress["response"]
     assert created["response"]["status"] == "in_progress"
     assert last["type"] in _ENDS
     assert last["response"]["id"] == created["response"]["id"]
     items = []
-    while told:
-        end = next(place for place, event in enumerate(told) if event["type"] == "response.output_item.done")
-        items.append(_check_item(told[: end + 1], len(items)))
-        told = told[end + 1 :]
+    while reported:
+        end = next(place for place, event in enumerate(reported) if event["type"] == "response.output_item.done")
+        items.append(_check_item(reported[: end + 1], len(items)))
+        reported = reported[end + 1 :]
     response: dict[str, Any] = last["response"]
     assert response["output"] == items
     Response.model_validate(response, strict=True)

@@ -20,10 +20,10 @@ def nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
 
 
-async def agent(client: openai.AsyncOpenAI, asked: list[str], **settings: Any) -> Any:
+async def agent(client: openai.AsyncOpenAI, requested: list[str], **settings: Any) -> Any:
     def get_weather(city: str) -> str:
         """Get the current weather of a city."""
-        asked.append(city)
+        requested.append(city)
         return '{"temperature": 21, "sky": "sunny"}'
 
     return agents.Agent(

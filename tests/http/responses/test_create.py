@@ -84,7 +84,7 @@ async def test_a_thought_a_message_and_calls() -> None:
 
 
 @pytest.mark.parametrize("field", ["summary", "generate_summary"])
-async def test_a_thought_stands_in_the_summary_where_that_is_asked_for(field: str) -> None:
+async def test_a_thought_is_in_the_summary_on_request(field: str) -> None:
     async with serving(saying(*ALL)) as server:
         response = await respond(server, reasoning={field: "concise"}, include=["reasoning.encrypted_content"])
     thought = response["output"][0]
@@ -93,7 +93,7 @@ async def test_a_thought_stands_in_the_summary_where_that_is_asked_for(field: st
     assert response["reasoning"] == {"effort": None, "summary": "concise"}
 
 
-async def test_what_came_back_goes_to_the_model_as_it_was() -> None:
+async def test_items_sent_back_give_the_original_messages() -> None:
     """In every form in which clients keep a thought: its content, encrypted content, or summary."""
     engine = saying(*ALL)
     said = {
@@ -172,14 +172,14 @@ async def test_tools_of_a_namespace_are_called_by_both_names() -> None:
     assert [call["function"]["name"] for call in calls] == ["mcp__files__patch", "mcp__files__f"]
 
 
-async def test_an_answer_that_says_nothing_is_an_empty_message() -> None:
+async def test_an_empty_answer_is_an_empty_message() -> None:
     async with serving(saying("<think>", "a", "</think>", "")) as server:
         response = await respond(server)
     thought, message = response["output"]
     assert (thought["type"], message["content"][0]["text"]) == ("reasoning", "")
 
 
-async def test_what_is_cut_short_is_incomplete() -> None:
+async def test_an_answer_that_is_cut_short_is_incomplete() -> None:
     async with serving(saying(*ALL)) as server:
         in_thought = await respond(server, max_output_tokens=2)
         in_call = await respond(server, max_output_tokens=9, tools=[F])
@@ -211,15 +211,15 @@ async def test_the_parameters_reach_the_engine() -> None:
             cache_salt="salt",
             text={"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}},
         )
-    (asked,) = server.engine.submitted
-    params = asked.params
+    (requested,) = server.engine.submitted
+    params = requested.params
     assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.25, 0.5, 7, 3)
     assert (params.stop, params.max_tokens, params.logprobs) == (("x",), 5, None)
     assert params.structured is not None
     assert (params.structured.json, params.structured.strict) == ({"type": "object"}, True)
-    assert asked.options["priority"] == 2
-    assert asked.options["cache_salt"] == "salt"
-    assert asked.options["request_id"].startswith("resp_")
+    assert requested.options["priority"] == 2
+    assert requested.options["cache_salt"] == "salt"
+    assert requested.options["request_id"].startswith("resp_")
 
 
 @pytest.mark.parametrize(
@@ -242,36 +242,36 @@ async def test_an_effort_reaches_the_chat_template(effort: str | None, kwargs: d
 )
 async def test_how_an_answer_ended(reason: Any, status: str, details: dict[str, Any]) -> None:
     async with serving(FakeEngine(held=True)) as server:
-        asked = asyncio.create_task(server.post(PATH, input="one", stream=True))
+        requested = asyncio.create_task(server.post(PATH, input="one", stream=True))
         stream = await server.engine.next_stream()
         stream.put(Fragment("a", (1,)), Fragment("", (2,), finish_reason=reason, usage=Usage(1, 2, 0)))
-        response = check_order(parse((await asked).text))
+        response = check_order(parse((await requested).text))
     assert (response["status"], response["incomplete_details"]) == (status, details)
     assert response["output"][0]["status"] == "incomplete"
 
 
 @pytest.mark.parametrize(
-    ("error", "told", "code"),
+    ("error", "reported", "code"),
     [
         (EngineFailedError("the step failed"), "engine_failed", "server_error"),
         (InvalidRequestError("tools: it grew too large", "tools"), "invalid_request_error", "invalid_prompt"),
     ],
 )
 async def test_a_stream_that_fails_ends_with_an_error_and_a_failed_response(
-    error: Exception, told: str, code: str
+    error: Exception, reported: str, code: str
 ) -> None:
     async with serving(FakeEngine(held=True)) as server:
-        asked = asyncio.create_task(server.post(PATH, input="one", stream=True))
+        requested = asyncio.create_task(server.post(PATH, input="one", stream=True))
         stream = await server.engine.next_stream()
         stream.put(Fragment("a", (1,)))
         stream.fail(error)
-        events = parse((await asked).text)
+        events = parse((await requested).text)
     *begun, event, failed = events
     assert [one["sequence_number"] for one in events] == list(range(len(events)))
     assert event == {
         **event,
         "type": "error",
-        "code": told,
+        "code": reported,
         "message": str(error),
         "param": getattr(error, "param", None),
     }
@@ -282,14 +282,14 @@ async def test_a_stream_that_fails_ends_with_an_error_and_a_failed_response(
     assert begun
 
 
-async def test_a_reader_that_is_behind_gets_one_event_for_all_that_waits() -> None:
+async def test_waiting_text_is_merged_into_one_event() -> None:
     async with serving(FakeEngine(held=True)) as server:
-        asked = asyncio.create_task(server.post(PATH, input="one", stream=True))
+        requested = asyncio.create_task(server.post(PATH, input="one", stream=True))
         stream = await server.engine.next_stream()
         stream.put(
             *(Fragment(word, (1,)) for word in WORDS), Fragment("", (), finish_reason="stop", usage=Usage(1, 6, 0))
         )
-        events = parse((await asked).text)
+        events = parse((await requested).text)
     deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
     assert "".join(deltas) == "".join(WORDS)
     assert len(deltas) < len(WORDS)
@@ -311,7 +311,7 @@ async def test_a_request_as_codex_sends_it(caplog: pytest.LogCaptureFixture) -> 
     engine = saying(*ALL)
     shell = {**F, "name": "f", "description": "Runs a command."}
     said = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "permissions"}]}
-    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "do it"}]}
+    requested = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "do it"}]}
     body = {
         "model": "fake",
         "instructions": "You are a coding agent.",
@@ -326,10 +326,10 @@ async def test_a_request_as_codex_sends_it(caplog: pytest.LogCaptureFixture) -> 
         "client_metadata": {"x-codex-installation-id": "1"},
     }
     async with serving(engine) as server:
-        thought, message, call, _ = (await respond(server, input=[said, asked], **body))["output"]
+        thought, message, call, _ = (await respond(server, input=[said, requested], **body))["output"]
         kept = [{name: value for name, value in item.items() if name != "id"} for item in (thought, message, call)]
         given = {"type": "function_call_output", "call_id": call["call_id"], "output": "done"}
-        await respond(server, input=[said, asked, *kept, given], **body)
+        await respond(server, input=[said, requested, *kept, given], **body)
     system, user, answer, result = engine.chats[-1].messages
     assert system == {"role": "system", "content": "You are a coding agent.\n\npermissions"}
     assert (user["content"], answer["content"], result["content"]) == ("do it", "I look.", "done")

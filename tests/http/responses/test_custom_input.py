@@ -21,7 +21,7 @@ def decode(arguments: str, *cuts: int) -> str:
 
 @pytest.mark.hypothesis
 @given(st.data(), st.text(), st.booleans())
-def test_any_text_comes_back_however_it_is_cut(data: st.DataObject, text: str, plain: bool) -> None:
+def test_any_text_in_any_pieces_is_decoded(data: st.DataObject, text: str, plain: bool) -> None:
     arguments = json.dumps({"input": text}, ensure_ascii=plain, indent=data.draw(st.sampled_from([None, 1])))
     cuts = data.draw(st.lists(st.integers(0, len(arguments)), max_size=8))
     assert decode(arguments, *cuts) == text
@@ -29,7 +29,7 @@ def test_any_text_comes_back_however_it_is_cut(data: st.DataObject, text: str, p
 
 @pytest.mark.hypothesis
 @given(st.data(), st.text(alphabet='\\u"dDeE89aA0nx{} :input\n'))
-def test_whatever_is_written_the_cuts_do_not_matter(data: st.DataObject, rest: str) -> None:
+def test_any_pieces_give_the_same_input(data: st.DataObject, rest: str) -> None:
     arguments = data.draw(st.sampled_from(['{"input": "', "{", ""])) + rest
     cuts = data.draw(st.lists(st.integers(0, len(arguments)), max_size=8))
     assert decode(arguments, *cuts) == decode(arguments)

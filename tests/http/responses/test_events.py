@@ -110,6 +110,6 @@ def test_the_events_of_messages_in_channels_make_the_whole_response(
 
 def check_told_as_given(texts: list[str], reason: Any, *form: Any) -> None:
     usage = Usage(3, len(texts) + 1, 1)
-    told = streamed(texts, reason, usage, *form)
+    reported = streamed(texts, reason, usage, *form)
     given = whole("".join(texts), len(texts), reason, usage, *form)
-    assert without_ids(told) == without_ids(given)
+    assert without_ids(reported) == without_ids(given)

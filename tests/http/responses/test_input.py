@@ -71,7 +71,7 @@ def test_instructions_at_the_beginning_are_one_message() -> None:
     assert read(developer, user("x")) == [developer, user("x")]
 
 
-def test_what_one_answer_consisted_of_is_one_message() -> None:
+def test_the_items_of_one_answer_are_one_message() -> None:
     assert read(thought("t"), message("m"), call("f"), call("g"), result("f"), result("g"), message("n")) == [
         said("m", reasoning_content="t", tool_calls=called("f", "g")),
         {"role": "tool", "tool_call_id": "f", "content": "of f"},
@@ -100,7 +100,7 @@ def test_another_answer_is_another_message() -> None:
         ({"summary": [{"type": "summary_text", "text": "c"}, {"type": "summary_text", "text": "d"}]}, "c\n\nd"),
     ],
 )
-def test_a_thought_is_its_content_what_is_sealed_of_it_or_its_summary(item: dict[str, Any], text: str) -> None:
+def test_a_thought_is_its_content_encrypted_content_or_summary(item: dict[str, Any], text: str) -> None:
     assert read({"type": "reasoning", "id": "rs", **item}, message("m")) == [said("m", reasoning_content=text)]
 
 

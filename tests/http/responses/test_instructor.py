@@ -21,7 +21,7 @@ class Sum(BaseModel):
 def test_a_typed_answer(demo_url: str) -> None:
     with openai.OpenAI(base_url=f"{demo_url}/v1", api_key="none", max_retries=0, timeout=30) as client:
         typed = instructor.from_openai(client, mode=instructor.Mode.RESPONSES_TOOLS)
-        asked: dict[str, Any] = {"model": "aengine-demo", "input": "What is 17 + 25?", "temperature": 0}
-        assert isinstance(typed.responses.create(**asked, response_model=Sum, max_retries=0), Sum)
-        partial = list(typed.responses.create_partial(**asked, response_model=Sum, max_retries=0))
+        requested: dict[str, Any] = {"model": "aengine-demo", "input": "What is 17 + 25?", "temperature": 0}
+        assert isinstance(typed.responses.create(**requested, response_model=Sum, max_retries=0), Sum)
+        partial = list(typed.responses.create_partial(**requested, response_model=Sum, max_retries=0))
     assert isinstance(partial[-1], Sum)

@@ -70,7 +70,7 @@ async def test_a_kept_response_is_read_again_and_forgotten(stream: bool) -> None
         assert (await refused(server, "GET", f"{PATH}/{unkept['id']}"))[0] == 404
 
 
-async def test_a_response_that_goes_on_with_others() -> None:
+async def test_a_response_continues_kept_responses() -> None:
     engine = saying(*ALL)
     async with serving(engine, kept_responses=9) as server:
         first = await respond(server, input="one", tools=[F], instructions="not carried on")
@@ -136,9 +136,9 @@ async def test_each_key_reads_its_own() -> None:
 
 async def test_a_response_that_failed_is_not_kept() -> None:
     async with serving(FakeEngine(held=True), kept_responses=9) as server:
-        asked = asyncio.create_task(server.post(PATH, input="one", stream=True))
+        requested = asyncio.create_task(server.post(PATH, input="one", stream=True))
         (await server.engine.next_stream()).fail(EngineFailedError("x"))
-        failed = parse((await asked).text)[-1]["response"]
+        failed = parse((await requested).text)[-1]["response"]
         assert failed["status"] == "failed"
         assert (await refused(server, "GET", f"{PATH}/{failed['id']}"))[0] == 404
 
@@ -177,7 +177,7 @@ def test_bytes_are_bounded_too() -> None:
     assert [name for name in "bce" if kept.find(None, name)] == ["c", "e"]
 
 
-def test_a_conversation_keeps_what_it_goes_on_with() -> None:
+def test_continuing_a_response_marks_its_turns_as_used() -> None:
     kept = KeptResponses(3, 1000)
     kept.keep(None, one("a"))
     kept.keep(None, one("b", "a"))
@@ -219,7 +219,7 @@ async def test_many_items_are_encoded_and_decoded_in_slices() -> None:
 
 
 @pytest.mark.parametrize("bounds", [(4, 10**6), (10**6, 40)], ids=["responses", "bytes"])
-def test_no_caller_pushes_out_what_another_has_within_its_share(bounds: tuple[int, int]) -> None:
+def test_no_caller_displaces_responses_within_anothers_share(bounds: tuple[int, int]) -> None:
     kept = KeptResponses(*bounds)
     for name in "abcd":
         kept.keep("greedy", one(name))

@@ -20,7 +20,7 @@ def litellm() -> Any:
 
 
 @pytest.fixture
-def asked(demo_url: str) -> dict[str, Any]:
+def requested(demo_url: str) -> dict[str, Any]:
     return {
         "model": "openai/aengine-demo",
         "api_base": f"{demo_url}/v1",
@@ -38,24 +38,24 @@ FUNCTION = {
 }
 
 
-def test_an_answer_and_its_usage(litellm: Any, asked: dict[str, Any]) -> None:
-    response = litellm.responses(**asked, input="What is 17 + 25?")
+def test_an_answer_and_its_usage(litellm: Any, requested: dict[str, Any]) -> None:
+    response = litellm.responses(**requested, input="What is 17 + 25?")
     assert response.output[0].content[0].text == "17 + 25 = 42."
     assert response.usage.output_tokens == 12
 
 
-def test_a_stream(litellm: Any, asked: dict[str, Any]) -> None:
-    events = list(litellm.responses(**asked, input="What is 17 + 25?", stream=True))
+def test_a_stream(litellm: Any, requested: dict[str, Any]) -> None:
+    events = list(litellm.responses(**requested, input="What is 17 + 25?", stream=True))
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == "17 + 25 = 42."
     assert events[-1].type == "response.completed"
 
 
-def test_a_call(litellm: Any, asked: dict[str, Any]) -> None:
+def test_a_call(litellm: Any, requested: dict[str, Any]) -> None:
     question = {"role": "user", "content": "What is the weather in Paris?"}
-    first = litellm.responses(**asked, input=[question], tools=[FUNCTION])
+    first = litellm.responses(**requested, input=[question], tools=[FUNCTION])
     (call,) = first.output
     assert (call.name, call.arguments) == ("get_weather", '{"city": "Paris"}')
     result = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature": 21, "sky": "sunny"}'}
-    second = litellm.responses(**asked, input=[question, call.model_dump(), result], tools=[FUNCTION])
+    second = litellm.responses(**requested, input=[question, call.model_dump(), result], tools=[FUNCTION])
     assert second.output[0].content[0].text == "It is 21 degrees and sunny in Paris."

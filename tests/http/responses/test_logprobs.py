@@ -35,8 +35,8 @@ async def test_logprobs_of_calls_are_none_of_the_messages() -> None:
         engine = saying(*words, form=AnswerFormat(calls="hermes"))
         async with serving(engine) as server:
             output = (await respond(server, **more))["output"]
-        told = [one["token"] for item in output[:-1] for one in item["content"][0]["logprobs"]]
-        assert told == words[: -len(CALL)]
+        reported = [one["token"] for item in output[:-1] for one in item["content"][0]["logprobs"]]
+        assert reported == words[: -len(CALL)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -54,8 +54,8 @@ async def test_each_message_has_the_logprobs_of_its_own_tokens(stream: bool, tok
             output = (await respond(server, **more))["output"]
     assert [item["type"] for item in output] == ["message", "function_call"] * 2 + ["message"]
     parts = [item["content"][0] for item in output[::2]]
-    told = [[one["token"] for one in part["logprobs"]] for part in parts]
-    assert told == [["I ", "look."], ["Do", "ne."], ["So", " it", " is."]]
+    reported = [[one["token"] for one in part["logprobs"]] for part in parts]
+    assert reported == [["I ", "look."], ["Do", "ne."], ["So", " it", " is."]]
 
 
 async def test_logprobs_are_bounded() -> None:

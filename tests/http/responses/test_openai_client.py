@@ -60,15 +60,15 @@ def test_a_question_a_call_its_result_and_the_answer(client: openai.OpenAI) -> N
     assert usage.input_tokens - usage.input_tokens_details.cached_tokens < 48
 
 
-def test_the_count_of_input_tokens_is_what_usage_says(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {
+def test_the_count_of_input_tokens_equals_the_usage(client: openai.OpenAI) -> None:
+    requested: dict[str, Any] = {
         "input": [{"role": "user", "content": QUESTION}],
         "instructions": "Answer briefly.",
         "tools": TOOLS,
     }
-    counted = client.responses.input_tokens.count(model="aengine-demo", **asked)
+    counted = client.responses.input_tokens.count(model="aengine-demo", **requested)
     assert counted.object == "response.input_tokens"
-    usage = client.responses.create(**ASKED, **asked).usage
+    usage = client.responses.create(**ASKED, **requested).usage
     assert usage is not None
     assert counted.input_tokens == usage.input_tokens
     fewer = client.responses.input_tokens.count(model="aengine-demo", input=QUESTION)
@@ -102,16 +102,16 @@ async def test_the_client_with_async(demo_url: str) -> None:
 
 
 def test_an_answer_of_a_models_form_is_parsed(client: openai.OpenAI) -> None:
-    asked = {**ASKED, "max_output_tokens": 300}
-    response = client.responses.parse(**asked, input="What is 17 + 25?", text_format=Sum)
+    requested = {**ASKED, "max_output_tokens": 300}
+    response = client.responses.parse(**requested, input="What is 17 + 25?", text_format=Sum)
     assert isinstance(response.output_parsed, Sum)
-    with client.responses.stream(**asked, input="What is 17 + 25?", text_format=Sum) as stream:
+    with client.responses.stream(**requested, input="What is 17 + 25?", text_format=Sum) as stream:
         parsed = [event.parsed for event in stream if event.type == "response.output_text.done"]
         final = stream.get_final_response()
     assert parsed == [final.output_parsed] == [response.output_parsed]
     tool = openai.pydantic_function_tool(Sum, name="add")
     called = client.responses.parse(
-        **asked, input="hi", tools=[tool], tool_choice="required", parallel_tool_calls=False
+        **requested, input="hi", tools=[tool], tool_choice="required", parallel_tool_calls=False
     )
     (call,) = called.output
     assert call.type == "function_call"
@@ -129,16 +129,20 @@ def test_a_thought_and_its_tokens(client: openai.OpenAI, summary: Any) -> None:
     assert response.output_text == "17 + 25 = 42."
     assert response.usage is not None
     assert response.usage.output_tokens_details.reasoning_tokens > 10
-    asked: Any = [{"role": "user", "content": "What is 17 + 25?"}, *response.output, {"role": "user", "content": "hi"}]
-    assert client.responses.create(**ASKED, input=asked).output_text
+    requested: Any = [
+        {"role": "user", "content": "What is 17 + 25?"},
+        *response.output,
+        {"role": "user", "content": "hi"},
+    ]
+    assert client.responses.create(**ASKED, input=requested).output_text
     none = client.responses.create(**ASKED, input="What is 17 + 25?", reasoning={"effort": "none"})
     assert [item.type for item in none.output] == ["message"]
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_time"}])
 def test_a_call_that_must_be(client: openai.OpenAI, choice: Any) -> None:
-    asked: Any = {**ASKED, "input": "hi", "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
-    (call,) = client.responses.create(**asked).output
+    requested: Any = {**ASKED, "input": "hi", "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    (call,) = client.responses.create(**requested).output
     assert isinstance(call, ResponseFunctionToolCall)
     assert call.name == "get_time" or choice == "required"
     assert set(json.loads(call.arguments)) == {"city"}
@@ -151,11 +155,11 @@ def test_a_custom_tools_input_matches_its_regex(client: openai.OpenAI) -> None:
         "name": "pick",
         "format": {"type": "grammar", "syntax": "regex", "definition": '[a-c]{2}"\\d{3}|x'},
     }
-    asked: Any = {**ASKED, "temperature": 1, "input": "hi", "tools": [tool]}
+    requested: Any = {**ASKED, "temperature": 1, "input": "hi", "tools": [tool]}
     for seed in range(4):
         for choice in ("required", {"type": "custom", "name": "pick"}):
             more: Any = {"tool_choice": choice, "parallel_tool_calls": False, "extra_body": {"seed": seed}}
-            (call,) = client.responses.create(**asked, **more).output
+            (call,) = client.responses.create(**requested, **more).output
             assert isinstance(call, ResponseCustomToolCall)
             assert re.fullmatch('[a-c]{2}"[0-9]{3}|x', call.input)
 

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.anyio
         (
             {"tools": [F, {"type": "web_search"}], "tool_choice": {"type": "web_search"}},
             "tool_choice.type",
-            "no tool that",
+            "function or custom",
         ),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type", "'mcp'"),
@@ -61,7 +61,7 @@ pytestmark = pytest.mark.anyio
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"tools": [F], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name", "not among"),
         ({"tools": [F], "tool_choice": {"type": "custom", "name": "f"}}, "tool_choice.type", "a function tool"),
-        ({"tools": [F], "tool_choice": {"type": "file_search"}}, "tool_choice.type", "no tool that is offered"),
+        ({"tools": [F], "tool_choice": {"type": "file_search"}}, "tool_choice.type", "function or custom"),
         ({"tools": [F], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools", "must have"),
         (
             {
@@ -79,14 +79,14 @@ pytestmark = pytest.mark.anyio
         ({"stream_options": {}}, "stream_options", "stream"),
         ({"metadata": {"k": "v" * 513}}, "metadata", "<= 512"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "<= 16"),
-        ({"background": True}, "background", "stream them"),
+        ({"background": True}, "background", "send stream"),
         ({"conversation": "conv_1"}, "conversation", "send their items"),
         ({"prompt": {"id": "p"}}, "prompt", "templates are not kept"),
         ({"messages": [{"role": "user", "content": "a"}]}, "messages", "it is called input here"),
         ({"max_tokens": 3}, "max_tokens", "max_output_tokens"),
         ({"response_format": {"type": "json_object"}}, "response_format", "text with format"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "reasoning with effort"),
-        ({"n": 2}, "n", "a response is one"),
+        ({"n": 2}, "n", "a response has one answer"),
         ({"echo": True}, "echo", "has no such field"),
         ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"temperature": 3}, "temperature", "between 0 and 2"),
@@ -94,7 +94,7 @@ pytestmark = pytest.mark.anyio
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_what_is_refused(body: dict[str, Any], param: str, words: str) -> None:
+async def test_refusals(body: dict[str, Any], param: str, words: str) -> None:
     async with serving(saying("a")) as server:
         error = await refusal(server, **body)
         assert (error["param"], error["type"]) == (param, "invalid_request_error")
@@ -113,7 +113,7 @@ async def test_what_is_refused(body: dict[str, Any], param: str, words: str) -> 
         {"stream": True, "stream_options": {"include_obfuscation": False}, "prompt_cache_retention": "24h"},
     ],
 )
-async def test_what_asks_for_nothing_is_taken(body: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+async def test_fields_without_effect_are_accepted(body: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as server:
         answer = await server.post(PATH, input="one", **body)
         assert answer.status_code == 200, answer.text

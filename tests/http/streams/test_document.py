@@ -21,7 +21,7 @@ async def test_a_list_in_slices_is_the_list(count: int) -> None:
     assert max(map(len, items.pieces)) < 20 * SLICE
 
 
-async def test_a_document_holds_its_lists_where_they_belong() -> None:
+async def test_encoded_lists_are_in_their_places() -> None:
     first, second = await encoded_list([1, 2], str), await encoded_list([], str)
     payload = {"a": first, "b": ["x", second, {"c": first}], "d": "été"}
     plain = {"a": ["1", "2"], "b": ["x", [], {"c": ["1", "2"]}], "d": "été"}
@@ -34,7 +34,7 @@ def test_a_document_without_lists_is_one_piece() -> None:
     assert document({"a": 1}) == [msgspec.json.encode({"a": 1})]
 
 
-async def test_a_document_of_what_is_no_json_is_a_bug() -> None:
+async def test_an_unencodable_value_raises() -> None:
     with pytest.raises(TypeError, match="object in a document"):
         document({"a": object()})
 

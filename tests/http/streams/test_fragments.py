@@ -24,7 +24,7 @@ def test_fragments_of_one_choice_become_one() -> None:
     ]
 
 
-def test_what_ended_the_last_one_ended_them_all() -> None:
+def test_the_merged_fragment_has_the_last_finish_reason() -> None:
     end = Fragment("", (2,), None, "stop", USAGE, stop_string="END")
     assert merge([Fragment("a", (1,)), end]) == [Fragment("a", (1, 2), None, "stop", USAGE, stop_string="END")]
 
@@ -38,7 +38,7 @@ def test_each_choice_has_its_own_and_usage_stays_last() -> None:
     ]
 
 
-def test_logprobs_are_joined_even_where_the_end_has_none() -> None:
+def test_logprobs_are_joined_even_if_the_last_fragment_has_none() -> None:
     joined = merge([Fragment("a", (1,), (LOGPROB,)), Fragment("", (), None, "abort")])
     assert joined[0].logprobs == (LOGPROB,)
 

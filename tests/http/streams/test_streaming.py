@@ -97,7 +97,7 @@ async def test_a_stream_on_time_sends_each_fragment_at_once() -> None:
     assert wire.sent[-1]["more_body"] is False
 
 
-async def test_a_stream_that_is_behind_says_in_one_event_what_waits() -> None:
+async def test_waiting_fragments_are_one_event() -> None:
     stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
     wire.gate.clear()
     task = start(stream, wire)
@@ -160,10 +160,10 @@ async def test_other_tasks_run_while_a_stream_far_behind_is_encoded() -> None:
 async def test_continuous_usage_counts_tokens_and_not_fragments(path: str, body: dict[str, Any]) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     async with serving(FakeEngine(held=True)) as server:
-        asked = asyncio.create_task(server.events(path, **body, stream=True, stream_options=options))
+        requested = asyncio.create_task(server.events(path, **body, stream=True, stream_options=options))
         stream = await server.engine.next_stream()
         stream.put(Fragment("ab", (1, 2)), Fragment("cd", (3, 4)), Fragment("!", (5, 6), None, "stop", Usage(1, 6, 0)))
-        *chunks, _, _ = await asked  # then the usage, and [DONE]
+        *chunks, _, _ = await requested  # then the usage, and [DONE]
     assert chunks[-1]["usage"] == {"prompt_tokens": 1, "completion_tokens": 6, "total_tokens": 7}
 
 
@@ -190,7 +190,7 @@ async def test_a_stream_that_speaks_gets_no_comments() -> None:
     assert b": ping\n\n" not in wire.bodies
 
 
-async def test_a_reader_that_takes_nothing_gets_no_comments() -> None:
+async def test_a_stalled_reader_gets_no_comments() -> None:
     """A message that waits for its reader does not count as silence."""
     stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
     wire.gate.clear()
@@ -203,7 +203,7 @@ async def test_a_reader_that_takes_nothing_gets_no_comments() -> None:
     await task
 
 
-async def test_a_reader_too_far_behind_is_given_up() -> None:
+async def test_a_reader_too_far_behind_is_aborted() -> None:
     stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
     wire.gate.clear()
     task = start(stream, wire, heartbeat=0.05, max_backlog=10)
@@ -235,7 +235,7 @@ async def test_a_comment_that_cannot_be_sent_does_not_stop_the_watch() -> None:
     await task
 
 
-async def test_nothing_more_is_said_to_a_client_that_left() -> None:
+async def test_nothing_is_sent_to_a_client_that_left() -> None:
     for reply_in in (start, start_whole):
         stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
         task = reply_in(stream, wire)
@@ -270,14 +270,14 @@ async def test_a_cancelled_reply_does_not_wait_for_a_reader_to_hear_of_it() -> N
     assert stream.aborted.is_set()
 
 
-async def test_a_failure_that_was_told_is_not_raised_as_well() -> None:
+async def test_a_reported_failure_is_not_raised() -> None:
     stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
     stream.fail(EngineFailedError("lost"))
     await start(stream, wire)
     assert b"lost" in wire.bodies[-1]
 
 
-async def test_a_bug_is_told_by_its_kind_and_raised_for_the_log() -> None:
+async def test_a_bug_is_reported_by_its_type_and_raised() -> None:
     stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
     stream.fail(KeyError("secret"))
     with pytest.raises(ExceptionGroup, match="unhandled"):
@@ -286,7 +286,7 @@ async def test_a_bug_is_told_by_its_kind_and_raised_for_the_log() -> None:
     assert b"secret" not in wire.bodies[-1]
 
 
-async def test_a_stream_cut_by_the_shutdown_ends_with_an_error_event() -> None:
+async def test_a_stream_cancelled_by_the_shutdown_ends_with_an_error_event() -> None:
     async with serving(FakeEngine(held=True)) as server:
         raw = await server.connect("/generate", prompt="a")
         stream = await server.engine.next_stream()
@@ -300,7 +300,7 @@ async def test_a_stream_cut_by_the_shutdown_ends_with_an_error_event() -> None:
     assert rest.endswith(b"0\r\n\r\n")
 
 
-async def test_a_request_cut_by_the_shutdown_is_answered() -> None:
+async def test_a_request_cancelled_by_the_shutdown_is_answered() -> None:
     async with serving(FakeEngine(held=True)) as server:
         raw = await server.connect("/generate", prompt="a", stream=False)
         stream = await server.engine.next_stream()
