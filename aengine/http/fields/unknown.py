@@ -61,7 +61,7 @@ REFUSED: Mapping[str, Unsupported] = {
     "reasoning": Unsupported("send reasoning_effort", ({},)),
     "thinking": Unsupported("send reasoning_effort, or chat_template_kwargs"),
     "enable_thinking": Unsupported("send chat_template_kwargs with enable_thinking in it, or reasoning_effort"),
-    "text": Unsupported("send its format as response_format", ({}, *({"verbosity": one} for one in _VERBOSITY))),
+    "text": Unsupported("send response_format with its format", ({}, *({"verbosity": one} for one in _VERBOSITY))),
     # vLLM
     "use_beam_search": unless_false(_NO_BEAMS),
     "length_penalty": Unsupported(_NO_BEAMS, (1,)),

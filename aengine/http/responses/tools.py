@@ -164,7 +164,7 @@ def _choice(
 def _named(choice: ResponsesChoice | NamedTool, where: str, called: Mapping[str, CalledTool]) -> ChosenFunction:
     if choice.type not in _CALLABLE:
         raise InvalidRequestError(
-            f"{where}.type: {choice.type[:100]!r} is not a type of offered tools, which are function and custom",
+            f"{where}.type: {choice.type[:100]!r} is not supported; send the type function or custom",
             f"{where}.type",
         )
     if choice.name is None:

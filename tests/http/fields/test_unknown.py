@@ -111,7 +111,7 @@ def test_values_that_ask_for_nothing_are_taken(path: str, caplog: pytest.LogCapt
         (GENERATE, {"best_of": 3}, "/generate has no such field"),
         (GENERATE, {"return_tokens_as_token_ids": True}, "/generate has no such field"),
         (CHAT, {"best_of": 2}, "/v1/chat/completions has no such field"),
-        (CHAT, {"add_special_tokens": True}, "their template"),
+        (CHAT, {"add_special_tokens": True}, "its template"),
         (COMPLETIONS, {"add_special_tokens": False}, "the tokenizer's"),
         (GENERATE, {"tool_choice": "required"}, "calls are part of the text here"),
         (GENERATE, {"tool_choice": "none"}, "calls are part of the text here"),

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
         (
             {"input": [{"type": "reasoning", "encrypted_content": "aengine-thought:%"}]},
             "input[0].encrypted_content",
-            "changed",
+            "differs",
         ),
         (
             {"tools": [{"type": "image_generation"}]},
