@@ -110,6 +110,14 @@ class Client(PooledAnswers):
 
     # ---- requests -----------------------------------------------------------------------------------------
 
+    async def requests_closed(self) -> None:
+        """Wait until no request is open. An aborted request is open until its connection is closed.
+
+        Await it before you block the event loop, so that the server learns of aborted requests.
+        """
+        while self._running:
+            await next(iter(self._running.values())).closed.wait()
+
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[Fragment, None]:
@@ -253,6 +261,7 @@ class Client(PooledAnswers):
             stream.fail(ServerError(f"the answer could not be read: {type(error).__name__}: {error}"))
         finally:
             del self._running[stream.id]
+            stream.closed.set()
             stream.fail(EngineClosedError("the request was cancelled"))
 
     async def _read_events(self, stream: RemoteStream, body: bytes, params: SamplingParams) -> None:

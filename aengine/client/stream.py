@@ -18,6 +18,7 @@ class RemoteStream:
         self.id = request_id
         self.connection = anyio.CancelScope()  # of the reading task
         self.answered = anyio.Event()  # the server has begun to answer, or the request has failed
+        self.closed = anyio.Event()  # the connection is closed
         self._mailbox = Stream(request_id, 0, self._fail_aborted)
         self._error: AengineError | None = None
         self._ended = False

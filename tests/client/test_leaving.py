@@ -26,8 +26,7 @@ async def held_server() -> AsyncIterator[tuple[Server, Client]]:
     async with serving(FakeEngine(held=True)) as server, Client(server.url) as client:
         yield server, client
         with anyio.fail_after(30):
-            while client._running:  # noqa: ASYNC110 - the client has no such event
-                await anyio.sleep(0.001)
+            await client.requests_closed()
 
 
 async def aborted(stream: FakeStream) -> None:

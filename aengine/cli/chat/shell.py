@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -47,7 +47,11 @@ class SavedChat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Shell:
-    """One conversation. dim: whether thoughts and remarks are printed dim, by escape sequences."""
+    """One conversation.
+
+    dim: whether thoughts and remarks are printed dim, by escape sequences. before_line: awaited before a line is read,
+    which blocks the event loop.
+    """
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class Shell:
         adapter: str | None = None,
         *,
         dim: bool,
+        before_line: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.messages: list[dict[str, Any]] = []
         self.sampling = dict(sampling)
@@ -65,6 +70,7 @@ class Shell:
         self.has_failed = False  # whether any answer ended with an error
         self._model = model
         self._adapter = adapter
+        self._before_line = before_line
         self._out = out
         self._dim = ("\x1b[2m", "\x1b[0m") if dim else ("", "")
         self._commands: dict[str, Callable[[str], None]] = {
@@ -93,6 +99,8 @@ class Shell:
 
     async def _run_lines(self, read: Callable[[str], str]) -> None:
         while True:
+            if self._before_line is not None:
+                await self._before_line()
             try:
                 line = _read_line(read).strip()
             except EOFError:

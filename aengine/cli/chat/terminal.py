@@ -25,11 +25,14 @@ def chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
 
 async def _chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
     async with opened_model(args) as model:
+        before_line = None
         if isinstance(model, Client):
             place = f"{await model.served_model()} on {model.base_url}"
+            before_line = model.requests_closed  # a stopped answer must end on the server
         else:
             place = f"{model.model_name} in this process"
-        shell = Shell(model, sys.stdout, sampling, args.system, args.adapter, dim=_shows_styles(sys.stdout))
+        dim = _shows_styles(sys.stdout)
+        shell = Shell(model, sys.stdout, sampling, args.system, args.adapter, dim=dim, before_line=before_line)
         with _line_reader() as read:
             if sys.stdin.isatty():
                 print(f"{place}; /help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves")

@@ -46,7 +46,7 @@ INT64 = Number(["-1", "0", str(2**63 - 1), str(-(2**63))], [str(2**63)], BEYOND)
 NUMBERS = {
     "max_tokens": CONTEXT,
     "max_completion_tokens": CONTEXT,
-    "min_tokens": Number(["0", "1"], ["2"], "between 0 and max_tokens"),
+    "min_tokens": Number(["0", "1"], ["2"], "between 0 and max_tokens|at least 0"),
     "temperature": Number(["0", "2", "-0.0", "1e-300"], ["2.1", "-0.1"], "between 0 and 2"),
     "top_k": Number(["-1", "0", "1", "100000"], ["-2"], "-1 or 0"),
     "top_p": Number(["1e-300", "1"], ["0", "1.1", "-0.0"], r"in \(0, 1]"),
