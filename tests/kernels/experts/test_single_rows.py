@@ -87,8 +87,8 @@ def test_a_models_widths(tokens: int, device: torch.device) -> None:
     )
     together = kernels.with_shared(layer, first, second, shared.gate, h, 8)
     assert together is not None
-    inner = gated_silu_mul(first(h), h, shared.gate)
-    one_by_one = layer.add_to(h, ids, weights, second.add_to(inner, residual.clone()))
+    inner = gated_silu_mul(first.apply(h), h, shared.gate)
+    one_by_one = layer.add_to(h, ids, weights, second.apply(inner, residual=residual.clone()))
     out = together.add_to(h, ids, weights, residual.clone())
     expected = reference(h, gate_up, down, ids, weights, residual) + of_all(h, shared)
     assert relative_error(out, expected) < 1e-2
