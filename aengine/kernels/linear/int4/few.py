@@ -79,6 +79,10 @@ def int4_product_kernel(
         scales = load_scales(scales_ptr, block, inside_n, MXFP4, GROUP, N)
         x0, x1, x2, x3 = load_quarters(x_columns, block, used, K)
         acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
+        if MXFP4 and ASM != "":
+            # Products run asynchronously. This move may not be reordered, so the last one ends before the next block is
+            # unpacked. ptxas 12.8 unpacked into registers that it still read.
+            acc = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [acc], dtype=tl.float32, is_pure=False, pack=1)
     for step in tl.static_range(EARLY):
         words, scales = early[step]
         x0, x1, x2, x3 = load_quarters(x_columns, first + step, used, K)
