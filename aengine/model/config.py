@@ -279,8 +279,8 @@ def _architecture(fields: Fields) -> tuple[str, str, Head, Wrapper | None]:
                 return name, family, head, None
     what = f"architecture {shown(names)} is not supported" if names else "architectures is missing"
     raise UnsupportedModelError(
-        f"{fields.source}: {what}; supported are {', '.join([*FAMILIES, *WRAPPERS])}, and the same with Model or "
-        f"ForSequenceClassification at the end"
+        f"{fields.source}: {what}; supported are {', '.join(name.removesuffix('ForCausalLM') for name in FAMILIES)} "
+        f"with ForCausalLM, Model or ForSequenceClassification at the end, and {', '.join(WRAPPERS)}"
     )
 
 

@@ -223,7 +223,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def check_number(name: str, value: object) -> None:
     """Raise `InvalidRequestError` unless the value is a number in its range. Subclasses of int and float are fine."""
     is_float = any(float in kinds for other, kinds, *_ in _NUMBERS if other == name)
-    if not isinstance(value, (int, float) if is_float else int) or isinstance(value, bool) or not math.isfinite(value):
+    is_finite = not isinstance(value, float) or math.isfinite(value)  # a large int fits no float
+    if not isinstance(value, (int, float) if is_float else int) or isinstance(value, bool) or not is_finite:
         kind = "a finite number" if is_float else "an integer"
         raise InvalidRequestError(f"{name} must be {kind}, got {value!r}", name)
     parameter = PARAMETERS[name]

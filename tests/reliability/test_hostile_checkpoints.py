@@ -254,7 +254,7 @@ TOKENIZERS: dict[str, tuple[Damage, str]] = {
     "ids beyond the model's": (bpe(vocab={"a": 0, "b": 2**31}, merges=[]), "tokenizer.json"),
     "negative ids": (bpe(vocab={"a": -1}, merges=[]), "tokenizer.json"),
     "merges of what is not there": (bpe(merges=[["x" * 10_000, "y"]]), "tokenizer.json"),
-    "100,000 added tokens": (added_tokens(100_000), "added tokens, at most"),
+    "100,000 added tokens": (added_tokens(100_000), "added tokens; the limit is"),
     "a pattern that is none": (rewrite("tokenizer.json", pre_tokenizer=split_at("(" * 9)), "tokenizer.json"),
     "a post-processor of 500,000 ids": (rewrite("tokenizer.json", post_processor=adding(500_000)), "post_processor"),
     "a text of 10 characters for each": (rewrite("tokenizer.json", normalizer=growing(10, 9)), "normalizer"),

@@ -27,6 +27,8 @@ from aengine.requests.sampling_params import NAMES, PARAMETERS, SamplingParams
         ("seed", 2**63, "between -9223372036854775808 and 9223372036854775807"),
         ("logprobs", 21, "between 0 and 20, got 21"),
         ("n", "2", "an integer, got '2'"),
+        ("min_tokens", -(10**400), "at least 0, got -1000"),  # no float is so large
+        ("temperature", 10**400, "between 0 and 2, got 1000"),
     ],
 )
 def test_a_number_out_of_its_range_is_refused(name: str, value: Any, told: str) -> None:
