@@ -138,6 +138,6 @@ async def test_states_in_bfloat16_are_close(checkpoint: tuple[Path, list[tuple[i
 
 async def test_a_grain_that_pages_do_not_have_is_refused(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
     folder, _ = checkpoint
-    with pytest.raises(aengine.ConfigError, match="state_snapshot_tokens: 96 is no multiple of 64"):
+    with pytest.raises(aengine.ConfigError, match="state_snapshot_tokens: 96 must be a multiple of 64"):
         async with engine(folder, state_snapshot_tokens=96):
             pass
