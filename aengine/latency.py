@@ -34,9 +34,10 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)  # the last one: above every bound
         self.total = 0.0  # the sum of all values
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, as often as `times` says."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
 
 class Latencies:
@@ -67,7 +68,8 @@ class Latencies:
     def __init__(self) -> None:
         self.queued = Histogram(REQUEST_BOUNDS)  # from arrival to the first step
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)  # from arrival
-        self.inter_token = Histogram(INTER_TOKEN_BOUNDS)  # between two tokens of one choice
+        # Between two tokens of one choice. Tokens that arrive together share the time since the token before them.
+        self.inter_token = Histogram(INTER_TOKEN_BOUNDS)
         self.whole = Histogram(REQUEST_BOUNDS)  # from arrival to the last token
         self.inference = Histogram(REQUEST_BOUNDS)  # from the first step to the last token
         self.prefill = Histogram(REQUEST_BOUNDS)  # from the first step to the first token

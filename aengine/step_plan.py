@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from aengine.prompt_images import PromptImages
 from aengine.requests.sampling_params import SamplingParams
 from aengine.types import PromptLogprob
 
@@ -32,6 +33,7 @@ class NewRow(msgspec.Struct):
     copy_of: int | None = None
     adapter: int = 0  # its slot on the device; 0: no adapter
     near: bool = False  # use longrope's short factors, because the request never leaves the trained context
+    shift: int = 0  # added to the positions of tokens after the last image
     # All pages of layers with a window, if these have their own pages; also for a row that forks. Page 0 stands for
     # pages outside the window.
     window_pages: Sequence[int] = ()
@@ -62,12 +64,14 @@ class PrefillChunk(msgspec.Struct):
     start: int  # position of the first token; equals the row's length before the step
     token_ids: Sequence[int]
     samples: bool  # whether the chunk draws a token: only the last chunk of a prompt does
+    next_id: int = -1  # the token after the chunk; -1 if the chunk draws it
     forks: Sequence[int] = ()  # rows of siblings that draw from the same logits (n > 1)
     score_ids: Sequence[int] = ()  # prompt logprobs: the next token of each of the chunk's first tokens
     top: int = 0  # likeliest candidates with each score
     pool: Pool | None = None  # a pooled prompt draws no tokens
     # For recurrent layers: (number of the chunk's tokens, the slot that keeps the state after them).
     saves: Sequence[tuple[int, int]] = ()
+    images: PromptImages | None = None  # of the whole prompt; None if the chunk begins after the last image
 
 
 MOST_SHARED_RUNS = 16  # of one step
@@ -94,8 +98,8 @@ class StepPlan(msgspec.Struct):
     Its parts take effect in this order:
 
     1. `new_rows` (a copy after its original), `new_pages` and `new_window_pages`, `state_loads`
-    2. the forward pass over `decode` and `prefill`. A decode row computes the token that it sampled last, which is on
-       the device.
+    2. the forward pass over `decode` and `prefill`. A decode row computes the token that it sampled last, and then its
+       drafts; all of these are on the device.
     3. `state_copies` in their order, draws, `page_copies` and `window_copies`
 
     The results are in the order of `decode`, then each sampling chunk's row followed by its forks.
@@ -116,16 +120,44 @@ class StepPlan(msgspec.Struct):
     new_window_pages: list[NewPage] = []
     window_copies: list[tuple[int, int]] = []
     structured: bool = False  # a row has a grammar; draws wait for its mask, which depends on the tokens before
+    # Like `PrefillChunk.saves`, for decoding rows of a model with drafts: (row, tokens, slot). The slot keeps the state
+    # after the row's first `tokens` tokens if the step adds the last of them to the state. It may be a refused draft;
+    # then a later step has the same entry. At most one entry for each row.
+    state_saves: list[tuple[int, int, int]] = []
+    # Speculation. `drafts`: how many drafts each row of `decode` verifies, rows without drafts first; empty: none does.
+    # `contexts`: an upper bound of the length of each row of `decode` after the step; empty: each grows by one token.
+    # `proposals`: the most drafts that each drawing row makes for its next step.
+    drafts: Sequence[int] = ()
+    contexts: Sequence[int] = ()
+    # `is_read`: whether the proposer reads the step's tokens. If not, it makes no drafts, and later ones are worse.
+    proposals: int = 0
+    is_read: bool = True
+    # The most drafts that a row may accept, by row. Set before the draws of a structured step: the draws after a draft
+    # that its grammar refuses have no mask. A row without an entry may accept all its drafts.
+    draft_limits: dict[int, int] = {}
 
     @property
     def sampled_rows(self) -> list[int]:
-        """The rows that draw, in the order of the results."""
+        """The rows that draw, in the order of the results. A row that verifies drafts is named once."""
         rows = list(self.decode)
         for chunk in self.prefill:
             if chunk.samples:
                 rows.append(chunk.row)
                 rows.extend(chunk.forks)
         return rows
+
+    @property
+    def draw_rows(self) -> list[int]:
+        """The row of each draw. A row with k drafts draws k + 1 times: each draft's place, and the place after it."""
+        if not self.drafts:
+            return self.sampled_rows
+        places = [row for row, drafts in zip(self.decode, self.drafts, strict=True) for _ in range(drafts + 1)]
+        return places + self.sampled_rows[len(self.decode) :]
+
+    @property
+    def decode_tokens(self) -> int:
+        """The number of tokens of `decode`, drafts included."""
+        return len(self.decode) + sum(self.drafts)
 
     @property
     def scoring(self) -> bool:
@@ -145,7 +177,7 @@ class StepPlan(msgspec.Struct):
     @property
     def num_tokens(self) -> int:
         """The number of tokens that the model computes."""
-        return len(self.decode) + sum(len(chunk.token_ids) for chunk in self.prefill)
+        return self.decode_tokens + sum(len(chunk.token_ids) for chunk in self.prefill)
 
 
 class RowLogprobs(msgspec.Struct):
@@ -157,11 +189,15 @@ class RowLogprobs(msgspec.Struct):
 
 
 class StepResult(msgspec.Struct):
-    """A step's outputs, one entry per row of `StepPlan.sampled_rows`, in that order."""
+    """A step's outputs for the rows of `StepPlan.sampled_rows`, in that order."""
 
-    token_ids: list[int]
-    finite: list[bool]  # False: the row's logits held NaN or +infinity; its token id means nothing
-    logprobs: list[RowLogprobs | None] | None  # None when no row asked for them
+    token_ids: list[int]  # the tokens of the first row, then those of the second, and so on
+    finite: list[bool]  # for each row. False: its logits held NaN or +infinity; its token ids mean nothing
+    logprobs: list[RowLogprobs | None] | None  # for each token; None when no row asked for them
     scores: Sequence[Sequence[PromptLogprob]] = ()  # a list for each chunk with `score_ids`, in the plan's order
     finite_chunks: Sequence[bool] = ()  # for each chunk, whether the KV that it wrote is finite; (): all are
     pooled: Sequence[array[float] | None] = ()  # float32, for each chunk with a `pool`; None: not finite
+    # The number of tokens of each row: the accepted drafts and the token after them. Empty: each row has one token.
+    counts: Sequence[int] = ()
+    # The drafts that each row has made for its next step. Set if the step is structured: masks depend on the drafts.
+    proposed: Sequence[Sequence[int]] = ()

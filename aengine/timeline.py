@@ -114,8 +114,13 @@ class Timeline:
 
 def plan_counts(plan: StepPlan) -> dict[str, int]:
     """Return the counts of a step's plan, for its span."""
-    prompt_tokens = plan.num_tokens - len(plan.decode)
-    return {"step": plan.step, "decode": len(plan.decode), "prompt_tokens": prompt_tokens, "new": len(plan.new_rows)}
+    return {
+        "step": plan.step,
+        "decode": len(plan.decode),
+        "drafts": plan.decode_tokens - len(plan.decode),
+        "prompt_tokens": plan.num_tokens - plan.decode_tokens,
+        "new": len(plan.new_rows),
+    }
 
 
 def ignore_mark(name: str, plan: StepPlan | None = None, count: int | None = None) -> None:

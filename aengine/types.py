@@ -87,8 +87,8 @@ class Fragment(msgspec.Struct, frozen=True):
     """A piece of one choice's output.
 
     `text` may be empty while bytes of a character or a possible stop string are held back. Every token of the output is
-    in the `token_ids` of exactly one fragment. The last fragment of a choice has a `finish_reason`. The last fragment
-    of the request also has `usage`.
+    in the `token_ids` of exactly one fragment. Tokens that come from one step are in one fragment. The last fragment of
+    a choice has a `finish_reason`. The last fragment of the request also has `usage`.
     """
 
     text: str
@@ -258,6 +258,11 @@ class Stats(msgspec.Struct, frozen=True):
     window_pages: int = 0  # of layers with a sliding window, if they have their own pages
     window_pages_used: int = 0  # held by running sequences
     window_pages_cached: int = 0  # other pages that later cache hits can use
+    speculation: str = "off"  # the proposer that drafts tokens: mtp, ngram, eagle3, dflash or draft
+    drafted_tokens: int = 0  # drafts that steps verified
+    accepted_tokens: int = 0  # drafts that equal the tokens drawn at their positions
+    verified_rows: int = 0  # sequences with drafts, over all steps
+    accepted_by_position: tuple[int, ...] = ()  # [i]: how many of `verified_rows` accepted their draft i
 
     @property
     def kv_usage(self) -> float:
@@ -268,3 +273,8 @@ class Stats(msgspec.Struct, frozen=True):
     def hit_rate(self) -> float:
         """Share of prompt tokens that came from the prefix cache; 0 before the first prompt."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens that a sequence gets from a step with drafts: the accepted ones and one more. 0 before the first."""
+        return 1 + self.accepted_tokens / self.verified_rows if self.verified_rows else 0.0

@@ -1,6 +1,6 @@
 """Hit rates of the prefix cache by kind of model: full attention, windows, recurrent states.
 
-    python bench/hit_rates.py [--shapes 8b gemma3-12b qwen3.5-9b] [--work chats agents forks] [--many 4]
+    python bench/hit_rates.py [--shapes 8b gemma3-12b qwen3.5-9b] [--work chats agents forks] [--many 4] [--drafts 4]
 
 Runs the engine's scheduler and cache with the pool of one H200, and a model that takes no time and gives arbitrary
 answers. Cacheable tokens are those that a cache without bounds would find: the longest beginning of each prompt that
@@ -11,6 +11,8 @@ chats: 64 conversations of 8 turns at once (a system prompt of 400 tokens, quest
 agents: 32 agents with one prompt of 20,000 tokens and 6 calls each (calls of 30 to 200 tokens, results of 100 to
 1,500).
 forks: 16 prompts of 3,000 tokens with 8 answers of 200 tokens each. Two further requests continue every answer.
+
+With --drafts every row verifies that many drafts in a step, and keeps each while `--right` allows.
 """
 
 from __future__ import annotations
@@ -48,14 +50,21 @@ CONTEXT = 40_960
 
 
 class RandomRunner(NullRunner):
-    """Draws other tokens for every row, without a model."""
+    """Draws other tokens for every row, without a model. A draft is right by chance."""
 
-    def __init__(self) -> None:
+    def __init__(self, right: float) -> None:
         self._rng = random.Random(0)
+        self._right = right
 
     def launch(self, plan: StepPlan) -> NullStep:
-        draws = ids(self._rng, len(plan.sampled_rows))
-        return NullStep(plan, StepResult(draws, [True] * len(draws), None))
+        rows, drafting = plan.sampled_rows, any(plan.drafts)
+        counts = [1] * len(rows)
+        for place, drafts in enumerate(plan.drafts):
+            accepted = takewhile(lambda _: self._rng.random() < self._right, range(drafts))
+            counts[place] += min(sum(1 for _ in accepted), plan.draft_limits.get(plan.decode[place], drafts))
+        draws = ids(self._rng, sum(counts))
+        result = StepResult(draws, [True] * len(rows), None, counts=counts if drafting else [])
+        return NullStep(plan, result)
 
 
 @dataclass
@@ -135,15 +144,17 @@ async def forks(clients: Clients) -> None:
 WORK: dict[str, Callable[[Clients], Coroutine[None, None, None]]] = {"chats": chats, "agents": agents, "forks": forks}
 
 
-def null_runtime(
-    config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
-) -> Runtime:
-    """The pool that the shape has on one H200, no weights."""
-    pool = size_pool(config, model, torch.bfloat16, int(config.kv_cache_gib * 2**30), dtype=torch.bfloat16)
-    return Runtime(RandomRunner(), model, pool, 8192)
+async def measure(shape: str, work: str, options: argparse.Namespace, report: Report) -> None:
+    many: int = options.many
 
+    def null_runtime(
+        config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
+    ) -> Runtime:
+        """The pool that the shape has on one H200, no weights."""
+        pool = size_pool(config, model, torch.bfloat16, int(config.kv_cache_gib * 2**30), dtype=torch.bfloat16)
+        name = "by chance" if options.drafts else "off"
+        return Runtime(RandomRunner(options.right), model, pool, 8192, most_drafts=options.drafts, speculation=name)
 
-async def measure(shape: str, work: str, many: int, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_config(Path(folder), shape, context=CONTEXT)
         config = EngineConfig(model=folder, load_format="dummy", kv_cache_gib=POOL_GIB[shape])
@@ -159,7 +170,9 @@ async def measure(shape: str, work: str, many: int, report: Report) -> None:
         "found": seen.found,
         "share": seen.found / seen.cacheable,
     }
-    report.tell({"shape": shape, "work": work, "many": many}, figures, detail={"stats": str(stats)})
+    report.tell(
+        {"shape": shape, "work": work, "many": many, "drafts": options.drafts}, figures, detail={"stats": str(stats)}
+    )
 
 
 def main() -> None:
@@ -167,12 +180,14 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=list(POOL_GIB), default=list(POOL_GIB))
     parser.add_argument("--work", nargs="+", choices=list(WORK), default=list(WORK))
     parser.add_argument("--many", type=int, default=1, help="times as many users at once, in the same pool")
+    parser.add_argument("--drafts", type=int, default=0, help="that each row verifies in a step")
+    parser.add_argument("--right", type=float, default=0.7, help="the chance that a draft is kept after a kept one")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     report = Report("hit_rates", options.out)
     for shape in options.shapes:
         for work in options.work:
-            asyncio.run(measure(shape, work, options.many, report))
+            asyncio.run(measure(shape, work, options, report))
     report.print_table()
 
 

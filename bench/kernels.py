@@ -1,6 +1,6 @@
 """Time the Triton kernels on a GPU.
 
-    python -m bench.kernels --out results.jsonl [--sweep] [linear decode step shapes small draw cutoff extras ...]
+    python -m bench.kernels --out results.jsonl [--sweep] [linear decode step shapes small draw cutoff extras ngram ...]
 
 Every figure is the time of one call among many in a CUDA graph, over inputs that rotate through more memory than the
 second-level cache holds. `floor` is the bytes that the call must move over the read bandwidth of the device.
@@ -32,7 +32,9 @@ from aengine.kernels.draw.likeliest import likeliest
 from aengine.kernels.draw.penalties import penalize_seen
 from aengine.kernels.linear.one_row import OneRowConfig
 from aengine.kernels.linear.small_linear import LinearConfig, SmallLinear
+from aengine.kernels.ngram import triton_ngram
 from bench.adapter_layers import bench_adapters
+from bench.draft_attention import bench_draft_attention
 from bench.kernel_step import (
     DECODE_CONFIGS,
     MODELS,
@@ -275,15 +277,36 @@ def bench_launch(report: Report, sweep: bool) -> None:
         report.say(f"host time of {name}: {us:.1f} us")
 
 
+def bench_ngram(report: Report, sweep: bool) -> None:
+    """Five n-gram drafts, and their append. The histories stay in the second-level cache."""
+    for rows, context in ((1, 2048), (1, 32768), (1, 131072), (16, 32768), (64, 8192), (256, 2048), (256, 32768)):
+        capacity = max(context, 40960)
+        history = torch.randint(50000, (rows, capacity), dtype=torch.int32, device=DEVICE)
+        recurring = (torch.arange(capacity, dtype=torch.int32, device=DEVICE) % 700).repeat(rows, 1)
+        lengths, index = torch.full((rows,), context, device=DEVICE), torch.arange(rows, device=DEVICE)
+        new, counts = torch.zeros(rows, 6, dtype=torch.int64, device=DEVICE), torch.full((rows,), 3, device=DEVICE)
+        cases: dict[str, tuple[Callable[[], object], int]] = {
+            "random": (lambda: triton_ngram.match(history, lengths, index, 8, 2, 5), 4 * rows * context),
+            "recurring": (lambda: triton_ngram.match(recurring, lengths, index, 8, 2, 5), 4 * rows * context),
+            "append": (lambda: triton_ngram.append(history, lengths, index, new, counts), 0),
+        }
+        for name, (call, size) in cases.items():
+            us = graph_time([call] * 16)
+            report.add("ngram", f"{name} {rows}x{context}", us, size)
+            report.say(f"ngram {name:9} {rows:3}x{context:<6} floor {floor(size):6.1f} {us:6.1f} us")
+
+
 BENCHES = {
     "linear": bench_linear,
     "decode": bench_decode,
+    "drafts": bench_draft_attention,
     "step": bench_step,
     "shapes": bench_shapes,
     "small": bench_small,
     "draw": bench_draw,
     "cutoff": bench_cutoff,
     "extras": bench_extras,
+    "ngram": bench_ngram,
     "prefix": bench_prefix,
     "launch": bench_launch,
     "mixture": bench_mixture,

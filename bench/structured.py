@@ -49,7 +49,7 @@ async def fill_microseconds(engine: aengine.Engine) -> list[float]:
     times = []
     for _ in range(500):
         began = time.perf_counter()
-        (mask,) = grammars._fill([matcher])
+        (mask,) = grammars._fill([matcher], [()]).bits
         times.append((time.perf_counter() - began) * 1e6)
         allowed = np.nonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0]
         matcher.accept(int(rng.choice(allowed)))

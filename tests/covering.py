@@ -34,11 +34,11 @@ def covering(cases: Sequence[Case], strength: int, most: int | None = None) -> l
     return sorted(chosen)
 
 
-def turns(cases: Sequence[Case], name: str, count: int = 1, always: Sequence[str] = ()) -> list[int]:
+def turns(cases: Sequence[Case], name: str, count: int = 1, always: Sequence[str] = (), every: int = 1) -> list[int]:
     """Return indices of cases in which the values of the parameter `name` take turns.
 
-    Each combination of the other parameters gets `count` of its values, and always the values in `always`. Values that
-    have met the fewest other values come first, then the least frequent ones.
+    Each combination of the other parameters gets the values in `always`. The first of every `every` combinations gets
+    `count` more. Values that have met the fewest other values come first, then the least frequent ones.
     """
     groups: dict[Any, list[int]] = {}
     chosen = []
@@ -49,7 +49,7 @@ def turns(cases: Sequence[Case], name: str, count: int = 1, always: Sequence[str
             groups.setdefault(tuple(item for item in case.items() if item[0] != name), []).append(place)
     met: set[tuple[str, tuple[str, str]]] = set()
     used: Counter[str] = Counter()
-    for others, places in groups.items():
+    for others, places in itertools.islice(groups.items(), 0, None, every):
         for _ in range(min(count, len(places))):
             best = min(
                 places,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 
@@ -46,3 +47,8 @@ def test_more_than_one_value_a_turn_and_some_in_all(count: int, always: tuple[st
     assert places == sorted(set(places))
     assert len(places) == len(CASES) // 4 * expected
     assert sum(CASES[place]["cut"] == "a" for place in places) >= (len(CASES) // 4 if always else 1)
+
+
+def test_every_third_combination_has_a_value_beside_those_in_all() -> None:
+    chosen = [CASES[place] for place in turns(CASES, "cut", always=("a",), every=3)]
+    assert Counter(case["cut"] for case in chosen) == {"a": 30, "b": 4, "c": 3, "d": 3}

@@ -184,5 +184,5 @@ def test_the_tour_passes_about_three_thousand_lines() -> None:
     files = re.findall(r"^\| \[`([\w/]+\.py)`\]\(\1\) \| .+ \|$", tour, re.M)
     lines = sum(len((ROOT / "aengine" / file).read_text().splitlines()) for file in files)
     assert len(files) >= 12
-    assert 2500 <= lines <= 3300
+    assert 2500 <= lines <= 3600
     assert f"about {round(lines, -2):,} lines" in tour

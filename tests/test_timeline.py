@@ -41,7 +41,7 @@ def test_it_is_valid_before_between_and_after(tmp_path: Path) -> None:
     timeline.mark("launch", plan)
     timeline.flush()
     (launch,) = spans(path)
-    assert launch["args"] == {"step": 7, "decode": 2, "prompt_tokens": 5, "new": 0}
+    assert launch["args"] == {"step": 7, "decode": 2, "drafts": 0, "prompt_tokens": 5, "new": 0}
     timeline.mark("deliver", count=3)
     timeline.at_close(lambda: timeline.span(DEVICE, "last", 0.0, 1.0, {}))
     timeline.close()

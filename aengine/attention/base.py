@@ -20,10 +20,11 @@ P = TypeVar("P")
 
 @dataclass(slots=True)
 class AttentionBatch:
-    """The sequences of one step: first the decodes, with one query token each, then the prefill chunks.
+    """The sequences of one step: first the decodes, then the prefill chunks.
 
-    A sequence's query tokens are the last tokens of its context. A padding row is a decode of length 0 whose page
-    table names page 0.
+    A sequence's query tokens are the last tokens of its context. Each sees the positions up to its own. All decodes
+    have `decode_queries` query tokens: one, and the drafts that the step verifies. A padding row is a decode whose page
+    table names page 0. Its length is 0, or less than `decode_queries`.
 
     A captured step may have more entries than sequences. Its unused decodes come last among the decodes. They have
     length -1 and no token. Only a `capturable` backend takes chunks in a captured step, because the host does
@@ -37,7 +38,9 @@ class AttentionBatch:
     num_decodes: int
     query_lens: list[int]  # host copy; empty for a captured step
     context_lens: list[int]  # host copy of seq_lens, for decodes an upper bound; empty for a captured step
-    # Runs of pages that several decodes share. A backend can read them once; it may also ignore them.
+    decode_queries: int = 1  # query tokens of each decode
+    # Runs of pages that several decodes share. A backend can read them once; it may also ignore them. The CUDA backend
+    # ignores them if decodes have several query tokens.
     shared: SharedRuns | None = None
     # The same step for layers whose pages are in the window group. None: all layers use the same pages.
     sliding: AttentionBatch | None = None
@@ -53,6 +56,11 @@ class AttentionBatch:
     def num_chunks(self) -> int:
         """Return the number of prefill chunks."""
         return len(self.seq_lens) - self.num_decodes
+
+    @property
+    def decode_tokens(self) -> int:
+        """Return the number of the decodes' query tokens, which are the first ones of the step."""
+        return self.num_decodes * self.decode_queries
 
     @property
     def most_queries(self) -> int:
@@ -79,6 +87,7 @@ class AttentionBatch:
             seq_lens=self.seq_lens[seqs],
             query_starts=self.query_starts[seqs],
             num_decodes=0,
+            decode_queries=1,
             query_lens=self.query_lens[seqs],
             context_lens=self.context_lens[seqs],
             shared=None,

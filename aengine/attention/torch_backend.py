@@ -6,7 +6,7 @@ never repeated. Prefill chunks run one by one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -27,9 +27,9 @@ _QUERY_BLOCK = 512
 class _DecodeGroup:
     """Decodes of similar context length, padded to the longest."""
 
-    rows: Tensor | None  # [n] int64: the sequences; None: all tokens of the step
+    tokens: Tensor | None  # [n * queries] int64: the sequences' tokens; None: the first tokens of the step
     pages: Tensor  # [n * pages] int64: the pages of each sequence, padded to the longest
-    mask: Tensor  # [n, 1, 1, length]: 0 where visible, -inf elsewhere
+    mask: Tensor  # [n, 1, queries, length]: 0 where visible, -inf elsewhere
     stale: Tensor  # int64: indices of gathered tokens after the end of a context; earlier sequences left them
     # [2, n * pages, page_size, kv_heads, dim]: memory into which all layers of a shape gather. FP8 is kept as bytes.
     _scratch: dict[torch.Size, Tensor] = field(default_factory=dict)
@@ -75,16 +75,17 @@ class TorchAttention:
 def _attend(layer: AttentionLayer, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, /) -> Tensor:
     k_cache, v_cache = as_bytes(k_cache), as_bytes(v_cache)  # torch has no copies by index for FP8
     plan = batch.plan(_Plan, lambda: _plan(q, k_cache, batch, layer.window), layer.window)
-    if not plan.chunks and plan.decodes[0].rows is None:
+    if not plan.chunks and plan.decodes[0].tokens is None:
         out = _decode(layer, q, k_cache, v_cache, plan.decodes[0])
     else:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for group in plan.decodes:
-            if group.rows is None:
-                n = group.mask.shape[0]
+            if group.tokens is None:
+                n = group.mask.shape[0] * group.mask.shape[2]
                 out[:n] = _decode(layer, q[:n], k_cache, v_cache, group)
             else:
-                out.index_copy_(0, group.rows, _decode(layer, q.index_select(0, group.rows), k_cache, v_cache, group))
+                chosen = q.index_select(0, group.tokens)
+                out.index_copy_(0, group.tokens, _decode(layer, chosen, k_cache, v_cache, group))
         for chunk in plan.chunks:
             k, v = (_floats(cache.index_select(0, chunk.pages), q.dtype).flatten(0, 1) for cache in (k_cache, v_cache))
             for block in chunk.blocks:
@@ -95,22 +96,29 @@ def _attend(layer: AttentionLayer, q: Tensor, k_cache: Tensor, v_cache: Tensor, 
 
 
 def _decode(layer: AttentionLayer, q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _DecodeGroup) -> Tensor:
-    """Return the attention of decodes, [n, heads, dim]. q: [n, heads, dim]."""
-    scale, scores = layer.scale, layer.scores
-    n, heads, dim = q.shape
+    """Return the attention of decodes, [n * queries, heads, dim]. q: [n * queries, heads, dim]."""
+    scale, scores, mask = layer.scale, layer.scores, group.mask
+    tokens, heads, dim = q.shape
+    n, queries = mask.shape[0], mask.shape[2]
     kv_heads, scratch = k_cache.shape[2], group.scratch(k_cache)
     k = _floats(torch.index_select(k_cache, 0, group.pages, out=scratch[0]), q.dtype).view(-1, kv_heads, dim)
     v = _floats(torch.index_select(v_cache, 0, group.pages, out=scratch[1]), q.dtype).view(-1, kv_heads, dim)
     k.index_fill_(0, group.stale, 0)
     v.index_fill_(0, group.stale, 0)
-    q = q.view(n, kv_heads, heads // kv_heads, dim)
+    if queries > 1:  # the heads of all queries follow each other, and each has its query's mask
+        q = q.reshape(n, queries, kv_heads, -1, dim).transpose(1, 2).flatten(2, 3)
+        mask = mask.repeat_interleave(heads // kv_heads, dim=2)
+    else:
+        q = q.view(n, kv_heads, heads // kv_heads, dim)
     k, v = (kept.view(n, -1, kv_heads, dim).transpose(1, 2) for kept in (k, v))
     if scores.plain:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scale)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     else:
-        sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1)
-        out = _attend_by_scores(q, k, v, group.mask, scale, scores.softcap, sinks)
-    return out.reshape(n, heads, dim)
+        sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1).repeat(1, queries, 1)
+        out = _attend_by_scores(q, k, v, mask, scale, scores.softcap, sinks)
+    if queries == 1:
+        return out.reshape(n, heads, dim)
+    return out.view(n, kv_heads, queries, -1, dim).transpose(1, 2).reshape(tokens, heads, dim)
 
 
 def _attend_by_scores(
@@ -162,6 +170,8 @@ def _prefill(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, block: _Que
 
 def _plan(q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None) -> _Plan:
     """Make the plan that all layers with this window share in this step."""
+    if q.device.type == "cpu":  # the host's lengths may be upper bounds
+        batch = replace(batch, context_lens=batch.seq_lens.tolist())
     groups: dict[int, list[int]] = {}
     for row, length in enumerate(batch.context_lens[: batch.num_decodes]):
         # Lengths are rounded up to multiples of 64 tokens. Long contexts have eight lengths for each doubling.
@@ -169,7 +179,7 @@ def _plan(q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None)
         groups.setdefault(-(-length // width) * width, []).append(row)
     decodes = [_plan_decodes(rows, len(groups) == 1, q, k_cache, batch, window) for rows in groups.values()]
     chunks = []
-    start = batch.num_decodes
+    start = batch.decode_tokens
     for row in range(batch.num_decodes, len(batch.query_lens)):
         chunks.append(_plan_chunk(row, start, q, k_cache, batch, window))
         start += batch.query_lens[row]
@@ -180,12 +190,14 @@ def _plan_decodes(
     members: list[int], alone: bool, q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None
 ) -> _DecodeGroup:
     device, page_size = q.device, k_cache.shape[1]
+    queries = batch.decode_queries
     n, longest = len(members), max(1, *(batch.context_lens[row] for row in members))
     num_pages = -(-longest // page_size)
     if alone:
-        rows, table, lens = None, batch.page_table[:n], batch.seq_lens[:n]
+        tokens, table, lens = None, batch.page_table[:n], batch.seq_lens[:n]
     else:
         rows = torch.tensor(members, device=device)
+        tokens = (rows.unsqueeze(1) * queries + torch.arange(queries, device=device)).flatten()
         table, lens = batch.page_table.index_select(0, rows), batch.seq_lens.index_select(0, rows)
     lens = lens.unsqueeze(1)  # [n, 1]
     used_pages = (lens + page_size - 1) // page_size
@@ -193,13 +205,14 @@ def _plan_decodes(
     page_of = torch.arange(num_pages, device=device)
     pages = torch.where(page_of < used_pages, table[:, :num_pages], table[:, :1]).long().flatten()
     position = torch.arange(num_pages * page_size, device=device)
-    hidden = position >= lens
     gathered = torch.where(position < used_pages * page_size, position, position % page_size)
     stale = (gathered >= lens).flatten().nonzero().flatten()
+    ends = (lens - torch.arange(queries - 1, -1, -1, device=device)).unsqueeze(2)  # [n, queries, 1]
+    hidden = position >= ends
     if window is not None:
-        hidden = hidden | (position < lens - window)
+        hidden = hidden | (position < ends - window)
     mask = torch.zeros(hidden.shape, dtype=q.dtype, device=device).masked_fill_(hidden, float("-inf"))
-    return _DecodeGroup(rows, pages, mask[:, None, None], stale)
+    return _DecodeGroup(tokens, pages, mask[:, None], stale)
 
 
 def _plan_chunk(row: int, start: int, q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None) -> _Chunk:

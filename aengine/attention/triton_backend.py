@@ -100,22 +100,29 @@ class PagedLayer:
         return self._backend.bind_prefill(self._layer)
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, /) -> Tensor:
-        layer, decodes = self._layer, batch.num_decodes
+        layer, queries = self._layer, batch.decode_queries
         if not batch.num_chunks:
             shared = None
-            if batch.shared is not None and self._reads_shared:
+            if batch.shared is not None and self._reads_shared and queries == 1:
                 shared = attend_shared(q, k_cache, v_cache, batch.page_table, batch.shared, layer.scale)
             return self._decode(
                 q, k_cache, v_cache, batch.page_table, batch.seq_lens, layer.scale, layer.window, shared,
-                value_scale=layer.value_scale, scores=layer.scores,
+                value_scale=layer.value_scale, scores=layer.scores, queries=queries,
             )  # fmt: skip
         out = self._prefill(q, k_cache, v_cache, batch.chunks())
+        decodes = rows_with_tokens(batch, len(q))
         if decodes:
+            tokens = decodes * queries
             self._decode(
-                q[:decodes], k_cache, v_cache, batch.page_table[:decodes], batch.seq_lens[:decodes], layer.scale,
-                layer.window, out=out[:decodes], value_scale=layer.value_scale, scores=layer.scores,
+                q[:tokens], k_cache, v_cache, batch.page_table[:decodes], batch.seq_lens[:decodes], layer.scale,
+                layer.window, out=out[:tokens], value_scale=layer.value_scale, scores=layer.scores, queries=queries,
             )  # fmt: skip
         return out
+
+
+def rows_with_tokens(batch: AttentionBatch, tokens: int) -> int:
+    """Return how many decodes a step of so many tokens has room for. Any later ones are unused and have no token."""
+    return min(batch.num_decodes, tokens // batch.decode_queries)
 
 
 class LatentLayer:
@@ -126,11 +133,12 @@ class LatentLayer:
         self._layer = layer
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, /) -> Tensor:
-        layer, rank, decodes = self._layer, self._layer.latent_rank, batch.num_decodes
+        layer, rank, queries = self._layer, self._layer.latent_rank, batch.decode_queries
         if not batch.num_chunks:
             return self._decode(
-                q, k_cache, rank, batch.page_table, batch.seq_lens, layer.scale, value_scale=layer.value_scale
-            )
+                q, k_cache, rank, batch.page_table, batch.seq_lens, layer.scale, value_scale=layer.value_scale,
+                queries=queries,
+            )  # fmt: skip
         # Zeros, because some tokens of a captured step belong to no sequence.
         out = q.new_zeros(len(q), q.shape[1], rank)
         chunks = batch.chunks()
@@ -138,9 +146,11 @@ class LatentLayer:
             q, k_cache, v_cache[..., :rank], chunks.page_table, chunks.seq_lens, chunks.query_starts, layer.scale,
             out=out, value_scale=layer.value_scale,
         )  # fmt: skip
+        decodes = rows_with_tokens(batch, len(q))
+        tokens = decodes * queries
         self._decode(
-            q[:decodes], k_cache, rank, batch.page_table[:decodes], batch.seq_lens[:decodes], layer.scale,
-            out[:decodes], value_scale=layer.value_scale,
+            q[:tokens], k_cache, rank, batch.page_table[:decodes], batch.seq_lens[:decodes], layer.scale,
+            out[:tokens], value_scale=layer.value_scale, queries=queries,
         )  # fmt: skip
         return out
 

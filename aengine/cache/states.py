@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from aengine.cache.snapshots import SnapshotRoom, slot_of
-from aengine.kernels.delta.base import DeltaState
+from aengine.kernels.delta.base import DeltaState, DraftUpdates
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,18 @@ class StateShape:
         conv = self.conv_width * self.channels * self.conv_dtype.itemsize
         return self.num_layers * (conv + math.prod(self.recurrence) * self.dtype.itemsize)
 
+    @property
+    def key_heads(self) -> int:
+        value_heads, key_dim, value_dim = self.recurrence
+        return (self.channels - value_heads * value_dim) // (2 * key_dim)
+
+    @property
+    def draft_bytes(self) -> int:
+        """The bytes that all layers keep of one draft, as in `DraftUpdates`."""
+        value_heads, key_dim, value_dim = self.recurrence
+        numbers = self.key_heads * key_dim + value_heads * (value_dim + 1)
+        return self.num_layers * (self.channels * self.conv_dtype.itemsize + 4 * numbers)
+
 
 @dataclass(frozen=True, slots=True)
 class StateRoom:
@@ -37,29 +49,47 @@ class StateRoom:
     shape: StateShape
     rows: int
     snapshots: SnapshotRoom
+    most_drafts: int = 0  # of a row in a step
 
     @property
     def slots(self) -> int:
         return slot_of(self.rows) + self.snapshots.count
 
     @property
+    def bytes_of_row(self) -> int:
+        """The bytes of a row: its slot, and what is kept of its drafts."""
+        return self.shape.slot_bytes + draft_entries(self.most_drafts) * self.shape.draft_bytes
+
+    @property
     def row_bytes(self) -> int:
-        """The bytes of the rows' slots and of the unused slot 0."""
-        return slot_of(self.rows) * self.shape.slot_bytes
+        """The bytes of all rows and of the unused slot 0."""
+        return slot_of(self.rows) * self.bytes_of_row
 
     @property
     def snapshot_bytes(self) -> int:
         return self.snapshots.count * self.shape.slot_bytes
 
 
+def draft_entries(most_drafts: int) -> int:
+    """Return `DraftUpdates.entries`."""
+    return 2 * most_drafts + 1 if most_drafts else 0
+
+
 class StatePool:
     """Slots of states: slot 0 is unused, row r has slot r + 1, and the snapshots follow the rows.
 
     conv [slots, layers, width, channels], recurrence [slots, layers, value_heads, key_dim, value_dim]. The slot is the
-    first dimension, so a copy of a slot copies two contiguous ranges.
+    first dimension, so a copy of a slot copies two contiguous ranges. What is kept of drafts is not copied: a row that
+    is copied has none.
     """
 
-    def __init__(self, shape: StateShape, num_slots: int, device: torch.device) -> None:
+    def __init__(
+        self, shape: StateShape, num_slots: int, device: torch.device, rows: int = 0, most_drafts: int = 0
+    ) -> None:
+        """Args:
+        rows: How many rows verify drafts.
+        most_drafts: Of a row in a step.
+        """
         self.num_slots = num_slots
         self.shape = shape
         # Not zeroed: every slot is written before it is read.
@@ -69,7 +99,28 @@ class StatePool:
         self._recurrence = torch.empty(
             (num_slots, shape.num_layers, *shape.recurrence), dtype=shape.dtype, device=device
         )
-        self._layers = [DeltaState(self._conv[:, i], self._recurrence[:, i]) for i in range(shape.num_layers)]
+        drafts = self._drafts(slot_of(rows), draft_entries(most_drafts), device) if most_drafts else None
+        self._layers = [
+            DeltaState(self._conv[:, i], self._recurrence[:, i], None if drafts is None else drafts[i])
+            for i in range(shape.num_layers)
+        ]
+
+    @classmethod
+    def in_room(cls, room: StateRoom, device: torch.device) -> StatePool:
+        """Make the pool of a model's rows and snapshots."""
+        return cls(room.shape, room.slots, device, room.rows, room.most_drafts)
+
+    def _drafts(self, slots: int, entries: int, device: torch.device) -> list[DraftUpdates]:
+        """Return the memory for drafts in each layer."""
+        shape, layers = self.shape, self.shape.num_layers
+        value_heads, key_dim, value_dim = shape.recurrence
+
+        def empty(*entry: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty((layers, slots, entries, *entry), dtype=dtype, device=device)
+
+        inputs, keys = empty(shape.channels, dtype=shape.conv_dtype), empty(shape.key_heads, key_dim)
+        corrections, decays = empty(value_heads, value_dim), empty(value_heads)
+        return [DraftUpdates(*parts) for parts in zip(inputs, keys, corrections, decays)]
 
     def layer(self, i: int) -> DeltaState:
         """Return views of the i-th recurrent layer's states."""

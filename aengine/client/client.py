@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 
+from aengine.client.images import encode_images
 from aengine.client.pooling import PooledAnswers
 from aengine.client.stream import RemoteStream
 from aengine.client.wire import read_chunk, read_event, request_body
@@ -157,7 +158,8 @@ class Client(PooledAnswers):
         The chunks hold thoughts and tool calls separately from the content. Close the generator (`contextlib.aclosing`)
         if you stop early.
         """
-        fields = _chat_fields(messages, tools, template_kwargs) | {"stream_options": {"include_usage": True}}
+        fields = await _chat_fields(messages, tools, template_kwargs)
+        fields["stream_options"] = {"include_usage": True}
         names, resolved = _resolved(params, sampling)
         if resolved.logprobs is not None:
             fields |= {"logprobs": True, "top_logprobs": resolved.logprobs}
@@ -207,7 +209,7 @@ class Client(PooledAnswers):
 
         continue_final_message: the last message is the beginning of the answer, which continues it.
         """
-        fields = _chat_fields(messages, tools, template_kwargs)
+        fields = await _chat_fields(messages, tools, template_kwargs)
         if continue_final_message:
             fields["continue_final_message"] = True
         return await self._submit(fields, params, sampling, request_id, priority, cache_salt, adapter)
@@ -277,8 +279,10 @@ def _resolved(params: SamplingParams | None, sampling: Mapping[str, Any]) -> tup
     return names, resolved_params(SamplingParams(), params, sampling, _ANY_VOCABULARY)
 
 
-def _chat_fields(messages: object, tools: object, template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {"messages": one_chat(messages)}
+async def _chat_fields(messages: object, tools: object, template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    chat = one_chat(messages)
+    await encode_images(chat)
+    fields: dict[str, Any] = {"messages": chat}
     if tools is not None:
         fields["tools"] = dict_list(tools, "tools")
     if template_kwargs is not None:

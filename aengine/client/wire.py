@@ -77,6 +77,7 @@ class ErrorDocument(msgspec.Struct):
     error: WireError
 
 
+_IMAGE = re.compile(r"(?P<part>messages\[\d+\]\.content\[\d+\])\.(image_url|type)")
 _event_decoder = msgspec.json.Decoder(WireEvent)
 _error_decoder = msgspec.json.Decoder(ErrorDocument)
 
@@ -165,6 +166,8 @@ def request_error(
         message, param = message.replace("input_ids[", "prompt["), "prompt"
     elif param is not None and re.match(r"input\b", param):  # of embeddings: called prompts here
         message, param = re.sub(r"\binput\b", "prompt", message.removeprefix("input: ")), "prompt"
+    elif param is not None and (part := _IMAGE.fullmatch(param)):  # the engine names parts, not their fields
+        message, param = message.replace(param, part["part"], 1), "messages"
     elif param == "input_ids":  # called prompt here
         message, param = message.removeprefix("input_ids: ").replace("input_ids", "prompt"), "prompt"
     match wire_error.code:

@@ -7,6 +7,7 @@ The variable `AENGINE_MAX_MODEL_LEN=4096` sets the knob `max_model_len`, and so 
 from aengine.config.engine import MAX_LORA_RANK, MAX_LORAS, EngineConfig
 from aengine.config.replicas import ReplicasConfig
 from aengine.config.server import CallFormatName, ListenConfig, ServerConfig
+from aengine.config.speculation import Speculation
 
 __all__ = [
     "MAX_LORAS",
@@ -16,4 +17,5 @@ __all__ = [
     "ListenConfig",
     "ReplicasConfig",
     "ServerConfig",
+    "Speculation",
 ]

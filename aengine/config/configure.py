@@ -12,6 +12,7 @@ import msgspec
 
 from aengine.config import EngineConfig, ListenConfig, ReplicasConfig, ServerConfig
 from aengine.config.other_names import nearest_knob, remedy
+from aengine.config.speculation import Speculation
 from aengine.errors import ConfigError
 from aengine.sizes import parse_count
 
@@ -26,12 +27,14 @@ _LISTS = {
 }  # their text is separated by commas, or JSON
 _MAPS = {"lora"}  # their text is name=value, separated by commas
 _SECRETS = {"api_keys"}
-_SYNONYMS = {  # vLLM's names of equal values
+_SYNONYMS = {  # vLLM's names of equal values, and what a switch would say
     "dtype": {"half": "float16", "float": "float32"},
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
     "load_format": {"safetensors": "auto"},
     "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "compressed_tensors": "compressed-tensors"},
+    "speculation": {"true": "auto", "false": "off", "none": "off"},
 }
+_CHECKS: Mapping[str, Callable[[str], object]] = {"speculation": Speculation.parse}  # they raise `ValueError`
 _KEY_OF_CLIENTS = "AENGINE_API_KEY"  # `aengine chat --url` sends it; a server without api_keys accepts it
 # Variables of Kubernetes and Docker for a service with the name aengine, or aengine-something.
 _SERVICE_VARIABLE = re.compile(
@@ -91,7 +94,10 @@ def configure(
         return ConfigError(f"{knob}: {message}{got} ({spelled(knob) if knob in knobs else variable(knob)})")
 
     for field in msgspec.structs.fields(kind):
-        if isinstance(text := values.get(field.name), str):
+        text = values.get(field.name)
+        if isinstance(text, bool) and field.type is not bool and field.name in _SYNONYMS:
+            text = str(text).lower()  # YAML reads `off` as false
+        if isinstance(text, str):
             try:
                 values[field.name] = _read(field.name, field.type, text)
             except ValueError as error:
@@ -126,7 +132,10 @@ def _read(name: str, kind: object, text: str) -> object:
         return re.sub(r"^(-?)\.(?=\d)", r"\g<1>0.", text)  # msgspec does not read .5
     if _takes(int, kind) and (count := parse_count(text)) is not None:
         return count
-    return _SYNONYMS.get(name, {}).get(text, text)
+    text = _SYNONYMS.get(name, {}).get(text, text)
+    if name in _CHECKS:
+        _CHECKS[name](text)
+    return text
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from aengine.config.speculation import MAX_DRAFT_TOKENS
+
 MAX_LORAS = 256
 MAX_LORA_RANK = 256
 _LORAS = 8  # slots on the device, if max_loras is not set
@@ -52,6 +54,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "num_pages are not set"
         ),
     ] = None
+    images: Annotated[
+        Literal["auto", "off"],
+        Meta(description="auto: chats may contain images if the model and the device support it; off: text only"),
+    ] = "auto"
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8"],
         Meta(
@@ -136,6 +142,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "less if max_num_seqs windows would not fit"
         ),
     ] = None
+    speculation: Annotated[
+        str,
+        Meta(
+            description="what drafts tokens, of which the model verifies several in one step; auto: the engine "
+            "chooses; off: nothing; mtp: the checkpoint's MTP layers; ngram: repetitions within the sequence; "
+            "eagle3=PATH, dflash=PATH, draft=PATH: a head or a smaller model, in a folder or with a Hugging Face id"
+        ),
+    ] = "auto"
+    draft_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=MAX_DRAFT_TOKENS,
+            description="most tokens that a step drafts for a sequence; 0: chosen by measurement",
+        ),
+    ] = 0
     lookahead: Annotated[bool, Meta(description="launch a step before the last step's tokens are read")] = True
     priority_aging: Annotated[float, Meta(ge=0, description="seconds of waiting that equal one level of priority")] = (
         30.0

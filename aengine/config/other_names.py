@@ -12,6 +12,10 @@ from typing import NamedTuple
 _MIN_SIMILARITY = 0.7  # a name is suggested if at least this share of its letters agrees
 _REPLICAS = "replicas run on Ray Serve (serve run aengine.ray_serve:app replicas=N)"
 _LAYERS = "layers are not spread over GPUs; use tensor_parallel_size"
+_SPECULATION = (
+    "write speculation (mtp, ngram, eagle3=PATH, dflash=PATH, draft=PATH) and draft_tokens, "
+    "the most tokens that a step drafts"
+)
 _CHECKPOINT = "the model's folder says what the model does; leave it out"
 _TOKENIZER = "the tokenizer is the one in the model's folder; leave it out"
 
@@ -44,7 +48,7 @@ def _no_effect(reason: str) -> OtherName:
 
 _NOT_NEEDED = _no_knob("has no counterpart and is not needed; leave it out")
 _ALWAYS_ON = _no_effect("is always done")
-_NO_IMAGES = _no_knob("images are not supported yet; leave it out")
+_NO_IMAGES = _no_knob("the model decides how it takes images; leave it out, or set images to off")
 _NO_REQUEST_LOG = _no_effect("requests are not logged unless access_log is on")
 
 OTHER_NAMES = {
@@ -90,6 +94,7 @@ OTHER_NAMES = {
     "no_enable_log_requests": _NO_REQUEST_LOG,
     "num_gpu_blocks_override": _knob("num_pages"),
     "num_scheduler_steps": _NOT_NEEDED,
+    "num_speculative_tokens": _knob("draft_tokens"),
     "override_generation_config": _no_knob("edit the checkpoint's generation_config.json instead"),
     "pipeline_parallel_size": _no_knob(_LAYERS),
     "pp": _no_knob(_LAYERS),
@@ -98,7 +103,9 @@ OTHER_NAMES = {
     "rope_scaling": _no_knob("edit the checkpoint's config.json instead"),
     "runner": _no_knob(_CHECKPOINT),
     "scheduling_policy": _no_knob("requests with a priority are always ranked by it; leave it out"),
-    "speculative_config": _no_knob("speculative decoding is not supported yet; leave it out"),
+    "sc": _no_knob(_SPECULATION),
+    "speculative_config": _no_knob(_SPECULATION),
+    "speculative_model": _no_knob(_SPECULATION),
     "structured_outputs_config": _NOT_NEEDED,
     "swap_space": _knob("host_cache_gib"),
     "task": _no_knob(_CHECKPOINT),
@@ -120,9 +127,20 @@ OTHER_NAMES = {
     "max_running_requests": _knob("max_num_seqs"),
     "mem_fraction_static": _knob("gpu_memory_utilization"),
     "model_path": _knob("model"),
+    "speculative_algorithm": _no_knob(
+        "write speculation: mtp for NEXTN, ngram for NGRAM, eagle3=PATH for EAGLE3, dflash=PATH for DFLASH, draft=PATH "
+        "for STANDALONE"
+    ),
+    "speculative_draft_model_path": _no_knob("write the path into speculation: eagle3=PATH, dflash=PATH or draft=PATH"),
+    "speculative_eagle_topk": _no_knob("drafts are chains, as with 1; leave it out"),
+    "speculative_num_draft_tokens": _no_knob("write draft_tokens, which counts drafts alone: one less"),
+    "speculative_num_steps": _knob("draft_tokens"),
     "tp_size": _knob("tensor_parallel_size"),
     # llama.cpp's
     "ctx_size": _knob("max_model_len"),
+    "draft_max": _knob("draft_tokens"),
+    "model_draft": _no_knob("write the path into speculation: draft=PATH"),
+    "spec_type": _no_knob(_SPECULATION),
     "n_gpu_layers": _no_knob("all layers are on the GPU; leave it out"),
     "ngl": _no_knob("all layers are on the GPU; leave it out"),
     "parallel": _knob("max_num_seqs"),

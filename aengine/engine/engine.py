@@ -25,6 +25,7 @@ from aengine.engine.requests.stream import Stream, collect, drain
 from aengine.engine.service import Service
 from aengine.engine.sleep import run_to_end
 from aengine.errors import ConfigError, EngineClosedError
+from aengine.prompt_images import PromptImages
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import ChatPrompt
 from aengine.text.answer.reader import ReadStream
@@ -153,6 +154,7 @@ class Engine(EngineFacts):
         cache_salt: str | None = None,
         adapter: str | None = None,
         clip: bool = False,
+        images: PromptImages | None = None,
         **sampling: Any,
     ) -> Stream:
         """Validate, tokenize and enqueue a prompt. A consumer that stops early must `abort()` the stream.
@@ -163,13 +165,14 @@ class Engine(EngineFacts):
             cache_salt: requests with different salts share no cached prefix.
             adapter: the name of a loaded adapter.
             clip: reduce max_tokens if prompt and output do not fit the context. Otherwise such a request is refused.
+            images: the images among the token ids, as `encode_chat` returns them.
             sampling: overrides single fields of the default parameters.
 
         Raises `InvalidRequestError`, `ContextLengthError`, `QueueFullError`, `ModelNotFoundError`;
         `EngineNotReadyError`, `EngineClosedError` or `EngineFailedError` if the engine does not serve.
         """
         routing = Routing(request_id, priority, cache_salt, adapter)
-        return await self._serving().generation.submit(prompt, params, sampling, routing, clip)
+        return await self._serving().generation.submit(prompt, params, sampling, routing, clip, images)
 
     async def submit_chat(
         self,
@@ -188,6 +191,8 @@ class Engine(EngineFacts):
         """Like `submit` for a chat; `tools` and `template_kwargs` go to the chat template.
 
         Thoughts and tool calls are separated from the text, as `reasoning` and `tool_calls`.
+        Contents may have parts `{"type": "image", "image": ...}` with bytes, a path or an image of Pillow, unless
+        `no_images` says why not.
         With `continue_final_message` the answer continues the last message.
         """
         return await self._serving().generation.submit_chat(

@@ -105,6 +105,17 @@ class EngineFacts:
         return self._ready().runtime.model.vocab_size
 
     @property
+    def no_images(self) -> str:
+        """Why chats may not contain images. Empty if they may."""
+        return self._ready().no_images
+
+    @property
+    def images_in_results(self) -> bool:
+        """Whether results of tools may have images as well, which depends on the chat template."""
+        images = self._ready().images
+        return images is not None and images.in_results
+
+    @property
     def default_params(self) -> SamplingParams:
         """The parameters of a request that sets none. They come from the checkpoint's generation_config.json."""
         return self._ready().default_params

@@ -8,11 +8,13 @@ from typing import Any, Unpack
 from aengine.config import ServerConfig
 from aengine.engine.loaded import Loaded
 from aengine.engine.requests.arguments import Routing, dict_list, one_chat, one_prompt, resolved_params
+from aengine.engine.requests.image_parts import no_images_error, take_images
 from aengine.engine.requests.live import LiveRequest
 from aengine.engine.requests.registry import Requests
 from aengine.engine.requests.stream import Stream
-from aengine.errors import renamed_param
+from aengine.errors import InvalidRequestError, renamed_param
 from aengine.latency import Latencies
+from aengine.prompt_images import PromptImages
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import ChatPrompt
 from aengine.text.answer.reader import ReadStream
@@ -39,15 +41,18 @@ class Generation:
         sampling: Mapping[str, Any],
         routing: Routing,
         clip: bool = False,
+        images: PromptImages | None = None,
     ) -> Stream:
         """Validate, tokenize and enqueue a prompt. All requests that generate pass this method.
 
         sampling: overrides single fields of the checkpoint's default parameters. Only allowed if `params` is None.
-        clip: as in `Engine.submit`.
+        clip, images: as in `Engine.submit`.
         """
         loaded, requests = self._loaded, self._requests
         requests.check()
         requests.gate.check()
+        if images is not None and loaded.no_images:
+            raise InvalidRequestError(f"images: the model takes none: {loaded.no_images}", "prompt")
         vocab_size = loaded.runtime.model.vocab_size
         params = resolved_params(loaded.default_params, params, sampling, vocab_size)
         routing.check()
@@ -63,6 +68,8 @@ class Generation:
         grammar = await loaded.grammar(params)
         await requests.gate.enter()
         requests.check()  # the engine may have been closed meanwhile
+        if images is not None and loaded.images is not None:  # keys of before a reload would not be valid
+            images = loaded.images.with_keys(images)
         adapter = loaded.adapter(routing.adapter)
         request_id = requests.new_id(routing.request_id)
         sequence = loaded.sequences.for_generation(
@@ -73,6 +80,7 @@ class Generation:
             rank=requests.rank(routing.priority),
             salt=routing.cache_salt,
             adapter=adapter,
+            images=images,
         )
         request = LiveRequest(
             request_id, sequence, grammar, tokenizer, requests.abort, requests.forget, self._latencies
@@ -115,7 +123,7 @@ class Generation:
         )
         with renamed_param({"prompt": "messages"}):
             engine_params = reading.engine_params(params, prompt.opens_thought)
-            stream = await self.submit(prompt.token_ids, engine_params, {}, routing)
+            stream = await self.submit(prompt.token_ids, engine_params, {}, routing, images=prompt.images)
         bytes_of = loaded.tokenizer.token_bytes
         return ReadStream(stream, [reading.reader(prompt.opens_thought, bytes_of) for _ in range(params.n)])
 
@@ -129,5 +137,15 @@ class Generation:
     ) -> ChatPrompt:
         """Render a chat with the checkpoint's template, and tokenize it."""
         offered = None if tools is None else dict_list(tools, "tools")
+        chat = one_chat(messages)
+        tokenizer, reading = self._loaded.tokenizer, self._loaded.images
+        parts = take_images(chat)
         with renamed_param({"prompt": "messages"}):
-            return await self._loaded.tokenizer.encode_chat_prompt(one_chat(messages), offered, context, **options)
+            if not parts:
+                return await tokenizer.encode_chat_prompt(chat, offered, context, **options)
+            if reading is None:
+                raise no_images_error(parts[0], self._loaded.no_images)
+            sized = await reading.read_sizes(parts, context)
+            prompt = await tokenizer.encode_chat_prompt(chat, offered, context, **options)
+            token_ids, images = await reading.place(prompt.token_ids, sized, context)
+            return prompt._replace(token_ids=token_ids, images=images)

@@ -16,12 +16,13 @@ from msgspec.structs import replace
 
 from aengine.cache.tiers.disk import DiskPages
 from aengine.config import EngineConfig
+from aengine.config.speculation import read_speculation
 from aengine.engine.addons.adapters import Adapters
 from aengine.engine.addons.tiers import TierTasks, make_tiers, open_disk
 from aengine.engine.requests.live import begin, make_sibling
 from aengine.engine.requests.sequences import Sequences
 from aengine.engine.without_collections import without_collections
-from aengine.errors import ConfigError, InvalidRequestError, ModelNotFoundError
+from aengine.errors import CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError
 from aengine.model.fields import Fields, read_json_object
 from aengine.model.loading.fingerprint import fingerprint_of
 from aengine.model.loading.hub import resolve_adapter, resolve_model
@@ -41,6 +42,7 @@ from aengine.types import Stats
 
 if TYPE_CHECKING:  # torch, which `load` imports
     from aengine.engine.pooling.scores import Scorer
+    from aengine.engine.requests.image_reading import ImageReading  # Pillow
     from aengine.model.config import ModelConfig
     from aengine.model.loading.generation import GenerationDefaults
     from aengine.model.loading.pooling import PoolingConfig
@@ -73,8 +75,12 @@ class Loaded:
         adapters: Adapters | None,
         disk: DiskPages | None,
         fingerprint: bytes,
+        images: ImageReading | str,
     ) -> None:
-        """fingerprint: a digest of everything that keys and values depend on: weights, configuration, dtypes."""
+        """fingerprint: a digest of everything that keys and values depend on: weights, configuration, dtypes.
+
+        images: reads images. A text: why the model takes none.
+        """
         self._config = config
         self.runtime = runtime
         self.tokenizer = tokenizer
@@ -83,6 +89,8 @@ class Loaded:
         self.timeline = timeline
         self.grammars = grammars
         self.adapters = adapters  # None: there is no memory for adapters
+        self.images = None if isinstance(images, str) else images
+        self.no_images = images if isinstance(images, str) else ""
         self.default_params = replace(SamplingParams(), **generation.sampling)
         self.max_model_len = runtime.pool.max_model_len
         self.sequences = Sequences(runtime.model, self.max_model_len, generation.eos_token_ids)
@@ -97,7 +105,9 @@ class Loaded:
             on_begin=begin,
             make_sibling=make_sibling,
             waiting=None if adapters is None else adapters.queue,
-            holdings=_holdings(config, runtime.pool),
+            holdings=_holdings(config, runtime.pool, runtime.most_drafts),
+            most_drafts=runtime.most_drafts,
+            step_cost=runtime.step_cost,
         )
         self.tier_tasks: TierTasks | None = None  # None: there are no tiers below the pool
         if runtime.copies is not None:
@@ -141,6 +151,11 @@ class Loaded:
             computed_tokens=counters.computed_tokens,
             generated_tokens=counters.generated_tokens,
             preemptions=counters.preemptions,
+            speculation=self.runtime.speculation,
+            drafted_tokens=counters.drafted,
+            accepted_tokens=counters.accepted,
+            verified_rows=counters.verified,
+            accepted_by_position=tuple(counters.accepted_by_position),
             last_step_age=None if last_step is None else time.monotonic() - last_step,
         )
         figures: dict[str, int] = {}
@@ -181,6 +196,8 @@ class Loaded:
             self.tier_tasks.tiers.fingerprint = _fingerprint(folder, self._config, self.runtime)
         if self.runtime.adapters is not None:
             self.runtime.adapters.rebase(folder)
+        if self.images is not None:
+            self.images.forget_keys()
 
     async def close(self) -> None:
         """Close the copies, the device, grammars and the timeline. No step may be launched afterwards.
@@ -204,13 +221,14 @@ class Loaded:
                     log.error("the timeline could not be completed", exc_info=error)
 
 
-def _holdings(config: EngineConfig, pool: PoolSize) -> list[Holding]:
+def _holdings(config: EngineConfig, pool: PoolSize, most_drafts: int) -> list[Holding]:
     """Return the kinds of memory that sequences of this model hold besides pages."""
     holdings: list[Holding] = []
     if pool.windows is not None:
         holdings.append(SequenceWindows(pool.windows, config.page_size))
     if pool.states is not None:
-        holdings.append(SequenceSnapshots(pool.states.snapshots, config.max_num_seqs, config.page_size))
+        snapshots = pool.states.snapshots
+        holdings.append(SequenceSnapshots(snapshots, config.max_num_seqs, config.page_size, most_drafts > 0))
     return holdings
 
 
@@ -222,6 +240,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
 
     start: makes the runtime. None means `start_runtime`.
     """
+    read_speculation(config.speculation)
     folder = resolve_model(config.model, config.revision)
     disk = open_disk(config)
     with without_collections(), _quick_switches(), ThreadPoolExecutor(1, "aengine-text") as background:
@@ -273,6 +292,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
                     adapters,
                     disk,
                     b"" if disk is None else _fingerprint(folder, config, runtime),
+                    _image_reading(runtime.model, tokenizer),
                 )
             except BaseException:
                 if runtime.adapters is not None:
@@ -304,6 +324,19 @@ def read_model_config(config: EngineConfig, folder: Path) -> ModelConfig:
     if config.unpacked_copies:
         model = model.with_unpacked_copies()
     return model if config.quantization == "auto" else model.quantized_as(config.quantization)
+
+
+def _image_reading(model: ModelConfig, tokenizer: Tokenizer) -> ImageReading | str:
+    """Return a reader of images, or why the model takes none."""
+    if model.tower is None:
+        return model.no_images
+    from aengine.engine.requests.image_reading import ImageReading
+
+    try:
+        return ImageReading(model.tower, tokenizer)
+    except CheckpointError as error:
+        log.warning("images: off, because %s", error)
+        return str(error)
 
 
 @contextmanager

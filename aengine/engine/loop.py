@@ -1,6 +1,6 @@
 """The step loop: plan, launch, await the previous step, commit it, fill grammar masks, deliver its tokens.
 
-If a step has more updates than one slice, the loop launches the next step before it delivers them.
+If a step has updates of many sequences, the loop launches the next step before it delivers them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from aengine.errors import AengineError, DeviceLostError, EngineFailedError, Inv
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase, Update
 from aengine.step_plan import StepPlan, StepResult
+from aengine.text.grammar.drafted import Masks
 from aengine.text.grammar.grammars import Matcher
 from aengine.timeline import Timeline, ignore_mark
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("aengine")
 
-DELIVERY_SLICE = 64  # updates between two yields to the loop
+DELIVERY_SLICE = 64  # after this many updates the loop lets other tasks run; those of one sequence stay together
 
 
 class StepLoop:
@@ -44,7 +45,7 @@ class StepLoop:
         news: asyncio.Event,
         *,
         lookahead: bool,
-        fill_masks: Callable[[Sequence[Matcher | None]], Awaitable[NDArray[np.int32]]],
+        fill_masks: Callable[[Sequence[Matcher | None], Sequence[Sequence[int]]], Awaitable[Masks]],
         prepare_mask: Callable[[Matcher, Callable[[], None]], None],
         fail_request: Callable[[Request, AengineError], None],
         timeline: Timeline | None = None,
@@ -53,7 +54,7 @@ class StepLoop:
     ) -> None:
         """Args:
         news: set when the scheduler may have new work.
-        fill_masks: returns the masks of the given matchers.
+        fill_masks: returns the masks of the given matchers, and of the places after their drafts.
         prepare_mask: computes a late mask in the background, then calls the given function.
         poll: called after each launch, and before the loop waits for `news`.
         observe: called with each committed step and its duration in seconds.
@@ -108,7 +109,7 @@ class StepLoop:
 
     async def _run(self) -> None:
         step: LaunchedStep | None = None  # the newest step
-        updates: list[Update] = []  # committed updates that are not delivered yet
+        updates: list[list[Update]] = []  # committed and not delivered yet, a list for each sequence
         while True:
             previous, step = step, self._launch_next(step)
             if self._poll is not None:
@@ -160,8 +161,8 @@ class StepLoop:
         self._mark("launch", plan)
         return step
 
-    async def _commit(self, step: LaunchedStep) -> list[Update]:
-        """Await and commit a step. Raises `_StepFailed`."""
+    async def _commit(self, step: LaunchedStep) -> list[list[Update]]:
+        """Await and commit a step. Return the updates of each sequence. Raises `_StepFailed`."""
         try:
             result = await step.result()
         except Exception as error:
@@ -172,10 +173,11 @@ class StepLoop:
         if self._observe is not None:
             self._observe(step.plan, now - max(before, self._launched[step.plan.step]))
         del self._launched[step.plan.step]
-        updates = self._scheduler.commit(step.plan, result)
-        self._mark("commit", count=len(updates))
+        committed = self._scheduler.commit(step.plan, result)
+        self._mark("commit", count=len(committed))
+        updates = _by_sequence(committed)
         if step.plan.structured:
-            for sequence in (update.sequence for update in updates):
+            for sequence in (first.sequence for first, *_ in updates):
                 grammar = sequence.owner.grammar if isinstance(sequence.owner, LiveChoice) else None
                 if grammar is not None and grammar.late and sequence.phase is not Phase.FINISHED:
                     self._prepare_mask(grammar, self.wake)
@@ -186,41 +188,49 @@ class StepLoop:
 
         Raises `_StepFailed`.
         """
-        choices = [sequence.owner for sequence in self._scheduler.structured_draws(step.plan)]
+        drawing = self._scheduler.structured_draws(step.plan)
+        choices = [sequence.owner for sequence, _ in drawing]
         matchers = [
             choice.grammar if isinstance(choice, LiveChoice) and choice.sequence.phase is not Phase.FINISHED else None
             for choice in choices
         ]
         try:
-            step.draw(await self._fill_masks(matchers))
+            masks = await self._fill_masks(matchers, [drafts for _, drafts in drawing])
+            for (sequence, _), usable in zip(drawing, masks.usable, strict=True):
+                step.plan.draft_limits[sequence.row] = usable
+            step.draw(masks.bits)
         except Exception as error:
             raise _StepFailed(step.plan, error) from error
-        self._mark("masks", count=len(matchers))
+        self._mark("masks", count=len(masks.bits))
         for choice, matcher in zip(choices, matchers, strict=True):
             if matcher is not None and matcher.error is not None and isinstance(choice, LiveChoice):
                 written = len(choice.sequence.output)
                 reason = f"{matcher.param}: the output cannot go on after {written} tokens: {matcher.error}"
                 self._fail_request(choice.request, InvalidRequestError(reason, matcher.param))
 
-    async def _deliver_all(self, updates: list[Update]) -> None:
+    async def _deliver_all(self, updates: list[list[Update]]) -> None:
         if not updates:
             return
-        for start in range(0, len(updates), DELIVERY_SLICE):
-            if start:
+        delivered = 0  # updates since the last yield
+        for of_sequence in updates:
+            if delivered >= DELIVERY_SLICE:
                 await asyncio.sleep(0)
-            for update in updates[start : start + DELIVERY_SLICE]:
-                self._deliver(update)
-        self._mark("deliver", count=len(updates))
+                delivered = 0
+            self._deliver(of_sequence)
+            delivered += len(of_sequence)
+        self._mark("deliver", count=sum(map(len, updates)))
 
-    def _deliver(self, update: Update) -> None:
-        owner = update.sequence.owner
+    def _deliver(self, updates: list[Update]) -> None:
+        """Deliver the updates of one sequence. If a stop string ends it, the tokens after that are removed from it."""
+        sequence = updates[0].sequence
+        owner = sequence.owner
         if not isinstance(owner, Owner):
             return
         if owner.finish_reason is not None or owner.request.ended:
             return  # aborted between two slices
         try:
-            if length := owner.deliver(update):
-                self._scheduler.finish(update.sequence, length)
+            if length := owner.deliver(updates):
+                self._scheduler.finish(sequence, length)
         except AengineError as error:
             self._fail_request(owner.request, error)
 
@@ -260,6 +270,19 @@ class _FailedLaunch:
     async def result(self) -> StepResult:
         await asyncio.sleep(0)  # so that failures in a row do not block the loop
         raise self._error
+
+
+def _by_sequence(updates: Sequence[Update]) -> list[list[Update]]:
+    """Return a list for each sequence. The updates of one sequence are adjacent, in the order of its tokens."""
+    found: list[list[Update]] = []
+    last = None
+    for update in updates:
+        if update.sequence is last:
+            found[-1].append(update)
+        else:
+            last = update.sequence
+            found.append([update])
+    return found
 
 
 async def _wait_and_ignore(step: LaunchedStep) -> None:

@@ -89,5 +89,6 @@ class Service:
 
     def _observe(self, plan: StepPlan, seconds: float) -> None:
         self._latencies.step_tokens.observe(plan.num_tokens)
+        self.loaded.scheduler.observe_time(plan, seconds)
         if self.loaded.tier_tasks is not None:
             self.loaded.tier_tasks.observe(plan, seconds)

@@ -14,12 +14,14 @@ from aengine.errors import InvalidRequestError
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.entry.body import FIELDS, LARGE, decode
 from aengine.http.entry.context import context_of
+from aengine.http.fields.images import encode_chat
 from aengine.http.fields.messages import tools_for_template
 from aengine.http.fields.prompts import CandidateBudget, Prompt, keep_last_tokens
 from aengine.http.fields.tools import ToolUse
 from aengine.http.fields.unknown import NESTED, RequestBody
 from aengine.http.state import ChosenModel, ServerState
 from aengine.http.streams import sse
+from aengine.prompt_images import PromptImages
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.reader import Reader
 from aengine.text.reading import AnswerReading
@@ -45,6 +47,7 @@ class RenderedChat(NamedTuple):
     token_ids: list[int]
     opens_thought: bool  # the answer begins within a thought
     reading: AnswerReading
+    images: PromptImages | None  # among the ids
 
 
 class SubmittedRequest(NamedTuple):
@@ -95,8 +98,9 @@ class Endpoint:
         """
         reading = self._reading(engine, tools, params, (options.get("template_kwargs") or {}).get("enable_thinking"))
         offered = tools_for_template(tools.offered) if tools.offered else None
-        prompt = await engine.encode_chat(messages, tools=offered, context=context, **options)
-        return RenderedChat(prompt.token_ids, prompt.opens_thought, reading)
+        turns = self._state.image_turns
+        prompt = await encode_chat(engine, turns, messages, tools=offered, context=context, **options)
+        return RenderedChat(prompt.token_ids, prompt.opens_thought, reading, prompt.images)
 
     def _reading(
         self, engine: EngineLike, tools: ToolUse, params: SamplingParams, enable_thinking: object
@@ -131,6 +135,11 @@ class Endpoint:
         engine = parsed.engine
         chat = prompt if isinstance(prompt, RenderedChat) else None
         text_or_ids: Prompt = prompt.token_ids if isinstance(prompt, RenderedChat) else prompt
+        images = None if chat is None else chat.images
+        if last_tokens is not None and images is not None:
+            raise InvalidRequestError(
+                "truncate_prompt_tokens: a prompt with images cannot be cut; leave it out", "truncate_prompt_tokens"
+            )
         if last_tokens is not None:
             text_or_ids = await keep_last_tokens(text_or_ids, last_tokens, engine.tokenizer)
         if budget is not None:
@@ -145,6 +154,7 @@ class Endpoint:
             cache_salt=parsed.cache_salt,
             adapter=parsed.model.adapter,
             clip=clip,
+            images=images,
         )
         readers: list[Reader] = []
         if chat is not None:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, Unpack
 
 from aengine.latency import Latencies
+from aengine.prompt_images import PromptImages
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.template.messages import TemplateOptions
@@ -52,14 +53,6 @@ class TokenizerLike(Protocol):
         Texts that are plainly too long are refused without tokenizing them.
         """
         ...
-
-    async def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        context: int | None = None,
-        **options: Unpack[TemplateOptions],
-    ) -> list[int]: ...
 
     @property
     def info(self) -> TokenizerInfo:
@@ -149,10 +142,12 @@ class EngineLike(Protocol):
         cache_salt: str | None = None,
         adapter: str | None = None,
         clip: bool = False,
+        images: PromptImages | None = None,
     ) -> StreamLike:
         """Validate and enqueue. Raises `InvalidRequestError`, `ContextLengthError` or `QueueFullError` at once.
 
         clip: reduce max_tokens to the space that the prompt leaves in the context, instead of refusing it.
+        images: the images among the token ids, as `encode_chat` returns them.
         """
         ...
 
@@ -216,6 +211,16 @@ class EngineLike(Protocol):
         ...
 
     @property
+    def no_images(self) -> str:
+        """Why chats may not contain images. Empty if they may."""
+        ...
+
+    @property
+    def images_in_results(self) -> bool:
+        """Whether results of tools may have images as well."""
+        ...
+
+    @property
     def answer_format(self) -> AnswerFormat:
         """The model's format of thoughts and tool calls."""
         ...
@@ -228,7 +233,7 @@ class EngineLike(Protocol):
         context: int | None = None,
         **options: Unpack[TemplateOptions],
     ) -> ChatPrompt:
-        """Render and tokenize a chat.
+        """Render and tokenize a chat. Parts `{"type": "image", "image": bytes}` are images.
 
         Raises `InvalidRequestError` if the chat template refuses it, and `ContextLengthError` for `context` tokens or
         more.

@@ -36,6 +36,7 @@ class ServerState:
         self.loop_delay = LoopDelay()
         self.bodies = BodyReader(config)
         self.iteration_limiter = IterationLimiter()
+        self.image_turns = IterationLimiter(1)  # one slice of base64 in each iteration of the loop
         self.unknown_fields = UnknownFields()
         self.in_flight: InFlight | None = None  # set when the server starts
 

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import torch
 
-from aengine.cache.kv import KVShape
+from aengine.cache.kv import KVLayer, KVShape
 from aengine.cache.states import StateShape
 from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.model.architecture import Head, find_architecture, label_count, read_dtype, refuse_unsupported
 from aengine.model.checkpoint.foreign import refuse_mlx
-from aengine.model.checkpoint.weights import float_linears, has_head
-from aengine.model.families import FAMILIES, WRAPPERS, Family, ignored_prefixes
-from aengine.model.families.parts import hidden_size, norm_eps
+from aengine.model.checkpoint.weights import float_linears, has_head, stores_module
+from aengine.model.families import FAMILIES, ignored_prefixes
+from aengine.model.families.dflash import DFlashSpec
+from aengine.model.families.eagle3 import Eagle3Spec
+from aengine.model.families.mtp import MTPSpec, numbered_prefixes
+from aengine.model.families.parts import hidden_size, norm_eps, unused_projections
 from aengine.model.families.wrappers import LANGUAGE_MODEL, Wrapper, text_model, ties_by_default
-from aengine.model.fields import Fields, read_json_object, shown
+from aengine.model.fields import Fields, read_json_object
+from aengine.model.images.read import read_image_spec
+from aengine.model.images.spec import ImageSpec
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import QuantConfig
 from aengine.model.quant.config import METHODS, QUANTIZATION_KEYS, read_quantization
 from aengine.model.rope import MAX_POSITIONS
-from aengine.model.spec import AttentionSpec, DeltaSpec, EndsSpec, ExpertsSpec, LatentSpec, LayerSpec
-
-# The output after the last layer: logits of the vocabulary, logits of classes, or nothing.
-Head = Literal["vocabulary", "classes", "none"]
-# By the end of a name in `architectures`.
-_HEADS: dict[str, Head] = {"ForCausalLM": "vocabulary", "ForSequenceClassification": "classes", "Model": "none"}
-_MAX_LABELS = 2**16
+from aengine.model.spec import AttentionSpec, DeltaSpec, EndsSpec, LatentSpec, LayerSpec
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +54,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     to_fp8: bool = False  # whether matrices of floats become FP8 while they are loaded
     unpacked_copies: bool = False  # whether 4-bit matrices are also kept as floats
     ranks: int = 1  # the number of GPUs that the model is spread over
-    ignored_prefixes: tuple[str, ...] = ()  # of names of tensors that are not used
+    ignored_prefixes: tuple[str, ...] = ()  # of names of tensors that the decoder's layers do not use
+    mtp: MTPSpec | None = None  # the layer that drafts tokens, if the files have one
+    lacks_mtp: bool = False  # whether config.json names such a layer, but the files have none
+    drafting: bool = False  # whether that layer is loaded, too
+    # The draft head of another folder, or a draft model, if it is loaded, too.
+    added_head: Eagle3Spec | DFlashSpec | DraftModel | None = None
+    images: ImageSpec | None = None  # how the model takes images
+    no_images: str = "it reads text only"  # why it takes none, if `images` is None
+    sees: bool = False  # whether the tower for images is loaded, too
     lora: LoraRoom | None = None  # the memory for adapters
 
     @property
@@ -108,9 +115,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def spread_over(self, ranks: int) -> ModelConfig:
         """Return the same model, spread over ranks. Raises `ConfigError` if it cannot be divided evenly."""
-        for layer in self.layers:
+        layers = (*self.layers, *(one.layer for one in self._drafting))
+        for layer in layers:
             if what := layer.indivisible(ranks):
-                fitting = [str(fewer) for fewer in (1, 2, 4) if not any(one.indivisible(fewer) for one in self.layers)]
+                fitting = [str(fewer) for fewer in (1, 2, 4) if not any(one.indivisible(fewer) for one in layers)]
                 raise ConfigError(
                     f"tensor_parallel_size: {what} cannot be divided evenly among {ranks} ranks; use "
                     f"{' or '.join(fitting)}"
@@ -121,9 +129,56 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the same model with memory for adapters."""
         return msgspec.structs.replace(self, lora=lora)
 
+    def with_drafting(self) -> ModelConfig:
+        """Return the same model with its draft head. Raises `ConfigError` if the checkpoint has none."""
+        if self.mtp is None:
+            raise ConfigError(f"drafting: {self.no_drafting}; leave it out")
+        return msgspec.structs.replace(self, drafting=True).spread_over(self.ranks)
+
+    def with_head(self, head: Eagle3Spec | DFlashSpec | DraftModel) -> ModelConfig:
+        """Return the same model with a draft head of another folder, instead of its own."""
+        return msgspec.structs.replace(self, drafting=False, added_head=head)
+
+    def with_images(self) -> ModelConfig:
+        """Return the same model with its tower for images. Raises `ConfigError` if it has none."""
+        if self.images is None:
+            raise ConfigError(f"images: the model takes none: {self.no_images}; leave it out")
+        return msgspec.structs.replace(self, sees=True)
+
+    @property
+    def tower(self) -> ImageSpec | None:
+        """How the model takes images, if its tower is loaded."""
+        return self.images if self.sees else None
+
+    @property
+    def no_drafting(self) -> str:
+        """Why the checkpoint has no draft head. Empty if it has one."""
+        if self.mtp is not None:
+            return ""
+        return (
+            "config.json names an MTP layer, but the weights have no tensors of it"
+            if self.lacks_mtp
+            else "the checkpoint has no MTP layer"
+        )
+
+    @property
+    def _drafting(self) -> tuple[MTPSpec, ...]:
+        """The layers that are loaded to draft tokens."""
+        return (self.mtp,) if self.drafting and self.mtp is not None else ()
+
+    @property
+    def unread_prefixes(self) -> tuple[str, ...]:
+        """The prefixes of the names of tensors that are not read."""
+        read = {one.prefix for one in self._drafting}
+        unread = [prefix for prefix in self.ignored_prefixes if prefix not in read]
+        if (tower := self.tower) is not None:
+            modules = tuple(f"{name}." for name in tower.modules)
+            unread = [*(prefix for prefix in unread if not prefix.startswith(modules)), *tower.unread]
+        return (*unread, *(prefix for one in self._drafting for prefix in one.unread))
+
     @property
     def parameters(self) -> int:
-        """The number of weights."""
+        """The number of weights, without those of a draft head."""
         hidden = self.hidden_size
         tables = self.end_parameters + self.second_embedding
         return tables + hidden + sum(layer.parameters(hidden) for layer in self.layers)
@@ -182,18 +237,30 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         quantized = self.quantized
         inner = 8 if self.to_fp8 else 8 * dtype.itemsize if quantized is None else quantized.bits
         floats = self.end_parameters + self.second_embedding
-        floats += sum(one.absorbed for one in self.attending if isinstance(one, LatentSpec))
+        attending = (*self.attending, *(one.attention for one in self._drafting))
+        floats += sum(one.absorbed for one in attending if isinstance(one, LatentSpec))
         kept = floats * dtype.itemsize
         if self.unpacked_copies:
-            linears = (linear for layer in self.layers for linear in layer.linears(self.hidden_size))
+            every: tuple[LayerSpec | MTPSpec, ...] = (*self.layers, *self._drafting)
+            linears = (linear for layer in every for linear in layer.linears(self.hidden_size))
             kept += sum(n * k for n, k in linears) * dtype.itemsize
         if self.lora is not None:
             kept += self.lora.numbers * (self.lora.places + 1) * dtype.itemsize
-        return (kept + (self.parameters - floats) * inner // 8) // self.ranks
+        parameters = self.parameters + sum(one.parameters(self.hidden_size) for one in self._drafting)
+        added = self.added_head
+        head = 0 if added is None else added.weight_bytes(dtype, self.ranks)
+        return (kept + (parameters - floats) * inner // 8) // self.ranks + head
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:
-        """Return the shape of a page on each rank. page_size: in tokens."""
-        return KVShape(tuple(paging.kv_layer(self.ranks) for paging in self.paging), page_size, dtype)
+        """Return the shape of a page on each rank, with the layers of a draft head. page_size: in tokens."""
+        layers = tuple(paging.kv_layer(self.ranks) for paging in self.paging)
+        return KVShape((*layers, *self.draft_kv_layers), page_size, dtype)
+
+    @property
+    def draft_kv_layers(self) -> tuple[KVLayer, ...]:
+        """What a draft head keeps of a token on each rank. These layers follow the others in the KV pool."""
+        own = tuple(one.attention.kv_layer(self.ranks) for one in self._drafting)
+        return own if self.added_head is None else self.added_head.kv_layers(self.ranks)
 
     def state_shape(self, dtype: torch.dtype, conv_dtype: torch.dtype) -> StateShape | None:
         """Return the shape of a slot of states on each rank, or None if no layer is recurrent.
@@ -223,14 +290,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         path = folder / "config.json"
         values = read_json_object(path)
         refuse_mlx(values, str(path))
-        name, language_model, head, wrapper = _architecture(Fields(values, str(path)))
+        name, language_model, head, wrapper = find_architecture(Fields(values, str(path)))
         family = FAMILIES[language_model]
+        images = _read_images(folder, values, wrapper)
         tied_by_default = wrapper is not None and ties_by_default(values, str(path))
         if wrapper is not None or ("text_config" in values and "hidden_size" not in values):
             values = text_model(values, str(path))
         fields = Fields(values, str(path)).with_defaults(family.defaults)
         layers = family.layers(fields)
-        _refuse_unsupported(fields, family, layers)
+        refuse_unsupported(fields, family, layers)
         vocab = fields.vocab_size
         ropes = [layer.attention.rope for layer in layers if not isinstance(layer.attention, DeltaSpec)]
         reach = max(rope.reach if rope is not None else 0 for rope in ropes)
@@ -242,6 +310,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise UnsupportedModelError(
                 f"{beside}: ModelOpt's formats are not supported; supported are {', '.join(METHODS)}"
             )
+        mtp = None if family.mtp is None or head != "vocabulary" else family.mtp.spec(fields, layers)
+        stored = None if mtp is None else stores_module(folder, mtp.projection)
         tied = fields.flag("tie_word_embeddings", default=False) and not (tied_by_default and has_head(folder))
         return cls(
             architecture=name,
@@ -253,81 +323,51 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             max_position_embeddings=positions,
             tie_word_embeddings=tied or head != "vocabulary",
             head=head,
-            labels=_labels(fields) if head == "classes" else 0,
-            dtype=_dtype(fields),
+            labels=label_count(fields) if head == "classes" else 0,
+            dtype=read_dtype(fields),
             eos_token_ids=fields.ids("eos_token_id", vocab),
             bos_token_id=bos[0] if bos else None,
             quantization=quantization,
             float_linears=tuple(filter(quantized.quantizes, sorted(float_linears(folder)))) if quantized else (),
             ignored_prefixes=(
                 *ignored_prefixes(language_model),
-                *_draft_layers(fields, len(layers)),
-                *_unused_projections(layers),
+                *numbered_prefixes(fields, len(layers)),
+                *unused_projections(layers),
             ),
+            mtp=None if stored is False else mtp,
+            images=images if isinstance(images, ImageSpec) else None,
+            no_images="" if isinstance(images, ImageSpec) else images,
+            lacks_mtp=stored is False and family.mtp is not None and family.mtp.is_named(fields),
         )
 
 
-def _architecture(fields: Fields) -> tuple[str, str, Head, Wrapper | None]:
-    """Return the architecture, its key in `FAMILIES`, its head, and its multimodal model (None: there is none)."""
-    names = fields.strings("architectures") if fields.present("architectures") else []
-    for name in names:
-        if name in WRAPPERS:
-            return name, WRAPPERS[name].family(fields), "vocabulary", WRAPPERS[name]
-        for ending, head in _HEADS.items():
-            family = f"{name.removesuffix(ending)}ForCausalLM"
-            if name.endswith(ending) and family in FAMILIES:
-                return name, family, head, None
-    what = f"architecture {shown(names)} is not supported" if names else "architectures is missing"
-    raise UnsupportedModelError(
-        f"{fields.source}: {what}; supported are {', '.join(name.removesuffix('ForCausalLM') for name in FAMILIES)} "
-        f"with ForCausalLM, Model or ForSequenceClassification at the end, and {', '.join(WRAPPERS)}"
-    )
+class DraftModel(msgspec.Struct, frozen=True, kw_only=True, tag="draft"):
+    """A smaller model that drafts tokens for a model with the same vocabulary. The methods are those of `HeadSpec`."""
+
+    model: ModelConfig
+
+    @property
+    def attention(self) -> list[AttentionSpec | LatentSpec]:
+        return self.model.attending
+
+    def spread_over(self, ranks: int) -> int:
+        return 1 if any(layer.indivisible(ranks) for layer in self.model.layers) else ranks
+
+    def kv_layers(self, ranks: int) -> tuple[KVLayer, ...]:
+        return tuple(attention.kv_layer(self.spread_over(ranks)) for attention in self.model.paging)
+
+    def weight_bytes(self, dtype: torch.dtype, ranks: int) -> int:
+        return self.model.spread_over(self.spread_over(ranks)).weight_bytes(dtype)
 
 
-def _labels(fields: Fields) -> int:
-    """Return the number of classes. transformers writes the names of the classes, or nothing if there are two."""
-    if fields.present("num_labels"):
-        return fields.integer("num_labels", 1, _MAX_LABELS)
-    names = fields.section("id2label")
-    if names is None:
-        return 2
-    if not 1 <= len(names.names()) <= _MAX_LABELS:
-        raise fields.fail("id2label", f"must name 1 to {_MAX_LABELS} classes, names {len(names.names())}")
-    return len(names.names())
-
-
-def _refuse_unsupported(fields: Fields, family: Family, layers: Sequence[LayerSpec]) -> None:
-    """Raise `UnsupportedModelError` if a setting changes the result and the decoder does not support it."""
-    if not fields.flag("is_causal", default=True):
-        raise UnsupportedModelError(f"{fields.source}: is_causal is false; bidirectional models are not supported")
-    if fields.present("swiglu_limit") and not any(_clamps(layer) for layer in layers):
-        raise UnsupportedModelError(f"{fields.source}: swiglu_limit is set; clamped gates are not supported here")
-    by_layer = fields.section("per_layer_config")
-    if by_layer is not None and by_layer.names() and not family.has_layer_settings:
-        raise UnsupportedModelError(
-            f"{fields.source}: per_layer_config is set; settings of single layers are not supported"
-        )
-
-
-def _clamps(layer: LayerSpec) -> bool:
-    return isinstance(layer.ffn, ExpertsSpec) and layer.ffn.clamp is not None
-
-
-def _draft_layers(fields: Fields, layers: int) -> tuple[str, ...]:
-    """Return the prefixes of layers after the last one. They draft tokens and are not used."""
-    key = "num_mtp_layers" if fields.present("num_mtp_layers") else "num_nextn_predict_layers"
-    drafts = fields.integer(key, 0, 64, 0)
-    return tuple(f"model.layers.{layer}." for layer in range(layers, layers + drafts))
-
-
-def _unused_projections(layers: Sequence[LayerSpec]) -> tuple[str, ...]:
-    """Return prefixes of K and V projections in layers that read other layers' K and V. Some files have them."""
-    shares = (
-        i
-        for i, one in enumerate(layers)
-        if isinstance(one.attention, AttentionSpec) and one.attention.shares_kv_of is not None
-    )
-    return tuple(f"model.layers.{i}.self_attn.{name}." for i in shares for name in ("k_proj", "v_proj", "k_norm"))
+def _read_images(folder: Path, values: Mapping[str, object], wrapper: Wrapper | None) -> ImageSpec | str:
+    """Return how a model takes images, or why it takes none. values: of config.json."""
+    if wrapper is None or wrapper.images is None:
+        return "it reads text only"
+    found = read_image_spec(folder, values, wrapper.images)
+    if isinstance(found, ImageSpec) and any(stores_module(folder, module) is False for module in found.modules):
+        return f"the weights have no tensors of {' and '.join(found.modules)}"
+    return found
 
 
 def _quantization(values: Mapping[str, object]) -> str:
@@ -337,11 +377,3 @@ def _quantization(values: Mapping[str, object]) -> str:
     for outer, inner in LANGUAGE_MODEL.items():
         text = text.replace(outer, inner)
     return text
-
-
-def _dtype(fields: Fields) -> str:
-    key = "dtype" if fields.present("dtype") else "torch_dtype"
-    name = fields.text(key, "float32").removeprefix("torch.")
-    if name not in ("float32", "bfloat16", "float16"):
-        raise UnsupportedModelError(f"{fields.source}: {key} {shown(name)} is not supported")
-    return name

@@ -336,7 +336,7 @@ class Parameters:
 
     def _forms(self, name: str, spec: ExpertsSpec) -> tuple[LinearFormat, LinearFormat] | None:
         """Return the formats of gate and up, and of down. Raises `UnsupportedModelError` if only some are quantised."""
-        if self._quantization is None:
+        if self._quantization is None or self._quantization.leaves(name):
             return None
         names = [f"{name}.{expert}.{{}}" for expert in range(spec.count)]
         gate_up = self._quantization.format_of(*(one.format(part) for one in names for part in (spec.gate, spec.up)))
@@ -347,13 +347,14 @@ class Parameters:
             raise UnsupportedModelError(f"{name}: some of an expert's matrices are quantised, others are not")
         return gate_up, down
 
-    def route(self, name: str, hidden: int, spec: ExpertsSpec) -> Route:
-        """Make a layer's router. name: in the checkpoint."""
+    def route(self, block: str, hidden: int, spec: ExpertsSpec) -> Route:
+        """Make a layer's router. block: the name of its mixture in the checkpoint."""
+        name = f"{block}.{spec.router_name}"
         weight = self.tensor(f"{name}.weight", spec.count, hidden)
         correction = None
         if spec.correction:  # in float32, because small differences decide which experts are chosen
             correction = torch.empty(spec.count, dtype=torch.float32, device=self._storage.device)
-            self.groups.append(PlainTensor(f"{name}.e_score_correction_bias", correction))
+            self.groups.append(PlainTensor(f"{block}.{spec.correction}", correction))
         bias = self.tensor(f"{name}.bias", spec.count) if spec.biases else None
         return self.kernels.route(weight, correction, spec.router, bias)
 
@@ -378,18 +379,17 @@ class Parameters:
             )
         else:
             self.groups.append(PlainTensor(f"{name}.weight", kept, entry=entry))
-        scores: Linear = tied if head is None else self._scores(head, count, width)
+        output = Head(tied, self.ranks, count) if head is None else self.head(head, count, width)
         if self.ranks is None:
-            return Embedding(table), Head(scores, None, count)
-        embed = SummedEmbedding(table, self.shard.index * rows, self._sum(self.ranks))
-        return embed, Head(scores, self.ranks, count)
+            return Embedding(table), output
+        return SummedEmbedding(table, self.shard.index * rows, self._sum(self.ranks)), output
 
-    def _scores(self, head: str, count: int, width: int) -> Linear:
-        """Make the linear of a rank's rows of the output matrix."""
-        if self.ranks is None:
-            return self._linear({head: StoredMatrix(count, width)}, bias=False, floats=False)
-        form = None if self._quantization is None else self._quantization.format_of(head)
-        multiple = 1 if form is None else row_multiple(form.stored(head, count, width))
-        rows = self.shard.rows(count, multiple)
-        outputs = self.shard.rows_per_rank(count, multiple)
-        return self._linear({head: StoredMatrix(count, width, rows=(rows,))}, bias=False, floats=False, outputs=outputs)
+    def head(self, name: str, count: int, width: int) -> Head:
+        """Make an output matrix [count, width]. Its rows are divided among ranks."""
+        stored, outputs = StoredMatrix(count, width), count
+        if self.ranks is not None:
+            form = None if self._quantization is None else self._quantization.format_of(name)
+            multiple = 1 if form is None else row_multiple(form.stored(name, count, width))
+            stored = StoredMatrix(count, width, rows=(self.shard.rows(count, multiple),))
+            outputs = self.shard.rows_per_rank(count, multiple)
+        return Head(self._linear({name: stored}, bias=False, floats=False, outputs=outputs), self.ranks, count)

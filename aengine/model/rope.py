@@ -13,6 +13,8 @@ from aengine.errors import UnsupportedModelError
 from aengine.model.fields import Fields, shown
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+# Like `default` within max_position_embeddings (dynamic), and for text (mrope). `alpha` makes dynamic another scheme.
+_PLAIN_IN_REACH = ("dynamic", "mrope")
 MAX_POSITIONS = 2**26  # more than any real model has, and small enough that no size overflows
 
 
@@ -80,11 +82,11 @@ def read_rope(
     fields = section if section is not None else Fields({}, config.source)
     positions = config.integer("max_position_embeddings", 1, MAX_POSITIONS)
     kind = fields.text("rope_type", fields.text("type", "default"))
+    if kind in _PLAIN_IN_REACH and not fields.present("alpha"):
+        kind = "default"
     if kind not in ROPE_TYPES:
-        why = "; it depends on the current length, so its KV cannot be cached" if kind == "dynamic" else ""
-        raise UnsupportedModelError(
-            f"{config.source}: rope type {shown(kind)} is not supported{why}; supported are {', '.join(ROPE_TYPES)}"
-        )
+        known = ", ".join((*ROPE_TYPES, *_PLAIN_IN_REACH))
+        raise UnsupportedModelError(f"{config.source}: rope type {shown(kind)} is not supported; supported are {known}")
     part = config.number("partial_rotary_factor", 0, 1, fields.number("partial_rotary_factor", 0, 1, part))
     if part != 1.0 and not partial and kind != "proportional":
         raise UnsupportedModelError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")
@@ -171,7 +173,7 @@ class PositionTables:
     """Tables of values that depend only on the position. Layers with the same settings share a table."""
 
     def __init__(self, max_positions: int, device: torch.device) -> None:
-        self._max_positions = max_positions
+        self.max_positions = max_positions
         self.device = device
         self._ropes: dict[tuple[RopeConfig | None, int], Tensor] = {}
         self._growths: dict[QueryGrowth, Tensor] = {}
@@ -180,18 +182,23 @@ class PositionTables:
         """Return the table of `rope_table`. If `rope` is None, it has no columns."""
         if (rope, head_dim) not in self._ropes:
             self._ropes[rope, head_dim] = (
-                torch.empty(self._max_positions, 0, device=self.device)
+                torch.empty(self.max_positions, 0, device=self.device)
                 if rope is None
-                else rope_table(rope, head_dim, self._max_positions, self.device)
+                else rope_table(rope, head_dim, self.max_positions, self.device)
             )
         return self._ropes[rope, head_dim]
+
+    @property
+    def length(self) -> int:
+        """The number of rows of every table: positions, and with longrope those of the trained context again."""
+        return min((len(table) for table in self._ropes.values()), default=self.max_positions)
 
     def growth(self, growth: QueryGrowth) -> Tensor:
         """Return the factor of queries at each position: [max_positions] float32."""
         if growth not in self._growths:
             if self.device.type == "meta":
-                return torch.empty(self._max_positions, device=self.device)
-            position = torch.arange(self._max_positions, device=self.device)
+                return torch.empty(self.max_positions, device=self.device)
+            position = torch.arange(self.max_positions, device=self.device)
             periods = torch.floor(position / growth.positions)
             self._growths[growth] = 1 + growth.beta * torch.log(1 + periods)
         return self._growths[growth]
@@ -260,3 +267,19 @@ def _yarn(rope: RopeConfig, plain: Tensor, rotated: int) -> Tensor:
         high += 0.001  # the ramp is a step then
     stretch = ((torch.arange(rotated // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     return plain / rope.factor * stretch + plain * (1 - stretch)
+
+
+def rotate_by_axes(table: Tensor, positions: Tensor, axes: Tensor) -> Tensor:
+    """Return a table with one row for each token, for tokens with several positions.
+
+    A kernel that reads row i of it for token i rotates each frequency by the position that belongs to the frequency.
+
+    Args:
+        table: Of `rope_table`, [max_positions, rotated].
+        positions: [axes, tokens] int64.
+        axes: [rotated / 2] int64, the row of `positions` for each frequency.
+
+    Returns: [tokens, rotated] float32.
+    """
+    rows = positions.index_select(0, axes)  # [rotated / 2, tokens]
+    return table.gather(0, torch.cat((rows, rows)).T)

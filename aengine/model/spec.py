@@ -203,7 +203,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     count: int
     inner: int  # columns of each expert
     router: Router
-    correction: bool = False  # whether the checkpoint has a correction of the router's scores
+    correction: str = ""  # name of the correction of the router's scores, within the block; empty: there is none
     shared: MLPSpec | None = None  # the expert that every token passes
     clamp: GateClamp | None = None  # None: the gate is not clamped
     activation: Activation = "silu"
@@ -231,7 +231,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
 
     def _for_all_tokens(self, hidden: int) -> int:
         shared = 0 if self.shared is None else self.shared.parameters(hidden)
-        return hidden * (self.count + self.shared_gate) + self.count * (self.correction + self.biases) + shared
+        return hidden * (self.count + self.shared_gate) + self.count * (bool(self.correction) + self.biases) + shared
 
 
 class MLPAndExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp_and_experts"):

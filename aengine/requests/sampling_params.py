@@ -132,6 +132,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     prompt_logprobs: Annotated[int | None, Parameter("like logprobs, for the prompt's tokens", 0, MAX_LOGPROBS)] = None
     n: Annotated[int, Parameter("outputs for each prompt", 1, MAX_N)] = 1
+    speculation: Annotated[bool, Parameter("draft tokens ahead for this request, if the engine drafts at all")] = True
     structured: Annotated[
         Structured | None,
         Parameter('what the output must match: {"regex": "yes|no"}, or json, json_object, choice, grammar'),
@@ -149,6 +150,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             kind = type(value)
             if kind not in kinds or (value is not None and not (low <= value <= high and value > above)):
                 check_number(name, value)
+        for name in _SWITCHES:
+            if type(value := getattr(self, name)) is not bool:
+                raise InvalidRequestError(f"{name} must be true or false, got {value!r}", name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens must be between 0 and max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"
@@ -235,20 +239,23 @@ def check_number(name: str, value: object) -> None:
 _Number = tuple[str, frozenset[type], float, float, float]  # name, types, lowest, highest, and the excluded bound
 
 
-def _parameters() -> tuple[dict[str, Parameter], list[_Number]]:
-    """Return every parameter by name, and the ranges of those that are numbers."""
+def _parameters() -> tuple[dict[str, Parameter], list[_Number], list[str]]:
+    """Return every parameter by name, the ranges of those that are numbers, and the names of those that are bools."""
     parameters: dict[str, Parameter] = {}
     numbers: list[_Number] = []
+    switches: list[str] = []
     for name, hint in get_type_hints(SamplingParams, include_extras=True).items():
         kind, parameter = get_args(hint)
         kinds = set(get_args(kind) if isinstance(kind, UnionType) else (kind,))
         parameters[name] = parameter
         if kinds & {int, float}:
             numbers.append((name, frozenset(kinds | {int}), parameter.low, parameter.high, parameter.above))
-    return parameters, numbers
+        elif kind is bool:
+            switches.append(name)
+    return parameters, numbers, switches
 
 
-PARAMETERS, _NUMBERS = _parameters()
+PARAMETERS, _NUMBERS, _SWITCHES = _parameters()
 NAMES = tuple(name for name, parameter in PARAMETERS.items() if not parameter.is_internal)
 
 

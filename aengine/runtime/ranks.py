@@ -59,6 +59,7 @@ class RankedExecutor:
         ranks = self._launcher([partial(rank.forward, plan) for rank in self._ranks])
         first = ranks[0]
         return RankedForwarded(
+            plan,
             first.logits,
             first.row_list,
             first.rows,
@@ -67,6 +68,7 @@ class RankedExecutor:
             first.sums,
             first.pools,
             first.sharded,
+            first.inputs,
             ranks,
         )
 

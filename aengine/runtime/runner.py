@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,16 +17,21 @@ from aengine.cache.kv import KVPool
 from aengine.cache.states import StatePool
 from aengine.model.decoder import Decoder
 from aengine.runtime.device import ForwardThreads
+from aengine.runtime.speculation.base import Kept, Proposer
 from aengine.runtime.step.cells import StepCells, StepShape, describe, host_lens, resolve
-from aengine.runtime.step.executor import Executor, Forwarded, Outcome
-from aengine.runtime.step.pooling import pool_chunks, read_pools
+from aengine.runtime.step.executor import Executor, Forwarded, HeadInputs, Outcome
+from aengine.runtime.step.images import ImageEncoder
+from aengine.runtime.step.pooling import pool_chunks
+from aengine.runtime.step.results import read_outcome
 from aengine.runtime.step.rows import Rows
-from aengine.runtime.step.scoring import read_scores, score_chunks
+from aengine.runtime.step.scoring import score_chunks
 from aengine.runtime.step.sharded_draws import draw_from_shards
+from aengine.runtime.step.taps import tap_states
+from aengine.runtime.step.verdict import Drafted, Sample, draw_in_rounds, verify
 from aengine.runtime.traced import HostSpans, TracedExecutor
 from aengine.sampling.sampler import Draws, Kind, Sampler
 from aengine.sampling.upload import upload
-from aengine.step_plan import RowLogprobs, StepPlan, StepResult
+from aengine.step_plan import StepPlan, StepResult
 from aengine.timeline import Timeline
 from aengine.types import DeviceMemory
 
@@ -83,6 +87,7 @@ class TokenPass:
     draw_positions: Tensor  # [draws] int64: the position of the drawn token in its sequence
     sums: Tensor | None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
     adapted: bool  # whether a token of the step has an adapter
+    inputs: HeadInputs | None = None  # for a proposer that reads hidden states
     token_adapters: Tensor | None = None  # [tokens] int32, for scoring; None: no adapters, or a captured step
 
 
@@ -90,10 +95,23 @@ class StepExecutor:
     """Runs steps in order on one rank: updates rows, runs the forward pass, draws tokens, copies pages and states."""
 
     def __init__(
-        self, decoder: Decoder, kv: KVPool, sampler: Sampler, rows: Rows, states: StatePool | None = None
+        self,
+        decoder: Decoder,
+        kv: KVPool,
+        sampler: Sampler,
+        rows: Rows,
+        states: StatePool | None = None,
+        proposer: Proposer | None = None,
+        images: ImageEncoder | None = None,
     ) -> None:
-        """states: the pool of a model with recurrent layers."""
+        """Args:
+        states: The pool of a model with recurrent layers.
+        proposer: Drafts tokens for the next step. None: no step verifies drafts.
+        images: Computes the embeddings of images. None: the model takes none.
+        """
         self._states = states
+        self._proposer = proposer
+        self._images = images
         self.kv = kv
         self._decoder = decoder
         self._sampler = sampler
@@ -110,6 +128,8 @@ class StepExecutor:
         rows = self._rows
         rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
+        if self._proposer is not None:
+            self._proposer.admit(plan.new_rows)
         rows.grow(plan.new_pages, plan.new_window_pages)
         self._load_states(plan)
         passed = self._pass(plan)
@@ -117,7 +137,7 @@ class StepExecutor:
         self._copy_states(plan)
         scores = score_chunks(plan, self._scoring_head(passed), rows.upload)
         hidden = passed.hidden if passed.wanted is None else passed.hidden.index_select(0, passed.wanted)
-        row_list, draw_rows = plan.sampled_rows, passed.draw_rows
+        row_list, draw_rows = plan.draw_rows, passed.draw_rows
         draws = len(row_list)
         pools = pool_chunks(plan, hidden[draws:], self._decoder, rows) if plan.pooled else None
         logits, sharded = None, self._draws_from_shards(plan, row_list)
@@ -127,8 +147,10 @@ class StepExecutor:
                 adapters = rows.adapter[draw_rows]
             head = self._decoder.shard_logits if sharded else self._decoder.logits
             logits = head(hidden[:draws], adapters)
-        self._copy_pages(plan)
-        return Forwarded(logits, row_list, draw_rows, passed.draw_positions, scores, passed.sums, pools, sharded)
+        positions = passed.draw_positions
+        return Forwarded(
+            plan, logits, row_list, draw_rows, positions, scores, passed.sums, pools, sharded, passed.inputs
+        )
 
     def _pass(self, plan: StepPlan) -> TokenPass:
         """Run the decoder over the step's tokens."""
@@ -141,20 +163,35 @@ class StepExecutor:
         width = -(-max(context_lens) // self.kv.page_size)
         tensors = resolve(cells, shape, rows, self.kv.page_size, adapted, width)
         tensors.query_lens, tensors.context_lens = query_lens, context_lens
+        if self._images is not None:
+            tensors.positions, tensors.images = self._images.place(plan, tensors.positions, rows.upload)
+            if tensors.images is not None:
+                tensors.token_ids = tensors.token_ids.index_fill(0, tensors.images.at, self._images.fill)
         # In a pure decode every token draws, in order. Scores need the hidden states of all tokens.
-        if not plan.prefill or plan.scoring:
+        taps = None if self._proposer is None or not plan.is_read else self._proposer.taps
+        all_states = taps is not None and not taps.layers and not taps.tokens_only
+        if not plan.prefill or plan.scoring or all_states:
             tensors.wanted = None
         # A step without chunks needs no sums: every token draws, and each draw reports whether its logits are finite.
         sums = torch.empty(plan.num_tokens, dtype=torch.float32, device=rows.device) if plan.prefill else None
-        draws = len(plan.sampled_rows)
+        draws = len(plan.draw_rows)
+        tapped = tap_states(taps, plan.num_tokens, self._decoder)
+        hidden = tensors.forward(self._decoder, self.kv, self._states, sums, taps=tapped)
+        inputs = None
+        if taps is not None:
+            states = hidden if tapped is None else tapped.states
+            # A head has one position for each token. The time is that of text, also for the tokens after an image.
+            positions = tensors.positions if tensors.positions.dim() == 1 else tensors.positions[0]
+            inputs = HeadInputs(tensors.token_ids, cells.wanted, positions, tensors.batch(), states)
         return TokenPass(
-            hidden=tensors.forward(self._decoder, self.kv, self._states, sums),
-            wanted=cells.wanted if plan.scoring else None,
+            hidden=hidden,
+            wanted=cells.wanted if plan.prefill and (plan.scoring or all_states) else None,
             draw_rows=cells.draw_rows[:draws],
             draw_positions=tensors.next_positions[:draws],
             sums=sums,
             adapted=adapted,
             token_adapters=tensors.adapters,
+            inputs=inputs,
         )
 
     def _scoring_head(self, passed: TokenPass) -> Callable[[slice], Tensor]:
@@ -164,18 +201,37 @@ class StepExecutor:
 
     @torch.inference_mode()
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
-        """Run the second half: draw, and store the drawn ids as the rows' last tokens.
+        """Run the second half: draw, store the drawn ids as the rows' last tokens, verify drafts, and make new ones.
 
         masks: as `Sampler.sample` takes them.
         """
-        if forwarded.logits is None:
-            return None
+        draws, drafted = None, Drafted.of_plan(forwarded.plan, self._rows.device)
+        if forwarded.logits is not None:
+            draws = self._draw(forwarded.logits, forwarded, drafted, masks)
+        if self._proposer is not None and forwarded.plan.is_read:
+            kept = None if draws is None else Kept.of_step(forwarded.rows, draws, drafted)
+            self._proposer.propose(forwarded.plan, kept, self._rows, forwarded.inputs)
+            if draws is not None and kept is not None and forwarded.plan.structured:
+                # The masks of the next step depend on the drafts.
+                draws.proposed = self._rows.drafts(kept.rows, forwarded.plan.proposals)
+        self._copy_pages(forwarded.plan)
+        return draws
+
+    def _draw(
+        self, logits: Tensor, forwarded: Forwarded, drafted: Drafted | None, masks: NDArray[np.int32] | None
+    ) -> Draws:
+        """Draw, verify drafts, and store the rows' last tokens."""
         if forwarded.sharded:
-            logits, rows, positions = forwarded.logits, forwarded.rows, forwarded.positions
+            rows, positions = forwarded.rows, forwarded.positions
             draws = draw_from_shards(self._decoder, self._sampler, logits, rows, positions)
+        elif drafted is not None and self._sampler.remembers(forwarded.row_list):
+            sample = self._sample_places(logits, forwarded, masks)
+            draws = draw_in_rounds(drafted, len(forwarded.row_list), self._rows, sample)
         else:
-            draws = self._sample(forwarded.logits, forwarded, masks)
+            draws = self._sample(logits, forwarded, masks)
         self._rows.last_token[forwarded.rows] = draws.token_ids
+        if drafted is not None:
+            verify(drafted, draws, self._rows)
         return draws
 
     def replays(self, plan: StepPlan) -> bool:
@@ -191,6 +247,19 @@ class StepExecutor:
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
         return self._sampler.sample(logits.float(), draws.row_list, draws.rows, draws.positions, masks)
 
+    def _sample_places(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Sample:
+        """Return a function that draws some places of a step."""
+        structured = {place: i for i, place in enumerate(self._sampler.structured(draws.row_list))}
+
+        def sample(places: list[int], counted: Tensor | None) -> Draws:
+            index = self._rows.upload(places)
+            own = None if masks is None else masks[[structured[place] for place in places if place in structured]]
+            rows = [draws.row_list[place] for place in places]
+            chosen, at = draws.rows.index_select(0, index), draws.positions.index_select(0, index)
+            return self._sampler.sample(logits.index_select(0, index).float(), rows, chosen, at, own, counted)
+
+        return sample
+
     def _load_states(self, plan: StepPlan) -> None:
         if self._states is not None and plan.state_loads:
             self._states.copy(plan.state_loads)
@@ -205,41 +274,6 @@ class StepExecutor:
                 pairs = self._rows.upload([page for copy in copies for page in copy])
                 source, destination = pairs.view(-1, 2).unbind(1)
                 kv.copy_pages(source, destination)
-
-
-def read_outcome(outcome: Outcome, logprob_count: Callable[[int], int | None], plan: StepPlan) -> StepResult:
-    """Copy the results of a finished step to the host.
-
-    logprob_count: returns how many top logprobs the request in a row wants, or None if it wants no logprobs.
-    """
-    prompts = read_scores(outcome.scores, plan)
-    chunks = _finite_chunks(outcome.sums, plan)
-    pooled = read_pools(outcome.pools, plan)
-    draws = outcome.draws
-    if outcome.written is not None:
-        return StepResult(*outcome.written.read(), None, prompts, chunks, pooled)
-    if draws is None:
-        return StepResult([], [], None, prompts, chunks, pooled)
-    logprobs: list[RowLogprobs | None] | None = None
-    if draws.logprobs is not None:
-        sampled = draws.logprobs.sampled.tolist()
-        top_ids = draws.logprobs.top_ids.tolist()
-        top = draws.logprobs.top.tolist()
-        logprobs = []
-        for place, row in enumerate(plan.sampled_rows):
-            count = logprob_count(row)
-            logprobs.append(
-                None if count is None else RowLogprobs(sampled[place], top_ids[place][:count], top[place][:count])
-            )
-    return StepResult(draws.token_ids.tolist(), draws.finite.tolist(), logprobs, prompts, chunks, pooled)
-
-
-def _finite_chunks(sums: Tensor | None, plan: StepPlan) -> list[bool]:
-    """Return whether each chunk's tokens have finite sums. [] means all of them have."""
-    if sums is None or (finite := np.isfinite(sums.numpy(force=True))).all():
-        return []
-    ends = itertools.accumulate((len(chunk.token_ids) for chunk in plan.prefill), initial=len(plan.decode))
-    return [bool(finite[start:end].all()) for start, end in itertools.pairwise(ends)]
 
 
 EnqueueDraws = Callable[[NDArray[np.int32] | None], asyncio.Future[StepResult]]

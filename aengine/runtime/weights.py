@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -24,16 +25,19 @@ class Weights:
         model: ModelConfig,
         progress: bool,
         digest: WeightsDigest | None = None,
+        head_digest: WeightsDigest | None = None,
     ) -> None:
         """Args:
         model: The configuration that the decoders were built from.
         progress: Whether to show a progress bar.
         digest: The digest of the loaded weights. None: no digest is computed, now or on a reload.
+        head_digest: The digest of a draft head's weights from another folder. A reload does not change the head.
         """
         self._decoders = list(decoders)
         self._model = model
         self._progress = progress
         self._digest = digest
+        self._head_digest = head_digest
         self.consistent = True  # False: a failed reload left weights of two checkpoints
 
     def matching(self, folder: Path, model: ModelConfig) -> Checkpoint:
@@ -45,8 +49,9 @@ class Weights:
 
     @property
     def digest(self) -> bytes:
-        """The digest of the loaded weights. Empty if none is computed."""
-        return b"" if self._digest is None else self._digest.result()
+        """The digest of the loaded weights, and of a draft head's. Empty if none is computed."""
+        digests = [one.result() for one in (self._digest, self._head_digest) if one is not None]
+        return digests[0] if len(digests) == 1 else sha256(b"".join(digests)).digest() if digests else b""
 
     @torch.inference_mode()
     def reload(self, checkpoint: Checkpoint) -> None:

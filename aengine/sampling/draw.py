@@ -104,7 +104,7 @@ def lowest_kept(
     weights = ((largest - likeliest) / temperature).exp_()
     # Sum in float64, because the order of summation depends on device and batch and must not change the result.
     running = weights.cumsum(dim=-1, dtype=torch.float64)
-    last_k = top_k.long() - 1
+    last_k = (top_k.long() - 1).clamp_(min=0)  # the padding row of a captured step has no parameters
     last_p = torch.searchsorted(running, top_p * running.gather(-1, last_k))  # the first token that reaches the share
     last = torch.minimum(last_k, last_p)
     return torch.maximum(largest.gather(-1, last), likeliest + temperature * log_min_p)

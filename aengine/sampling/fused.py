@@ -19,9 +19,11 @@ from aengine.sampling.parameters import ParameterColumns, RowParameters
 class FusedDraw:
     """The kernels of a draw with their scratch memory. Only one stream may use them at a time."""
 
-    def __init__(self, max_rows: int, device: torch.device) -> None:
-        self._floors = Cutoff(max_rows, device)
-        self._draw = Draw(max_rows, device)
+    def __init__(self, most_draws: int, device: torch.device) -> None:
+        """most_draws: the most draws of a call."""
+        self._most_draws = most_draws
+        self._floors = Cutoff(most_draws, device)
+        self._draw = Draw(most_draws, device)
 
     def __call__(
         self, logits: Tensor, parameters: RowParameters, row_index: Tensor, positions: Tensor, filtered: bool
@@ -32,6 +34,7 @@ class FusedDraw:
         if no row has top_k, top_p or min_p; the filters are then skipped. The host takes no decision, and
         shapes are fixed.
         """
+        self._check(positions)
         floor = None
         if filtered:
             picked = parameters.pick(row_index)
@@ -43,7 +46,13 @@ class FusedDraw:
         self, logits: Tensor, parameters: RowParameters, row_index: Tensor, positions: Tensor, first: int, valid: int
     ) -> Tensor:
         """Call `Draw.candidates` with the parameters of the given rows."""
+        self._check(positions)
         return self._draw.candidates(logits, *_noise_of(parameters), positions, row_index, first, valid)
+
+    def _check(self, positions: Tensor) -> None:
+        """Raise ValueError if the scratch memory has no room for these draws."""
+        if len(positions) > self._most_draws:
+            raise ValueError(f"{len(positions)} draws in a call, but there is memory for {self._most_draws}")
 
     def choose(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
         return choose(candidates)

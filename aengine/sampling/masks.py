@@ -134,11 +134,14 @@ class BannedSequences:
         cells = draws[:, None] * logits.shape[1] + lasts.clamp(min=0)
         logits.view(-1).index_add_(0, cells.view(-1), values.view(-1))
 
-    def add(self, rows: Tensor, token_ids: Tensor) -> None:
-        """Append one output token to each given row, both [n] int64."""
+    def add(self, rows: Tensor, token_ids: Tensor, counted: Tensor | None = None) -> None:
+        """Append one output token to each given row, both [n] int64. counted: [n] bool, to which; None: to all."""
         if self._recent.shape[1]:
-            older = self._recent.index_select(0, rows)[:, 1:]
-            self._recent.index_copy_(0, rows, torch.cat((older, token_ids[:, None].int()), dim=1))
+            before = self._recent.index_select(0, rows)
+            after = torch.cat((before[:, 1:], token_ids[:, None].int()), dim=1)
+            if counted is not None:
+                after = torch.where(counted[:, None], after, before)
+            self._recent.index_copy_(0, rows, after)
 
     def _widen(self, count: int, width: int) -> None:
         """Grow the tables for `count` sequences of `width` tokens without the last. Sizes at least double."""

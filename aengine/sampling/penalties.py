@@ -76,13 +76,14 @@ class TokenCounts:
         """Return the cells [n, vocab] int32 of rows [n] int64."""
         return self.cells.index_select(0, rows)
 
-    def add(self, rows: Tensor, token_ids: Tensor) -> None:
-        """Count one more output token for each given row, both [n] int64."""
-        self._count(rows * self._vocab_size + token_ids)
+    def add(self, rows: Tensor, token_ids: Tensor, counted: Tensor | None = None) -> None:
+        """Count one more output token for each given row, both [n] int64. counted: [n] bool, which; None: all."""
+        self._count(rows * self._vocab_size + token_ids, counted)
 
-    def _count(self, indices: Tensor) -> None:
+    def _count(self, indices: Tensor, counted: Tensor | None = None) -> None:
         """Count output tokens. indices: [n] int64, into the flat table."""
-        self.cells.view(-1).index_add_(0, indices, torch.full_like(indices, 2, dtype=torch.int32))
+        twos = torch.full_like(indices, 2, dtype=torch.int32)
+        self.cells.view(-1).index_add_(0, indices, twos if counted is None else twos * counted)
 
     @property
     def cells(self) -> Tensor:

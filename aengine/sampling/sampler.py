@@ -29,7 +29,18 @@ from aengine.sampling.draw import (
 from aengine.sampling.groups import Groups, group
 from aengine.sampling.masks import AllowedTokens, BannedSequences, TokenTable, allow_only
 from aengine.sampling.noise import row_keys, token_codes
-from aengine.sampling.parameters import ALLOWED, BANNED, BIAS, FILTER, MIN_P, MIN_TOKENS, NOISE, PENALTY, RowParameters
+from aengine.sampling.parameters import (
+    ALLOWED,
+    BANNED,
+    BIAS,
+    FILTER,
+    GRAMMAR,
+    MIN_P,
+    MIN_TOKENS,
+    NOISE,
+    PENALTY,
+    RowParameters,
+)
 from aengine.sampling.penalties import TokenCounts, penalize
 from aengine.sampling.upload import upload
 from aengine.step_plan import NewRow
@@ -43,8 +54,10 @@ class Draws:
     """The results of one call to `Sampler.sample`, on the device."""
 
     token_ids: Tensor  # [draws] int64; ids in the vocabulary, arbitrary if not finite
-    finite: Tensor  # [draws] bool; False: the logits have NaN or +inf, or only -inf
+    finite: Tensor  # [draws] bool; False: the logits have NaN or +inf, or only -inf. With `counts`: one for each row.
     logprobs: DrawLogprobs | None  # None if no row requested any
+    counts: Tensor | None = None  # [rows with drafts] int64: how many of its draws each keeps; None: no row has drafts
+    proposed: Tensor | None = None  # [rows, proposals] int64: each row's drafts for its next step; None: not needed
 
 
 class Kind(Enum):
@@ -58,7 +71,8 @@ class Kind(Enum):
 class Sampler:
     """Draws a token for each row of a batch. A draw depends only on its row's parameters, logits, seed and position."""
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device, most_draws: int | None = None) -> None:
+        """most_draws: the most draws of a call. None: one for each row."""
         self._vocab_size = vocab_size
         self._device = device
         self._parameters = RowParameters(max_rows, vocab_size, device)
@@ -80,7 +94,7 @@ class Sampler:
         if device.type != "cpu":
             from aengine.sampling.fused import FusedDraw  # imports Triton, which a CPU does not need
 
-            self._fused = FusedDraw(max_rows, device)
+            self._fused = FusedDraw(most_draws or max_rows, device)
 
     def set_rows(self, rows: Sequence[NewRow]) -> None:
         """Assign rows to new requests. Call this and `sample` in the order of the steps."""
@@ -113,6 +127,7 @@ class Sampler:
         row_index: Tensor,
         positions: Tensor,
         masks: NDArray[np.int32] | None = None,
+        counted: Tensor | None = None,
     ) -> Draws:
         """Draw a token for each row of logits, and count it if the row has penalties.
 
@@ -123,6 +138,7 @@ class Sampler:
             positions: [draws] int64, the position of the drawn token in its sequence.
             masks: [structured draws, ceil(vocab / 32)] int32, the tokens that each draw with a grammar may take, in the
                 order of the draws and the format of `allow_only`. It must not change afterwards. None: any token.
+            counted: [draws] bool. Penalties and bad_words ignore the other draws afterwards. None: all are counted.
         """
         if self._groups is None or self._groups.rows != rows:
             fused = self._fused is not None
@@ -134,7 +150,11 @@ class Sampler:
             draws = self._sample_fused(self._fused, logits, self._groups, row_index, positions, bits)
         for index, memory in ((self._groups.penalized, self._counts), (self._groups.banned, self._banned)):
             if index is not None:
-                memory.add(_take(row_index, index), _take(draws.token_ids, index))
+                memory.add(
+                    _take(row_index, index),
+                    _take(draws.token_ids, index),
+                    None if counted is None else _take(counted, index),
+                )
         return draws
 
     def kind(self, rows: list[int]) -> Kind:
@@ -146,18 +166,29 @@ class Sampler:
             return Kind.SIMPLE
         return Kind.FILTERED if needs & ~(NOISE | FILTER | MIN_P) == 0 else Kind.ANY
 
+    def structured(self, rows: list[int]) -> list[int]:
+        """Return which of these rows have a grammar, as indices."""
+        return [i for i, row in enumerate(rows) if self._parameters.needs[row] & GRAMMAR]
+
+    def remembers(self, rows: list[int]) -> bool:
+        """Return whether the draws of a row depend on the tokens that it drew before: penalties and bad_words."""
+        return any(self._parameters.needs[row] & (PENALTY | BANNED) for row in rows)
+
     def draw_simple(self, logits: Tensor, row_index: Tensor, positions: Tensor) -> Draws:
         """Draw like `sample`, for rows of kind SIMPLE.
 
         A CUDA graph can capture it, because the host takes no decision and shapes are fixed.
 
-        logits: [draws, vocab] float32; only read. row_index, positions: [draws] int64.
+        logits: [draws, vocab], contiguous, of any dtype; only read. row_index, positions: [draws] int64.
         """
         if self._fused is not None:
             return Draws(*self._fused(logits, self._parameters, row_index, positions, filtered=False), None)
         picked = self._parameters.pick(row_index)
-        noise = self._noise(picked.seed_low, picked.seed_high, positions)
-        token_ids = draw_plain(logits, noise, picked.temperature, None)  # at temperature 0 the noise vanishes
+        if picked.temperature.any():  # on a CPU noise takes longer than the draw
+            noise = self._noise(picked.seed_low, picked.seed_high, positions)
+            token_ids = draw_plain(logits.float(), noise, picked.temperature, None)
+        else:
+            token_ids = draw_greedy(logits)
         return Draws(token_ids, logits.amax(dim=-1).isfinite(), None)
 
     def candidates(self, logits: Tensor, row_index: Tensor, positions: Tensor, first: int) -> Tensor:
@@ -188,7 +219,7 @@ class Sampler:
         noise = self._noise(picked.seed_low, picked.seed_high, positions)
         filters = (picked.top_k, picked.top_p, picked.log_min_p, self._vocab_size)
         token_ids = draw_filtered(
-            logits, noise, picked.temperature, *filters
+            logits.float(), noise, picked.temperature, *filters
         )  # at temperature 0 the likeliest token is always kept
         return Draws(token_ids, logits.amax(dim=-1).isfinite(), None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.queue import Queue
@@ -22,6 +22,20 @@ class Counters:
     computed_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    drafted: int = 0  # drafts that steps verified
+    accepted: int = 0  # drafts that equal the tokens drawn at their positions
+    verified: int = 0  # rows with drafts, over all steps
+    accepted_by_position: list[int] = field(default_factory=list)  # [i]: how many rows accepted their draft i
+
+    def count_verified(self, drafted: int, accepted: int) -> None:
+        """Count one row of a step that verified drafts. accepted: how many of them, from the first one on."""
+        self.drafted += drafted
+        self.accepted += accepted
+        self.verified += 1
+        by_position = self.accepted_by_position
+        by_position.extend([0] * (drafted - len(by_position)))
+        for position in range(accepted):
+            by_position[position] += 1
 
 
 class Batch:
@@ -88,8 +102,8 @@ class Batch:
         if sequence.adapter is not None:
             sequence.adapter.free_row()
         sequence.row = -1
-        sequence.launched = sequence.computed = 0
-        sequence.decoding = False
+        sequence.launched = sequence.computed = sequence.proposed = 0
+        sequence.decoding = sequence.has_gap = False
 
 
 class Transitions:

@@ -11,6 +11,7 @@ from aengine.scheduling.sequence import Phase, Sequence, Update
 from aengine.step_plan import PrefillChunk, StepPlan, StepResult
 
 End = Callable[[Sequence], None]  # ends a sequence: `Transitions.end`
+Observe = Callable[[Sequence, int, int], None]  # `Drafting.observe`
 
 
 @dataclass(slots=True)
@@ -29,6 +30,11 @@ class Flight:
                 drawing.append(sequence)
                 drawing.extend(forks)
         return drawing
+
+    def drawn(self) -> list[int]:
+        """Return how many tokens each sequence of `draws` draws: its drafts and one more."""
+        of_decodes = [1 + drafts for drafts in self.plan.drafts] or [1] * len(self.decode)
+        return of_decodes + [1] * (len(self.draws()) - len(self.decode))
 
     def pooling(self) -> list[Sequence]:
         """Return the sequences whose last chunk is pooled, in the order of the chunks."""
@@ -70,15 +76,46 @@ def commit_chunks(flight: Flight, result: StepResult, end: End) -> list[Update]:
     return updates
 
 
+def commit_computed(flight: Flight, result: StepResult, counters: Counters, observe: Observe) -> None:
+    """Count the tokens of decodes whose keys and values are now known. Take back the drafts that were refused.
+
+    observe: called with each sequence that verified drafts, their number, and how many were accepted.
+    """
+    if not result.counts:
+        for sequence in flight.decode:
+            if sequence.phase is not Phase.FINISHED:
+                sequence.computed += 1
+        return
+    for sequence, drafts, count, is_finite in zip(flight.decode, flight.plan.drafts, result.counts, result.finite):
+        refused = 1 + drafts - count
+        sequence.launched -= refused
+        sequence.pending -= refused
+        if sequence.phase is not Phase.FINISHED:
+            sequence.computed += count
+            if drafts and is_finite:
+                counters.count_verified(drafts, count - 1)
+                observe(sequence, drafts, count - 1)
+
+
 def commit_draws(flight: Flight, result: StepResult, counters: Counters, end: End) -> list[Update]:
-    """Append the drawn tokens to the outputs. End sequences that drew a stop token or have reached their length."""
+    """Append the drawn tokens to the outputs. End sequences that drew a stop token or have reached their length.
+
+    `commit_computed` comes before. Returns one update for each token, those of a sequence one after the other.
+    """
     updates: list[Update] = []
+    draws, finite = flight.draws(), result.finite
+    for sequence, draft_ids in zip(draws, result.proposed):
+        if sequence.grammar is not None:
+            sequence.draft_ids = draft_ids
+    if result.counts:  # an entry for each token, as in `token_ids`
+        finite = [is_finite for is_finite, count in zip(finite, result.counts) for _ in range(count)]
+        draws = [sequence for sequence, count in zip(draws, result.counts) for _ in range(count)]
     logprobs = result.logprobs
-    for i, sequence in enumerate(flight.draws()):
+    for i, sequence in enumerate(draws):
         sequence.pending -= 1
         if sequence.phase is Phase.FINISHED:
-            continue  # it ended while this step was in flight: its token is dropped
-        if not result.finite[i]:
+            continue  # it ended while this step was in flight, or with a token before: this token is dropped
+        if not finite[i]:
             updates.append(_end_not_finite(sequence, end))
             continue
         token_id = result.token_ids[i]
@@ -87,13 +124,15 @@ def commit_draws(flight: Flight, result: StepResult, counters: Counters, end: En
             sequence.grammar.accept(token_id)
         counters.generated_tokens += 1
         update = Update(sequence, token_id, logprobs[i] if logprobs else None, None)
+        updates.append(update)
         if token_id in sequence.stops:
             update.finish_reason = "stop"
-            end(sequence)
         elif len(sequence.output) >= sequence.max_output:
             update.finish_reason = "length"
-            end(sequence)
-        updates.append(update)
+        else:
+            continue
+        sequence.cut(len(sequence.output))
+        end(sequence)
     return updates
 
 

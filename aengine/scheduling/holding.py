@@ -68,8 +68,12 @@ class Holding:
     def save(self, sequence: Sequence, plan: StepPlan, chunk: PrefillChunk | None) -> None:
         """Plan to save what a step computes at the ends of pages.
 
-        chunk: the chunk of a prompt that the step computes. None: the step decodes, and its token fills a page.
+        chunk: the chunk of a prompt that the step computes. None: the step decodes, and its token fills a page. With
+            drafts, the step may also end before or after a page's end.
         """
+
+    def trim(self, sequence: Sequence) -> None:
+        """Free memory that no later token of the sequence will read."""
 
     def fork(self, leader: Sequence, sibling: Sequence, plan: StepPlan) -> None:
         """Let a sibling share the memory of its leader. Both have rows, and one page is available."""

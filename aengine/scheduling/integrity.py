@@ -30,7 +30,10 @@ def check_batch(batch: Batch, leaving: Collection[Sequence]) -> None:
 def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights: Collection[Flight]) -> None:
     """Check each sequence's counts of the steps that name it and of its draws in flight."""
     named = Counter(sequence for flight in flights for sequence in flight.carried())
-    drawing = Counter(sequence for flight in flights for sequence in (*flight.draws(), *flight.pooling()))
+    drawing = Counter(sequence for flight in flights for sequence in flight.pooling())
+    for flight in flights:
+        for sequence, drawn in zip(flight.draws(), flight.drawn(), strict=True):
+            drawing[sequence] += drawn
     for sequence in {*running, *leaving, *named}:
         _require(sequence.row >= 0, "a step in flight names a sequence without a row")
         _require(sequence.in_flight == named[sequence], f"{named[sequence]} steps name it, not {sequence.in_flight}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aengine.cache.pages import PageAllocator
 from aengine.cache.radix import Node, RadixTree
-from aengine.scheduling.holding import Holding
+from aengine.scheduling.holding import UNBOUNDED, Holding
 from aengine.scheduling.sequence import AdmittedPages, Sequence
 from aengine.step_plan import StepPlan
 
@@ -49,13 +49,18 @@ class SequenceMemory:
         """The number of pages that are free or can be made free by evicting."""
         return self.allocator.free + self.tree.evictable_pages
 
+    @property
+    def available_to_all(self) -> int:
+        """The number of pages that are available in the pool and in every holding."""
+        return min(self.available, *(holding.available for holding in self.holdings), UNBOUNDED)
+
     def reserve(self, pages: int) -> bool:
         """Free pages, evicting cached ones if necessary. Returns whether enough are free.
 
-        Also returns False if a holding has no page available.
+        Also returns False if a holding has fewer pages available.
         """
         for holding in self.holdings:
-            if not holding.available:
+            if holding.available < pages:
                 return False
         return self.reserve_pages(pages)
 
@@ -82,11 +87,11 @@ class SequenceMemory:
         cached: list[int] = []
         node = tree.root
         if self.prefix_cache and not sequence.needs_all_tokens:
-            cached, node = tree.match(sequence.ids(0, known - 1), sequence.salt)
+            cached, node = tree.match(sequence.keys(0, known - 1), sequence.salt)
             sequence.shared_until = len(cached) * self.page_size
             if self.holdings and (depth := self._usable(cached)) < len(cached):
                 # The sequence computes the tokens after that again, into private pages.
-                cached, node = tree.match(sequence.ids(0, depth * self.page_size), sequence.salt)
+                cached, node = tree.match(sequence.keys(0, depth * self.page_size), sequence.salt)
             tree.lock(node)  # before anything is evicted
         missing = self.pages_for(known) - len(cached)
         needed = missing + available - self.available  # cached pages without other users are no longer evictable
@@ -139,8 +144,8 @@ class SequenceMemory:
         return min(holding.token_limit(sequence, headroom) for holding in self.holdings)
 
     def grow(self, sequence: Sequence, tokens: int, plan: StepPlan) -> None:
-        """Take memory for the sequence's first `tokens` tokens. If a new page begins, `reserve` must have freed one."""
-        if tokens > len(sequence.pages) * self.page_size:
+        """Take memory for the sequence's first `tokens` tokens. `reserve` must have freed the pages that it lacks."""
+        while tokens > len(sequence.pages) * self.page_size:
             self._append_page(sequence, plan)
         for holding in self.holdings:
             holding.grow(sequence, tokens, plan)
@@ -206,9 +211,6 @@ class SequenceMemory:
     def release(self, sequence: Sequence) -> None:
         """Release all memory of a sequence. Full computed pages stay in the tree as cache; other pages become free."""
         admitted = _admitted(sequence)
-        # The newest token's KV was never written, and `computed` does not count it. `computed` exceeds the known tokens
-        # only if a stop string cut them.
-        sequence.computed = min(sequence.computed, sequence.length)
         if admitted.holders > 1:
             self.publish(sequence)  # pages that others continue from stay locked
         node = self._insert(sequence, sequence.computed // self.page_size) or admitted.node
@@ -235,7 +237,7 @@ class SequenceMemory:
         if full <= covered or not self._accepts(sequence):
             return None
         pages = sequence.pages[covered:full]
-        ids = sequence.ids(covered * self.page_size, full * self.page_size)
+        ids = sequence.keys(covered * self.page_size, full * self.page_size)
         node, taken = self.tree.insert(ids, pages, sequence.salt, admitted.node)
         # If the tree already holds another page for the same tokens, the sequence keeps its own until it ends.
         gone = {page for page, is_gone in zip(pages, taken, strict=True) if is_gone}

@@ -14,14 +14,16 @@ from aengine.cache.tiers.tiers import Tiers
 from aengine.errors import ContextLengthError, QueueFullError
 from aengine.scheduling.addons.loading import Loading
 from aengine.scheduling.batch import Batch, Transitions
-from aengine.scheduling.flight import Flight, commit_chunks, commit_draws
+from aengine.scheduling.flight import Flight, commit_chunks, commit_computed, commit_draws
 from aengine.scheduling.holding import Holding
 from aengine.scheduling.integrity import check_batch, check_flights, check_idle, check_pages, check_unforked
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.planning.decodes import Decodes
+from aengine.scheduling.planning.drafting import Drafting
 from aengine.scheduling.planning.prefills import Prefills
 from aengine.scheduling.queue import Queue, WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update, sibling_of
+from aengine.step_cost import StepCost
 from aengine.step_plan import MixedLimit, StepPlan, StepResult
 
 
@@ -50,6 +52,8 @@ class Scheduler:
         make_sibling: Callable[[Sequence, int], Sequence] = sibling_of,
         waiting: Queue | None = None,
         holdings: Seq[Holding] = (),
+        most_drafts: int = 0,
+        step_cost: StepCost | None = None,
     ) -> None:
         """Raises `ValueError` if `max_step_tokens` is below `max_rows`: decoding alone would fill every step.
 
@@ -59,6 +63,8 @@ class Scheduler:
             make_sibling: (leader, index) -> the choice with this index, which forks from the leader.
             waiting: the queue. None: a `WaitingQueue`.
             holdings: memory that sequences hold in addition to pages.
+            most_drafts: the most drafts that a sequence verifies in a step. 0: none does.
+            step_cost: from which the number of drafts is chosen. None: `FREE`, so rows always verify the most drafts.
         """
         if max_rows < 1 or max_step_tokens < max_rows:
             raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
@@ -68,7 +74,8 @@ class Scheduler:
         self._batch = Batch(max_rows, self.memory)
         self._transitions = Transitions(self._waiting, self._batch)
         self.counters = self._transitions.counters
-        self._decodes = Decodes(self.memory, self._transitions)
+        self._drafting = Drafting(most_drafts, step_cost)
+        self._decodes = Decodes(self.memory, self._transitions, self._drafting, max_step_tokens, mixed_limit)
         self._prefills = Prefills(self.memory, self._transitions, max_step_tokens, mixed_limit, on_begin, make_sibling)
         self._flights: deque[Flight] = deque()
         self._next_step = 0
@@ -148,11 +155,18 @@ class Scheduler:
         flight = Flight(plan)
         self._decodes.plan(plan, flight)
         self._prefills.plan(plan, flight)
+        self._decodes.plan_proposals(plan, flight)
         if not plan.decode and not plan.prefill:
             return None
         plan.structured = self._batch.structured > 0 and any(
             sequence.grammar is not None for sequence in flight.draws()
         )
+        if self._drafting.most:
+            for sequence in flight.draws():
+                sequence.proposed = plan.proposals
+            if not plan.is_read:
+                for sequence in flight.carried():
+                    sequence.has_gap = True
         self._next_step += 1
         self._flights.append(flight)
         return plan
@@ -164,9 +178,7 @@ class Scheduler:
         flight = self._flights.popleft()
         self.counters.steps += 1
         self.counters.computed_tokens += plan.num_tokens
-        for sequence in flight.decode:
-            if sequence.phase is not Phase.FINISHED:
-                sequence.computed += 1
+        commit_computed(flight, result, self.counters, self._drafting.observe)
         updates = commit_chunks(flight, result, self._transitions.end)
         updates += commit_draws(flight, result, self.counters, self._transitions.end)
         for sequence, _, forks in flight.prefill:  # after `commit_draws`, which finds values that are not finite
@@ -179,14 +191,26 @@ class Scheduler:
             self._transitions.land(sequence)
         return updates
 
-    def structured_draws(self, plan: StepPlan) -> list[Sequence]:
-        """Return the sequences with a grammar that draw in a step in flight, in the order of the draws."""
+    def observe_time(self, plan: StepPlan, seconds: float) -> None:
+        """Note how long a committed step took. The number of drafts depends on it."""
+        self._drafting.observe_time(plan, seconds)
+
+    def structured_draws(self, plan: StepPlan) -> list[tuple[Sequence, Seq[int]]]:
+        """Return the sequences with a grammar that draw in a step in flight, and the drafts that each verifies in it.
+
+        They are in the order of the draws. The step before must be committed.
+        """
         flight = next(flight for flight in self._flights if flight.plan is plan)
-        return [sequence for sequence in flight.draws() if sequence.grammar is not None]
+        return [
+            (sequence, sequence.draft_ids[: drawn - 1])
+            for sequence, drawn in zip(flight.draws(), flight.drawn(), strict=True)
+            if sequence.grammar is not None
+        ]
 
     def finish(self, sequence: Sequence, n_tokens: int) -> None:
         """End a sequence after its first `n_tokens` output tokens (a stop string matched there)."""
-        del sequence.output[n_tokens:]
+        self.counters.generated_tokens -= len(sequence.output) - n_tokens
+        sequence.cut(n_tokens)
         self._transitions.end(sequence)
 
     def abort(self, sequence: Sequence) -> None:
@@ -205,7 +229,9 @@ class Scheduler:
             if flight.plan.step < plan.step:
                 kept.append(flight)
                 continue
-            for sequence in (*flight.draws(), *flight.pooling()):
+            for sequence, drawn in zip(flight.draws(), flight.drawn(), strict=True):
+                sequence.pending -= drawn
+            for sequence in flight.pooling():
                 sequence.pending -= 1
             for sequence in flight.carried():
                 if flight.plan is plan:

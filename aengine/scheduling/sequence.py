@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import enum
 from array import array
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from aengine.cache.radix import Namespace, Node, packed
+from aengine.prompt_images import PromptImages
 from aengine.requests.sampling_params import SamplingParams
+from aengine.scheduling.acceptance import Acceptance
 from aengine.step_plan import Pool, RowLogprobs
 from aengine.types import FinishReason, PromptLogprob
 
@@ -28,6 +31,11 @@ class Grammar(Protocol):
     @property
     def late(self) -> bool:
         """Whether the next mask is still being computed. Until then no step carries the sequence."""
+        ...
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether masks after drafts can be computed in time."""
         ...
 
     def accept(self, token_id: int) -> None:
@@ -78,8 +86,9 @@ class Sequence:
     """A prompt and the output drawn so far. The scheduler owns every field but `owner`.
 
     `launched` counts tokens sent through the model by launched steps, `computed` by committed ones;
-    `pending` draws are on the device; the host does not know them yet. The KV of the newest token is never in
-    the cache: it is written by the step that feeds it.
+    `pending` draws are on the device; the host does not know them yet. Steps in flight may verify drafts: then
+    `launched` and `pending` count all drafts, and the commit takes back those that were refused. The KV of the newest
+    token need not be in the cache: the step that feeds it writes it.
     """
 
     prompt: array[int]  # never changes: the choices of a request share it
@@ -98,6 +107,10 @@ class Sequence:
     pool: Pool | None = None  # how to pool the prompt's hidden states; None: tokens are drawn
     pooled: list[array[float]] = field(default_factory=list)  # pooled vectors of the chunks so far
     owner: object = None  # set and used by the engine only
+    speculates: bool = True  # whether it may verify drafts
+    images: PromptImages | None = None
+    prompt_keys: array[int] | None = None  # the prompt with the keys of its images; None: it has no images
+    acceptance: Acceptance | None = None  # of its drafts; None: none was verified yet
     grammar: Grammar | None = None  # has accepted exactly the committed output
     cached: int | None = None  # prompt tokens found in the tree at first admission
     tiers_searched: bool = False  # lower tiers were searched for its tokens since it was last queued
@@ -114,7 +127,10 @@ class Sequence:
     grown: set[int] = field(default_factory=set)  # the pages that were added after admission
     launched: int = 0
     computed: int = 0
-    pending: int = 0  # draws or pooled vectors that are on the device
+    pending: int = 0  # draws or pooled vectors that are on the device, or an upper bound
+    proposed: int = 0  # drafts for the next step that its last launched step has made on the device
+    has_gap: bool = False  # the proposer did not read all of its steps since it got its row
+    draft_ids: Seq[int] = ()  # drafts that its last committed step has made; only of a sequence with a grammar
     in_flight: int = 0  # launched steps that name it and are not committed
     decoding: bool = False  # its last chunk is launched; each further step reads the token drawn before
     has_stale_table: bool = False  # its page table on the device still names window pages that were freed
@@ -150,6 +166,21 @@ class Sequence:
             return self.prompt[start:end]
         return self.prompt[start:] + packed(self.output[max(start - prompt_len, 0) : end - prompt_len])
 
+    def keys(self, start: int, end: int) -> array[int]:
+        """Return the known tokens at positions start .. end - 1 as the prefix cache compares them."""
+        if self.prompt_keys is None:
+            return self.ids(start, end)
+        return self.prompt_keys[start:end] + self.ids(max(start, self.prompt_len), max(end, self.prompt_len))
+
+    def cut(self, n_tokens: int) -> None:
+        """Drop the output after its first `n_tokens`, which are its last. At least one token must remain.
+
+        The last token does not count as computed, even if drafts after it were accepted, and so computed its keys and
+        values. Prefixes in the cache then end where they end without drafts.
+        """
+        del self.output[n_tokens:]
+        self.computed = min(self.computed, self.length - 1)
+
 
 def sibling_of(leader: Sequence, index: int) -> Sequence:
     """Return another choice of the same request, with an empty output. Its prompt is not counted again."""
@@ -163,6 +194,9 @@ def sibling_of(leader: Sequence, index: int) -> Sequence:
         salt=leader.salt,
         adapter=leader.adapter,
         near=leader.near,
+        speculates=leader.speculates,
+        images=leader.images,
+        prompt_keys=leader.prompt_keys,
         banned=leader.banned,
         index=index,
         scores=leader.scores,

@@ -98,11 +98,10 @@ class AnswerReading:
         if call_format is not None and call_format != "off" and reads_calls and not self._harmony:
             self._calls = FORMATS[call_format]
         if tools.forced and self._calls is None and not self._harmony_calls:
-            raise InvalidRequestError(
-                "tool_choice: the format of this model's calls is unknown, so no call can be forced; "
-                "set the server's knob tool_format",
-                "tool_choice",
-            )
+            why, remedy = "the format of this model's calls is unknown", "set the server's knob tool_format"
+            if not answer_format.sees_tools:
+                why, remedy = "the model's chat template has no place for tools", "serve it with another template"
+            raise InvalidRequestError(f"tool_choice: {why}, so no call can be forced; {remedy}", "tool_choice")
         self._structured = structured is not None and not tools.forced
         # JSON never begins with a marker. Any other form may, and Llama 3's calls are JSON themselves.
         json = structured is not None and (structured.json is not None or structured.json_object)

@@ -120,6 +120,14 @@ class Layer(nn.Module):
         return x + torch.as_tensor(self.mlp(self.post_attention_layernorm(x)))
 
 
+def initialize(module: nn.Module, shape: Shape) -> None:
+    """Draw all matrices of the module. Matrices that add to the residual stream begin smaller."""
+    for name, parameter in module.named_parameters():
+        if parameter.ndim == 2:
+            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            nn.init.normal_(parameter, std=0.02 / ((2 * shape.num_hidden_layers) ** 0.5 if residual else 1))
+
+
 class Network(nn.Module):
     """Embedding, layers, norm; the embedding is also the output layer."""
 
@@ -131,19 +139,30 @@ class Network(nn.Module):
         self.norm = Norm(shape.hidden_size, shape.rms_norm_eps)
         self.rope: Tensor
         self.register_buffer("rope", rope_table(shape, torch.device("cpu")), persistent=False)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(parameter, std=0.02 / ((2 * shape.num_hidden_layers) ** 0.5 if residual else 1))
+        initialize(self, shape)
 
     def forward(self, ids: Tensor, caches: Sequence[KeyValue] | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocab] of ids [batch, tokens]."""
+        return self.logits(self.states(ids, caches, positions))
+
+    def states(self, ids: Tensor, caches: Sequence[KeyValue] | None = None, positions: Tensor | None = None) -> Tensor:
+        """The output of the last norm [batch, tokens, hidden] for ids [batch, tokens]."""
         where = torch.arange(ids.shape[1], device=ids.device)[None] if positions is None else positions
         table = self.rope[:, where][:, :, None]  # [2, batch or 1, 1, tokens, head_dim / 2]
         x = self.embed_tokens(ids)
         for i, layer in enumerate(self.layers):
             x = layer(x, table, caches[i] if caches else None, positions)
-        return F.linear(self.norm(x), self.embed_tokens.weight)
+        return torch.as_tensor(self.norm(x))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits [..., vocab] of states [..., hidden]."""
+        return F.linear(states, self.embed_tokens.weight)
+
+    def make_caches(self, rows: int, positions: int) -> list[KeyValue]:
+        """Return caches of all layers, filled with zeros."""
+        weight = self.embed_tokens.weight
+        size = (rows, self.shape.num_key_value_heads, positions, self.shape.head_dim)
+        return [(weight.new_zeros(size), weight.new_zeros(size)) for _ in self.layers]
 
     @torch.inference_mode()
     def decode(
@@ -163,19 +182,14 @@ class Network(nn.Module):
         ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
-        size = (len(prompts), self.shape.num_key_value_heads, longest + max_tokens, self.shape.head_dim)
-        dtype = self.embed_tokens.weight.dtype
-        caches = [
-            (torch.zeros(size, device=device, dtype=dtype), torch.zeros(size, device=device, dtype=dtype))
-            for _ in self.layers
-        ]
+        caches = self.make_caches(len(prompts), longest + max_tokens)
         everywhere = torch.arange(longest, device=device).expand(len(prompts), -1)
         last = self(ids.to(device), caches, everywhere)[torch.arange(len(prompts)), lengths - 1]
         drawn: list[Tensor] = []
         stops = torch.tensor(stop_ids, device=device)
         finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
         for step in range(max_tokens):
-            token = _draw(last, temperature)
+            token = draw(last, temperature)
             drawn.append(token)
             finished |= torch.isin(token, stops)
             if finished.all():
@@ -185,7 +199,7 @@ class Network(nn.Module):
         return [next((row[:i] for i, token in enumerate(row) if token in stop_ids), row) for row in rows]
 
 
-def _draw(logits: Tensor, temperature: float) -> Tensor:
+def draw(logits: Tensor, temperature: float) -> Tensor:
     """Token ids [batch] of logits [batch, vocab]."""
     if temperature == 0:
         return logits.argmax(-1)
@@ -224,9 +238,10 @@ def save(network: Network, folder: Path, *, turn_end: int, text_end: int) -> Non
 
 
 def load(folder: Path, device: torch.device) -> Network:
-    """Read what `save` wrote, in float32."""
+    """Read what `save` wrote, in float32. An MTP layer is left out."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     network = Network(Shape(**{name: config[name] for name in asdict(Shape())}))
     weights = load_file(str(folder / "model.safetensors"))
-    network.load_state_dict({name.removeprefix("model."): value.float() for name, value in weights.items()})
+    prefix = "model."
+    network.load_state_dict({n.removeprefix(prefix): w.float() for n, w in weights.items() if n.startswith(prefix)})
     return network.eval().to(device)

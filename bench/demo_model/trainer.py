@@ -68,10 +68,10 @@ def optimizer_for(network: net.Network, rate: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=fused)
 
 
-def learning_rate(done: float, step: int, peak: float) -> float:
+def learning_rate(done: float, step: int, peak: float, warm_up: int = _WARM_UP) -> float:
     """Warm up, then a half cosine down to a hundredth. `done` is the share of the training that is over."""
     cosine = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-    return peak * cosine * min(1.0, (step + 1) / _WARM_UP)
+    return peak * cosine * min(1.0, (step + 1) / warm_up)
 
 
 def loss_of(network: net.Network, batch: Tensor, weights: Tensor) -> Tensor:

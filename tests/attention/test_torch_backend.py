@@ -54,13 +54,14 @@ def check(
     codes: bool = False,
     softcap: float | None = None,
     sinks: bool = False,
+    queries: int = 1,
 ) -> None:
     """Run one step. decodes: their context lengths; slack: how much the host overstates these.
 
-    codes: the caches are FP8, and values are to be multiplied with 0.3.
+    codes: the caches are FP8, and values are to be multiplied with 0.3. queries: query tokens of each decode.
     """
     generator = torch.Generator().manual_seed(seed)
-    work = [(context, 1) for context in decodes] + chunks
+    work = [(context, queries) for context in decodes] + chunks
     num_pages = 1 + sum(-(-context // page_size) for context, _ in work)
     pages = list(range(1, num_pages))
     random.Random(seed).shuffle(pages)
@@ -86,6 +87,7 @@ def check(
         seq_lens=torch.tensor([context for context, _ in work], dtype=torch.int32),
         query_starts=torch.tensor([0, *counts]).cumsum(0).to(torch.int32),
         num_decodes=len(decodes),
+        decode_queries=queries,
         query_lens=counts,
         context_lens=[context + (slack if row < len(decodes) else 0) for row, (context, _) in enumerate(work)],
     )
@@ -121,6 +123,7 @@ def chunk(draw: st.DrawFn) -> tuple[int, int]:
     codes=st.booleans(),
     softcap=st.none() | st.sampled_from([0.5, 3.0]),
     sinks=st.booleans(),
+    queries=st.sampled_from([1, 1, 2, 5]),
 )
 def test_any_mix_of_decodes_and_chunks(
     decodes: list[int],
@@ -133,9 +136,14 @@ def test_any_mix_of_decodes_and_chunks(
     codes: bool,
     softcap: float | None,
     sinks: bool,
+    queries: int,
 ) -> None:
     if decodes or chunks:
-        check(decodes, chunks, page_size, kv_heads, group, window, slack, codes=codes, softcap=softcap, sinks=sinks)
+        decodes = [max(context, queries) for context in decodes]
+        check(
+            decodes, chunks, page_size, kv_heads, group, window, slack,
+            codes=codes, softcap=softcap, sinks=sinks, queries=queries,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("window", [None, 1, 16, 33])
@@ -151,30 +159,42 @@ def test_decodes_of_very_different_lengths_with_a_chunk(window: int | None, code
 
 
 @pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("chunks", [[], [(20, 20)]], ids=["alone", "with a chunk"])
+@pytest.mark.parametrize("decodes", [[9, 40, 3], [3, 300, 130, 7, 290, 550]], ids=["similar", "different"])
+def test_each_query_of_a_decode_sees_the_positions_up_to_its_own(
+    decodes: list[int], chunks: Work, window: int | None
+) -> None:
+    check(decodes, chunks, 16, 2, 2, window, queries=3)
+    check(decodes, chunks, 16, 2, 2, window, softcap=0.5, sinks=True, queries=2)
+
+
+@pytest.mark.parametrize("window", [None, 5])
 def test_chunks_longer_than_a_block_of_queries(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_backend, "_QUERY_BLOCK", 4)
     check([9], [(23, 10), (9, 4), (13, 13)], 3, 2, 2, window)
 
 
-def test_a_padding_row_leaves_the_others_alone() -> None:
+@pytest.mark.parametrize(("queries", "padding"), [(1, 0), (3, 0), (3, 2)])
+def test_a_padding_row_leaves_the_others_alone(queries: int, padding: int) -> None:
     caches = torch.randn(2, 4, 2, 1, DIM)
-    q = torch.randn(2, 2, DIM)
+    q = torch.randn(2 * queries, 2, DIM)
 
     def run(rows: int) -> Tensor:
         batch = AttentionBatch(
-            slots=torch.zeros(rows, dtype=torch.int64),
+            slots=torch.zeros(rows * queries, dtype=torch.int64),
             page_table=torch.tensor([[3, 1], [0, 0]], dtype=torch.int32)[:rows],
-            seq_lens=torch.tensor([3, 0], dtype=torch.int32)[:rows],
-            query_starts=torch.arange(rows + 1, dtype=torch.int32),
+            seq_lens=torch.tensor([3, padding], dtype=torch.int32)[:rows],
+            query_starts=torch.arange(rows + 1, dtype=torch.int32) * queries,
             num_decodes=rows,
-            query_lens=[1] * rows,
-            context_lens=[3, 0][:rows],
+            decode_queries=queries,
+            query_lens=[queries] * rows,
+            context_lens=[3, padding][:rows],
         )
-        return TorchAttention().bind(AttentionLayer(DIM, SCALE))(q[:rows], caches[0], caches[1], batch)
+        return TorchAttention().bind(AttentionLayer(DIM, SCALE))(q[: rows * queries], caches[0], caches[1], batch)
 
     padded = run(2)
     assert padded.isfinite().all()
-    torch.testing.assert_close(padded[:1], run(1))
+    torch.testing.assert_close(padded[:queries], run(1))
 
 
 def test_bfloat16_is_as_good_as_its_rounding() -> None:

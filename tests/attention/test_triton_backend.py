@@ -47,10 +47,14 @@ def prefill_path(name: str, device: torch.device, longest: int = 0) -> PrefillKe
 
 
 def step(
-    decodes: list[int], chunks: Work, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, AttentionBatch]:
-    """Return q, the caches and the batch. decodes: their context lengths. Memory outside of contexts is NaN."""
-    work = [(context, 1) for context in decodes] + chunks
+    decodes: list[int], chunks: Work, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device,
+    queries: int = 1,
+) -> tuple[Tensor, Tensor, Tensor, AttentionBatch]:  # fmt: skip
+    """Return q, the caches and the batch. Memory outside of contexts is NaN.
+
+    decodes: their context lengths. queries: query tokens of each decode.
+    """
+    work = [(context, queries) for context in decodes] + chunks
     pages = list(range(1, 1 + sum(-(-context // PAGE) for context, _ in work)))
     random.Random(0).shuffle(pages)
     caches = torch.randn(2, len(pages) + 1, PAGE, kv_heads, dim, device=device).to(dtype)
@@ -68,6 +72,7 @@ def step(
         seq_lens=torch.tensor([context for context, _ in work], dtype=torch.int32, device=device),
         query_starts=torch.tensor([0, *counts], device=device).cumsum(0).to(torch.int32),
         num_decodes=len(decodes),
+        decode_queries=queries,
         query_lens=counts,
         context_lens=[context for context, _ in work],
     )
@@ -151,6 +156,43 @@ def test_float32_queries_read_codes_exactly(case: str, device: torch.device) -> 
     backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.float32))
     out = backend.bind(AttentionLayer(128, SCALE, value_scale=0.5))(q, k_cache, v_cache, batch)
     assert error(out, reference(q, k_cache.float(), v_cache.float() * 0.5, batch, None)) < 3e-6
+
+
+@pytest.mark.thinned
+@pytest.mark.parametrize("queries", [2, 5])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("chunks", [[], [(200, 77), (90, 90)]], ids=["alone", "with chunks"])
+def test_decodes_of_several_queries(chunks: Work, window: int | None, queries: int, device: torch.device) -> None:
+    q, k_cache, v_cache, batch = step([5, 17, 400, 16, 3000], chunks, 32, 8, 128, torch.bfloat16, device, queries)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
+    attend = backend.bind(AttentionLayer(128, SCALE, window))
+    for _ in range(2):
+        out = attend(q, k_cache, v_cache, batch)
+        assert error(out, reference(q, k_cache, v_cache, batch, window)) < 6e-3
+
+
+@pytest.mark.parametrize("chunks", [[], [(200, 77), (90, 90)]], ids=["alone", "with chunks"])
+def test_decodes_of_several_queries_over_latents(chunks: Work, device: torch.device) -> None:
+    q, cache, _, batch = step([5, 17, 400, 16], chunks, 16, 1, 576, torch.bfloat16, device, queries=3)
+    backend = triton_backend.TritonAttention(lambda: pytest.fail("latents need no prefill kernel"))
+    out = backend.bind(AttentionLayer(576, SCALE, latent_rank=512))(q, cache, cache, batch)
+    assert error(out, reference(q, cache, cache, batch, None)[..., :512]) < 6e-3
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_captured_step_serves_other_lengths(queries: int, device: torch.device) -> None:
+    q, k_cache, v_cache, batch = step([700, 300, 64], [], 32, 8, 128, torch.bfloat16, device, queries)
+    longest = batch.seq_lens.clone()
+    backend = triton_backend.TritonAttention(lambda: pytest.fail("decodes need no prefill kernel"))
+    attend = backend.bind(AttentionLayer(128, SCALE))
+    attend(q, k_cache, v_cache, batch)
+    graph = torch.cuda.CUDAGraph()
+    batch.seq_lens.copy_(torch.tensor([0, queries, 5], device=device))
+    with torch.cuda.graph(graph):
+        out = attend(q, k_cache, v_cache, batch)
+    batch.seq_lens.copy_(longest)
+    graph.replay()
+    assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
 
 
 def test_more_keys_than_are_copied_at_a_time_go_in_groups(

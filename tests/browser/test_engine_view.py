@@ -52,6 +52,18 @@ async def test_figures_move_with_the_engine(tab: Tab) -> None:
         assert [round(3 * width / bar) for width in await tab.evaluate(widths)] == [1, 1]
 
 
+async def test_what_was_accepted_shows_if_a_proposer_runs(tab: Tab) -> None:
+    engine = FakeEngine()
+    async with talking_to(engine, tab):
+        assert await tab.evaluate("document.querySelector('#speculation').offsetHeight") == 0
+        engine.numbers = msgspec.structs.replace(
+            IDLE, speculation="mtp", drafted_tokens=300, accepted_tokens=160, verified_rows=100
+        )
+        await tab.until(shows("#accepted", "53 %"))
+        assert await tab.text("#accepted-length") == "2.60"
+        assert await tab.evaluate("document.querySelector('#speculation').offsetHeight") > 0
+
+
 async def test_the_rate_is_that_of_the_last_second_and_is_drawn(tab: Tab) -> None:
     engine = FakeEngine()
     async with talking_to(engine, tab):

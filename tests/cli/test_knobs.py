@@ -45,13 +45,15 @@ def test_every_flag_sets_its_knob() -> None:
         "A,B": "https://a.example, https://b.example",
         "": "",
     }
+    special = {"grammar_nesting": "64", "max_loras": "64", "max_lora_rank": "64"}
+    special |= {"speculation": "ngram", "draft_tokens": "4"}
     for kind in KINDS:
         for knob in list_knobs(kind):
             flag = f"--{knob.name.replace('_', '-')}"
             value = knob.choices[-1] if knob.choices else values[knob.kind]
             given = [flag, value] if knob.kind else [f"--no-{knob.name.replace('_', '-')}"]
-            if knob.name in ("grammar_nesting", "max_loras", "max_lora_rank"):
-                given[1] = "64"
+            if knob.name in special:
+                given[1] = special[knob.name]
             set_to = getattr(read_knobs(parser().parse_args(given), kind), knob.name)
             lists = {"A,B": ("https://a.example", "https://b.example"), "A=X,B=Y": pairs}
             expected = lists.get(knob.kind, given[-1])

@@ -21,6 +21,8 @@ TOOL = {
     "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
 
+SEE = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image", "image": b"a file"}]}]
+
 Model = Engine | Client
 
 
@@ -112,7 +114,7 @@ async def structured(model: Model) -> Any:
     thought = await model.complete("Is Paris in France?", structured=form, max_tokens=40, seed=1)
     assert "</think>" in thought.text or len(thought.text) > 3
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    done = await model.complete("{", structured={"json": schema}, temperature=0)
+    done = await model.complete("{", structured={"json": schema}, temperature=0, max_tokens=24)
     return comparable(thought), comparable(done)
 
 
@@ -224,6 +226,8 @@ REFUSED: dict[str, Callable[[Model], Awaitable[Any]]] = {
     "two forms": lambda model: model.complete(FRANCE, structured=Structured(regex="a", grammar="b")),
     "ids that are more than the context": lambda model: model.complete([5] * 10**4),
     "a chat that is more than the context": lambda model: model.chat([{"role": "user", "content": "hi " * 9999}]),
+    "an image for a model without eyes": lambda model: model.chat(SEE),
+    "an image by its URL": lambda model: model.chat([{"role": "user", "content": [{"type": "image_url"}]}]),
     "no messages": lambda model: model.chat("hi"),  # type: ignore[arg-type]
     "nothing to embed": lambda model: model.embed([]),
     "an empty text to embed": lambda model: model.embed(["a", ""]),

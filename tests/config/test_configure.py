@@ -191,8 +191,8 @@ def test_an_unknown_knob_is_refused_with_the_list_of_known_ones() -> None:
         configure(EngineConfig, {}, max_modellen=3)
     with pytest.raises(ConfigError, match=r"\(did you mean max_step_tokens\?\)"):
         configure(EngineConfig, {}, max_num_batched_tokens=3)
-    with pytest.raises(ConfigError, match=r"\(speculative decoding is not supported yet; leave it out\)"):
-        configure(EngineConfig, {}, speculative_config={})
+    with pytest.raises(ConfigError, match=r"\(the model decides how it takes images; leave it out"):
+        configure(EngineConfig, {}, mm_processor_kwargs={})
 
 
 @pytest.mark.parametrize(

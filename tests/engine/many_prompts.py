@@ -17,13 +17,16 @@ GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
 class ManyPrompts:
-    """Twenty prompts that begin with parts of `shared`, and the number of tokens to draw for each."""
+    """Twenty prompts that begin with parts of `shared`, and the number of tokens to draw for each.
 
-    def __init__(self, seed: int) -> None:
+    longest: the most tokens to draw.
+    """
+
+    def __init__(self, seed: int, longest: int = 90) -> None:
         self.rng = random.Random(seed)
         self.shared = self.ids(200)
         self.prompts = [self.shared[: self.rng.randrange(200)] + self.ids(self.rng.randint(1, 90)) for _ in range(20)]
-        self.lengths = [self.rng.randint(1, 90) for _ in self.prompts]
+        self.lengths = [self.rng.randint(1, longest) for _ in self.prompts]
 
     def ids(self, count: int) -> list[int]:
         return [self.rng.randrange(300, 4000) for _ in range(count)]

@@ -78,12 +78,12 @@ async def test_a_cached_prefix_changes_nothing_but_the_work() -> None:
     shared = [RNG.randrange(300, 4000) for _ in range(97)]
     second = [*shared, 301, 302, 303, 304, 305]
     greedy = {"max_tokens": 20, "temperature": 0, "ignore_eos": True}
-    async with aengine.Engine(device="cpu", kv_cache_gib=0.1) as engine:
+    async with aengine.Engine(device="cpu", kv_cache_gib=0.1, speculation="off") as engine:
         await engine.complete([*shared, 399], **greedy)
         before = engine.stats()
         warm = await engine.complete(second, **greedy)
         computed = engine.stats().computed_tokens - before.computed_tokens
-    async with aengine.Engine(device="cpu", kv_cache_gib=0.1, prefix_cache=False) as engine:
+    async with aengine.Engine(device="cpu", kv_cache_gib=0.1, speculation="off", prefix_cache=False) as engine:
         cold = await engine.complete(second, **greedy)
         cold_computed = engine.stats().computed_tokens
     assert warm.usage.cached_tokens == 96

@@ -34,7 +34,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     model = write_checkpoint(request.param, folder, vocab_size=VOCAB)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, folder)
-    return folder, reference(model, vocab=VOCAB, least=8)
+    return folder, reference(model, vocab=VOCAB, per_length=5, least=8, new_tokens=24)
 
 
 @pytest.mark.slow

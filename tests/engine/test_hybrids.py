@@ -12,7 +12,7 @@ from tests.engine.many_prompts import GREEDY, ManyPrompts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-MANY = ManyPrompts(seed=7)
+MANY = ManyPrompts(seed=7, longest=48)
 # With pages of 5 tokens, a state is kept after every 320th token, where a page and a block of 64 end together.
 MANY.prompts += [MANY.shared + MANY.ids(length) for length in (121, 130)]
 MANY.lengths += [20, 30]

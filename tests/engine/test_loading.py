@@ -174,7 +174,8 @@ def test_the_device_is_let_go_where_what_comes_after_it_fails(
     closed: list[str] = []
     adapters = SimpleNamespace(close=lambda: closed.append("adapters"))
     pool = SimpleNamespace(max_model_len=1)
-    runtime: Any = SimpleNamespace(adapters=adapters, pool=pool, close=lambda: closed.append("runtime"))
+    model = SimpleNamespace(tower=None, no_images="")
+    runtime: Any = SimpleNamespace(adapters=adapters, pool=pool, model=model, close=lambda: closed.append("runtime"))
 
     def fail(*_: object) -> None:
         raise Started

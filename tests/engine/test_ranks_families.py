@@ -23,13 +23,24 @@ VOCAB = 4096  # of the demo model's tokenizer
 ALWAYS = ("gpt-oss",)  # the others are slow tests
 EACH_RANKS = ("gpt-oss", "deepseek-v3", "qwen3-5")  # window pages, latents and states
 EIGHT = ("qwen3", "qwen3-moe")  # run with 8 ranks, which is slow; the others run with 2 or 4, in turns
-PREEMPTING = {"num_pages": 60, "page_size": 3, "window_context": 20, "max_model_len": 128}
+# These differ from another case in what ranks do not divide: names, rotations, or which layers have a window.
+LIKE_ANOTHER = (
+    *("qwen3-yarn", "llama3", "llama-linear", "qwen2-window-upper-layer", "mistral-window", "phi3-window"),
+    *("qwen2-moe-some-layers", "qwen3-next-some-layers", "qwen3-5-tied", "qwen3-5-wrapped", "qwen3-5-wrapped-tied"),
+    *("qwen3-5-moe-wrapped", "smollm3-window", "mistral3", "gemma3-that-sees", "gemma4-that-sees", "gemma4-unified"),
+    *("deepseek-v3-no-query-rank", "glm4-moe-qk-norm-groups"),
+)
+PREEMPTING = {"num_pages": 48, "page_size": 3, "window_context": 20, "max_model_len": 128}
 
 
 def cases() -> list[Any]:
     """Families with 2, 4 or 8 ranks, some with each."""
     turns = itertools.cycle([2, 4])
-    counts = {case: (2, 4, 8) if case in EACH_RANKS else (8 if case in EIGHT else next(turns),) for case in CASES}
+    counts = {
+        case: (2, 4, 8) if case in EACH_RANKS else (8 if case in EIGHT else next(turns),)
+        for case in CASES
+        if case not in LIKE_ANOTHER
+    }
     pairs = [(case, ranks) for case, each in counts.items() for ranks in each]
     return [
         pytest.param(case, ranks, marks=() if case in ALWAYS and ranks == 2 else pytest.mark.slow, id=f"{case}-{ranks}")
@@ -44,7 +55,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     model = write_checkpoint(request.param, folder, **{**sizes_of(request.param), "vocab_size": VOCAB})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, folder)
-    return folder, reference(model, vocab=VOCAB, per_length=4, least=6)
+    return folder, reference(model, vocab=VOCAB, per_length=3, least=6, new_tokens=20)
 
 
 @pytest.mark.slow
@@ -62,7 +73,7 @@ async def test_the_ids_are_those_of_transformers(ranks: int, subject: tuple[Path
                 break
 
     async with aengine.Engine(str(folder), device="cpu", tensor_parallel_size=ranks, **knobs) as engine:
-        others = [given_up(engine, prompt[::-1], chance.randint(0, 20)) for prompt in expected.prompts]
+        others = [given_up(engine, prompt[::-1], chance.randint(0, 15)) for prompt in expected.prompts]
         wanted = [engine.complete(prompt, **greedy) for prompt in expected.prompts]
         both = [work for pair in zip(others, wanted, strict=True) for work in pair]
         assert [list(one.token_ids) for one in (await asyncio.gather(*both))[1::2]] == expected.ids

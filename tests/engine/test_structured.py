@@ -213,7 +213,7 @@ async def test_masks_that_cannot_be_filled_fail_the_step_alone(engine: aengine.E
     assert engine._service.loop is not None
     fill = engine._service.loop._fill_masks
 
-    async def broken(matchers: object) -> Any:
+    async def broken(matchers: object, drafts: object) -> Any:
         raise RuntimeError("no masks")
 
     engine._service.loop._fill_masks = broken

@@ -59,6 +59,7 @@ async def test_every_step_is_recorded_from_its_launch_to_its_delivery(tmp_path: 
     assert {span["name"] for span in loop} == {"schedule", "launch", "await", "commit", "deliver", "idle"}
     assert sum(span["args"]["count"] for span in of(loop, "deliver")) == stats.generated_tokens == 40
     assert sum(span["args"]["prompt_tokens"] for span in of(loop, "launch")) == stats.prompt_tokens == 8
+    assert sum(span["args"]["drafts"] for span in of(loop, "launch")) >= stats.drafted_tokens > 0
     launched, awaited, busy = by_step(loop, "launch"), by_step(loop, "await"), by_step(device, "forward")
     assert len(launched) == stats.steps
     assert set(launched) == set(awaited) == set(busy)

@@ -69,6 +69,7 @@ CARD = {
     "lifecycle": "active",
     "max_input_tokens": 64,
     "max_tokens": 64,
+    "takes_images": False,
 }
 
 
@@ -141,9 +142,6 @@ class FakeTokenizer:
     ) -> list[int]:
         return [len(word) for word in text.split()]
 
-    async def encode_chat(self, messages: Any, *options: Any, **more: Any) -> list[int]:
-        return [len(messages)]
-
     info: TokenizerInfo
     vocab_size = VOCAB_SIZE
     special_ids = frozenset[int]()
@@ -194,6 +192,8 @@ class FakeEngine:
         self.sleep_mode = False
         self.is_sleeping = False
         self.refusal = ""
+        self.no_images = "it reads text only"
+        self.images_in_results = False
         self.changes: list[tuple[object, ...]] = []  # of the device's contents
         self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
 

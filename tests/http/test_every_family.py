@@ -23,7 +23,7 @@ from aengine.model.loading.hub import DEMO
 from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.harmony import CONTROL
 from tests.http.serving import hosting, parse_events
-from tests.model.checkpoints import write_checkpoint
+from tests.model.checkpoints import save, write_checkpoint
 from tests.model.quant.checkpoints import write_quantized
 from tests.model.quant.encoders import Scheme
 from tests.model.quant.schemes import SCHEMES
@@ -85,6 +85,12 @@ FAMILIES: dict[str, Family] = {
     "SmolLM3": Family("smollm3", calls="hermes"),
     "Phi-4-mini": Family("phi3", calls="phi4"),
     "Granite": Family("granite", calls="granite"),
+    "EXAONE 4": Family("exaone4", calls="hermes"),
+    "dots.llm1": Family("dots1"),
+    "MiniMax M2 FP8": Family("minimax-m2", "fp8-blocks", "minimax"),
+    "Hy3": Family("hy3"),
+    "Qwen2.5-VL": Family("qwen2-5-vl", calls="hermes"),
+    "Kimi K2.5": Family("kimi-k2-5", calls="kimi", sizes=LATENT),
     "Seed-OSS": Family("seed-oss", calls="seed"),
 }
 WEATHER = {
@@ -105,7 +111,7 @@ def write(family: Family, folder: Path) -> None:
     if family.form == MXFP4:
         write_gpt_oss(folder, folder.parent / "twin", **sizes)
     elif family.form == BFLOAT16:
-        write_checkpoint(family.case, folder, **sizes).to(torch.bfloat16).save_pretrained(folder)
+        save(write_checkpoint(family.case, folder, **sizes).to(torch.bfloat16), folder)
     else:
         write_quantized(family.form, family.case, folder, folder.parent / "twin", **sizes)
     backend = Tokenizer.from_file(str(DEMO / "tokenizer.json"))

@@ -21,8 +21,8 @@ CASES = 12  # of a file
 NOT_INTERPRETED = (
     "aengine.kernels.collective.lanes.",
     "aengine.kernels.collective.kernels.",
-    "aengine.kernels.delta.decode._sums_of_three",
-    "aengine.kernels.delta.decode._sums_of_two",
+    "aengine.kernels.delta.decode.sums_of_three",
+    "aengine.kernels.delta.decode.sums_of_two",
     "aengine.kernels.linear.int4.block._offsets_of_none",
     "aengine.kernels.linear.int4.block.offset",
     "aengine.kernels.linear.int4.row.parted",

@@ -1,6 +1,6 @@
 """Kernels compile for several GPUs and fit their shared memory. Triton's compiler needs no GPU.
 
-Each shape is compiled for an H200, and for one of the three other GPUs in turn.
+Each shape is compiled for an H200, and every second one also for one of the three other GPUs in turn.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from aengine.kernels.attention import (
     latent_decode,
     prefix_attention,
 )
-from aengine.kernels.attention.config import decode_config
+from aengine.kernels.attention.config import decode_config, tile_queries
 from aengine.kernels.attention.heads import Heads
 from aengine.kernels.collective.kernels import arrived_kernel
 from aengine.kernels.collective.mailboxes import LANES, PROGRAMS, Mailbox
 from aengine.kernels.collective.overlapped import sum_two_parts
 from aengine.kernels.collective.peers import PeerCollective
-from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, StateBatch
+from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, DraftedBatch, DraftUpdates, StateBatch
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
 from aengine.kernels.elementwise import gate_output
 from aengine.kernels.experts.shared_gate import gated_silu_mul
@@ -44,6 +44,7 @@ from aengine.kernels.linear.int4.config import StreamedRowConfig, int4_config, o
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.ngram import triton_ngram
 from aengine.kernels.parts import Parts
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.gpus import (
@@ -62,7 +63,7 @@ from tests.kernels.gpus import (
 )
 from tests.kernels.offline import MARKS
 
-pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.turns("compiler", always=("H200",))]
+pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.turns("compiler", always=("H200",), every=2)]
 
 
 @pytest.fixture(params=GPUS)
@@ -116,6 +117,28 @@ def test_delta_nets(compiler: Compiler, kept: torch.dtype) -> None:
     batch = StateBatch(ints(12), ints(12), ints(5), longs(300), ints(300), num_decodes=8)
     x = half(300, count + heads.values + 2 * values).split((count, heads.values, values, values), dim=1)
     TritonKernels().delta_net(weights)(*x, DeltaState(half(9, 4, count), recurrence), batch)
+
+
+def test_delta_nets_with_drafts(compiler: Compiler) -> None:
+    heads = DeltaHeads(16, 32, 128, 128)
+    count, values, entries = heads.channels, heads.value_heads, 7
+    weights = DeltaWeights(heads, half(count, 4), half(values), half(values), half(heads.value_dim), 1e-6)
+    drafts = DraftUpdates(
+        half(9, entries, count),
+        single(9, entries, 16, 128),
+        single(9, entries, values, 128),
+        single(9, entries, values),
+    )
+    state = DeltaState(half(9, 4, count), single(9, values, heads.key_dim, heads.value_dim), drafts)
+    batch = StateBatch(
+        ints(12), ints(12), ints(5), longs(300), ints(300), 8, DraftedBatch(longs(12), longs(12), ints(12))
+    )
+    x = half(300, count + heads.values + 2 * values).split((count, heads.values, values, values), dim=1)
+    TritonKernels().delta_net(weights)(*x, state, batch)
+    # The chunk without drafts runs first. One kernel then decodes all rows with drafts.
+    assert compiler.names[-1] == "_drafts_kernel"
+    assert compiler.names.count("_drafts_kernel") == 1
+    assert "_decode_kernel" not in compiler.names
 
 
 @HAVE_FP8
@@ -226,8 +249,32 @@ def test_decode_attention_of_codes(
     assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
 
 
-@pytest.mark.parametrize("heads", [16, 20, 128])
-@pytest.mark.parametrize("new", [half, single])
+@pytest.mark.parametrize(
+    ("rows", "queries", "group", "dim", "new"),
+    [
+        (1, 2, 4, 128, half),
+        (64, 5, 4, 128, half),
+        (16, 5, 8, 128, half),
+        (64, 17, 16, 128, half),
+        (64, 4, 8, 256, half),
+        (8, 5, 4, 128, single),
+        (64, 5, 8, 64, half),
+    ],
+)
+def test_decode_attention_of_drafts(
+    compiler: Compiler, rows: int, queries: int, group: int, dim: int, new: Callable[..., Tensor]
+) -> None:
+    q, cache = new(rows * queries, 2 * group, dim), new(100, 16, 2, dim)
+    columns = tile_queries(queries, group, dim) * group
+    config = decode_config(rows, columns, dim, q.element_size(), compiler.gpu.launch, drafted=True)
+    decode_attention.PagedDecode()(q, cache, cache, ints(rows, 50), ints(rows), 0.1, queries=queries)
+    assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
+
+
+LATENTS = [(16, half), (128, single), (20, half), (128, half)]  # float32 with the most heads only
+
+
+@pytest.mark.parametrize(("heads", "new"), LATENTS)
 def test_attention_over_latents(compiler: Compiler, heads: int, new: Callable[..., Tensor]) -> None:
     q, cache = new(40, heads, 576), new(100, 16, 1, 576)
     latent_decode.LatentDecode()(q, cache, 512, ints(40, 50), ints(40), 0.1)
@@ -235,8 +282,7 @@ def test_attention_over_latents(compiler: Compiler, heads: int, new: Callable[..
 
 
 @HAVE_FP8
-@pytest.mark.parametrize("heads", [16, 20, 128])
-@pytest.mark.parametrize("new", [half, single])
+@pytest.mark.parametrize(("heads", "new"), LATENTS)
 def test_attention_over_latents_in_fp8(compiler: Compiler, heads: int, new: Callable[..., Tensor]) -> None:
     q, cache = new(40, heads, 576), half(100, 16, 1, 576).to(E4M3)
     latent_decode.LatentDecode()(q, cache, 512, ints(40, 50), ints(40), 0.1)
@@ -277,6 +323,13 @@ def test_the_sampler(compiler: Compiler) -> None:
     for vocab in (151936, 600_000):
         likeliest.likeliest(half(8, vocab), longs(5), longs(8), 20)
     penalties.penalize_seen(single(8, 151936), longs(5), longs(8), ints(9, 151936), *single(8, 3).unbind(1))
+
+
+@pytest.mark.parametrize("capacity", [4096, 40961])
+def test_ngram_drafts(compiler: Compiler, capacity: int) -> None:
+    history, lengths, rows = ints(9, capacity), longs(9), longs(5)
+    triton_ngram.match(history, lengths, rows, 8, 2, 5)
+    triton_ngram.append(history, lengths, rows, longs(5, 6), longs(5))
 
 
 @pytest.mark.parametrize("count", [2, 8])

@@ -57,4 +57,4 @@ def test_a_step_stores_the_draws_of_all_rows_but_padding_tiny(device: torch.devi
     assert last_token.tolist() == [12, 101, 102, 103, 11, 105, 106, 107, 108, 109]
     assert length.tolist() == list(range(10, 20))
     assert drawn.nonzero().tolist() == [[0, 10 % 4], [4, 14 % 4]]
-    assert WrittenDraws(drawn, [4 * 4 + 14 % 4, 10 % 4]).read() == ([11, 12], [True, False])
+    assert WrittenDraws(drawn, [4 * 4 + 14 % 4, 10 % 4]).read() == ([11, 12], [True, False], [])

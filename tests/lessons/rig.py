@@ -10,7 +10,8 @@ from aengine.cache.kv import KVPool
 from aengine.cache.radix import packed
 from aengine.model.decoder import Decoder
 from aengine.requests.sampling_params import SamplingParams
-from aengine.runtime.runner import StepExecutor, read_outcome
+from aengine.runtime.runner import StepExecutor
+from aengine.runtime.step.results import read_outcome
 from aengine.runtime.step.rows import Rows
 from aengine.sampling.sampler import Sampler
 from aengine.scheduling.scheduler import Scheduler

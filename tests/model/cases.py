@@ -9,13 +9,15 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Dots1Config,
+    Dots1ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
-    Gemma3Config,
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
-    Gemma4Config,
     Gemma4ForCausalLM,
     Gemma4ForConditionalGeneration,
     Gemma4TextConfig,
@@ -29,17 +31,20 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    HYV3Config,
+    HYV3ForCausalLM,
+    Kimi_K25ForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
-    Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
-    MuseGlimmerConfig,
     MuseGlimmerForConditionalGeneration,
     Olmo2Config,
     Olmo2ForCausalLM,
@@ -51,6 +56,7 @@ from transformers import (
     Phi3ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
@@ -75,7 +81,15 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-VOCAB = 128
+from tests.model.wrapped_configs import (
+    gemma3_config,
+    gemma4_config,
+    kimi_config,
+    mistral3_config,
+    muse_config,
+    qwen2_5_vl_config,
+    qwen3_5_config,
+)
 
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -99,7 +113,6 @@ HYBRID: dict[str, object] = {
     "initializer_range": 0.1,  # with larger numbers, their norms would divide by noise
 }
 _LINEAR_LAST = ["full_attention", "linear_attention", "linear_attention"]
-_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _GEMMA = {
     "head_dim": 32,
@@ -166,65 +179,6 @@ _LATENT: dict[str, object] = {
 _DEEPSEEK_YARN = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}
 
 
-def _mistral3(**text: object) -> PreTrainedConfig:
-    """A language model inside a model that sees, whose other parts are as small as possible."""
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tied = text.pop("tie_word_embeddings", False)
-    return Mistral3Config(
-        text_config={"model_type": "ministral3", "pad_token_id": None, **text},
-        vision_config={"model_type": "pixtral", "head_dim": 8, **vision},
-        tie_word_embeddings=tied,
-        image_token_index=1,
-    )
-
-
-def qwen3_5(config: type[PreTrainedConfig]) -> Callable[..., PreTrainedConfig]:
-    """Like `_mistral3`, for both kinds of Qwen3.5."""
-    return lambda **text: config(
-        text_config=text, vision_config=_VISION, tie_word_embeddings=text.get("tie_word_embeddings", False)
-    )
-
-
-def _gemma3(**text: object) -> PreTrainedConfig:
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tied = text.pop("tie_word_embeddings", True)
-    return Gemma3Config(
-        text_config={"pad_token_id": None, **text},
-        vision_config={"image_size": 28, "patch_size": 14, **vision},
-        tie_word_embeddings=tied,
-        mm_tokens_per_image=4,
-        initializer_range=text["initializer_range"],  # of the output matrix, which is outside the language model
-        **{f"{name}_index": VOCAB - 3 + i for i, name in enumerate(("boi_token", "eoi_token", "image_token"))},
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-
-
-def _gemma4(**text: object) -> PreTrainedConfig:
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tied = text.pop("tie_word_embeddings", True)
-    return Gemma4Config(
-        text_config={**text, "pad_token_id": 0},
-        vision_config={**vision, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16},
-        audio_config=None,
-        tie_word_embeddings=tied,
-        initializer_range=text["initializer_range"],
-    )
-
-
-def _muse(**text: object) -> PreTrainedConfig:
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tied = text.pop("tie_word_embeddings", False)
-    return MuseGlimmerConfig(
-        text_config=text,
-        vision_config={**vision, "pos_emb_height": 2, "pos_emb_width": 2},
-        out_hidden_size=64,
-        projector_hidden_size=16,
-        tie_word_embeddings=tied,
-        initializer_range=text["initializer_range"],  # of the output matrix, which is outside the language model
-    )
-
-
 CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], dict[str, object]]] = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen3-bias-untied": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16, "attention_bias": True}),
@@ -260,13 +214,13 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
     "qwen3-5-tied": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, HYBRID | {"tie_word_embeddings": True}),
     "qwen3-5-linear-last": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, HYBRID | {"layer_types": _LINEAR_LAST}),
     "qwen3-5-moe": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, HYBRID | _SHARED),
-    "qwen3-5-wrapped": (Qwen3_5ForConditionalGeneration, qwen3_5(Qwen3_5Config), HYBRID),
+    "qwen3-5-wrapped": (Qwen3_5ForConditionalGeneration, qwen3_5_config(Qwen3_5Config), HYBRID),
     "qwen3-5-wrapped-tied": (
         Qwen3_5ForConditionalGeneration,
-        qwen3_5(Qwen3_5Config),
+        qwen3_5_config(Qwen3_5Config),
         HYBRID | {"tie_word_embeddings": True},
     ),
-    "qwen3-5-moe-wrapped": (Qwen3_5MoeForConditionalGeneration, qwen3_5(Qwen3_5MoeConfig), HYBRID | _SHARED),
+    "qwen3-5-moe-wrapped": (Qwen3_5MoeForConditionalGeneration, qwen3_5_config(Qwen3_5MoeConfig), HYBRID | _SHARED),
     "phi3": (Phi3ForCausalLM, Phi3Config, {"pad_token_id": None, "partial_rotary_factor": 0.75}),
     "phi3-window": (Phi3ForCausalLM, Phi3Config, {"pad_token_id": None, "sliding_window": 20}),
     "granite": (
@@ -300,7 +254,7 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
     ),
     "mistral3": (
         Mistral3ForConditionalGeneration,
-        _mistral3,
+        mistral3_config,
         {"head_dim": 16, "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.3}},
     ),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config, _GEMMA | {"attn_logit_softcapping": 3.0}),
@@ -318,7 +272,7 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
         },
     ),
     # There, transformers does not cap logits.
-    "gemma3-that-sees": (Gemma3ForConditionalGeneration, _gemma3, _GEMMA | {"final_logit_softcapping": None}),
+    "gemma3-that-sees": (Gemma3ForConditionalGeneration, gemma3_config, _GEMMA | {"final_logit_softcapping": None}),
     "gemma4": (
         Gemma4ForCausalLM,
         Gemma4TextConfig,
@@ -338,7 +292,7 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
         },
     ),
     "gemma4-small": (Gemma4ForCausalLM, Gemma4TextConfig, _GEMMA4_SMALL),
-    "gemma4-that-sees": (Gemma4ForConditionalGeneration, _gemma4, _GEMMA4_SMALL),
+    "gemma4-that-sees": (Gemma4ForConditionalGeneration, gemma4_config, _GEMMA4_SMALL),
     "gemma4-unified": (
         Gemma4UnifiedForCausalLM,
         Gemma4UnifiedTextConfig,
@@ -380,6 +334,38 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
         Glm4MoeConfig,
         _GLM | {"use_qk_norm": True, "attention_bias": True, "n_group": 2, "topk_group": 1, "norm_topk_prob": False},
     ),
-    "muse-glimmer": (MuseGlimmerForConditionalGeneration, _muse, _MUSE),
+    "exaone4": (
+        Exaone4ForCausalLM,
+        Exaone4Config,
+        {"num_hidden_layers": 4, "sliding_window": 20, "head_dim": 32, "rope_parameters": _LLAMA3},
+    ),
+    "exaone4-no-window": (
+        Exaone4ForCausalLM,
+        Exaone4Config,
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "dots1": (
+        Dots1ForCausalLM,
+        Dots1Config,
+        {name: value for name, value in _GLM.items() if name != "head_dim"}
+        | {"num_hidden_layers": 3, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "minimax-m2": (
+        MiniMaxM2ForCausalLM,
+        MiniMaxM2Config,
+        {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 32, "rotary_dim": 16},
+    ),
+    "hy3": (
+        HYV3ForCausalLM,
+        HYV3Config,
+        _EXPERTS | {"num_hidden_layers": 3, "head_dim": 32, "num_shared_experts": 2, "attention_bias": True},
+    ),
+    "qwen2-5-vl": (Qwen2_5_VLForConditionalGeneration, qwen2_5_vl_config, {}),
+    "kimi-k2-5": (
+        Kimi_K25ForConditionalGeneration,
+        kimi_config,
+        _LATENT | {"n_group": 1, "topk_group": 1, "rope_parameters": _DEEPSEEK_YARN},
+    ),
+    "muse-glimmer": (MuseGlimmerForConditionalGeneration, muse_config, _MUSE),
     "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": None}),
 }

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    Kimi_K25ForConditionalGeneration,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedConfig,
@@ -20,7 +22,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from tests.model.cases import CASES, HYBRID, VOCAB, qwen3_5
+from tests.model.cases import CASES, HYBRID
+from tests.model.wrapped_configs import VOCAB, qwen3_5_config
 
 NEW_TOKENS = 40
 PROMPT_LENGTHS = (3, 17, 32, 49)
@@ -76,7 +79,7 @@ DEMO_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfi
     "demo-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _DEMO_EXPERTS),
     "demo-hybrid": (
         Qwen3_5ForConditionalGeneration,
-        qwen3_5(Qwen3_5Config),
+        qwen3_5_config(Qwen3_5Config),
         HYBRID | {"vocab_size": 4096, "max_position_embeddings": 4096},
     ),
 }
@@ -87,8 +90,8 @@ class Reference:
     """Greedy continuations that transformers computes, one prompt at a time, in float32 on the CPU."""
 
     prompts: list[list[int]]
-    ids: list[list[int]]  # [prompt][NEW_TOKENS]
-    logits: list[Tensor]  # [prompt] of [NEW_TOKENS, vocab]
+    ids: list[list[int]]  # [prompt][new_tokens]
+    logits: list[Tensor]  # [prompt] of [new_tokens, vocab]
 
 
 def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedModel:
@@ -119,11 +122,25 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
                 buffer.normal_(0.0, 0.25)
             elif name.endswith("layer_scalar"):
                 buffer.normal_(1.0, 0.25)
-    model.save_pretrained(folder)
+    save(model, folder)
     return model
 
 
-def reference(model: PreTrainedModel, vocab: int = VOCAB, per_length: int = 8, least: int = 20) -> Reference:
+def save(model: PreTrainedModel, folder: Path) -> None:
+    """Save a model under the names of its publisher.
+
+    transformers gives the layers of Kimi K2.5's language model the name of the tower's layers.
+    """
+    model.save_pretrained(folder)
+    if isinstance(model, Kimi_K25ForConditionalGeneration):
+        path = folder / "model.safetensors"
+        wrong, right = "language_model.model.blocks.", "language_model.model.layers."
+        save_file({name.replace(wrong, right): one for name, one in load_file(path).items()}, path, {"format": "pt"})
+
+
+def reference(
+    model: PreTrainedModel, vocab: int = VOCAB, per_length: int = 8, least: int = 20, new_tokens: int = NEW_TOKENS
+) -> Reference:
     """Return greedy continuations of random prompts that rounding does not decide. Raises if too few remain."""
     generator = torch.Generator().manual_seed(1)
     prompts, ids, logits = [], [], []
@@ -132,14 +149,14 @@ def reference(model: PreTrainedModel, vocab: int = VOCAB, per_length: int = 8, l
         out = model.generate(
             batch,
             attention_mask=torch.ones_like(batch),
-            max_new_tokens=NEW_TOKENS,
+            max_new_tokens=new_tokens,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
             output_logits=True,
             return_dict_in_generate=True,
         )
-        steps = torch.stack(out.logits, dim=1)  # [prompts, NEW_TOKENS, vocab]
+        steps = torch.stack(out.logits, dim=1)  # [prompts, new_tokens, vocab]
         best = steps.topk(2, dim=-1).values
         for i, margin in enumerate((best[..., 0] - best[..., 1]).amin(dim=1).tolist()):
             if margin >= MIN_MARGIN:

@@ -14,7 +14,7 @@ from aengine.cache.kv import KVPool
 from aengine.cache.snapshots import slot_of
 from aengine.cache.states import StatePool
 from aengine.kernels.delta.base import StateBatch
-from aengine.model.blocks.step import States
+from aengine.model.blocks.step import ImageRows, States
 from aengine.model.decoder import Decoder
 
 
@@ -95,6 +95,10 @@ class Harness:
         )
         return States(self.states, batch)
 
+    def seen(self, spans: Sequence[tuple[Running, range]], positions: Tensor) -> tuple[Tensor, ImageRows | None]:
+        """Return the positions by which tokens are rotated, and the embeddings of images among them."""
+        return positions, None
+
     def step(self, work: Sequence[tuple[Running, int]]) -> None:
         """Compute known tokens of each sequence, as many as `work` says. A sequence without more draws the next."""
         work = sorted(work, key=lambda item: not item[0].logits)  # decodes first
@@ -119,12 +123,14 @@ class Harness:
         )
         ids = torch.tensor([sequence.tokens[p] for sequence, span in spans for p in span])
         positions = torch.tensor([p for _, span in spans for p in span])
+        turned, images = self.seen(spans, positions)
         adapters, last = None, attention.query_starts[1:].long() - 1
         if any(sequence.adapter for sequence, _ in spans):
             adapters = torch.tensor([sequence.adapter for sequence, span in spans for _ in span], dtype=torch.int32)
         with torch.inference_mode():
+            states = self.states_of(spans, positions)
             hidden = self.decoder.forward(
-                ids, positions, attention, self.kv, adapters=adapters, states=self.states_of(spans, positions)
+                ids, turned, attention, self.kv, adapters=adapters, states=states, images=images
             )
             logits = self.decoder.logits(hidden[last], None if adapters is None else adapters[last])
         for (sequence, span), row, drawn in zip(spans, logits, logits.argmax(-1).tolist()):

@@ -16,6 +16,9 @@ from aengine.kernels.collective.threads import Meeting, ThreadCollective
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
+from aengine.model.drafting.dflash_config import read_dflash
+from aengine.model.drafting.eagle3_config import read_eagle3
+from aengine.model.loading.heads import load_heads
 from aengine.model.loading.load import Placement, load_shards
 from aengine.model.lora.room import LoraRoom
 
@@ -52,20 +55,33 @@ class Ranks:
         dtype: torch.dtype = torch.float32,
         collective: type[Counted] = Counted,
         lora: LoraRoom | None = None,
+        drafting: bool = False,
+        eagle3: Path | None = None,
+        dflash: Path | None = None,
+        sees: bool = False,
         **options: Any,
     ) -> None:
-        """lora: the room for adapters; options: those of `load_shards`."""
+        """Args:
+        lora: the room for adapters.
+        drafting: whether there is a draft head, which is stored with the model.
+        eagle3, dflash: the folder of a draft head.
+        sees: whether the tower for images is loaded, too.
+        options: those of `load_shards`.
+        """
         cpu, attention = torch.device("cpu"), TorchAttention()
         self._meeting = Meeting(count)
         self.collectives = [collective(rank, count, self._meeting) for rank in range(count)]
-        alone = [Placement(cpu, TorchKernels(), attention)]
-        self.decoders = load_shards(
-            folder,
-            ModelConfig.from_folder(folder).with_lora(lora).spread_over(count),
-            alone if count == 1 else [Placement(cpu, TorchKernels(), attention, one) for one in self.collectives],
-            dtype=dtype,
-            **options,
-        )
+        placements = [
+            Placement(cpu, TorchKernels(), attention, None if count == 1 else one) for one in self.collectives
+        ]
+        config = ModelConfig.from_folder(folder).with_lora(lora).spread_over(count)
+        config = config.with_drafting() if drafting else config
+        config = config.with_images() if sees else config
+        config = config if eagle3 is None else config.with_head(read_eagle3(eagle3, config))
+        config = config if dflash is None else config.with_head(read_dflash(dflash, config))
+        self.decoders = load_shards(folder, config, placements, dtype=dtype, **options)
+        if (head := eagle3 or dflash) is not None:
+            load_heads(head, self.decoders, placements)
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> list[list[Running]]:
         """Call `Harness.generate` on each rank and return all results."""

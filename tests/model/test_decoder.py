@@ -62,21 +62,28 @@ class ShapeAttention:
         return attend
 
 
+def decodes_of_shapes(ids: Tensor) -> AttentionBatch:
+    """Return a batch of one decode for each of `ids`, on tensors without contents."""
+    rows = len(ids)
+    return AttentionBatch(
+        slots=ids,
+        page_table=torch.empty(rows, 2, dtype=torch.int32, device=META),
+        seq_lens=torch.empty(rows, dtype=torch.int32, device=META),
+        query_starts=torch.empty(rows + 1, dtype=torch.int32, device=META),
+        num_decodes=rows,
+        query_lens=[1] * rows,
+        context_lens=[1] * rows,
+    )
+
+
 def shapes_alone(decoder: Decoder, wanted: int | None = None, rehearsal: bool = False) -> Tensor:
     """Run a step of 5 tokens on tensors without contents. Reading a value, or a shape that depends on one, raises."""
     kv = KVPool(decoder.config.kv_shape(16, torch.bfloat16), 4, META)
     ids = torch.empty(5, dtype=torch.int64, device=META)
-    batch = AttentionBatch(
-        slots=ids,
-        page_table=torch.empty(5, 2, dtype=torch.int32, device=META),
-        seq_lens=torch.empty(5, dtype=torch.int32, device=META),
-        query_starts=torch.empty(6, dtype=torch.int32, device=META),
-        num_decodes=5,
-        query_lens=[1] * 5,
-        context_lens=[1] * 5,
-    )
     with torch.inference_mode():
-        return decoder.forward(ids, ids, batch, kv, None if wanted is None else ids[:wanted], rehearsal)
+        return decoder.forward(
+            ids, ids, decodes_of_shapes(ids), kv, None if wanted is None else ids[:wanted], rehearsal
+        )
 
 
 def test_a_step_never_looks_at_values(config: ModelConfig) -> None:

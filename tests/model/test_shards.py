@@ -26,13 +26,13 @@ ALWAYS = (
     "qwen3-5-linear-last",
 )  # the others are slow tests
 COUNTS = (pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow))
-NEW_TOKENS = 12
+NEW_TOKENS = 8
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 131}
 LINEAR = {"linear_num_key_heads": 8, "linear_num_value_heads": 16}  # of recurrent layers
 
 
 def sizes_of(case: str) -> dict[str, object]:
-    if case.startswith(("deepseek", "glm4-flash")):  # each head derives its own keys
+    if case.startswith(("deepseek", "glm4-flash", "kimi")):  # each head derives its own keys
         return {**SIZES, "num_key_value_heads": 8}
     return {**SIZES, **LINEAR} if case.startswith(("qwen3-5", "qwen3-next")) else {**SIZES}
 

@@ -17,7 +17,7 @@ from tests.cli.running import environment
 from tests.free_port import free_port
 
 SECONDS = 60.0
-LONG = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "max_tokens": 600}
+LONG = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "max_tokens": 200}
 SERVERS = {
     "serve": ("aengine", "serve", "--port", "{port}"),
     "hypercorn": ("hypercorn", "--graceful-timeout", "20", "-b", "127.0.0.1:{port}", "aengine.app:app"),

@@ -1,4 +1,4 @@
-"""Five hundred streams whose readers leave at chosen moments: their memory is freed, and others are unaffected."""
+"""Hundreds of streams whose readers leave at chosen moments: their memory is freed, and others are unaffected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.http.serving import parse_events, raw_request
 pytestmark = pytest.mark.anyio
 
 MOMENTS = ["queued", "half read", "before its first token", "decoding", "in its last step", "being preempted"]
-WAVES, SURVIVORS = 10, 3
+WAVES, SURVIVORS = 6, 3
 KNOBS = {"max_num_seqs": 8, "num_pages": 80, "page_size": 4, "max_model_len": 256, "max_step_tokens": 32}
 VICTIM = 3000  # token ids from here on name the victim
 STEP_SECONDS, LONGEST_STEP = 0.003, 0.2  # long enough to notice a disconnect; the second for a busy machine
@@ -190,7 +190,7 @@ def checked(hit: Counter[str], victims: int) -> None:
 @pytest.mark.slow
 async def test_connections_that_break_at_any_moment() -> None:
     """Half with FIN, half with RST."""
-    victims = 420
+    victims = 252
     rng = random.Random(2)
     async with running(WAVES * SURVIVORS) as (shooting, port, alone):
         for wave in range(WAVES):

@@ -1,4 +1,4 @@
-"""A KV pool for three requests, and 64 at once: all finish with the tokens they get when alone."""
+"""A KV pool for three requests, and 40 at once: all finish with the tokens they get when alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.http.demo_server import DemoEngine, hosted_demo
 pytestmark = pytest.mark.anyio
 
 PAGE = 16
-REQUESTS = 64
+REQUESTS = 40
 PROMPT, OUTPUT = (8, 40), (16, 48)  # tokens
 AVERAGE = (sum(PROMPT) + sum(OUTPUT)) // 2
 PAGES = -(-3 * AVERAGE // PAGE) + 1  # and the reserved one

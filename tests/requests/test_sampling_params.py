@@ -38,6 +38,14 @@ def test_a_number_out_of_its_range_is_refused(name: str, value: Any, told: str) 
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize("name", ["ignore_eos", "include_stop", "speculation"])
+@pytest.mark.parametrize("value", ["false", 0, None])
+def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{name} must be true or false, got {value!r}$") as caught:
+        SamplingParams(**{name: value}).validate(10)
+    assert caught.value.param == name
+
+
 def test_the_bounds_themselves_are_allowed() -> None:
     SamplingParams(temperature=2, top_p=1, min_p=0, seed=-(2**63), logprobs=20, max_tokens=1, top_k=-1).validate(10)
 
@@ -61,7 +69,7 @@ def test_every_parameter_is_a_flag_with_its_help(
 ) -> None:
     assert main([command, "--help-all"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    for name in set(NAMES) - left_out - {"prompt_logprobs"}:
+    for name in set(NAMES) - left_out - {"prompt_logprobs", "speculation"}:  # the flag --speculation is a knob
         assert f"--{name.replace('_', '-')} " in told
         assert " ".join(PARAMETERS[name].help.split()) in told
     assert "--unstopped" not in told

@@ -21,7 +21,8 @@ from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.loading.hub import resolve_model
 from aengine.requests.sampling_params import SamplingParams
-from aengine.runtime.runner import StepExecutor, read_outcome
+from aengine.runtime.runner import StepExecutor
+from aengine.runtime.step.results import read_outcome
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan, StepResult
 from tests.lessons.rig import Rig
 from tests.model.loading_one import load_model
@@ -164,7 +165,7 @@ def breakable(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     usual = Decoder.forward
 
     def forward(self: Decoder, *arguments: Any, **named: Any) -> Tensor:
-        self._embed._table[POISON] = float("nan") if sick else 0.01
+        self.embed._table[POISON] = float("nan") if sick else 0.01
         return usual(self, *arguments, **named)
 
     def set_sick(value: bool) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from aengine.kernels.collective.threads import Meeting, ThreadCollective
 from aengine.runtime.ranks import RankedExecutor, ThreadedRanks
 from aengine.runtime.step.executor import Forwarded
+from aengine.step_plan import StepPlan
 
 MEETINGS = 3
 
@@ -117,7 +118,7 @@ def test_draws_of_one_rank_alone_are_refused() -> None:
 
     rows = torch.zeros(0, dtype=torch.int64)
     with pytest.raises(TypeError, match="one rank only"):
-        RankedExecutor([], at_once).draw(Forwarded(None, [], rows, rows))  # type: ignore[arg-type]
+        RankedExecutor([], at_once).draw(Forwarded(StepPlan(0, [], [], [], [], []), None, [], rows, rows))  # type: ignore[arg-type]
 
 
 class Memory:

@@ -8,13 +8,17 @@ The "model" is a hash: a draw depends only on the full prefix and on the row's s
 begin, its end, and the prefix that ends there. The upper half of a seed is the tenant (`cache_salt`): two tenants never
 share a prefix. Nor do two adapters, or two loadings of one: every prefix that a step computes includes the adapter that
 is in the row's place when the step runs.
+
+A row with drafts writes all of them to its pages. Slots of refused drafts are marked: only the row that wrote them may
+write there again, and no row may read them.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from aengine.cache.pages import PageAllocator
@@ -22,67 +26,14 @@ from aengine.cache.radix import RadixTree
 from aengine.scheduling.addons.windows import SequenceWindows
 from aengine.scheduling.scheduler import Scheduler
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan, StepResult
+from tests.scheduling.fake_drafts import REFUSED, FakeDrafts
+from tests.scheduling.fake_model import Prefixes, draw, root
 from tests.scheduling.fake_states import FakeStates
+from tests.scheduling.fake_tree import TreeChecker
 from tests.scheduling.fake_windows import FakeWindows
 
-_MASK = 2**64 - 1
 POISON = -1  # a slot that was not written since its page was handed out
 BROKEN = -2  # a slot written by a row with values that are not finite, or by a step that failed
-
-
-def fold(state: int, token_id: int) -> int:
-    """Return the state of a prefix that grew by one token."""
-    return ((state ^ (token_id + 1)) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & _MASK
-
-
-def draw(state: int, seed: int, vocab: int) -> int:
-    """Return the token that follows a prefix."""
-    mixed = ((state ^ (seed * 0xBF58476D1CE4E5B9)) * 0x94D049BB133111EB) & _MASK
-    return (mixed >> 40) % vocab
-
-
-def root(seed: int, adapter: int) -> int:
-    """Return the first item of every prefix of a tenant with an adapter. adapter: its generation; 0: none."""
-    return (seed >> 32) + (adapter << 20)
-
-
-def naive_output(
-    prompt: Iterable[int], seed: int, stop_ids: Collection[int], max_total: int, vocab: int, adapter: int = 0
-) -> list[int]:
-    """Return the output that a request must get: its tokens drawn one by one, with nothing cached."""
-    state, total = fold(0, root(seed, adapter)), 0
-    for token_id in prompt:
-        state, total = fold(state, token_id), total + 1
-    output: list[int] = []
-    while total < max_total:
-        output.append(draw(state, seed, vocab))
-        if output[-1] in stop_ids:
-            break
-        state, total = fold(state, output[-1]), total + 1
-    return output
-
-
-class Prefixes:
-    """Numbers every prefix: equal numbers mean equal tokens from the first one on."""
-
-    def __init__(self) -> None:
-        self._children: dict[tuple[int, int], int] = {}
-        self.states = [0]  # by prefix; number 0 is the empty prefix
-
-    def grow(self, prefix: int, token_id: int) -> int:
-        child = self._children.get((prefix, token_id))
-        if child is None:
-            child = self._children[prefix, token_id] = len(self.states)
-            self.states.append(fold(self.states[prefix], token_id))
-        return child
-
-    def path(self, first: int, token_ids: Iterable[int]) -> list[int]:
-        """Return the prefixes that end in each of the tokens. first: the item before them (`root`)."""
-        prefix, path = self.grow(0, first), []
-        for token_id in token_ids:
-            prefix = self.grow(prefix, token_id)
-            path.append(prefix)
-        return path
 
 
 @dataclass
@@ -129,7 +80,16 @@ class FakeDevice:
     Memory that is freed too early is gone then.
     """
 
-    def __init__(self, scheduler: Scheduler, num_pages: int, page_size: int, vocab: int = 50) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        num_pages: int,
+        page_size: int,
+        vocab: int = 50,
+        accepts: Seq[int] = (0,),
+        drafts: bool = False,
+    ) -> None:
+        """accepts: as in `FakeDrafts`. drafts: whether rows verify drafts."""
         self.vocab = vocab
         self.page_size = page_size
         self.num_pages = num_pages
@@ -142,7 +102,10 @@ class FakeDevice:
         self.queue: deque[Launch] = deque()
         self.tokens = 0  # number of tokens computed
         self.tables: dict[int, list[int]] = {}  # page tables of rows, as of the last step launched
-        self.lengths: dict[int, int] = {}  # lengths of rows, as of the last step launched
+        # Lengths of rows, as of the last step launched. Drafts in flight count as if all of them were accepted.
+        self.lengths: dict[int, int] = {}
+        self.drafts = FakeDrafts(accepts)
+        self.refused: dict[int, Row] = {}  # slot -> the row whose refused draft was written there last
         self.places: dict[int, int] = {0: 0}  # place -> generation of the adapter in it
         self.adapters: dict[int, int] = {}  # row -> place of its adapter, as of the last step launched
         self.lost: set[int] = set()  # rows with unknown state, because a step that named them failed
@@ -151,12 +114,13 @@ class FakeDevice:
         scheduler.memory.tree = RadixTree(self.allocator, page_size)
         self.states: FakeStates | None = None
         scheduler.memory.tree.watchers += [holding.watcher for holding in scheduler.memory.holdings]
+        scheduler.memory.tree.watchers.append(TreeChecker(self.slots, self.prefixes, page_size))
         self.windows: FakeWindows | None = None
         for holding in scheduler.memory.holdings:
             if isinstance(holding, SequenceWindows):
                 self.windows = FakeWindows(holding.pages, page_size)
             else:
-                self.states = FakeStates()
+                self.states = FakeStates(drafts)
 
     # ---- the scheduler's side -----------------------------------------------------------------------------
 
@@ -175,6 +139,10 @@ class FakeDevice:
     def flush(self) -> None:
         """Note a cache flush: rows that enter from now on must not read older pages."""
         self.era += 1
+
+    def fill(self, page: int, token_ids: Seq[int]) -> None:
+        """Write a page that begins a prompt, as if a step had computed it."""
+        self.slots[page * self.page_size : (page + 1) * self.page_size] = self.prefixes.path(root(0, 0), token_ids)
 
     # ---- the runtime's side -------------------------------------------------------------------------------
 
@@ -203,10 +171,13 @@ class FakeDevice:
             check(self.allocator.held(page), f"page {page} is named, but free")
         for row in named:
             check(len(set(self.tables[row])) == len(self.tables[row]), f"row {row} names a page twice")
-        for row in plan.decode:
-            self._check_writable(row, 1)
+        drafts = self.drafts.launch(plan)
+        contexts = list(plan.contexts) or [self.lengths[row] + 1 for row in plan.decode]
+        for row, count, context in zip(plan.decode, drafts, contexts, strict=True):
+            check(context > count, f"row {row} has {count} drafts in a context of {context}")
+            self._set_length(row, context)
         for chunk in plan.prefill:
-            self._check_writable(chunk.row, len(chunk.token_ids))
+            self._set_length(chunk.row, chunk.start + len(chunk.token_ids))
         places = {self.adapters[row] for row in named if self.adapters[row]}
         self.queue.append(Launch(plan, set(named), {page: self.times_freed[page] for page in pages}, self.era, places))
 
@@ -225,12 +196,7 @@ class FakeDevice:
             self.states.load(plan)
         if self.windows is not None:
             self.windows.enter(plan)
-        drawn: list[tuple[int, int]] = []
-        for row in plan.decode:
-            state = self.rows[row]
-            check(len(state.path) == state.length + 1, f"row {row} has not drawn the token that it should feed")
-            self._forward(row, 1, row in broken)
-            drawn.append((row, self._draw(row)))
+        drawn = self._decode(plan, broken)
         self._check_shared(plan)
         drawing: list[int] = []
         pooled: list[array[float] | None] = []
@@ -243,10 +209,12 @@ class FakeDevice:
                     self.rows[row].broken = self.rows[chunk.row].broken
                     drawing.append(row)
         if self.states is not None:
-            self.states.save(plan, {row: (state.path, state.era, state.broken) for row, state in self.rows.items()})
+            rows = {row: (state.path, state.length, state.era, state.broken) for row, state in self.rows.items()}
+            self.states.save(plan, rows)
             self.states.copy(plan)
-        drawn += [(row, self._draw(row)) for row in drawing]
+        drawn += [(row, [self._draw(row)]) for row in drawing]
         check([row for row, _ in drawn] == plan.sampled_rows, "draws are out of order")
+        self.drafts.make(plan)
         for source, destination in plan.page_copies:
             size = self.page_size
             for cells in (self.slots, self.eras):
@@ -260,7 +228,14 @@ class FakeDevice:
                 self.states.fail(failed)
         finite = [not self.rows[row].broken for row, _ in drawn]
         finite_chunks = [not self.rows[chunk.row].broken for chunk in plan.prefill]
-        return StepResult([token_id for _, token_id in drawn], finite, None, finite_chunks=finite_chunks, pooled=pooled)
+        return StepResult(
+            [token_id for _, token_ids in drawn for token_id in token_ids],
+            finite,
+            None,
+            finite_chunks=finite_chunks,
+            pooled=pooled,
+            counts=[len(token_ids) for _, token_ids in drawn] if plan.drafts else (),
+        )
 
     def fail(self, plan: StepPlan) -> None:
         """Let a step fail. It and its successors leave garbage and do not run."""
@@ -276,11 +251,10 @@ class FakeDevice:
                 self.states.fail(one)
         # It is unknown what the steps wrote before they failed, so their slots stay poisoned.
 
-    def _check_writable(self, row: int, count: int) -> None:
-        """Check that a row has pages for its next `count` tokens."""
-        self.lengths[row] += count
-        end = self.lengths[row]
-        check(end <= len(self.tables[row]) * self.page_size, f"row {row} has no page for token {end - 1}")
+    def _set_length(self, row: int, length: int) -> None:
+        """Set a row's length after the step that is launched. It must have pages for all these tokens."""
+        self.lengths[row] = length
+        check(length <= len(self.tables[row]) * self.page_size, f"row {row} has no page for token {length - 1}")
 
     def _pages(self, new: NewRow, tables: Mapping[int, list[int]]) -> list[int]:
         """Return the pages that a new row begins with: its own, or the full pages of the row that it forks from."""
@@ -312,6 +286,22 @@ class FakeDevice:
                 check(state.length > run.tokens, "a run is as long as a row that shares it")
                 check(state.path[run.tokens - 1] == states[0].path[run.tokens - 1], "a run is not what its rows share")
 
+    def _decode(self, plan: StepPlan, broken: Collection[int]) -> list[tuple[int, list[int]]]:
+        """Run the rows that decode. Returns the tokens that each of them keeps: the accepted drafts and one more."""
+        drawn: list[tuple[int, list[int]]] = []
+        drafts = list(plan.drafts) or [0] * len(plan.decode)
+        contexts = list(plan.contexts) or [self.rows[row].length + 1 for row in plan.decode]
+        for row, count, context in zip(plan.decode, drafts, contexts, strict=True):
+            state = self.rows[row]
+            check(len(state.path) == state.length + 1, f"row {row} has not drawn the token that it should feed")
+            check(state.length + 1 + count <= context, f"row {row} gets longer than {context} tokens")
+            state.broken = state.broken or row in broken
+            accepted = self.drafts.accept(row, count)
+            token_ids = [self._draw(row) for _ in range(1 + accepted)]
+            self._forward(row, 1 + count, state.broken, refused=count - accepted)
+            drawn.append((row, token_ids))
+        return drawn
+
     def _prefill(self, chunk: PrefillChunk, broken: bool) -> None:
         state = self.rows[chunk.row]
         end = chunk.start + len(chunk.token_ids)
@@ -332,21 +322,30 @@ class FakeDevice:
             sibling = self.rows[fork]
             check(sibling.length == end and sibling.path == state.path, "a sibling differs from its leader")
 
-    def _forward(self, row: int, count: int, broken: bool) -> None:
-        """Write `count` tokens of a row, then attend to all tokens up to them."""
+    def _forward(self, row: int, count: int, broken: bool, refused: int = 0) -> None:
+        """Write `count` tokens of a row, then attend to all tokens up to them. The last `refused` ones are forgotten.
+
+        The tokens are in the row's path, except for refused ones.
+        """
         state, size = self.rows[row], self.page_size
         check(self.places[state.place] == state.adapter, f"place {state.place} has another adapter than row {row}")
         state.broken = state.broken or broken
-        start, state.length = state.length, state.length + count
+        start, end = state.length, state.length + count
+        state.length = end - refused
         if self.states is not None:
-            self.states.advance(row, state.path, start, state.length, state.era, state.broken)
+            self.states.advance(row, state.path, start, state.length, state.era, state.broken, refused)
         if self.windows is not None:
-            self.windows.forward(row, state.path, start, state.length, state.era, state.broken)
-        for place in range(start, state.length):
+            self.windows.forward(row, state.path, start, state.length, state.era, state.broken, refused)
+        check(end <= len(state.pages) * size, f"row {row} writes token {end - 1} into no page")
+        for place in range(start, end):
             page = state.pages[place // size]
             slot = page * size + place % size
-            check(self.slots[slot] == POISON, f"row {row} overwrites slot {place % size} of page {page}")
-            self.slots[slot] = BROKEN if state.broken else state.path[place]
+            is_own = self.slots[slot] == REFUSED and self.refused[slot] is state
+            check(self.slots[slot] == POISON or is_own, f"row {row} overwrites slot {place % size} of page {page}")
+            if place >= state.length:
+                self.slots[slot], self.refused[slot] = REFUSED, state
+            else:
+                self.slots[slot] = BROKEN if state.broken else state.path[place]
             self.eras[slot] = state.era
         if state.broken:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aengine.cache.pages import PageAllocator
 from aengine.cache.windows import WindowPages
 from aengine.step_plan import StepPlan
+from tests.scheduling.fake_drafts import REFUSED
 
 UNWRITTEN, BROKEN = -1, -2
 
@@ -45,15 +46,24 @@ class FakeWindows:
         for row, place, page in plan.new_window_pages:
             self._tables[row][place] = page
 
-    def forward(self, row: int, path: list[int], start: int, end: int, era: int, broken: bool) -> None:
-        """Let a row read the tokens from `start` up to, without, `end`. path: the prefix that ends in each token."""
+    def forward(
+        self, row: int, path: list[int], start: int, end: int, era: int, broken: bool, refused: int = 0
+    ) -> None:
+        """Let a row read the tokens from `start` up to, without, `end`, and write refused drafts after them.
+
+        path: the prefix that ends in each token.
+        """
         table, size = self._tables[row], self._size
-        for place in range(start, end):
+        for place in range(start, end + refused):
             page = table.get(place // size, 0)
             slot = page * size + place % size
-            if page == 0 or slot in self._slots:
+            found, writer = self._slots.get(slot, (UNWRITTEN, 0))
+            if page == 0 or not (found == UNWRITTEN or (found == REFUSED and writer == row)):
                 raise AssertionError(f"row {row} writes token {place} into page {page} of windows")
-            self._slots[slot] = BROKEN if broken else path[place], era
+            if place >= end:
+                self._slots[slot] = REFUSED, row
+            else:
+                self._slots[slot] = BROKEN if broken else path[place], era
         if broken:
             return
         for place in range(max(0, start + 1 - self._window), end):

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from aengine.scheduling.sequence import Sequence
 from tests.scheduling.stepping import Stepper
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The most drafts of a row, and how many are accepted in turn."""
+
+    most: int
+    accepts: list[int]
+
+
+_MOST_DRAFTS = 5
+DRAFTS = st.builds(Drafts, st.integers(0, _MOST_DRAFTS), st.lists(st.integers(0, _MOST_DRAFTS), min_size=1, max_size=8))
 
 
 class Machine(RuleBasedStateMachine):

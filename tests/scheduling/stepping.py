@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -16,10 +16,12 @@ from aengine.scheduling.addons.adapter_queue import AdapterQueue, Load
 from aengine.scheduling.addons.snapshots import SequenceSnapshots
 from aengine.scheduling.addons.windows import SequenceWindows
 from aengine.scheduling.scheduler import Scheduler
-from aengine.scheduling.sequence import LoadedAdapter, Sequence, Update, sibling_of
-from aengine.step_plan import Pool, StepPlan
+from aengine.scheduling.sequence import LoadedAdapter, Phase, Sequence, Update, sibling_of
+from aengine.step_cost import StepCost
+from aengine.step_plan import MixedLimit, Pool, StepPlan
 from aengine.types import FinishReason
-from tests.scheduling.fake_device import POISON, FakeDevice, check, naive_output
+from tests.scheduling.fake_device import POISON, FakeDevice, check
+from tests.scheduling.fake_model import naive_output
 from tests.scheduling.fake_tiers import FakeTiers
 
 Kind = Literal["last", "mean"]
@@ -49,6 +51,7 @@ class Seen:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.late = False
+        self.takes_drafts = True
 
     def accept(self, token_id: int) -> None:
         self.tokens.append(token_id)
@@ -67,7 +70,8 @@ class Stepper:
 
     `lookahead` is the number of steps that are launched before the oldest one is read. With `places`, awaited adapters
     are loaded while steps run; each takes `load_steps`. With `host_slots`, pages are copied to host memory, and up to
-    `disk_pages` of them to a disk; a copy takes `copy_turns`.
+    `disk_pages` of them to a disk; a copy takes `copy_turns`. With `most_drafts`, rows verify drafts, and `accepts`
+    says how many are accepted (`FakeDrafts`).
     """
 
     def __init__(
@@ -90,12 +94,16 @@ class Stepper:
         copy_turns: int = 2,
         snapshots: SnapshotRoom | None = None,
         windows: WindowRoom | None = None,
+        most_drafts: int = 0,
+        accepts: Collection[int] = (0,),
+        step_cost: StepCost | None = None,
+        mixed_limit: MixedLimit | None = None,
     ) -> None:
         self.adapters = AdapterQueue(places, max_loads) if places else None
         self.snapshots: SequenceSnapshots | None = None
         if snapshots is not None:
             room = snapshots if prefix_cache else replace(snapshots, count=0)
-            self.snapshots = SequenceSnapshots(room, max_rows, page_size)
+            self.snapshots = SequenceSnapshots(room, max_rows, page_size, most_drafts > 0)
         self.windows = None if windows is None else SequenceWindows(windows, page_size)
         self.scheduler = Scheduler(
             num_pages=num_pages,
@@ -107,8 +115,11 @@ class Stepper:
             make_sibling=self._sibling,
             waiting=self.adapters,
             holdings=[holding for holding in (self.windows, self.snapshots) if holding is not None],
+            most_drafts=most_drafts,
+            step_cost=step_cost,
+            mixed_limit=mixed_limit,
         )
-        self.device = FakeDevice(self.scheduler, num_pages, page_size, vocab)
+        self.device = FakeDevice(self.scheduler, num_pages, page_size, vocab, tuple(accepts), most_drafts > 0)
         self.tiers = (
             FakeTiers(self.scheduler, self.device, host_slots, disk_pages, copy_pages, copy_turns)
             if host_slots
@@ -139,6 +150,7 @@ class Stepper:
         priority: int = 0,
         grammar: bool = False,
         adapter: LoadedAdapter | None = None,
+        speculates: bool = True,
     ) -> list[Sequence]:
         """Enqueue a request with n choices. Returns the list of its sequences, which grows as they are made."""
         rank = (arrival + priority * AGING, next(self._tickets))
@@ -154,6 +166,7 @@ class Stepper:
             adapter=adapter,
             siblings=n - 1,
             grammar=Seen() if grammar else None,
+            speculates=speculates,
         )
         self.scheduler.add(leader)
         self.got[leader] = Got(list(prompt))
@@ -268,7 +281,22 @@ class Stepper:
         updates = self.scheduler.commit(plan, self.device.result(plan, broken))
         for update in updates:
             self.got[update.sequence].take(update)
+        self._check_counts()
         return updates
+
+    def _check_counts(self) -> None:
+        """Check that a sequence counts the tokens that the device has computed, and all tokens of steps in flight."""
+        new = {row.row for plan in self.in_flight for row in plan.new_rows}
+        ahead: Counter[int] = Counter()
+        for plan in self.in_flight:
+            ahead.update(dict(zip(plan.decode, (1 + drafts for drafts in plan.drafts or [0] * len(plan.decode)))))
+            ahead.update({chunk.row: len(chunk.token_ids) for chunk in plan.prefill})
+        for sequence in self.got:
+            if sequence.phase is Phase.RUNNING and sequence.row not in new:
+                computed = self.device.rows[sequence.row].length
+                check(sequence.computed == computed, f"{computed} tokens are computed, not {sequence.computed}")
+                launched = computed + ahead[sequence.row]
+                check(sequence.launched == launched, f"{launched} tokens are launched, not {sequence.launched}")
 
     def fail(self, place: int = 0) -> list[Sequence]:
         """Let a step in flight fail, and give up its successors."""

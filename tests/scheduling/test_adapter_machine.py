@@ -12,7 +12,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from aengine.scheduling.addons.adapter_queue import AdapterQueue
 from aengine.scheduling.sequence import LoadedAdapter
-from tests.scheduling.machine import SteppingMachine
+from tests.scheduling.machine import DRAFTS, Drafts, SteppingMachine
 from tests.scheduling.stepping import Stepper
 
 VOCAB = 6
@@ -34,6 +34,7 @@ class AdapterMachine(SteppingMachine):
         max_loads=st.integers(1, 2),
         load_steps=st.integers(0, 3),
         adapters=st.integers(1, 8),
+        drafts=DRAFTS,
     )
     def start(
         self,
@@ -46,6 +47,7 @@ class AdapterMachine(SteppingMachine):
         max_loads: int,
         load_steps: int,
         adapters: int,
+        drafts: Drafts,
     ) -> None:
         self.stepper = Stepper(
             num_pages=4 + 12 // page_size + spare_pages,
@@ -57,6 +59,8 @@ class AdapterMachine(SteppingMachine):
             places=places,
             max_loads=max_loads,
             load_steps=load_steps,
+            most_drafts=drafts.most,
+            accepts=drafts.accepts,
         )
         self.loaded = [self.stepper.adapter() for _ in range(adapters)]
         self.leaving: list[LoadedAdapter] = []

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from aengine.cache.image_keys import FIRST_KEY
+from aengine.cache.radix import packed
+from aengine.requests.sampling_params import SamplingParams
+from aengine.scheduling.sequence import Sequence
 from tests.scheduling.stepping import Stepper, prompt_of
 
 
@@ -134,3 +138,13 @@ def test_a_request_preempted_before_a_flush_begins_anew_and_is_cached() -> None:
     assert stepper.scheduler.memory.tree.cached_pages > 0
     stepper.check_outputs()
     assert len(victim.output) == 20
+
+
+def test_the_cache_compares_keys_of_images_and_ids_of_text() -> None:
+    keys = [5, FIRST_KEY, FIRST_KEY, 6]
+    sequence = Sequence(packed([5, 120, 120, 6]), SamplingParams(), 0, (), 9, (0.0, 0), prompt_keys=packed(keys))
+    sequence.output = [7, 8]
+    for start in range(7):
+        for end in range(start, 7):
+            assert sequence.keys(start, end).tolist() == [*keys, 7, 8][start:end]
+            assert sequence.ids(start, end).tolist() == [5, 120, 120, 6, 7, 8][start:end]

@@ -10,7 +10,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from aengine.cache.snapshots import SnapshotRoom
 from aengine.cache.windows import WindowRoom
 from aengine.scheduling.planning import sharing
-from tests.scheduling.machine import SteppingMachine
+from tests.scheduling.machine import DRAFTS, Drafts, SteppingMachine
 from tests.scheduling.stepping import Kind, Stepper
 
 VOCAB = 6  # so few tokens that outputs match cached pages of other requests by chance
@@ -23,7 +23,7 @@ class SchedulerMachine(SteppingMachine):
     """Requests of all kinds come, are aborted, stop and fail in any order."""
 
     @initialize(
-        page_size=st.integers(1, 5),
+        page_size=st.sampled_from([1, 2, 3, 4, 5, 16]),
         spare_pages=st.integers(0, 8),
         rows=st.integers(1, 6),
         spare_tokens=st.integers(0, 16),
@@ -34,6 +34,7 @@ class SchedulerMachine(SteppingMachine):
         prompt_grain=st.integers(1, 3),
         window=st.one_of(st.none(), st.integers(1, 20)),
         spare_windows=st.integers(0, 8),
+        drafts=DRAFTS,
         bases=st.lists(
             st.lists(st.integers(0, VOCAB - 1), min_size=LONGEST_PROMPT, max_size=LONGEST_PROMPT),
             min_size=1,
@@ -53,6 +54,7 @@ class SchedulerMachine(SteppingMachine):
         prompt_grain: int,
         window: int | None,
         spare_windows: int,
+        drafts: Drafts,
         bases: list[list[int]],
     ) -> None:
         """snapshots: None: the model keeps no states. grain: in pages. prompt_grain: in grains."""
@@ -71,6 +73,8 @@ class SchedulerMachine(SteppingMachine):
             windows=None
             if window is None
             else WindowRoom(window, WindowRoom.min_pages(window, page_size) + spare_windows),
+            most_drafts=drafts.most,
+            accepts=drafts.accepts,
         )
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(sharing, "LEAST_SAVED", 1)
@@ -86,6 +90,7 @@ class SchedulerMachine(SteppingMachine):
         seed=st.integers(0, 3),
         tenant=st.sampled_from([0, 0, 0, 1]),
         priority=st.integers(-1, 1),
+        speculates=st.sampled_from([True, True, True, False]),
     )
     def add(
         self,
@@ -98,6 +103,7 @@ class SchedulerMachine(SteppingMachine):
         seed: int,
         tenant: int,
         priority: int,
+        speculates: bool,
     ) -> None:
         capacity = self.stepper.scheduler.capacity_tokens
         prompt = [*self.bases[base % len(self.bases)][:length], *own][: capacity - 1]
@@ -111,6 +117,7 @@ class SchedulerMachine(SteppingMachine):
             tenant=tenant,
             arrival=self.now,
             priority=priority,
+            speculates=speculates,
         )
         self.check()
 

@@ -61,7 +61,9 @@ def test_the_cost_of_a_step_does_not_depend_on_what_is_cached(waiting: int) -> N
         stepper = Stepper(num_pages=nodes + 20, max_rows=2, lookahead=0)
         memory = stepper.scheduler.memory
         for number in range(nodes):
-            memory.tree.insert([2**23 + number] * 16, memory.allocator.take(1))
+            (page,) = memory.allocator.take(1)
+            stepper.device.fill(page, [2**23 + number] * 16)
+            memory.tree.insert([2**23 + number] * 16, [page])
         for first in range(waiting + 2):
             stepper.add(prompt_of(90, first), max_tokens=5)
         return [calls(stepper.step) for _ in range(12)]

@@ -6,7 +6,17 @@ import random
 
 import pytest
 
+from aengine.cache.radix import packed
+from aengine.requests.sampling_params import SamplingParams
+from aengine.scheduling.scheduler import Scheduler
+from aengine.scheduling.sequence import Sequence
+from aengine.step_plan import StepPlan, StepResult
 from tests.scheduling.stepping import Seen, Stepper, prompt_of
+
+
+def drawing(stepper: Stepper, plan: StepPlan) -> list[Sequence]:
+    """Return the sequences with a grammar that draw in a step, in the order of their draws."""
+    return [sequence for sequence, _ in stepper.scheduler.structured_draws(plan)]
 
 
 def test_only_steps_in_which_a_grammar_draws_are_structured() -> None:
@@ -20,8 +30,8 @@ def test_only_steps_in_which_a_grammar_draws_are_structured() -> None:
     assert last is not None
     assert decode is not None
     assert [plan.structured for plan in (first, chunk, last, decode)] == [False, False, True, True]
-    assert stepper.scheduler.structured_draws(chunk) == []
-    assert stepper.scheduler.structured_draws(last) == [bound]
+    assert drawing(stepper, chunk) == []
+    assert drawing(stepper, last) == [bound]
     stepper.run()
     assert len(free.output) == 30
     stepper.check_outputs()
@@ -57,7 +67,7 @@ def test_forks_stand_in_the_order_of_their_draws() -> None:
     plan = stepper.schedule()
     assert plan is not None
     assert plan.sampled_rows[1:] == [sequence.row for sequence in family]
-    assert stepper.scheduler.structured_draws(plan) == family
+    assert drawing(stepper, plan) == family
     stepper.run()
     stepper.check_outputs()
 
@@ -75,9 +85,9 @@ def test_a_grammar_sees_what_is_committed_whatever_happens(seed: int, lookahead:
         plan = stepper.schedule()
         bound = [sequence for sequence in stepper.got if sequence.grammar is not None]
         if plan is not None:
-            drawing = [sequence for sequence in bound if sequence.row in plan.sampled_rows and sequence.row >= 0]
-            assert plan.structured == bool(drawing)
-            assert {*stepper.scheduler.structured_draws(plan)} == {*drawing}
+            expected = [sequence for sequence in bound if sequence.row in plan.sampled_rows and sequence.row >= 0]
+            assert plan.structured == bool(expected)
+            assert {*drawing(stepper, plan)} == {*expected}
         if plan is None or len(stepper.in_flight) > lookahead:
             stepper.commit()
         stepper.scheduler.check_integrity()
@@ -85,3 +95,53 @@ def test_a_grammar_sees_what_is_committed_whatever_happens(seed: int, lookahead:
             assert isinstance(sequence.grammar, Seen)
             assert sequence.grammar.tokens == sequence.output
     stepper.check_outputs()
+
+
+def test_drafts_of_structured_draws_are_those_that_the_last_committed_draw_has_made() -> None:
+    scheduler, bound, free = drafting()
+    prefill = scheduler.schedule()
+    assert prefill is not None
+    assert (prefill.proposals, prefill.structured) == (2, True)
+    first = scheduler.schedule()  # before the drafts are known
+    assert first is not None
+    assert (first.decode, first.drafts) == ([bound.row, free.row], [2, 2])
+    scheduler.commit(prefill, StepResult([10, 20], [True] * 2, None, proposed=[[11, 12], [21, 22]]))
+    assert scheduler.structured_draws(first) == [(bound, [11, 12])]
+    second = scheduler.schedule()
+    assert second is not None
+    scheduler.commit(first, StepResult([11, 13, 20], [True] * 2, None, counts=[2, 1], proposed=[[14, 15], [23, 24]]))
+    assert scheduler.structured_draws(second) == [(bound, [14, 15])]
+    assert isinstance(bound.grammar, Seen)
+    assert bound.grammar.tokens == bound.output == [10, 11, 13]
+
+
+def test_a_sequence_without_time_for_masks_after_drafts_verifies_none() -> None:
+    scheduler, bound, free = drafting()
+    assert isinstance(bound.grammar, Seen)
+    bound.grammar.takes_drafts = False
+    prefill, decode = scheduler.schedule(), scheduler.schedule()
+    assert prefill is not None
+    assert decode is not None
+    assert (decode.decode, decode.drafts) == ([bound.row, free.row], [0, 2])
+    scheduler.commit(prefill, StepResult([10, 20], [True] * 2, None, proposed=[[11, 12], [21, 22]]))
+    assert scheduler.structured_draws(decode) == [(bound, [])]
+
+
+def drafting() -> tuple[Scheduler, Sequence, Sequence]:
+    """Return a scheduler of steps with two drafts, and its two sequences, of which the first has a grammar."""
+    scheduler = Scheduler(num_pages=100, page_size=16, max_rows=4, max_step_tokens=64, max_queue=9, most_drafts=2)
+    sequences = [
+        Sequence(
+            prompt=packed(prompt_of(5, first=number)),
+            params=SamplingParams(),
+            seed=number,
+            stop_ids=(),
+            max_total=50,
+            rank=(0.0, number),
+            grammar=Seen() if number == 0 else None,
+        )
+        for number in range(2)
+    ]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    return scheduler, sequences[0], sequences[1]

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from tests.scheduling.machine import Machine
+from tests.scheduling.machine import DRAFTS, Drafts, Machine
 from tests.scheduling.stepping import Stepper
 
 PAGE = 3
@@ -24,9 +24,17 @@ class TierMachine(Machine):
         copy_pages=st.sampled_from([1, 3, 100]),
         copy_turns=st.sampled_from([1, 3, 6]),
         lookahead=st.integers(0, 1),
+        drafts=DRAFTS,
     )
     def start(
-        self, pages: int, host_slots: int, disk_pages: int, copy_pages: int, copy_turns: int, lookahead: int
+        self,
+        pages: int,
+        host_slots: int,
+        disk_pages: int,
+        copy_pages: int,
+        copy_turns: int,
+        lookahead: int,
+        drafts: Drafts,
     ) -> None:
         self.stepper = Stepper(
             num_pages=pages + 1,
@@ -39,6 +47,8 @@ class TierMachine(Machine):
             disk_pages=disk_pages,
             copy_pages=copy_pages,
             copy_turns=copy_turns,
+            most_drafts=drafts.most,
+            accepts=drafts.accepts,
         )
         assert self.stepper.tiers is not None
         self.tiers = self.stepper.tiers

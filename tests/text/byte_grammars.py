@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Sequence
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -127,6 +128,11 @@ def calls(written: Sequence[tuple[str, str]], form: CallFormatName) -> str:
             return "\n".join(
                 f"<seed:tool_call>\n<function={name}>\n{each}</function>\n</seed:tool_call>" for name, each in elements
             )
+        case "minimax":
+            elements = [(name, _elements(json.loads(arguments), "")) for name, arguments in written]
+            each = "\n".join(f'<invoke name="{name}">\n{one}</invoke>' for name, one in elements)
+            each = re.sub(r"<parameter=([^>]*)>", r'<parameter name="\1">', each)
+            return f"<minimax:tool_call>\n{each}\n</minimax:tool_call>"
         case "glm":
             pairs = [(name, _texts(json.loads(arguments))) for name, arguments in written]
             return "\n".join(
@@ -147,6 +153,12 @@ def calls(written: Sequence[tuple[str, str]], form: CallFormatName) -> str:
                 for name, arguments in written
             )
             return f"<｜tool▁calls▁begin｜>{each}<｜tool▁calls▁end｜>"
+        case "kimi":
+            each = "".join(
+                f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+                for index, (name, arguments) in enumerate(written)
+            )
+            return f"<|tool_calls_section_begin|>{each}<|tool_calls_section_end|>"
         case "phi4" | "granite":
             objects = [f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in written]
             return f"<|tool_call|>[{', '.join(objects)}]{'<|/tool_call|>' if form == 'phi4' else ''}"

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from aengine.cache.image_keys import ids_before_images
 from aengine.cache.pages import PageAllocator
 from aengine.cache.radix import Namespace, Node, RadixTree
 from aengine.cache.tiers.disk import DiskPages
@@ -146,8 +147,11 @@ class Tiers:
         """Note the keys of a new run."""
         previous = root_key(self.fingerprint, salt) if before is None else self._keys[before]
         self._keys.update(zip(pages, page_keys(previous, token_ids, self._token_bytes), strict=True))
-        if isinstance(salt, tuple) and salt[0]:  # after a restart, another adapter may have this number
+        # After a restart, another adapter or another image may have the same number.
+        if (isinstance(salt, tuple) and salt[0]) or before in self._not_durable:
             self._not_durable.update(pages)
+        else:
+            self._not_durable.update(pages[ids_before_images(token_ids) // self._tree.page_size :])
 
     def removed(self, pages: Sequence[int]) -> None:
         """Forget pages that have left the tree. Their copies count as used, the deepest one first."""

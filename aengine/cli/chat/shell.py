@@ -14,6 +14,7 @@ import anyio
 import msgspec
 
 from aengine.cli.errors import UsageError
+from aengine.cli.images import Part, read_image, read_message, user_message, written_message
 from aengine.cli.model import Model
 from aengine.cli.sampling import parse_parameter
 from aengine.errors import AengineError
@@ -26,6 +27,7 @@ HELP = """\
                     or thoughts, if the model has a switch: /set thinking true|false|none
   /set NAME         use the model's own value again
   /get              show the values that were set
+  /image FILE       add an image to the next message; without FILE: remove its images
   /system TEXT      set the system prompt; without TEXT: remove it
   /reset            start a new conversation
   /save FILE        save the conversation and the parameters; /load FILE loads them
@@ -50,7 +52,7 @@ class Shell:
     """One conversation.
 
     dim: whether thoughts and remarks are printed dim, by escape sequences. before_line: awaited before a line is read,
-    which blocks the event loop.
+    which blocks the event loop. images: go with the first message. no_images: why the model takes none.
     """
 
     def __init__(
@@ -63,12 +65,16 @@ class Shell:
         *,
         dim: bool,
         before_line: Callable[[], Awaitable[None]] | None = None,
+        images: list[Part] | None = None,
+        no_images: str = "",
     ) -> None:
         self.messages: list[dict[str, Any]] = []
         self.sampling = dict(sampling)
         self.thinking: bool | None = None
         self.has_failed = False  # whether any answer ended with an error
         self._model = model
+        self._images = images or []  # of the next message
+        self._no_images = no_images
         self._adapter = adapter
         self._before_line = before_line
         self._out = out
@@ -76,6 +82,7 @@ class Shell:
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: self._print(HELP),
             "/reset": lambda _: self._reset(),
+            "/image": self._image,
             "/system": self._system,
             "/set": self._set,
             "/get": self._get,
@@ -119,7 +126,7 @@ class Shell:
     # ---- answers ------------------------------------------------------------------------------------------
 
     async def _answer(self, line: str) -> None:
-        self.messages.append({"role": "user", "content": line})
+        self.messages.append(user_message(line, self._images))
         content: list[str] = []
         try:
             with anyio.CancelScope() as scope, _cancel_on_interrupt(scope):
@@ -131,8 +138,11 @@ class Shell:
             self._remark("\n[stopped]")
         if content:
             self.messages.append({"role": "assistant", "content": "".join(content)})
+            self._images = []
         else:
             self.messages.pop()  # a question without an answer would confuse the next answer
+            if self._images:
+                self._remark(f"[{_images(self._images)}; /image removes them]")
 
     async def _print_answer(self, content: list[str]) -> None:
         begin, first = time.perf_counter(), 0.0
@@ -174,6 +184,12 @@ class Shell:
         self.messages = [message for message in self.messages[:1] if message["role"] == "system"]
         self._remark("[a new conversation]")
 
+    def _image(self, file: str) -> None:
+        if file and self._no_images:
+            raise UsageError(f"the model takes no images: {self._no_images}")
+        self._images = [*self._images, read_image(file, "/image")] if file else []
+        self._remark(f"[{_images(self._images)}]")
+
     def _system(self, text: str) -> None:
         self.messages = [message for message in self.messages if message["role"] != "system"]
         if text:
@@ -204,19 +220,19 @@ class Shell:
             self._remark(f"[{unset}: the model's own values apply]")
 
     def _save(self, file: str) -> None:
-        saved = SavedChat(self.messages, self.sampling, self.thinking)
+        saved = SavedChat([written_message(one) for one in self.messages], self.sampling, self.thinking)
         _path(file, "save").write_bytes(msgspec.json.format(msgspec.json.encode(saved)) + b"\n")
         self._remark(f"[saved: {len(self.messages)} messages]")
 
     def _load(self, file: str) -> None:
         try:
             saved = msgspec.json.decode(_path(file, "load").read_bytes(), type=SavedChat)
-            roles = [message["role"] for message in saved.messages]
+            messages = [read_message(message) | {"role": message["role"]} for message in saved.messages]
             sampling = {name: parse_parameter(name, _as_text(value)) for name, value in saved.sampling.items()}
         except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
             raise UsageError(f"{file} is not a file of /save: {error}") from None
-        self.messages, self.sampling, self.thinking = saved.messages, sampling, saved.thinking
-        self._remark(f"[loaded: {len(roles)} messages]")
+        self.messages, self.sampling, self.thinking = messages, sampling, saved.thinking
+        self._remark(f"[loaded: {len(messages)} messages]")
 
     # ---- output -------------------------------------------------------------------------------------------
 
@@ -227,6 +243,10 @@ class Shell:
     def _remark(self, text: str) -> None:
         begin, end = self._dim
         self._print(f"{begin}{text.translate(_REPLACED_CONTROLS)}{end}\n")
+
+
+def _images(images: list[Part]) -> str:
+    return f"{len(images) or 'no'} {'image goes' if len(images) == 1 else 'images go'} with the next message"
 
 
 def _path(file: str, command: str) -> Path:

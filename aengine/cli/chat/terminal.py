@@ -12,19 +12,22 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from aengine.cli.chat.shell import Shell
+from aengine.cli.images import Part, check_config_takes_images, check_takes_images, why_no_images
 from aengine.cli.model import opened_model
 from aengine.client import Client
 
 _HISTORY_LINES = 1000
 
 
-def chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
+def chat(args: argparse.Namespace, sampling: dict[str, Any], images: list[Part]) -> int:
     """Run the chat shell until the user leaves it. Return 1 if the input is a pipe and an answer failed, else 0."""
-    return asyncio.run(_chat(args, sampling))
+    check_config_takes_images(args, images)
+    return asyncio.run(_chat(args, sampling, images))
 
 
-async def _chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
+async def _chat(args: argparse.Namespace, sampling: dict[str, Any], images: list[Part]) -> int:
     async with opened_model(args) as model:
+        check_takes_images(model, images)
         before_line = None
         if isinstance(model, Client):
             place = f"{await model.served_model()} on {model.base_url}"
@@ -32,7 +35,13 @@ async def _chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
         else:
             place = f"{model.model_name} in this process"
         dim = _shows_styles(sys.stdout)
-        shell = Shell(model, sys.stdout, sampling, args.system, args.adapter, dim=dim, before_line=before_line)
+        shell = Shell(
+            *(model, sys.stdout, sampling, args.system, args.adapter),
+            dim=dim,
+            before_line=before_line,
+            images=images,
+            no_images=why_no_images(model),
+        )
         with _line_reader() as read:
             if sys.stdin.isatty():
                 print(f"{place}; /help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves")

@@ -6,6 +6,7 @@ import argparse
 import os
 
 from aengine.cli.errors import UsageError, no_prompts
+from aengine.cli.images import add_images, read_images
 from aengine.cli.model import add_model_or_server
 from aengine.cli.sampling import add_sampling, read_sampling
 
@@ -14,6 +15,7 @@ each line of the input is one of
   "a prompt"                                        [1, 2, 3]
   {"prompt": "a prompt or token ids", "max_tokens": 20, "temperature": 0, "id": "passed through"}
   {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
+  {"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "hi"}]}]}
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}   as in OpenAI's batch files
 
 and gives one line of output: {"line": 1, "text": ..., "finish_reason": ..., "usage": ...}. A line that cannot be
@@ -42,6 +44,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--output", default="-", metavar="FILE", help="file for the results (default: standard output)")
     parser.add_argument("--text", action="store_true", help="every line of the input is a prompt, not JSON")
+    add_images(parser, "that goes with every prompt")
     parser.add_argument("--token-ids", action="store_true", help="add token_ids to the results")
     parser.add_argument(
         "--concurrency",
@@ -49,7 +52,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="N",
         help="prompts that run or wait at once (default: the engine's max_num_seqs; with --url: 64)",
     )
-    add_sampling(parser, without=("prompt_logprobs",))  # results have no field for them
+    # Results have no field for prompt_logprobs. The flag --speculation is a knob; a line may have the field.
+    add_sampling(parser, without=("prompt_logprobs", "speculation"))
     add_model_or_server(parser)
     parser.set_defaults(run=run)
 
@@ -58,8 +62,9 @@ def run(args: argparse.Namespace) -> int:
     if args.input != "-" and (os.path.isdir(args.input) or not os.path.exists(args.input)):
         raise UsageError(no_prompts(args.input))
     sampling = read_sampling(args)
+    images = read_images(args)
     if args.concurrency is not None and args.concurrency < 1:
         raise UsageError(f"--concurrency must be at least 1, got {args.concurrency}")
     from aengine.cli.generate.run import generate
 
-    return generate(args, sampling)
+    return generate(args, sampling, images)

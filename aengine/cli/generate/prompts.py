@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
 import anyio
 import msgspec
 
+from aengine.cli.images import Part, user_message
 from aengine.cli.model import Model
 from aengine.errors import (
     AengineError,
@@ -30,12 +32,24 @@ class Result(msgspec.Struct):
 
 
 async def answer_line(
-    model: Model, defaults: dict[str, Any], line: int, text: bytes, *, plain: bool, ids: bool
+    model: Model,
+    defaults: dict[str, Any],
+    line: int,
+    text: bytes,
+    *,
+    plain: bool,
+    ids: bool,
+    images: Sequence[Part] = (),
 ) -> Result:
-    """Return the result of one line. An error of this line is its result. An error that ends the run is raised."""
+    """Return the result of one line. An error of this line is its result. An error that ends the run is raised.
+
+    images: go with a prompt, which becomes the message of a chat.
+    """
     head: dict[str, Any] = {"line": line}
     try:
         fields = _fields(text, plain)
+        if images:
+            fields = _with_images(fields, images)
         if "id" in fields:
             head["id"] = fields.pop("id")
         completion = await _retry_while_full(model, defaults | fields)
@@ -75,6 +89,17 @@ def _fields(text: bytes, plain: bool) -> dict[str, Any]:
             meant = f" (did you mean {close[0]}?)" if close else ""
             raise InvalidRequestError(f"unknown field {name!r}{meant}; known are {', '.join(known)}", name)
     return value
+
+
+def _with_images(fields: dict[str, Any], images: Sequence[Part]) -> dict[str, Any]:
+    """Return the fields of a prompt as those of a chat."""
+    prompt = fields.pop("prompt", None)
+    if not isinstance(prompt, str):
+        raise InvalidRequestError(
+            "with --image, the line must be a prompt that is text; the images of messages are parts of their content",
+            "prompt",
+        )
+    return {**fields, "messages": [user_message(prompt, images)]}
 
 
 _COMMON_FIELDS = (*NAMES, "priority", "cache_salt", "adapter", "id")

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from aengine.cli.errors import CommandError, UsageError
 from aengine.cli.generate.prompts import Result, answer_line
 from aengine.cli.generate.requests import answer_request, is_request, post_to
+from aengine.cli.images import Part, check_config_takes_images, check_takes_images
 from aengine.cli.knobs import read_knobs
 from aengine.cli.model import opened_model
 from aengine.config import EngineConfig
@@ -29,18 +30,19 @@ MAX_LINE_BYTES = 64 * 2**20
 _READ_BYTES = 2**16
 _COUNT_BYTES = 2**20
 _ONLY_PROMPTS = (
-    "sampling flags, --adapter and --token-ids apply to prompts only: a line with custom_id has all parameters in its "
-    "body"
+    "sampling flags, --adapter, --image and --token-ids apply to prompts only: a line with custom_id has all "
+    "parameters in its body"
 )
 
 
-def generate(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
+def generate(args: argparse.Namespace, sampling: dict[str, Any], images: list[Part]) -> int:
     """Answer every line. Return the exit status: 1 if any line could not be answered."""
+    check_config_takes_images(args, images)
     with (
         _opened(args.input, "rb", sys.stdin.fileno()) as source,
         _opened(args.output, "wb", sys.stdout.fileno()) as out,
     ):
-        failed = asyncio.run(_generate(args, sampling, source, out))
+        failed = asyncio.run(_generate(args, sampling, images, source, out))
     if failed:
         print(f"aengine: {failed} {'lines' if failed > 1 else 'line'} could not be answered", file=sys.stderr)
     return 1 if failed else 0
@@ -56,7 +58,9 @@ def _opened(path: str, mode: str, standard: int) -> Iterator[BinaryIO]:
         yield file  # type: ignore[misc]  # the mode says binary
 
 
-async def _generate(args: argparse.Namespace, sampling: dict[str, Any], source: BinaryIO, out: BinaryIO) -> int:
+async def _generate(
+    args: argparse.Namespace, sampling: dict[str, Any], images: list[Part], source: BinaryIO, out: BinaryIO
+) -> int:
     failed = 0
     tokens = 0
     config = read_knobs(args, EngineConfig)
@@ -66,6 +70,7 @@ async def _generate(args: argparse.Namespace, sampling: dict[str, Any], source: 
     if args.url is None and config.max_queue == 0:
         raise UsageError("max_queue is 0, so that no prompt may wait and none would run; leave it out")
     async with opened_model(args) as model:
+        check_takes_images(model, images)
         post = cache(partial(post_to, model))  # called at the first request only
         total = await anyio.to_thread.run_sync(_count_lines, args.input) if show else None
         # disable=None: no bar if standard error is no terminal
@@ -73,10 +78,12 @@ async def _generate(args: argparse.Namespace, sampling: dict[str, Any], source: 
 
             async def answer(number: int, line: bytes) -> Result:
                 if not args.text and is_request(line):
-                    if defaults or args.token_ids:
+                    if defaults or args.token_ids or images:
                         raise UsageError(_ONLY_PROMPTS)
                     return await answer_request(post(), line)
-                return await answer_line(model, defaults, number, line, plain=args.text, ids=args.token_ids)
+                return await answer_line(
+                    model, defaults, number, line, plain=args.text, ids=args.token_ids, images=images
+                )
 
             async def write(result: Result) -> None:
                 nonlocal failed, tokens

@@ -188,30 +188,41 @@ class LiveChoice(Owner):
         self.last_token = 0.0  # monotonic seconds; 0 before the first
         sequence.owner = self
 
-    def deliver(self, update: Update) -> int:
-        if not update.finite:
-            raise NonFiniteLogitsError(
-                f"the model produced NaN or infinity after {self.delivered} output tokens of this request"
-            )
-        reason = update.finish_reason
-        stopped = False
-        if reason == "stop" and not self.sequence.params.include_stop:
-            text = self.text.finish()  # without the text of the stop token
-        else:
-            text = self.text.feed(update.token_id)
+    def deliver(self, updates: Sequence[Update]) -> int:
+        text, count = "", 0  # of the tokens that belong to the output
+        reason: FinishReason | None = None
+        for update in updates:
+            if not update.finite:
+                break
+            count += 1
+            reason = update.finish_reason
+            if reason == "stop" and not self.sequence.params.include_stop:
+                text += self.text.finish()  # without the text of the stop token
+                break
+            text += self.text.feed(update.token_id)
             if self.text.stopped:
-                stopped = reason is None
                 reason = "stop"
             if reason is not None:
                 text += self.text.finish()
-        self.delivered += 1
-        self._time()
-        logprobs = None
-        if update.logprobs is not None:
-            logprobs = (self._logprob(update.token_id, update.logprobs),)
-        scores = self._scores() if self.delivered == 1 else None
-        self.finish_reason = reason
-        self.request.put(self.sequence.index, text, (update.token_id,), logprobs, reason, scores, self.text.stop_string)
+                break
+        kept = updates if count == len(updates) else updates[:count]
+        if kept:
+            scores = None if self.delivered else self._scores()
+            self.delivered += count
+            self._time(count)
+            logprobs = None
+            if kept[0].logprobs is not None:
+                logprobs = tuple(self._logprob(one.token_id, one.logprobs) for one in kept if one.logprobs is not None)
+            token_ids = (kept[0].token_id,) if count == 1 else tuple([one.token_id for one in kept])
+            self.finish_reason = reason
+            self.request.put(self.sequence.index, text, token_ids, logprobs, reason, scores, self.text.stop_string)
+        if reason is None:
+            if kept is not updates:
+                raise NonFiniteLogitsError(
+                    f"the model produced NaN or infinity after {self.delivered} output tokens of this request"
+                )
+            return 0
+        stopped = kept[-1].finish_reason is None  # by a stop string, of which the scheduler does not know
         return self.delivered if stopped else 0
 
     def end(self, reason: FinishReason) -> None:
@@ -224,15 +235,18 @@ class LiveChoice(Owner):
         """Return the prompt's logprobs, if the request wants them."""
         return self.sequence.scores if self.sequence.params.prompt_logprobs is not None else None
 
-    def _time(self) -> None:
-        """Record the time since the last token, or the time to the first token."""
+    def _time(self, count: int) -> None:
+        """Record the arrival of `count` tokens. Tokens that arrive together share the time since the last token."""
         now, last = monotonic(), self.last_token
         self.last_token = now
         if last:
-            self.request.latencies.inter_token.observe(now - last)
-        elif self.sequence.index == 0:
+            self.request.latencies.inter_token.observe((now - last) / count, count)
+            return
+        if self.sequence.index == 0:
             self.request.first_token = now
             self.request.latencies.first_token.observe(now - self.request.arrived)
+        if count > 1:
+            self.request.latencies.inter_token.observe(0.0, count - 1)
 
     def _logprob(self, token_id: int, row: RowLogprobs) -> TokenLogprob:
         text = self.tokenizer.token_text

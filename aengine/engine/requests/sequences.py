@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from array import array
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from aengine.cache.radix import Namespace, packed
 from aengine.errors import ContextLengthError, InvalidRequestError
+from aengine.prompt_images import PromptImages
 from aengine.requests.sampling_params import SamplingParams, check_token_ids
 from aengine.scheduling.sequence import LoadedAdapter
 from aengine.scheduling.sequence import Sequence as TokenSequence
@@ -38,6 +40,7 @@ class Sequences:
         rank: tuple[float, int],
         salt: str | None,
         adapter: LoadedAdapter | None,
+        images: PromptImages | None = None,
     ) -> TokenSequence:
         """Return the sequence of a request's first choice. The other choices fork from it.
 
@@ -45,6 +48,7 @@ class Sequences:
         banned: sequences of token ids that the output may not contain.
         rank: the sort key in the queue.
         salt: requests with different salts share no cached prefix.
+        images: the images among the ids, with their keys.
 
         Raises `InvalidRequestError`, or `ContextLengthError` if the request does not fit the context.
         """
@@ -60,8 +64,9 @@ class Sequences:
         check_token_ids(token_ids, self._model.vocab_size, "prompt")
         near = self._is_near(max_total)
         ends = constrained or not params.ignore_eos
+        prompt = packed(token_ids)
         return TokenSequence(
-            prompt=packed(token_ids),
+            prompt=prompt,
             params=params,
             seed=params.seed if params.seed is not None else secrets.randbits(63),
             stop_ids=(self._eos_token_ids if ends else ()) + params.stop_token_ids,
@@ -72,6 +77,9 @@ class Sequences:
             near=near,
             banned=banned,
             siblings=params.n - 1,
+            speculates=params.speculation,
+            images=images,
+            prompt_keys=None if images is None else _with_keys(prompt, images),
         )
 
     def for_pooling(
@@ -134,6 +142,16 @@ class Sequences:
                 "max_tokens",
             )
         return prompt_len + params.max_tokens
+
+
+def _with_keys(prompt: array[int], images: PromptImages) -> array[int]:
+    """Return the ids of a prompt with the key of each image in place of its ids."""
+    keys = prompt[:]
+    for image in images.images:
+        if image.end > len(prompt):
+            raise InvalidRequestError("images: do not belong to these token ids; use those of encode_chat", "prompt")
+        keys[image.start : image.end] = packed([image.key]) * (image.end - image.start)
+    return keys
 
 
 def _namespace(salt: str | None, adapter: LoadedAdapter | None, near: bool) -> Namespace:

@@ -13,22 +13,32 @@ from aengine.http.fields.sampling import Count, Probability, StopStrings, Temper
 from aengine.http.fields.unknown import REFUSED_WITH_PROMPTS, RequestBody, Unsupported
 
 
+class ImageSource(msgspec.Struct, kw_only=True):
+    """The source of an image, of type `base64`. `url` and `file` are refused: nothing is fetched or kept."""
+
+    type: str | None = None
+    media_type: str | None = None  # without effect: the image's own bytes say it
+    data: str | None = None
+
+
 class ResultPart(msgspec.Struct, kw_only=True):
-    """A part of a tool's result or of a system prompt. All types but `text` are refused."""
+    """A part of a tool's result or of a system prompt. Its type is `text`, or in a result `image`."""
 
     type: str
     text: str | None = None
+    source: ImageSource | str | None = None  # of an image
 
 
 class ContentBlock(msgspec.Struct, kw_only=True):
     """A block of a message.
 
-    Its type is `text`, `thinking`, `redacted_thinking`, `tool_use` or `tool_result`; other types are refused. The
-    required fields depend on the type.
+    Its type is `text`, `image`, `thinking`, `redacted_thinking`, `tool_use` or `tool_result`; other types are refused.
+    The required fields depend on the type.
     """
 
     type: str
     text: str | None = None
+    source: ImageSource | str | None = None  # of an image
     thinking: str | None = None
     id: str | None = None
     name: WrittenName | None = None
@@ -114,7 +124,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: Temperature | None = None
     top_p: Probability | None = None
     top_k: TopK | None = None
-    cache_salt: str | None = None  # aengine's own: requests with different salts share no cached prefix
+    # aengine's own:
+    cache_salt: str | None = None  # requests with different salts share no cached prefix
+    speculation: bool | None = None  # false: no token is drafted ahead for this request
 
 
 CountTokensRequest.ignored = frozenset(MessagesRequest.__struct_fields__)  # fields that only affect the answer

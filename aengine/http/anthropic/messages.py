@@ -20,6 +20,7 @@ from aengine.http.anthropic.tools import tool_use_of
 from aengine.http.endpoint import Endpoint, RenderedChat, json_response
 from aengine.http.engine_like import EngineLike
 from aengine.http.entry.errors import OVERLOADED, MessagesErrorBody
+from aengine.http.fields.images import MediaRules, encode_chat
 from aengine.http.fields.messages import tools_for_template
 from aengine.http.fields.tools import ToolUse
 from aengine.http.operation import ALL_ERRORS, Operation
@@ -50,8 +51,8 @@ class Messages(Endpoint):
         params = _params(body, engine.default_params)
         tools = tool_use_of(body)
         reading = self._reading(engine, tools, params, _enable_thinking(body))
-        prompt = await _prompt(engine, body, tools, engine.max_model_len)
-        chat = RenderedChat(prompt.token_ids, prompt.opens_thought, reading)
+        prompt = await self._prompt(engine, body, tools, engine.max_model_len)
+        chat = RenderedChat(prompt.token_ids, prompt.opens_thought, reading, prompt.images)
         with renamed_param(_NAMES):
             stream, _, (reader,) = await self._submit(parsed, chat, params, plan.id)
         if body.stream:
@@ -61,46 +62,54 @@ class Messages(Endpoint):
     async def count_tokens(self, request: Request) -> Response:
         """Return the number of tokens of the prompt that the same request would have, however long."""
         engine, body, _, _ = await self._read_request(request, _count_decoder)
-        prompt = await _prompt(engine, body, tool_use_of(body), None)
+        prompt = await self._prompt(engine, body, tool_use_of(body), None)
         return json_response(TokenCount(len(prompt.token_ids)))
 
-
-async def _prompt(engine: EngineLike, body: CountTokensRequest, tools: ToolUse, context: int | None) -> ChatPrompt:
-    """Render and tokenize. Raises `InvalidRequestError`, and `ContextLengthError` for `context` tokens or more."""
-    try:
-        return await _rendered(engine, await _chat(body, "system"), body, tools, context)
-    except ContextLengthError:
-        raise
-    except InvalidRequestError:  # the template may allow system messages only at the beginning
-        if not has_late_system(body):
+    async def _prompt(
+        self, engine: EngineLike, body: CountTokensRequest, tools: ToolUse, context: int | None
+    ) -> ChatPrompt:
+        """Render and tokenize. Raises `InvalidRequestError`, and `ContextLengthError` for `context` tokens or more."""
+        rules = MediaRules(engine.no_images, engine.images_in_results)
+        try:
+            return await self._rendered(engine, await _chat(body, rules, "system"), body, tools, context)
+        except ContextLengthError:
             raise
-        return await _rendered(engine, await _chat(body, "user"), body, tools, context)
+        except InvalidRequestError:  # the template may allow system messages only at the beginning
+            if not has_late_system(body):
+                raise
+            return await self._rendered(engine, await _chat(body, rules, "user"), body, tools, context)
+
+    async def _rendered(
+        self,
+        engine: EngineLike,
+        messages: list[dict[str, Any]],
+        body: CountTokensRequest,
+        tools: ToolUse,
+        context: int | None,
+    ) -> ChatPrompt:
+        kwargs: dict[str, Any] = {}
+        if (thinks := _enable_thinking(body)) is not None:
+            kwargs["enable_thinking"] = thinks
+        if body.output_config is not None and body.output_config.effort is not None:
+            kwargs["reasoning_effort"] = body.output_config.effort
+        with renamed_param({"prompt": "messages", "continue_final_message": "messages"}):
+            return await encode_chat(
+                engine,
+                self._state.image_turns,
+                messages,
+                tools=tools_for_template(tools.offered),
+                template_kwargs=kwargs or None,
+                continue_final_message=bool(messages) and messages[-1]["role"] == "assistant",
+                context=context,
+            )
 
 
-async def _chat(body: CountTokensRequest, late_system: str) -> list[dict[str, Any]]:
+async def _chat(body: CountTokensRequest, rules: MediaRules, late_system: str) -> list[dict[str, Any]]:
     """Call `chat_messages`, in a thread if many blocks would block the loop."""
     contents = [body.system or "", *(message.content for message in body.messages)]
     blocks = sum(1 if isinstance(content, str) else len(content) for content in contents)
-    make = partial(chat_messages, body, late_system=late_system)
+    make = partial(chat_messages, body, rules, late_system=late_system)
     return make() if blocks < _MANY else await anyio.to_thread.run_sync(make)
-
-
-async def _rendered(
-    engine: EngineLike, messages: list[dict[str, Any]], body: CountTokensRequest, tools: ToolUse, context: int | None
-) -> ChatPrompt:
-    kwargs: dict[str, Any] = {}
-    if (thinks := _enable_thinking(body)) is not None:
-        kwargs["enable_thinking"] = thinks
-    if body.output_config is not None and body.output_config.effort is not None:
-        kwargs["reasoning_effort"] = body.output_config.effort
-    with renamed_param({"prompt": "messages", "continue_final_message": "messages"}):
-        return await engine.encode_chat(
-            messages,
-            tools=tools_for_template(tools.offered),
-            template_kwargs=kwargs or None,
-            continue_final_message=bool(messages) and messages[-1]["role"] == "assistant",
-            context=context,
-        )
 
 
 def _enable_thinking(body: CountTokensRequest) -> bool | None:
@@ -111,7 +120,7 @@ def _enable_thinking(body: CountTokensRequest) -> bool | None:
 def _params(body: MessagesRequest, defaults: SamplingParams) -> SamplingParams:
     """Return the request's sampling parameters, with the checkpoint's as defaults."""
     fields: dict[str, Any] = {}
-    for name in ("temperature", "top_p", "top_k"):
+    for name in ("temperature", "top_p", "top_k", "speculation"):
         if (value := getattr(body, name)) is not None:
             fields[name] = value
     if body.stop_sequences:

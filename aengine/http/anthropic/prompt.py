@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from aengine.errors import InvalidRequestError
-from aengine.http.anthropic.bodies import ContentBlock, CountTokensRequest, ResultPart
-from aengine.http.fields.messages import media_placeholder
+from aengine.http.anthropic.bodies import ContentBlock, CountTokensRequest, ImageSource, ResultPart
+from aengine.http.fields.images import EncodedImage, MediaRules, Piece, content_of
 
 _BLOCKS = {
     "system": ("text",),
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
 }
 _REQUIRED = {
@@ -23,7 +23,11 @@ _REQUIRED = {
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id",),
 }
-_NO_TEXT = ("image", "document", "search_result", "container_upload")
+_NO_TEXT = ("document", "search_result", "container_upload")
+_SOURCES = {
+    "url": "this server fetches no URLs; send the image with a source of type base64",
+    "file": "no files are kept here; send the image with a source of type base64",
+}
 # Claude Code's system prompt begins with a billing line that differs for each conversation. With this line no two
 # conversations would share a cached prefix.
 _BILLING_LINE = "x-anthropic-billing-header:"
@@ -37,21 +41,23 @@ class _Placed(NamedTuple):
     block: ContentBlock
 
 
-def chat_messages(body: CountTokensRequest, *, late_system: str) -> list[dict[str, Any]]:
-    """Return the messages for the chat template. Turns of one role are joined; tool results are separate messages.
+def chat_messages(body: CountTokensRequest, rules: MediaRules, *, late_system: str) -> list[dict[str, Any]]:
+    """Return the messages for `encode_chat`. Turns of one role are joined; tool results are separate messages.
 
+    rules: which parts the model reads.
     late_system: the role for system messages after the beginning, which some templates refuse.
     Raises `InvalidRequestError`, naming the block.
     """
     messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # of tools, by the id of the call
-    for role, turn in groupby(_placed(body, late_system), lambda placed: placed.role):
-        blocks = [placed.block for placed in turn]
+    for role, turn in groupby(_placed(body, rules, late_system), lambda placed: placed.role):
+        placed = list(turn)
+        blocks = [one.block for one in placed]
         if role == "assistant":
             names |= {block.id: block.name for block in blocks if block.id is not None and block.name is not None}
             messages.append(_assistant_message(blocks))
         elif role == "user":
-            messages += _user_messages(blocks, names)
+            messages += _user_messages(placed, names)
         elif text := _text(blocks):
             messages.append({"role": "system", "content": text})
     return messages
@@ -62,7 +68,7 @@ def has_late_system(body: CountTokensRequest) -> bool:
     return any(message.role == "system" for message in body.messages)
 
 
-def _placed(body: CountTokensRequest, late_system: str) -> Iterator[_Placed]:
+def _placed(body: CountTokensRequest, rules: MediaRules, late_system: str) -> Iterator[_Placed]:
     at_start = True
     newest = max((place for place, message in enumerate(body.messages) if message.role == "user"), default=None)
     for index, block in enumerate(_as_blocks(body.system or [])):
@@ -72,29 +78,33 @@ def _placed(body: CountTokensRequest, late_system: str) -> Iterator[_Placed]:
         at_start = at_start and message.role == "system"
         role = late_system if message.role == "system" and not at_start else message.role
         for index, block in enumerate(_as_blocks(message.content)):
-            block = _without_media(block, newest=place == newest)
-            checked = _checked(_Placed(message.role, f"messages[{place}].content[{index}]", block))
-            yield checked._replace(role=role)
+            one = _Placed(message.role, f"messages[{place}].content[{index}]", block)
+            yield _checked(_read(one, rules, newest=place == newest))._replace(role=role)
 
 
 def _as_blocks(content: str | Sequence[ResultPart] | Sequence[ContentBlock]) -> Iterator[ContentBlock]:
     for block in [ContentBlock(type="text", text=content)] if isinstance(content, str) else content:
-        yield block if isinstance(block, ContentBlock) else ContentBlock(type=block.type, text=block.text)
+        yield (
+            block
+            if isinstance(block, ContentBlock)
+            else ContentBlock(type=block.type, text=block.text, source=block.source)
+        )
 
 
-def _without_media(block: ContentBlock, newest: bool) -> ContentBlock:
-    """Return the block with texts in place of images and files.
+def _read(placed: _Placed, rules: MediaRules, newest: bool) -> _Placed:
+    """Return the block with texts in place of media that the model does not read.
 
-    They are replaced in tool results, and in all messages but the user's newest one.
+    Raises `InvalidRequestError` for such media in the user's newest message, except in tool results.
     """
+    role, path, block = placed
     if isinstance(block.content, list):
-        parts = [
-            part if (instead := media_placeholder(part.type)) is None else ResultPart(type="text", text=instead)
-            for part in block.content
-        ]
-        return replace(block, content=parts)
-    instead = None if newest else media_placeholder(block.type)
-    return block if instead is None else ContentBlock(type="text", text=instead)
+        parts = []
+        for index, part in enumerate(block.content):
+            instead = rules.instead_of(part.type, "tool", f"{path}.content[{index}]", newest=False)
+            parts.append(part if instead is None else ResultPart(type="text", text=instead))
+        return placed._replace(block=replace(block, content=parts))
+    instead = rules.instead_of(block.type, role, path, newest=newest)
+    return placed if instead is None else placed._replace(block=ContentBlock(type="text", text=instead))
 
 
 def _checked(placed: _Placed) -> _Placed:
@@ -108,9 +118,9 @@ def _checked(placed: _Placed) -> _Placed:
     if block.type == "tool_result" and isinstance(block.content, list):
         for index, part in enumerate(block.content):
             place = f"{path}.content[{index}]"
-            if part.type != "text":
-                _refuse(part.type, f"{place}.type", "a result is text")
-            if part.text is None:
+            if part.type not in ("text", "image"):
+                _refuse(part.type, f"{place}.type", "a result has blocks of type text, image")
+            if part.type == "text" and part.text is None:
                 raise InvalidRequestError(f"{place}.text: a block of type 'text' must have it", f"{place}.text")
     return placed
 
@@ -142,20 +152,49 @@ def _assistant_message(blocks: Sequence[ContentBlock]) -> dict[str, Any]:
     return message
 
 
-def _user_messages(blocks: Sequence[ContentBlock], names: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield a message for each tool result, and messages for the user's text between and after them."""
-    for kind, run in groupby(blocks, lambda block: block.type):
-        if kind == "text":
-            yield {"role": "user", "content": _text(list(run))}
-        else:
-            for block in run:
-                call = block.tool_use_id or ""
-                message = {"role": "tool", "tool_call_id": call, "content": _result(block)}
-                yield message | ({"name": names[call]} if call in names else {})
+def _user_messages(turn: Sequence[_Placed], names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield a message for each tool result, and messages for the user's text and images between and after them."""
+    for is_result, run in groupby(turn, lambda placed: placed.block.type == "tool_result"):
+        if not is_result:
+            pieces = [piece for _, path, block in run for piece in _pieces(block, path)]
+            yield {"role": "user", "content": content_of(pieces, "\n")}
+            continue
+        for _, path, block in run:
+            call = block.tool_use_id or ""
+            message = {"role": "tool", "tool_call_id": call, "content": _result(block, path)}
+            yield message | ({"name": names[call]} if call in names else {})
 
 
-def _result(block: ContentBlock) -> str:
+def _pieces(block: ContentBlock | ResultPart, path: str) -> Iterator[Piece]:
+    """Yield the block's text, unless it is empty, or its image. Raises `InvalidRequestError`."""
+    if block.type == "image":
+        yield _image(block.source, f"{path}.source")
+    elif block.text:
+        yield block.text
+
+
+def _image(source: ImageSource | str | None, path: str) -> EncodedImage:
+    if not isinstance(source, ImageSource):
+        raise InvalidRequestError(f"{path}: a block of type 'image' must have it, with type, media_type and data", path)
+    if source.type != "base64":
+        remedy = _SOURCES.get(source.type or "", "must be base64")
+        raise InvalidRequestError(f"{path}.type: {remedy}", f"{path}.type")
+    if source.data is None:
+        raise InvalidRequestError(f"{path}.data: a source of type base64 must have it", f"{path}.data")
+    return EncodedImage(f"{path}.data", source.data)
+
+
+def _result(block: ContentBlock, path: str) -> str | list[dict[str, Any]]:
     content = block.content or ""
-    text = content if isinstance(content, str) else _text(content)
+    pieces: list[Piece] = [content] if isinstance(content, str) else []
+    if not isinstance(content, str):
+        for index, part in enumerate(content):
+            pieces += _pieces(part, f"{path}.content[{index}]")
     # Templates have no field for a failed result, so the text says it.
-    return f"Error: {text}" if block.is_error and not text.lower().startswith("error") else text
+    if block.is_error:
+        first = pieces[0] if pieces else ""
+        if not isinstance(first, str):
+            pieces.insert(0, "Error:")
+        elif not first.lower().startswith("error"):
+            pieces[:1] = [f"Error: {first}"]
+    return content_of(pieces, "\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -10,28 +10,20 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from aengine.errors import InvalidRequestError
+from aengine.http.engine_like import EngineLike
+from aengine.http.fields.images import ImageUrl, MediaRules, Piece, content_of, image_of_url
 from aengine.http.fields.unknown import RequestBody
 from aengine.text.template.messages import TemplateOptions
 
-_MEDIA = {
-    **dict.fromkeys(("image", "image_url", "input_image"), "image"),
-    **dict.fromkeys(("file", "input_file", "document"), "file"),
-    **dict.fromkeys(("audio", "input_audio", "audio_url"), "audio"),
-    **dict.fromkeys(("video", "video_url"), "video"),
-}
-
-
-def media_placeholder(kind: str) -> str | None:
-    """Return the text that replaces a part of this type; None for a type that is not image, file, audio or video."""
-    media = _MEDIA.get(kind)
-    return None if media is None else f"[{media} left out: this model reads text only]"
+_IMAGES = ("image_url", "input_image")
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message. All types but `text` and `refusal` are refused."""
+    """A part of a message. Its type is `text`, `image_url` or `refusal`; other types are refused."""
 
     type: str
     text: str | None = None
+    image_url: ImageUrl | str | None = None
     refusal: str | None = None  # the assistant's refusal to answer
 
 
@@ -68,18 +60,20 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     function_call: dict[str, Any] | None = None  # refused
     audio: dict[str, Any] | None = None  # refused
 
-    def for_template(self, where: str, newest: bool) -> dict[str, Any]:
+    def for_template(self, where: str, newest: bool, rules: MediaRules) -> dict[str, Any]:
         """Return the message for the chat template, with joined text parts.
 
-        newest: whether it is the user's newest message, in which images are refused.
+        newest: whether it is the user's newest message.
         Raises `InvalidRequestError`.
         """
         for name, remedy in _REFUSED_IN_MESSAGES.items():
             if getattr(self, name) is not None:
                 raise InvalidRequestError(f"{where}.{name}: {remedy}", f"{where}.{name}")
-        content = self._joined(self.content, where, newest) if isinstance(self.content, list) else self.content
-        if content is None:
-            content = self.refusal
+        content: str | list[dict[str, Any]] | None = self.refusal
+        if isinstance(self.content, list):
+            content = content_of(self._pieces(self.content, where, newest, rules))
+        elif self.content is not None:
+            content = self.content
         message: dict[str, Any] = {"role": self.role, "content": content}
         for name in ("name", "reasoning_content", "reasoning", "tool_call_id"):
             if (value := getattr(self, name)) is not None:
@@ -88,22 +82,25 @@ class ChatMessage(msgspec.Struct, kw_only=True):
             message["tool_calls"] = msgspec.to_builtins(self.tool_calls)
         return message
 
-    @staticmethod
-    def _joined(parts: Sequence[ContentPart], where: str, newest: bool) -> str:
-        texts = []
+    def _pieces(self, parts: Sequence[ContentPart], where: str, newest: bool, rules: MediaRules) -> Iterator[Piece]:
         for index, part in enumerate(parts):
             path = f"{where}.content[{index}]"
-            if not newest and (instead := media_placeholder(part.type)) is not None:
-                texts.append(instead)
-                continue
-            if part.type not in ("text", "refusal"):
-                raise InvalidRequestError(f"{path}.type: this model reads text only, not {part.type!r}", f"{path}.type")
-            text: str | None = getattr(part, part.type)
-            if text is None:
-                path = f"{path}.{part.type}"
-                raise InvalidRequestError(f"{path}: a part of type {part.type!r} must have it", path)
-            texts.append(text)
-        return "".join(texts)
+            instead = rules.instead_of(part.type, self.role, path, newest=newest)
+            if instead is not None:
+                yield instead
+            elif part.type in _IMAGES:
+                url = part.image_url
+                yield image_of_url(url.url if isinstance(url, ImageUrl) else url, f"{path}.image_url")
+            elif part.type not in ("text", "refusal"):
+                raise InvalidRequestError(
+                    f"{path}.type: a message has parts of type text and image_url, not {part.type!r}", f"{path}.type"
+                )
+            else:
+                text: str | None = getattr(part, part.type)
+                if text is None:
+                    path = f"{path}.{part.type}"
+                    raise InvalidRequestError(f"{path}: a part of type {part.type!r} must have it", path)
+                yield text
 
 
 _REFUSED_IN_MESSAGES = {
@@ -148,14 +145,15 @@ class AllowedToolsChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="al
 ToolChoice = ChosenTool | AllowedToolsChoice
 
 
-def messages_for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return the messages for the chat template. Raises `InvalidRequestError`, naming a part that is not text."""
+def messages_for_template(messages: Sequence[ChatMessage], engine: EngineLike) -> list[dict[str, Any]]:
+    """Return the messages for `encode_chat`. Raises `InvalidRequestError`, naming a part that cannot be read."""
+    rules = MediaRules(engine.no_images, engine.images_in_results)
     newest = len(messages) - 1
     while newest >= 0 and messages[newest].role != "user":
         newest -= 1
     rendered = []
     for index, message in enumerate(messages):
-        rendered.append(message.for_template(f"messages[{index}]", index == newest))
+        rendered.append(message.for_template(f"messages[{index}]", index == newest, rules))
     return rendered
 
 

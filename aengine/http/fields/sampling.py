@@ -79,6 +79,7 @@ class SamplingRequest(RequestBody, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     shown_special_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
+    speculation: bool | None = None  # false: no token is drafted ahead for this request
     priority: Int | None = None
     cache_salt: str | None = None
     user: str | None = None  # accepted without effect

@@ -132,7 +132,7 @@ class Generate(Endpoint):
             return body.prompt if body.prompt is not None else body.input_ids or []
         tools = choose_tools(body.tools or [], None, parallel=True)
         context = engine.max_model_len if body.truncate_prompt_tokens is None else None
-        messages = messages_for_template(body.messages)
+        messages = messages_for_template(body.messages, engine)
         return await self._render(engine, messages, tools, params, template_options(body), context)
 
 

@@ -16,6 +16,7 @@ from aengine.http.endpoint import json_response
 from aengine.http.engine_like import EngineLike
 from aengine.http.entry.body import FIELDS, decode
 from aengine.http.entry.errors import HTTPError
+from aengine.http.fields.images import encode_chat
 from aengine.http.fields.messages import (
     ChatMessage,
     ReasoningEffort,
@@ -105,13 +106,26 @@ class Tokens:
             if name in fields:
                 refused.check(name, fields[name])
         self._state.choose_model(body.model)  # adapters have the model's tokenizer
-        ids = await _encode(engine, body)
+        ids = await self._encode(engine, body)
 
         def answer() -> Response:
             strings = [engine.tokenizer.token(token_id) or "" for token_id in ids] if body.return_token_strs else None
             return json_response(Tokenized(len(ids), engine.max_model_len, ids, strings))
 
         return await _run(answer, len(ids))
+
+    async def _encode(self, engine: EngineLike, body: TokenizeRequest) -> list[int]:
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequestError("exactly one of prompt and messages must be given", "prompt")
+        if body.messages is None:
+            refuse_chat_fields(body)
+            special = body.add_special_tokens is not False
+            return await engine.tokenizer.encode(body.prompt or "", add_special_tokens=special)
+        if body.add_special_tokens:
+            raise InvalidRequestError("a chat template writes its special tokens itself", "add_special_tokens")
+        messages, tools = messages_for_template(body.messages, engine), tools_for_template(body.tools)
+        prompt = await encode_chat(engine, self._state.image_turns, messages, tools=tools, **template_options(body))
+        return prompt.token_ids
 
     async def info(self, request: Request) -> Response:
         """Return the tokenizer's settings, if the knob tokenizer_info is on."""
@@ -133,20 +147,6 @@ class Tokens:
             return json_response(Detokenized(engine.tokenizer.decode(body.tokens, False)))
 
         return await _run(answer, len(body.tokens))
-
-
-async def _encode(engine: EngineLike, body: TokenizeRequest) -> list[int]:
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequestError("exactly one of prompt and messages must be given", "prompt")
-    if body.messages is None:
-        refuse_chat_fields(body)
-        special = body.add_special_tokens is not False
-        return await engine.tokenizer.encode(body.prompt or "", add_special_tokens=special)
-    if body.add_special_tokens:
-        raise InvalidRequestError("a chat template writes its special tokens itself", "add_special_tokens")
-    return await engine.tokenizer.encode_chat(
-        messages_for_template(body.messages), tools_for_template(body.tools), **template_options(body)
-    )
 
 
 async def _run(answer: Callable[[], Response], tokens: int) -> Response:

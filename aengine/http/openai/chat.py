@@ -51,7 +51,7 @@ class Chat(Endpoint):
         params = body.params(
             engine.default_params, max_tokens=None, logprobs=(body.top_logprobs or 0) if body.logprobs else None
         )
-        messages, options = messages_for_template(body.messages), template_options(body)
+        messages, options = messages_for_template(body.messages, engine), template_options(body)
         tools = tool_use(body) if body.tools or body.tool_choice else NO_TOOLS
         context = engine.max_model_len if body.truncate_prompt_tokens is None else None
         with renamed_param(names):

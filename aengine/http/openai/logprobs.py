@@ -53,7 +53,8 @@ class TextOffsets:
         if not self._echo.startswith(text, start):
             if token_id in self._special_ids:
                 return start
-            text = text.removeprefix(" ") if start == 0 else text  # some tokenizers add a space before a text
+            bare = text.removeprefix(" ")  # some tokenizers add a space to a text's first word
+            text = bare if start == 0 or self._echo.startswith(bare, start) else text
         return min(start + len(text), len(self._echo))
 
 

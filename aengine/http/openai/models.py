@@ -19,7 +19,7 @@ from aengine.types import AdapterInfo
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """`GET /v1/models/{model}`: fields of OpenAI and vLLM, then those of Anthropic."""
+    """`GET /v1/models/{model}`: fields of OpenAI and vLLM, then those of Anthropic, then ours."""
 
     id: str
     object: Literal["model"] = "model"
@@ -34,6 +34,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     lifecycle: Literal["active"] = "active"
     max_input_tokens: int
     max_tokens: int
+    takes_images: bool  # in messages of the user
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +88,7 @@ def _card(engine: EngineLike, name: str, created: int, root: str, parent: str | 
         created_at=datetime.fromtimestamp(created, UTC),
         max_input_tokens=context,
         max_tokens=context,
+        takes_images=not engine.no_images,
     )
 
 

@@ -57,7 +57,10 @@ _COUNTERS = {  # Prometheus appends _total
 }
 _HISTOGRAMS = {  # field of Latencies
     "first_token": ("aengine_time_to_first_token_seconds", "From a request's arrival to its first token."),
-    "inter_token": ("aengine_inter_token_latency_seconds", "Between two tokens of one output."),
+    "inter_token": (
+        "aengine_inter_token_latency_seconds",
+        "Between two tokens of one output. Tokens that arrive together share the gap before them.",
+    ),
     "whole": ("aengine_request_latency_seconds", "From a request's arrival to its last token, unless aborted."),
     "queued": ("aengine_request_queue_time_seconds", "From a request's arrival to its first step."),
     "prefill": ("aengine_request_prefill_seconds", "From a request's first step to its first token."),
@@ -185,6 +188,33 @@ def window_families(stats: Stats) -> Iterator[Metric]:
     )
 
 
+def speculation_families(stats: Stats) -> Iterator[Metric]:
+    """Yield the counts of drafts, labelled with the proposer, and the mean accepted length."""
+    for name, value, text in (
+        ("drafted_tokens", stats.drafted_tokens, "Drafts that steps verified."),
+        ("accepted_tokens", stats.accepted_tokens, "Drafts that became tokens of an output."),
+        ("verifications", stats.verified_rows, "Sequences with drafts, over all steps."),
+    ):
+        counter = CounterMetricFamily(f"aengine_speculation_{name}", text, labels=["proposer"])
+        counter.add_metric([stats.speculation], value)
+        yield counter
+    by_position = CounterMetricFamily(
+        "aengine_speculation_accepted_tokens_by_position",
+        "Accepted drafts by their position among the drafts of a step; 0 is the first.",
+        labels=["proposer", "position"],
+    )
+    for position, count in enumerate(stats.accepted_by_position):
+        by_position.add_metric([stats.speculation, str(position)], count)
+    yield by_position
+    mean = GaugeMetricFamily(
+        "aengine_speculation_mean_accepted_length",
+        "Tokens that a sequence gets from a step that verifies drafts, since start: accepted / verifications + 1.",
+        labels=["proposer"],
+    )
+    mean.add_metric([stats.speculation], stats.mean_accepted_length)
+    yield mean
+
+
 _VLLM_GAUGES = {  # name without vllm: -> field of Stats, help
     "num_requests_running": ("running", "Sequences that hold a row of the running batch."),
     "num_requests_waiting": ("waiting", "Choices that wait for a row."),
@@ -225,6 +255,13 @@ _VLLM_TOKEN_HISTOGRAMS = {  # histograms that end at the context's length
 }
 
 
+_VLLM_SPECULATION = {  # counters, only if a proposer runs
+    "spec_decode_num_drafts": ("verified_rows", "Sequences with drafts, over all steps."),
+    "spec_decode_num_draft_tokens": ("drafted_tokens", "Drafts that steps verified."),
+    "spec_decode_num_accepted_tokens": ("accepted_tokens", "Drafts that became tokens of an output."),
+}
+
+
 def vllm_families(stats: Stats, latencies: Latencies, model: str, context: int) -> Iterator[Metric]:
     """Yield the families, each labelled as vLLM does with one engine. context: the longest prompt + output."""
     labels = {"model_name": model, "engine": "0"}
@@ -233,10 +270,18 @@ def vllm_families(stats: Stats, latencies: Latencies, model: str, context: int) 
         gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=names)
         gauge.add_metric(values, getattr(stats, field))
         yield gauge
-    for name, (field, text) in _VLLM_COUNTERS.items():
+    drafts = stats.speculation != "off"
+    for name, (field, text) in (_VLLM_COUNTERS | (_VLLM_SPECULATION if drafts else {})).items():
         counter = CounterMetricFamily(f"vllm:{name}", text, labels=names)
         counter.add_metric(values, getattr(stats, field))
         yield counter
+    if drafts:
+        by_position = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by position.", labels=[*names, "position"]
+        )
+        for position, count in enumerate(stats.accepted_by_position):
+            by_position.add_metric([*values, str(position)], count)
+        yield by_position
     for name, (field, text) in _VLLM_HISTOGRAMS.items():
         yield histogram_family(f"vllm:{name}", text, getattr(latencies, field), labels)
     for name, (field, text) in _VLLM_TOKEN_HISTOGRAMS.items():

@@ -20,6 +20,7 @@ from aengine.http.operators.metric_families import (
     adapter_families,
     device_families,
     latency_families,
+    speculation_families,
     state_families,
     stats_families,
     tier_families,
@@ -86,6 +87,8 @@ class _EngineCollector(Collector):
                 yield from state_families(stats)
             if stats.window_pages > 0:
                 yield from window_families(stats)
+            if stats.speculation != "off":
+                yield from speculation_families(stats)
             if self._state.config.vllm_metrics:
                 if adapters:
                     yield vllm_adapter_info(stats, engine.adapters)

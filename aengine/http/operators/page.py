@@ -22,8 +22,8 @@ _MARKDOWN = (
 _SCRIPTS = (
     *("dom.js", "api.js"),
     *(f"markdown/{name}.js" for name in _MARKDOWN),
-    *(f"conversations/{name}.js" for name in ("tree", "storage", "exchange")),
-    *(f"chat/{name}.js" for name in ("scroll", "request", "message", "meter", "chat", "composer")),
+    *(f"conversations/{name}.js" for name in ("tree", "images", "storage", "exchange")),
+    *(f"chat/{name}.js" for name in ("scroll", "request", "message", "meter", "chat", "composer", "attach")),
     *(f"panel/{name}.js" for name in ("models", "settings", "engine")),
     *("conversations/list.js", "start.js"),
 )
@@ -66,7 +66,7 @@ def _policy(style: str, script: str) -> str:
         "default-src": "'none'",
         "script-src": _source(script),
         "style-src": _source(style),
-        "img-src": "data:",  # the icon
+        "img-src": "data: blob:",  # the icon, and images of messages
         "connect-src": "'self'",
         "base-uri": "'none'",
         "form-action": "'none'",

@@ -19,10 +19,13 @@ LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_conte
 
 
 class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A part of an item's content. Types other than texts and `refusal` are refused."""
+    """A part of an item's content. Types other than texts, `input_image` and `refusal` are refused."""
 
     type: str
     text: str | None = None
+    image_url: str | None = None  # a data URL in base64
+    file_id: str | None = None  # refused
+    detail: str | None = None  # accepted without effect
     refusal: str | None = None
 
 

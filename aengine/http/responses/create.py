@@ -11,7 +11,9 @@ from starlette.responses import Response
 
 from aengine.errors import renamed_param
 from aengine.http.endpoint import Endpoint, json_response
+from aengine.http.engine_like import EngineLike
 from aengine.http.entry.context import context_of
+from aengine.http.fields.images import MediaRules, encode_chat
 from aengine.http.fields.messages import template_options, tools_for_template
 from aengine.http.openai.logprobs import ChatLogprobs
 from aengine.http.operation import ALL_ERRORS, Operation
@@ -25,6 +27,7 @@ from aengine.http.responses.tools import read_tools
 from aengine.http.state import ServerState
 from aengine.http.streams.document import DocumentResponse, document
 from aengine.http.streams.sse import EventStreamResponse
+from aengine.requests.sampling_params import SamplingParams
 from aengine.types import Completion
 
 _NAMES = {"prompt": "input", "messages": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
@@ -43,16 +46,11 @@ class Responses(Endpoint):
         caller = context_of(request.scope).caller
         tools = read_tools(body)
         include = body.include or ()
-        params = body.params(
-            engine.default_params,
-            max_tokens=body.max_output_tokens,
-            logprobs=(body.top_logprobs or 0) if LOGPROBS in include else None,
-            structured=body.structured(),
-        )
+        params = _params(engine, body)
         response_id = f"resp_{uuid.uuid4().hex}"
         kept = bool(self._kept.most) and body.store is not False
         keep = await self._keeper(body, response_id, caller) if kept else keep_nothing
-        messages = await self._messages(body, caller)
+        messages = await self._messages(engine, body, caller)
         with renamed_param(_NAMES):
             chat = await self._render(engine, messages, tools.use, params, template_options(body), engine.max_model_len)
             # Logprobs of a stream count as well, because its last events repeat all of them.
@@ -84,20 +82,25 @@ class Responses(Endpoint):
         body.refuse_unsupported()
         offered = read_tools(body).use.offered
         with renamed_param(_NAMES):
-            prompt = await engine.encode_chat(
-                await self._messages(body, context_of(request.scope).caller),
+            _params(engine, body).validate(engine.vocab_size)  # a request that is refused has no prompt to count
+            prompt = await encode_chat(
+                engine,
+                self._state.image_turns,
+                await self._messages(engine, body, context_of(request.scope).caller),
                 tools=tools_for_template(offered) if offered else None,
                 **template_options(body),
             )
         return json_response(InputTokens(len(prompt.token_ids)))
 
-    async def _messages(self, body: ResponsesRequest, caller: str | None) -> list[dict[str, Any]]:
+    async def _messages(self, engine: EngineLike, body: ResponsesRequest, caller: str | None) -> list[dict[str, Any]]:
         """Return the messages of the conversation: kept turns and the request's input."""
         items = _items(body)
         earlier: list[InputItem] = []
         if body.previous_response_id is not None:
             earlier = await items_of(self._kept.turns(caller, body.previous_response_id, "previous_response_id"))
-        return await messages_of(body.instructions, items, earlier)
+        return await messages_of(
+            body.instructions, items, MediaRules(engine.no_images, engine.images_in_results), earlier
+        )
 
     async def _keeper(self, body: ResponsesRequest, response_id: str, caller: str | None) -> Keep:
         """Return a function that keeps the finished response. Input items without an id get one, for lists."""
@@ -112,6 +115,15 @@ class Responses(Endpoint):
             self._kept.keep(caller, KeptResponse(response_id, body.previous_response_id, given, len(items), response))
 
         return keep
+
+
+def _params(engine: EngineLike, body: ResponsesRequest) -> SamplingParams:
+    return body.params(
+        engine.default_params,
+        max_tokens=body.max_output_tokens,
+        logprobs=(body.top_logprobs or 0) if LOGPROBS in (body.include or ()) else None,
+        structured=body.structured(),
+    )
 
 
 def _items(body: ResponsesRequest) -> list[InputItem]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from aengine.errors import InvalidRequestError
-from aengine.http.fields.messages import media_placeholder
+from aengine.http.fields.images import MediaRules, Piece, content_of, image_of_url
 from aengine.http.responses.bodies import InputItem, InputPart
 from aengine.http.responses.tools import full_name
 
@@ -21,29 +21,41 @@ _SYSTEM = ("system", "developer")
 _SLICE = 1024  # items that are converted in one iteration of the loop; 3 ms
 
 
-def joined_text(
-    content: str | list[InputPart] | None, where: str, between: str = "", *, replace_media: bool = False
-) -> str:
-    """Return the text of an item's content. Raises `InvalidRequestError`, naming a part that is not text.
+def _pieces(
+    content: str | list[InputPart] | None, where: str, role: str, rules: MediaRules, *, newest: bool = False
+) -> list[Piece]:
+    """Return the texts and images of an item's content. Raises `InvalidRequestError`, naming a part of another type.
 
-    replace_media: replace images and files by a text, instead of raising.
+    role: of its message. newest: whether it is the user's newest message.
     """
     if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
+        return [content or ""]
+    pieces: list[Piece] = []
     for index, part in enumerate(content):
         path = f"{where}[{index}]"
-        if replace_media and (instead := media_placeholder(part.type)) is not None:
-            texts.append(instead)
-            continue
-        if part.type not in (*_TEXTS, "refusal"):
-            raise InvalidRequestError(f"{path}.type: this model reads text only, not {part.type!r}", f"{path}.type")
-        name = "refusal" if part.type == "refusal" else "text"
-        text: str | None = getattr(part, name)
-        if text is None:
-            raise InvalidRequestError(f"{path}.{name}: a part of type {part.type!r} must have it", f"{path}.{name}")
-        texts.append(text)
-    return between.join(texts)
+        instead = rules.instead_of(part.type, role, path, newest=newest)
+        pieces.append(_piece(part, path) if instead is None else instead)
+    return pieces
+
+
+def _piece(part: InputPart, path: str) -> Piece:
+    if part.type == "input_image":
+        if part.file_id is not None:
+            raise InvalidRequestError(
+                f"{path}.file_id: no files are kept here; send the image as image_url, a data URL in base64",
+                f"{path}.file_id",
+            )
+        return image_of_url(part.image_url, f"{path}.image_url")
+    if part.type not in (*_TEXTS, "refusal"):
+        raise InvalidRequestError(
+            f"{path}.type: an item has parts of type input_text, output_text and input_image, not {part.type!r}",
+            f"{path}.type",
+        )
+    name = "refusal" if part.type == "refusal" else "text"
+    text: str | None = getattr(part, name)
+    if text is None:
+        raise InvalidRequestError(f"{path}.{name}: a part of type {part.type!r} must have it", f"{path}.{name}")
+    return text
 
 
 def encode_thought(thought: str) -> str:
@@ -65,15 +77,17 @@ def decode_thought(content: str, where: str) -> str | None:
 
 
 async def messages_of(
-    instructions: str | None, items: Sequence[InputItem], earlier: Sequence[InputItem] = ()
+    instructions: str | None, items: Sequence[InputItem], rules: MediaRules, earlier: Sequence[InputItem] = ()
 ) -> list[dict[str, Any]]:
-    """Return the messages of a conversation. earlier: items of kept turns, before the request's items.
+    """Return the messages of a conversation.
+
+    rules: which parts the model reads. earlier: items of kept turns, before the request's items.
 
     The items of an answer (thought, message, calls) become one message of the assistant. All instructions at the
     beginning become one system message, because many templates allow only one. Other tasks run between slices of a
     long conversation. Raises `InvalidRequestError`, naming the item's field.
     """
-    conversation = _Conversation(instructions)
+    conversation = _Conversation(instructions, rules)
     for index, item in enumerate(earlier):
         if index % _SLICE == _SLICE - 1:
             await asyncio.sleep(0)
@@ -92,7 +106,8 @@ class _Conversation:
     Until the end a text is a list of pieces, because appending to a string would copy it each time.
     """
 
-    def __init__(self, instructions: str | None) -> None:
+    def __init__(self, instructions: str | None, rules: MediaRules) -> None:
+        self._rules = rules
         self._messages: list[dict[str, Any]] = []
         self._answer: dict[str, Any] | None = None
         if instructions is not None:
@@ -103,16 +118,16 @@ class _Conversation:
         for message in self._messages:
             for name in ("content", "reasoning_content"):
                 if isinstance(pieces := message.get(name), list):
-                    message[name] = "".join(pieces)
+                    message[name] = content_of(pieces)
         return self._messages
 
     def add(self, item: InputItem, where: str, newest: bool) -> None:
-        """Add an item. newest: whether it is the user's newest message, in which images are refused."""
+        """Add an item. newest: whether it is the user's newest message."""
         match item.type:
             case "message" | None:
                 self._add_message(item, where, newest)
             case "reasoning":
-                self._add_thought(_thought(item, where))
+                self._add_thought(self._thought(item, where))
             case "function_call":
                 self._add_call(item, _required(item, "arguments", where), where)
             case "custom_tool_call":
@@ -120,7 +135,7 @@ class _Conversation:
                 self._add_call(item, arguments, where)
             case "function_call_output" | "custom_tool_call_output":
                 _required(item, "output", where)
-                output = joined_text(item.output, f"{where}.output", replace_media=True)
+                output = _pieces(item.output, f"{where}.output", "tool", self._rules)
                 call_id = _required(item, "call_id", where)
                 self._append({"role": "tool", "tool_call_id": call_id, "content": output})
             case "item_reference":
@@ -137,13 +152,13 @@ class _Conversation:
             path = f"{where}.role"
             raise InvalidRequestError(f"{path}: a message must have it, and every other item a type", path)
         _required(item, "content", where)
-        content = joined_text(item.content, f"{where}.content", replace_media=not newest)
+        content = _pieces(item.content, f"{where}.content", item.role, self._rules, newest=newest)
         if item.role == "assistant":
             self._add_text(content)
         elif item.role in _SYSTEM and len(self._messages) == 1 and self._messages[0]["role"] in _SYSTEM:
-            self._messages[0]["content"] += ("\n\n", content)
+            self._messages[0]["content"] += ["\n\n", *content]
         else:
-            self._append({"role": item.role, "content": [content]})
+            self._append({"role": item.role, "content": content})
 
     def _append(self, message: dict[str, Any]) -> None:
         self._messages.append(message)
@@ -163,13 +178,13 @@ class _Conversation:
             answer = self._begin_answer()
         answer.setdefault("reasoning_content", []).append(thought)
 
-    def _add_text(self, content: str) -> None:
+    def _add_text(self, content: list[Piece]) -> None:
         answer = self._answer
         if answer is None or (answer["content"] is not None and "tool_calls" not in answer):
             answer = self._begin_answer()
         if answer["content"] is None:
             answer["content"] = []
-        answer["content"].append(content)
+        answer["content"] += content
 
     def _add_call(self, item: InputItem, arguments: str, where: str) -> None:
         answer = self._answer or self._begin_answer()
@@ -177,16 +192,19 @@ class _Conversation:
         call = {"id": _required(item, "call_id", where), "type": "function", "function": function}
         answer.setdefault("tool_calls", []).append(call)
 
+    def _thought(self, item: InputItem, where: str) -> str:
+        """Return a reasoning item's text: its content, its encrypted content, or its summary."""
+        if item.content:
+            return self._text(item.content, f"{where}.content")
+        if item.encrypted_content:
+            thought = decode_thought(item.encrypted_content, f"{where}.encrypted_content")
+            if thought is not None:
+                return thought
+        return self._text(item.summary, f"{where}.summary", "\n\n")
 
-def _thought(item: InputItem, where: str) -> str:
-    """Return a reasoning item's text: its content, its encrypted content, or its summary."""
-    if item.content:
-        return joined_text(item.content, f"{where}.content")
-    if item.encrypted_content:
-        thought = decode_thought(item.encrypted_content, f"{where}.encrypted_content")
-        if thought is not None:
-            return thought
-    return joined_text(item.summary, f"{where}.summary", "\n\n")
+    def _text(self, parts: list[InputPart] | str | None, where: str, between: str = "") -> str:
+        """Return the text of a thought, which cannot have images."""
+        return between.join(map(str, _pieces(parts, where, "assistant", self._rules)))
 
 
 def _required(item: InputItem, name: str, where: str) -> Any:

@@ -243,6 +243,9 @@ def _listed(item: InputItem) -> dict[str, Any]:
     if kind == "message" and isinstance(item.content, str):
         part = InputPart(type="output_text" if item.role == "assistant" else "input_text", text=item.content)
         item.content = [part]
+    for parts in (item.content, item.output):
+        for one in parts if isinstance(parts, list) else ():
+            one.image_url = None  # up to the size of a body
     listed: dict[str, Any] = msgspec.to_builtins(item) | {"type": kind, "status": "completed"}
     if kind == "message" and item.role == "assistant":
         listed["content"] = [{**part, "annotations": []} for part in listed["content"]]

@@ -52,6 +52,10 @@ ONE_WARP = DecodeConfig(block=64, stages=2, warps=1, crowd=8)
 FULL_PRODUCTS = DecodeConfig(block=32, stages=4, warps=1, crowd=4)
 FULL_PRODUCTS_OF_MANY = DecodeConfig(block=32, stages=2, warps=1, crowd=8)
 
+# For a tile of several queries with more than 32 columns. Its results would fill the registers of two warps.
+MANY_COLUMNS = DecodeConfig(block=32, stages=4, warps=4, crowd=2, merged=8192)
+MOST_RESULTS = 64 * 128  # elements of the results of a program with several queries
+
 
 def group_pad(group: int) -> int:
     """Return the width of a matrix product over `group` query heads."""
@@ -61,18 +65,19 @@ def group_pad(group: int) -> int:
 @lru_cache
 def decode_config(
     rows: int, group: int, dim: int, element_size: int, launch: Launch, shared: bool = False, kept_size: int = 0,
-    window: int | None = None,
+    window: int | None = None, drafted: bool = False,
 ) -> DecodeConfig:  # fmt: skip
     """Return the config of decode attention. With less shared memory, blocks are smaller and there are fewer programs.
 
     Configs for 2-byte elements and dim 64 to 256 were measured on an H200. Others are only chosen to fit.
 
     Args:
-        group: Query heads of each KV head.
+        group: Query heads of each KV head. If drafted, the heads of all queries of a tile.
         dim: Padded.
         shared: Whether rows share pages. Then the rest of each row is short.
         kept_size: As in `shared_memory`.
         window: How many keys a row sees. None: all.
+        drafted: Whether a row has several queries. These configs were not measured.
     """
     config = _measured(rows, group, dim, element_size, shared)
     if element_size == 2 and kept_size in (0, 2) and not shared:
@@ -88,6 +93,8 @@ def decode_config(
             config = IN_ONE
         elif dim == 64 and rows > 64 and 4 < group <= 8:
             config = ONE_WARP
+    if drafted and group > 32 and element_size == 2:
+        config = MANY_COLUMNS
     if kept_size and kept_size < element_size == 2 and not (shared and rows > 16):
         config = ONE_WARP if rows > 64 and dim == 128 and group <= 8 else _half_the_bytes(config)
     while (
@@ -96,6 +103,12 @@ def decode_config(
         config = replace(config, block=config.block // 2)
     # CUDA reserves 1 KB for each program.
     return replace(config, crowd=max(1, min(config.crowd, (launch.shared_memory + 1024) // (need + 1024))))
+
+
+def tile_queries(queries: int, group: int, dim: int) -> int:
+    """Return how many of a row's queries a program has. dim: padded. The results of a program stay in registers."""
+    most = max(1, MOST_RESULTS // max(dim, 128) // group)
+    return -(-queries // -(-queries // most))
 
 
 def _half_the_bytes(config: DecodeConfig) -> DecodeConfig:

@@ -1,7 +1,8 @@
-"""Attention of single queries over pages of latents. A tile of heads reads each latent once, as key and as value.
+"""Attention of decodes over pages of latents. A tile of heads reads each latent once, as key and as value.
 
 Work is divided as in `decode_attention`: the blocks of all rows form one list, and each worker takes an equal share.
-A second launch adds up the parts of split rows in their order. Parts are large, so it uses many programs.
+A second launch adds up the parts of split rows in their order. Parts are large, so it uses many programs. If a row
+has several queries, the heads of all of them are tiled together.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -40,9 +41,9 @@ def _block_counts(seq_lens_ptr, rows, ROWS_PAD: tl.constexpr, BLOCK: tl.constexp
     do_not_specialize_on_alignment=["page_table_ptr", "seq_lens_ptr"],
 )
 def _decode_kernel(
-    q_ptr,  # [rows, TILES * GROUP, RANK + TURNED]
+    q_ptr,  # [rows, heads, RANK + TURNED]: QUERIES tokens follow each other
     cache_ptr,  # [pages, PAGE, RANK + TURNED]
-    out_ptr,  # [rows, TILES * GROUP, RANK]
+    out_ptr,  # [rows, heads, RANK]
     page_table_ptr,  # [rows, ...] int32
     seq_lens_ptr,  # [rows] int32
     part_ptr,  # [2 * workers, TILES, GROUP, RANK_PAD] float32
@@ -56,6 +57,7 @@ def _decode_kernel(
     workers,
     TILES: tl.constexpr,  # of heads
     GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,  # of a row, at its last positions, with heads / QUERIES each
     RANK: tl.constexpr,
     TURNED: tl.constexpr,
     PAGE: tl.constexpr,
@@ -88,6 +90,7 @@ def _decode_kernel(
 
     group = tl.arange(0, GROUP_PAD)
     head = tile * GROUP + group
+    queries = head // (heads // QUERIES)
     known = (group < GROUP) & (head < heads)
     columns = tl.arange(0, RANK_PAD)
     turned = tl.arange(0, TURNED_PAD)
@@ -121,7 +124,8 @@ def _decode_kernel(
         acc_0 = tl.zeros([RANK_PAD // 2, GROUP_PAD], tl.float32)
         acc_1 = acc_0
         for _step in tl.range(from_block, to_block, num_stages=STAGES):
-            visible = position + tl.arange(0, BLOCK) < seq_len
+            positions = position + tl.arange(0, BLOCK)
+            visible = positions < seq_len
             if WIDE:
                 pages = pages.to(tl.int64)
             run_slots = pages * PAGE if RUN == PAGE else pages * PAGE + (position + runs) % PAGE
@@ -144,7 +148,10 @@ def _decode_kernel(
             key = tl.load(cache_ptr + (slots * WIDTH)[:, None] + RANK + turned[None, :], mask=inside, other=0.0)
             key = key.to(q_turned.dtype)
             scores = tl.dot(key, q_turned, scores, input_precision=PRECISION)
-            scores = tl.where(visible[:, None], scores, float("-inf"))
+            seen = visible[:, None]
+            if QUERIES > 1:
+                seen = positions[:, None] < (seq_len - (QUERIES - 1) + queries)[None, :]
+            scores = tl.where(seen, scores, float("-inf"))
             best, totals, shrink, weights = softmax_step_transposed(scores, row_scale, best, totals)
             weights = weights.to(key.dtype)
             if CODES:
@@ -248,30 +255,36 @@ class LatentDecode:
         scale: float,
         out: Tensor | None = None,
         value_scale: float = 1.0,
+        queries: int = 1,
     ) -> Tensor:
-        """Return the attention of one query per row over latents, [rows, heads, rank].
+        """Return the attention of each row's queries over latents, [rows * queries, heads, rank].
 
         Args:
-            q: [rows, heads, width], heads contiguous.
+            q: [rows * queries, heads, width], heads contiguous; several queries of a row are contiguous, too.
             cache: [pages, page_size, 1, width], contiguous, in q's dtype, or FP8 if width and rank are even.
             rank: How many elements of a latent, the first ones, are its value.
             page_table: [rows, ...] int32.
             seq_lens: [rows] int32. Rows of length 0 give zeros. Rows of length -1 come last and give no results.
             scale: Above 0. With an FP8 cache it includes the scale of keys.
             value_scale: Value = code * value_scale in an FP8 cache; 1 for other caches.
+            queries: As in `PagedDecode`.
 
         Needs no host sync. Raises ValueError for another layout.
         """
-        rows, heads, width = q.shape
+        tokens, heads, width = q.shape
         codes = cache.dtype == FP8
         if (cache.dtype != q.dtype and not codes) or cache.shape[2:] != (1, width) or (codes and (rank | width) % 2):
             raise ValueError(f"latents of {cache.dtype} {list(cache.shape[2:])} for queries of {q.dtype} [{width}]")
         if not (cache.is_contiguous() and q.stride(1) == width and q.stride(2) == 1):
             raise ValueError("q and the cache must be contiguous")
+        rows = tokens // queries
+        if queries > 1 and (rows * queries != tokens or not q.is_contiguous()):
+            raise ValueError(f"q must be contiguous, with {queries} tokens of each row, got {tokens}")
         if out is None:
-            out = q.new_empty(rows, heads, rank)
+            out = q.new_empty(tokens, heads, rank)
         if rows == 0:
             return out
+        heads *= queries
         launch, size = launch_for(q.device), q.element_size()
         group = tile_heads(heads, size)
         tiles, group_pad = -(-heads // group), max(16, power_of_two(group))
@@ -284,9 +297,9 @@ class LatentDecode:
         rows_pad = max(64, power_of_two(rows))
         _decode_kernel[(workers * tiles,)](
             q, cache, out, page_table, seq_lens, parts, weights,
-            rows, heads, page_table.stride(0), q.stride(0), scale * LOG2_E, value_scale, workers,
-            TILES=tiles, GROUP=group, RANK=rank, TURNED=width - rank, PAGE=page_size, ROWS_PAD=rows_pad,
-            GROUP_PAD=group_pad, RANK_PAD=rank_pad, TURNED_PAD=turned_pad,
+            rows, heads, page_table.stride(0), q.stride(0) * queries, scale * LOG2_E, value_scale, workers,
+            TILES=tiles, GROUP=group, QUERIES=queries, RANK=rank, TURNED=width - rank, PAGE=page_size,
+            ROWS_PAD=rows_pad, GROUP_PAD=group_pad, RANK_PAD=rank_pad, TURNED_PAD=turned_pad,
             BLOCK=config.block, RUN=math.gcd(config.block, page_size), STAGES=config.stages,
             WIDE=cache.numel() >= 2**31, PRECISION="ieee" if size > 2 else "tf32",
             ASM=PAIRS_ASM if codes and launch.fp8 and size == 2 else "", OVERLAP=launch.overlap,

@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.attention.decode_attention import LOG2_E, SharedPart
+from aengine.kernels.attention.decode_attention import LOG2_E
+from aengine.kernels.attention.shared_part import SharedPart
 from aengine.kernels.attention.softmax import mask_padding, softmax_step
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants

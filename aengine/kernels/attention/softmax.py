@@ -42,10 +42,26 @@ def softmax_step_transposed(scores, scale, best, totals):
 
 
 @triton.jit
-def with_sink(best, total, sinks_ptr, GROUP: tl.constexpr):
-    """Return the total [heads] of a softmax after adding each head's sink, a score without a value."""
-    group = tl.arange(0, total.shape[0])
-    sink = tl.load(sinks_ptr + group, mask=group < GROUP, other=0.0) * 1.4426950408889634
+def spread_columns(columns, GROUP: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
+    """Return where the columns of a product are, in heads, relative to the first column.
+
+    Columns are the GROUP heads of one query, then those of the next query, which are STRIDE heads further on.
+    """
+    places = columns
+    if COLUMNS > GROUP:
+        places = columns // GROUP * STRIDE + columns % GROUP
+    return places
+
+
+@triton.jit
+def with_sink(best, total, sinks_ptr, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the total [columns] of a softmax after adding each head's sink, a score without a value.
+
+    Columns are the GROUP heads of one or several queries.
+    """
+    column = tl.arange(0, total.shape[0])
+    place = spread_columns(column, GROUP, COLUMNS, 0)
+    sink = tl.load(sinks_ptr + place, mask=column < COLUMNS, other=0.0) * 1.4426950408889634
     return total + tl.math.exp2(sink - best)
 
 
@@ -78,6 +94,16 @@ def take_share(counts, exists, worker, workers, LEAST: tl.constexpr):
     row = tl.sum((before & exists).to(tl.int32), axis=0)
     begin = tl.sum(tl.where(before, counts, 0), axis=0)
     return share, place, end, row, begin
+
+
+@triton.jit
+def span_blocks(seq_len, start, window, BLOCK: tl.constexpr, WINDOWED: tl.constexpr):
+    """Return the blocks (first, count) that the row's queries see. An empty sequence counts one block."""
+    low = start
+    if WINDOWED:
+        low = tl.maximum(seq_len - window, low)
+    first = low // BLOCK
+    return first, tl.maximum(tl.cdiv(seq_len, BLOCK) - first, 1)
 
 
 @triton.jit
@@ -152,9 +178,13 @@ def add_up_parts(
 @triton.jit
 def finish_row(
     out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start, best, total, acc,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, SHARED: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr,
+    SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Merge the SHARED parts of the shared run into the row, and write the row. A part is a mean of weight 2 ** lse."""
+    """Merge the SHARED parts of the shared run into the row, and write the row. A part is a mean of weight 2 ** lse.
+
+    The row's COLUMNS are the GROUP heads of one query, or of several if nothing is shared.
+    """
     group = tl.arange(0, MERGE_GROUP)
     columns = tl.arange(0, acc.shape[1])
     if SHARED > 0:
@@ -170,6 +200,6 @@ def finish_row(
         values = tl.where(heavy[:, :, None], values, 0.0)
         best, total, acc = merge_parts(best, total, acc, lse, tl.where(heavy, 1.0, 0.0), values)
     safe_total = divisor(total, v_ptr, value_scale)
-    out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
-    inside = mask_padding((group < GROUP)[:, None], columns[None, :], DIM)
+    out = out_ptr + (row_heads + spread_columns(group, GROUP, COLUMNS, HEADS))[:, None] * DIM + columns[None, :]
+    inside = mask_padding((group < COLUMNS)[:, None], columns[None, :], DIM)
     tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)

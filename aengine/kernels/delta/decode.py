@@ -60,13 +60,32 @@ def _keep(
 
 
 @triton.jit
-def _sums_of_two(a, b, x, y):
+def sums_of_two(a, b, x, y):
     return a + x, b + y
 
 
 @triton.jit
-def _sums_of_three(a, b, c, x, y, z):
+def sums_of_three(a, b, c, x, y, z):
     return a + x, b + y, c + z
+
+
+@triton.jit
+def unit_vectors(query, key, KEY_DIM: tl.constexpr):
+    """Return the query and the key with length 1, the query scaled, and their product."""
+    keys, queries, match = tl.reduce((key * key, query * query, query * key), 0, sums_of_three)
+    key *= tl.math.rsqrt(keys + 1e-6)
+    q_scale = tl.math.rsqrt(queries + 1e-6) * (KEY_DIM**-0.5)
+    query *= q_scale
+    match *= q_scale * tl.math.rsqrt(keys + 1e-6)
+    return query, key, match
+
+
+@triton.jit
+def add_token(s, query, key, value, b):
+    """Add a token to a decayed state. Returns the state, the correction, and the query's result before it."""
+    answer, asked = tl.reduce((s * key[:, None], s * query[:, None]), 0, sums_of_two)
+    correction = tl.sigmoid(b) * (value - answer)
+    return s + key[:, None] * correction[None, :], correction, asked
 
 
 @keep_variants
@@ -153,11 +172,7 @@ def _decode_kernel(
     query = _filtered(q_past, weight_ptr, qkv, q_channels, in_k, WIDTH)
     key = _filtered(k_past, weight_ptr, qkv, k_channels, in_k, WIDTH)
     value = _filtered(v_past, weight_ptr, qkv, v_channels, in_v, WIDTH)
-    keys, queries, match = tl.reduce((key * key, query * query, query * key), 0, _sums_of_three)
-    key *= tl.math.rsqrt(keys + 1e-6)
-    q_scale = tl.math.rsqrt(queries + 1e-6) * (KEY_DIM**-0.5)
-    query *= q_scale
-    match *= q_scale * tl.math.rsqrt(keys + 1e-6)
+    query, key, match = unit_vectors(query, key, KEY_DIM)
     if THROUGH_MEMORY:
         unit = unit_ptr + tl.program_id(0) * (2 * BLOCK_K) + k
         tl.store(unit, query)
@@ -166,13 +181,10 @@ def _decode_kernel(
         query = tl.load(unit)
         key = tl.load(unit + BLOCK_K)
     wide = s.to(tl.float32) * tl.exp(log_decay(a_log, a, dt_bias))
-    answer, asked = tl.reduce((wide * key[:, None], wide * query[:, None]), 0, _sums_of_two)
-    correction = tl.sigmoid(b) * (value - answer)
-    wide += key[:, None] * correction[None, :]
+    wide, correction, asked = add_token(wide, query, key, value, b)
     kept = wide.to(s.dtype)
     tl.store(recurrence_ptr + slot * recurrence_stride + matrix, kept, mask=within)
-    o = asked + match * correction
-    o = gated_norm(o, z, norm, eps, 0, VALUE_DIM)
+    o = gated_norm(asked + match * correction, z, norm, eps, 0, VALUE_DIM)
     tl.store(out, o.to(out_ptr.dtype.element_ty), mask=in_v)
 
     first = only_if(head % REPEATS == 0, in_k)  # one of the value heads that read this key head

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.delta.base import BLOCK, DeltaState, DeltaWeights, StateBatch
+from aengine.kernels.delta.torch_drafts import decode_drafts
 
 
 class TorchDelta:
@@ -23,11 +24,17 @@ class TorchDelta:
         g = -weights.a_log.float().exp() * F.softplus(a.float() + weights.dt_bias.float())  # [tokens, value_heads]
         beta = b.float().sigmoid()
         out = qkv.new_zeros(len(qkv), weights.heads.values)
-        self._decode(out, qkv, z, g, beta, state, batch)
+        drafted = batch.drafted
+        if drafted is None:
+            self._decode(out, qkv, z, g, beta, state, batch)
+        else:
+            computed, results = decode_drafts(self._filtered, qkv, g, beta, state, batch, drafted)
+            out[computed] = self._normed(results, z[computed])
+        reads = None if drafted is None else drafted.read.tolist()
         slots, sources, starts = batch.slots.tolist(), batch.sources.tolist(), batch.starts.tolist()
         for chunk in range(batch.num_chunks):
             tokens, index = slice(starts[chunk], starts[chunk + 1]), batch.num_decodes + chunk
-            if tokens.start < tokens.stop and slots[index] > 0:
+            if tokens.start < tokens.stop and slots[index] > 0 and (reads is None or reads[index] < 0):
                 first, saves = int(batch.positions[tokens.start]), batch.saves[tokens].tolist()
                 inputs = qkv[tokens], z[tokens], g[tokens], beta[tokens]
                 out[tokens] = self._prefill(*inputs, state, sources[index], slots[index], first, saves)
@@ -47,7 +54,7 @@ class TorchDelta:
         seen = state.conv[sources.unsqueeze(-1), past % width]
         seen = seen.masked_fill(((past < 0) | (sources == 0).unsqueeze(-1)).unsqueeze(-1), 0.0)
         seen = torch.cat((seen, qkv.unsqueeze(1)), dim=1)  # [rows, width, channels]
-        q, k, v = self._heads((seen.float() * self._weights.conv.float().T).sum(1))  # [rows, heads, dim]
+        q, k, v = self._filtered(seen)
         s = state.recurrence[sources].float()  # [rows, heads, key_dim, value_dim]
         s = s.masked_fill((sources == 0)[:, None, None, None], 0.0).mul_(g.exp()[..., None, None])
         wrong = beta.unsqueeze(-1) * (v - torch.einsum("rhkv,rhk->rhv", s, k))
@@ -96,6 +103,10 @@ class TorchDelta:
                     state.recurrence[to] = s.to(state.recurrence.dtype)
             at = end
         return self._normed(torch.cat(results, dim=1).transpose(0, 1), z)
+
+    def _filtered(self, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k, v [rows, value_heads, dim] of one token of each row. seen: [rows, width, channels]."""
+        return self._heads((seen.float() * self._weights.conv.float().T).sum(1))
 
     def _heads(self, filtered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Apply SiLU to the convolution's output [..., channels], and return q, k, v [..., value_heads, dim], q and k

@@ -12,6 +12,7 @@ from aengine.kernels.delta.base import BLOCK, DeltaHeads, DeltaState, DeltaWeigh
 from aengine.kernels.delta.blocks import Blocks
 from aengine.kernels.delta.convolve import ConvolveConfig, convolve
 from aengine.kernels.delta.decode import DeltaDecodeConfig, delta_decode
+from aengine.kernels.delta.drafts import decode_drafts
 from aengine.kernels.delta.within import solve_within
 from aengine.kernels.launch import Launch, launch_for, power_of_two
 
@@ -50,7 +51,7 @@ def across_config(heads: DeltaHeads, element_size: int, launch: Launch) -> Acros
 
 
 class TritonDelta:
-    """A `DeltaNet` in Triton. Decodes need one kernel, chunks three or four.
+    """A `DeltaNet` in Triton. Decodes need one kernel, with or without drafts. Chunks need three or four.
 
     The states that a step starts from must be written before the last ordinary launch that precedes the layers.
     """
@@ -59,26 +60,29 @@ class TritonDelta:
         self._weights = weights
 
     def __call__(self, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: DeltaState, batch: StateBatch) -> Tensor:
-        weights = self._weights
+        weights, drafted = self._weights, batch.drafted
         out = qkv.new_empty(len(qkv), weights.heads.values)
-        if batch.num_decodes:
-            delta_decode(
-                out,
-                qkv,
-                z,
-                b,
-                a,
-                state,
-                weights,
-                batch,
-                delta_decode_config(weights.heads, state.recurrence.element_size()),
-            )
-        if batch.num_chunks and len(qkv):
-            blocks = batch.plan(Blocks, lambda: Blocks.from_batch(batch))
-            launch = launch_for(qkv.device)
-            turns = convolve_config(weights.heads, weights.conv.shape[1], blocks.most, launch)
-            parts = convolve(qkv, state, weights, batch, blocks, turns)
-            within = solve_within(qkv, parts, b, a, state, weights, batch, blocks)
-            config = across_config(weights.heads, qkv.element_size(), launch)
-            run_across(out, parts, z, within, state, weights, batch, blocks, config)
+        config = delta_decode_config(weights.heads, state.recurrence.element_size())
+        if batch.num_decodes and drafted is None:
+            delta_decode(out, qkv, z, b, a, state, weights, batch, config)
+        if batch.num_chunks and len(qkv) and (drafted is None or drafted.has_prompts):
+            self._prefill(out, qkv, z, b, a, state, batch if drafted is None else batch.plan(StateBatch, batch.prompts))
+        if drafted is not None:
+            if state.drafts is None:
+                raise ValueError("the states have no memory for drafts")
+            # After the chunks' kernels, which write zeros for the tokens of rows with drafts.
+            decode_drafts(out, qkv, z, b, a, state, state.drafts, weights, batch, drafted, config.warps)
         return out
+
+    def _prefill(
+        self, out: Tensor, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: DeltaState, batch: StateBatch
+    ) -> None:
+        """Write the chunks' results to `out`, and update their states."""
+        weights = self._weights
+        blocks = batch.plan(Blocks, lambda: Blocks.from_batch(batch))
+        launch = launch_for(qkv.device)
+        turns = convolve_config(weights.heads, weights.conv.shape[1], blocks.most, launch)
+        parts = convolve(qkv, state, weights, batch, blocks, turns)
+        within = solve_within(qkv, parts, b, a, state, weights, batch, blocks)
+        config = across_config(weights.heads, qkv.element_size(), launch)
+        run_across(out, parts, z, within, state, weights, batch, blocks, config)

@@ -17,7 +17,7 @@ BLOCK = 2048
 
 
 @keep_variants
-@triton.jit(do_not_specialize=["parameter_stride"])
+@triton.jit(do_not_specialize=["parameter_stride"], do_not_specialize_on_alignment=["draws_ptr", "row_index_ptr"])
 def _penalize_kernel(
     logits_ptr,  # [all draws, VOCAB] float32
     draws_ptr,  # [n] int64

@@ -22,12 +22,20 @@ class Attention:
     """Norm, projection to queries, keys and values, attention, projection back, and the addition to x."""
 
     def __init__(
-        self, build: BuildContext, name: str, layer: LayerSpec, spec: AttentionSpec, layer_kv: LayerKV, last: bool
+        self,
+        build: BuildContext,
+        name: str,
+        layer: LayerSpec,
+        spec: AttentionSpec,
+        layer_kv: LayerKV,
+        last: bool,
+        inputs: int | None = None,
     ) -> None:
         """Args:
         name: The layer's name in checkpoints.
         layer_kv: The keys and values that the layer reads, which may be another layer's.
         last: Whether no later layer attends.
+        inputs: The width of what is projected to queries, keys and values. None: the hidden size.
         """
         make, prefix = build.make, f"{name}.self_attn"
         self._kernels = make.kernels
@@ -41,7 +49,7 @@ class Attention:
         )
         if spec.gate_proj:
             parts[f"{prefix}.gate_proj"] = queries
-        self._qkv = make.linear(parts, build.hidden, spec.qkv_bias, split="outputs")
+        self._qkv = make.linear(parts, inputs or build.hidden, spec.qkv_bias, split="outputs")
         self._out = make.linear({f"{prefix}.o_proj": Part(build.hidden)}, spec.queries, spec.out_bias, split="inputs")
         self._heads = _make_heads(build, prefix, spec)
         self._gates = _find_gates(build, spec) if spec.gate else None
@@ -67,8 +75,15 @@ class Attention:
         layer_kv.scales.add_reader(use_scales)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
+        return self.attend_and_add(x, x, step)
+
+    def attend_and_add(self, inputs: Tensor, x: Tensor, step: Step) -> Tensor:
+        """Attend with the projections of `inputs` [tokens, width], and add the result to x, which may be overwritten.
+
+        The norm before attention, if there is one, is applied to `inputs`.
+        """
         batch = step.batch.for_window(self._window)
-        q, gates = self._project(x, step, batch.slots)
+        q, gates = self._project(inputs, step, batch.slots)
         attended = self._attend(q, *step.kv.layer(self._index), batch).flatten(1)
         if gates is not None:
             attended = self._kernels.gate_output(attended, gates)
@@ -97,8 +112,9 @@ class Attention:
         for columns, norm in self._wide_norms:
             qkv[:, columns] = norm(qkv[:, columns])
         cache = step.kv.layer(self._index)
+        table = step.table(self._cos_sin)
         q = self._kernels.qk_norm_rope_store(
-            qkv[:, : self._before_gates], self._heads, self._cos_sin, positions, cache, slots, self._scales, out
+            qkv[:, : self._before_gates], self._heads, table, positions, cache, slots, self._scales, out
         )
         if self._growth is not None:
             q.mul_(self._growth[positions].to(q.dtype)[:, None, None])

@@ -20,7 +20,7 @@ class MixtureOfExperts:
         """name: the layer's name in checkpoints."""
         make, hidden, block = build.make, build.hidden, f"{name}.{spec.block}"
         self._norm = make.layer_norm(name, layer.norms.before_ffn, hidden)
-        self._route = make.route(f"{block}.{spec.router_name}", hidden, spec)
+        self._route = make.route(block, hidden, spec)
         self._experts = make.experts(f"{block}.experts", hidden, spec)
         self._shared = None if spec.shared is None else SharedExpert(build, block, spec)
         self._add = Addition.of_block(build, name, layer.norms.after_ffn, layer.residual_scale)

@@ -17,17 +17,29 @@ from aengine.model.spec import DeltaSpec, LatentSpec, LayerSpec, MLPAndExpertsSp
 
 
 class LayerBuilder:
-    """Builds the layers of a decoder in order."""
+    """Builds the layers of a decoder, or of a draft head, in order."""
 
-    def __init__(self, build: BuildContext, layers: Sequence[LayerSpec]) -> None:
+    def __init__(
+        self,
+        build: BuildContext,
+        layers: Sequence[LayerSpec],
+        names: Sequence[str] | None = None,
+        first_kv_layer: int = 0,
+    ) -> None:
+        """Args:
+        names: The names of the layers in checkpoints. None: those of a decoder's layers.
+        first_kv_layer: The index in the KV pool of the first layer that has keys and values.
+        """
         self._build = build
         self._layers = layers
+        self._names = names or [f"model.layers.{i}" for i in range(len(layers))]
+        self._first_kv_layer = first_kv_layer
         self._kept: dict[int, LayerKV] = {}  # by layer, if it stores its own keys and values
         self._recurrent = 0  # the number of recurrent layers built so far
 
     def build(self, i: int) -> list[Block]:
         """Build the blocks of layer i."""
-        build, layer, name = self._build, self._layers[i], f"model.layers.{i}"
+        build, layer, name = self._build, self._layers[i], self._names[i]
         blocks = [self._attention(i, name, layer), self._ffn(name, layer)]
         if layer.input_width:
             blocks.append(LayerInput(build, name, layer, i))
@@ -41,7 +53,7 @@ class LayerBuilder:
             self._recurrent += 1
             return GatedDeltaNet(build, name, layer, spec, self._recurrent - 1, last)
         if spec.shares_kv_of is None:
-            self._kept[i] = LayerKV(len(self._kept), build.make.kv_scales(f"{name}.self_attn"))
+            self._kept[i] = LayerKV(self._first_kv_layer + len(self._kept), build.make.kv_scales(f"{name}.self_attn"))
         kept = self._kept[i if spec.shares_kv_of is None else spec.shares_kv_of]
         if isinstance(spec, LatentSpec):
             return LatentAttention(build, name, layer, spec, kept, last)

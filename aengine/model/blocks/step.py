@@ -15,6 +15,7 @@ from aengine.cache.states import StatePool
 from aengine.kernels.collective.base import Collective
 from aengine.kernels.delta.base import StateBatch
 from aengine.kernels.lora.base import TokenAdapters
+from aengine.model.rope import rotate_by_axes
 
 
 @dataclass(slots=True)
@@ -25,11 +26,39 @@ class States:
     batch: StateBatch
 
 
+@dataclass(frozen=True, slots=True)
+class ImageRows:
+    """The embeddings of images among the tokens of a step."""
+
+    at: Tensor  # [n] int64: the tokens of the step that have one
+    tokens: Tensor  # [n, hidden]: take the place of embeddings from the table
+    deep: tuple[Tensor, ...] = ()  # [n, hidden] each: added after the first layers, one for each layer
+
+
+class TokenTables:
+    """Rotary tables with a row for each token of a step, for tokens with several positions."""
+
+    def __init__(self, positions: Tensor, axes: Tensor) -> None:
+        """positions: [axes, tokens] int64. axes: as in `rotate_by_axes`."""
+        self._positions = positions
+        self._axes = axes
+        self._made: list[tuple[Tensor, Tensor]] = []  # tables of all positions, and those of the tokens
+
+    def of(self, table: Tensor) -> Tensor:
+        """Return the table whose row i is for token i. Layers share it."""
+        for known, made in self._made:
+            if known is table:
+                return made
+        made = rotate_by_axes(table, self._positions, self._axes)
+        self._made.append((table, made))
+        return made
+
+
 @dataclass(slots=True)
 class Step:
     """The tokens of a step, the caches that they read, and the tokens whose hidden states are wanted."""
 
-    positions: Tensor  # [tokens] int64
+    positions: Tensor  # [tokens] int64, rows of `table`
     batch: AttentionBatch
     kv: KVPool
     wanted: Tensor | None  # [n] int64: the tokens that are computed after the last attention. None: all.
@@ -38,6 +67,11 @@ class Step:
     tokens: TokenAdapters | None  # None: the model has no memory for adapters.
     states: States | None = None  # None: no layer is recurrent
     inputs: Tensor | None = None  # [tokens, layers, width]: a second embedding, if the model has one
+    by_token: TokenTables | None = None  # None: tokens have one position each
+
+    def table(self, table: Tensor) -> Tensor:
+        """Return the rotary table whose rows `positions` names. table: of all positions."""
+        return table if self.by_token is None else self.by_token.of(table)
 
     def slots(self, tokens: int) -> Tensor:
         """Return the KV slots of the tokens that are still computed, [tokens] int64. Padding has slots in page 0."""

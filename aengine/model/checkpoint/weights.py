@@ -30,6 +30,7 @@ log = logging.getLogger("aengine")
 # Buffers in old files. They are not read, because they follow from config.json.
 _DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _HEAD = "lm_head.weight"
+_FUSED_EXPERTS = {"gate_up_proj", "down_proj"}  # the ends of the names of all experts' matrices, if they are floats
 _EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -79,8 +80,7 @@ class Checkpoint:
                     raise WeightsError(f"{path}: {spelled} is also in {self._sources[name].path.name}")
                 _check(source, entry)
                 self._sources[name] = source
-        if ignored:
-            log.info("%s: ignored %d tensors of parts that are not used: %s", folder, len(ignored), _listed(ignored))
+        self._folder, self._ignored = folder, ignored
         there = set(self._sources)
         for name, entry in entries.items():
             if entry.replaces and name in there:
@@ -99,12 +99,14 @@ class Checkpoint:
         digest: gets all pieces that are read.
         Raises `WeightsError` if reading fails.
         """
+        if names := self._ignored:
+            log.info("%s: ignored %d tensors of parts that are not used: %s", self._folder, len(names), _listed(names))
         heads: list[tuple[Tensor, Tensor]] = []  # compared at the end, if config.json ties them and the files have both
         fillings: dict[str, list[_Filling]] = {}  # of all ranks, by the tensor's name
         for groups in ranks:
-            group = next(group for group in groups if _EMBEDDING in group.entries)
-            embedding, entry = group.open([_EMBEDDING])[_EMBEDDING], group.entries[_EMBEDDING]
             if _HEAD in self._sources and not any(_HEAD in group.entries for group in groups):
+                group = next(group for group in groups if _EMBEDDING in group.entries)
+                embedding, entry = group.open([_EMBEDDING])[_EMBEDDING], group.entries[_EMBEDDING]
                 heads.append((torch.empty_like(embedding), embedding))
                 groups = [*groups, PlainTensor(_HEAD, heads[-1][0], entry=entry)]
             for group in groups:
@@ -118,6 +120,7 @@ class Checkpoint:
                     fillings.setdefault(name, []).append(filling)
         # Files are read from front to back.
         sources = sorted(self._sources.items(), key=lambda item: (item[1].path, item[1].entry.start))
+        first = next(owners[0].place(name) for name, _ in sources if (owners := fillings.get(name)))
         hidden = None if progress else True  # None: unless stderr is a terminal
         sending: deque[list[_Filling]] = deque()  # the groups of each piece, in order
         with tqdm(
@@ -143,7 +146,7 @@ class Checkpoint:
                 for filling in sending.popleft():
                     filling.arrived(nbytes)
 
-            copy_pieces(pieces(), staging_ring(embedding.device), sent, digest)
+            copy_pieces(pieces(), staging_ring(first.into.device), sent, digest)
         if any(not torch.equal(head, embedding) for head, embedding in heads):
             raise WeightsError(
                 f"{self._sources[_HEAD].path}: {_HEAD} differs from {_EMBEDDING}, but config.json ties them; "
@@ -173,6 +176,11 @@ class _Filling:
             self._group.close()
 
 
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder has safetensors files."""
+    return (folder / SINGLE).exists() or (folder / INDEX).exists()
+
+
 def stored_names(folder: Path) -> frozenset[str]:
     """Return the names of all tensors in a folder's files. Reads headers only. Raises `WeightsError`."""
     return frozenset(name for path in _files(folder) for name in read_header(path))
@@ -180,16 +188,16 @@ def stored_names(folder: Path) -> frozenset[str]:
 
 def has_head(folder: Path) -> bool:
     """Return whether a folder has weights with an output matrix. Reads headers only. Raises `WeightsError`."""
-    any_files = (folder / SINGLE).exists() or (folder / INDEX).exists()
-    return any_files and any(name == _HEAD or name.endswith(f".{_HEAD}") for name in stored_names(folder))
+    names = stored_names(folder) if has_weights(folder) else ()
+    return any(name == _HEAD or name.endswith(f".{_HEAD}") for name in names)
 
 
 def float_linears(folder: Path) -> Iterator[str]:
-    """Yield the modules whose tensors show that their weight is not quantised. Reads names only.
+    """Yield the modules whose tensors show that their weights are not quantised. Reads names only.
 
     Yields nothing if the folder has no weights. Raises `WeightsError`.
     """
-    if not (folder / SINGLE).exists() and not (folder / INDEX).exists():
+    if not has_weights(folder):
         return
     names = read_header(folder / SINGLE) if (folder / SINGLE).exists() else _weight_map(folder)
     tensors: dict[str, set[str]] = {}
@@ -197,8 +205,23 @@ def float_linears(folder: Path) -> Iterator[str]:
         module, _, kind = language_model_name(name).rpartition(".")
         tensors.setdefault(module, set()).add(kind)
     for module, kinds in tensors.items():
-        if "weight" in kinds <= {"weight", "bias"} and "norm" not in module.rpartition(".")[2]:
+        is_linear = "weight" in kinds <= {"weight", "bias"} and "norm" not in module.rpartition(".")[2]
+        if is_linear or kinds <= _FUSED_EXPERTS:
             yield module
+
+
+def stores_module(folder: Path, module: str) -> bool | None:
+    """Return whether a folder has tensors of a module, by its name in a plain language model. Reads names only.
+
+    None: the folder has no weights. Raises `WeightsError`.
+    """
+    if (folder / SINGLE).exists():
+        names: Iterable[str] = read_header(folder / SINGLE)
+    elif (folder / INDEX).exists():
+        names = _weight_map(folder)
+    else:
+        return None
+    return any(language_model_name(name).startswith(f"{module}.") for name in names)
 
 
 def find_stored(folder: Path, name: str) -> tuple[Path, TensorEntry] | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from aengine.model.families import deepseek, gemma, gemma4, hybrids, mixtures, muse, plain
+from aengine.model.families import deepseek, gemma, gemma4, hybrids, mixtures, mtp, muse, plain
 from aengine.model.families.parts import plain_ends
 from aengine.model.families.wrappers import Wrapper
 from aengine.model.fields import Fields
+from aengine.model.images import families as seeing
 from aengine.model.spec import EndsSpec, LayerSpec
 
 
@@ -20,18 +21,16 @@ class Family:
     layers: Callable[[Fields], list[LayerSpec]]
     ends: Callable[[Fields], EndsSpec] = plain_ends
     defaults: Mapping[str, object] = field(default_factory=dict)  # for keys that config.json leaves out
-    ignored_prefixes: tuple[str, ...] = ()  # of names of tensors that are not used
     has_layer_settings: bool = False  # whether `layers` reads per_layer_config
+    mtp: mtp.MTPReader | None = None  # None: no file of the family has a layer that drafts tokens
 
-
-_DRAFTS = ("mtp.",)  # heads that draft tokens
 
 # By the name in `architectures`. Names that end in `Model` or `ForSequenceClassification` belong to the same family.
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("Llama 2 and 3.x", plain.llama),
     "MistralForCausalLM": Family("Mistral", plain.mistral),
     "Qwen2ForCausalLM": Family("Qwen2 and 2.5", plain.qwen2),
-    "Qwen3ForCausalLM": Family("Qwen3", plain.qwen3),
+    "Qwen3ForCausalLM": Family("Qwen3", plain.qwen3, mtp=mtp.QWEN3),
     "MixtralForCausalLM": Family("Mixtral", mixtures.mixtral),
     "Qwen2MoeForCausalLM": Family("Qwen2-MoE", mixtures.qwen2_moe),
     "Qwen3MoeForCausalLM": Family("Qwen3-MoE", mixtures.qwen3_moe),
@@ -41,21 +40,24 @@ FAMILIES: dict[str, Family] = {
     "Phi3ForCausalLM": Family("Phi-3 and 4", plain.phi3),
     "GraniteForCausalLM": Family("Granite", plain.granite, plain.granite_ends),
     "SmolLM3ForCausalLM": Family("SmolLM3", plain.smollm3, defaults=plain.SMOLLM3),
+    "Exaone4ForCausalLM": Family("EXAONE 4", plain.exaone4, defaults={"rms_norm_eps": 1e-5}),
+    "InternLM3ForCausalLM": Family("InternLM 3", plain.internlm3, defaults={"rms_norm_eps": 1e-5}),
     "SeedOssForCausalLM": Family("Seed-OSS", plain.seed_oss),
     "Ministral3ForCausalLM": Family("Ministral 3", plain.ministral3),
-    "Glm4MoeForCausalLM": Family("GLM-4.5 to 4.7", mixtures.glm4_moe),
-    "Qwen3NextForCausalLM": Family("Qwen3-Next", hybrids.qwen3_next, hybrids.ends, ignored_prefixes=_DRAFTS),
-    "Qwen3_5ForCausalLM": Family("Qwen3.5/3.6/3.8", hybrids.qwen3_5, hybrids.ends, ignored_prefixes=_DRAFTS),
-    "Qwen3_5MoeForCausalLM": Family(
-        "Qwen3.5/3.6/3.8 with experts", hybrids.qwen3_5_moe, hybrids.ends, ignored_prefixes=_DRAFTS
-    ),
+    "Glm4MoeForCausalLM": Family("GLM-4.5 to 4.7", mixtures.glm4_moe, mtp=mtp.GLM),
+    "Dots1ForCausalLM": Family("dots.llm1", mixtures.dots1, defaults=mixtures.DOTS1),
+    "MiniMaxM2ForCausalLM": Family("MiniMax M2 and M2.5", mixtures.minimax_m2),
+    "HYV3ForCausalLM": Family("Hy3", mixtures.hy3, defaults=mixtures.HY3),
+    "Qwen3NextForCausalLM": Family("Qwen3-Next", hybrids.qwen3_next, hybrids.ends, mtp=mtp.HYBRIDS),
+    "Qwen3_5ForCausalLM": Family("Qwen3.5/3.6/3.8", hybrids.qwen3_5, hybrids.ends, mtp=mtp.HYBRIDS),
+    "Qwen3_5MoeForCausalLM": Family("Qwen3.5/3.6/3.8 with experts", hybrids.qwen3_5_moe, hybrids.ends, mtp=mtp.HYBRIDS),
     "Gemma2ForCausalLM": Family("Gemma 2", gemma.gemma2, gemma.ends, gemma.GEMMA2),
     "Gemma3ForCausalLM": Family("Gemma 3", gemma.gemma3, gemma.ends, gemma.GEMMA3),
     "Gemma4ForCausalLM": Family("Gemma 4", gemma4.layers, gemma4.ends, gemma4.GEMMA4, has_layer_settings=True),
     "Gemma4UnifiedForCausalLM": Family("Gemma 4", gemma4.layers, gemma4.ends, gemma4.UNIFIED, has_layer_settings=True),
     "DeepseekV2ForCausalLM": Family("DeepSeek-V2", deepseek.v2, defaults=deepseek.V2),
-    "DeepseekV3ForCausalLM": Family("DeepSeek-V3", deepseek.v3, defaults=deepseek.V3),
-    "Glm4MoeLiteForCausalLM": Family("GLM-4.7-Flash", deepseek.glm_flash, defaults=deepseek.FLASH),
+    "DeepseekV3ForCausalLM": Family("DeepSeek-V3", deepseek.v3, defaults=deepseek.V3, mtp=mtp.DEEPSEEK),
+    "Glm4MoeLiteForCausalLM": Family("GLM-4.7-Flash", deepseek.glm_flash, defaults=deepseek.FLASH, mtp=mtp.GLM),
     "MuseGlimmerTextForCausalLM": Family("Muse Glimmer", muse.layers, muse.ends, muse.GLIMMER),
     "GptOssForCausalLM": Family("gpt-oss", mixtures.gpt_oss, defaults=mixtures.GPT_OSS),
 }
@@ -67,16 +69,23 @@ _GEMMA4 = (*_SENSES, *(f"model.{name}" for name in _SENSES))
 _SEES = ("vision_tower.", "vision_adapter.", "vision_projection.")
 _MUSE = (*_SEES, *(f"model.{name}" for name in _SEES))
 _QWEN = ("model.visual.", "visual.")
+_KIMI = ("vision_tower.", "mm_projector.", "model.vision_tower.", "model.mm_projector.")
+_KIMI_TEXT = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}
 
-# Multimodal models, by the name in `architectures`. Only their language model is loaded.
+# Multimodal models, by the name in `architectures`. Towers for images are loaded if the engine asks for them.
 WRAPPERS: dict[str, Wrapper] = {
-    "Qwen3_5ForConditionalGeneration": Wrapper({"qwen3_5_text": "Qwen3_5ForCausalLM"}, _QWEN),
-    "Qwen3_5MoeForConditionalGeneration": Wrapper({"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, _QWEN),
+    "Qwen3_5ForConditionalGeneration": Wrapper({"qwen3_5_text": "Qwen3_5ForCausalLM"}, _QWEN, seeing.qwen3_5),
+    "Qwen3_5MoeForConditionalGeneration": Wrapper({"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, _QWEN, seeing.qwen3_5),
+    "Qwen3VLForConditionalGeneration": Wrapper({"qwen3_vl_text": "Qwen3ForCausalLM"}, _QWEN, seeing.qwen3_vl),
+    "Qwen2_5_VLForConditionalGeneration": Wrapper({"qwen2_5_vl_text": "Qwen2ForCausalLM"}, _QWEN, flat=True),
+    "Qwen2VLForConditionalGeneration": Wrapper({"qwen2_vl_text": "Qwen2ForCausalLM"}, _QWEN, flat=True),
+    "KimiK25ForConditionalGeneration": Wrapper(_KIMI_TEXT, _KIMI),
+    "Kimi_K25ForConditionalGeneration": Wrapper(_KIMI_TEXT, _KIMI),  # the name in transformers
     "Mistral3ForConditionalGeneration": Wrapper(
-        {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}, _MISTRAL_OR_GEMMA3
+        {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}, _MISTRAL_OR_GEMMA3, seeing.mistral3
     ),
-    "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "Gemma3ForCausalLM"}, _MISTRAL_OR_GEMMA3),
-    "Gemma4ForConditionalGeneration": Wrapper({"gemma4_text": "Gemma4ForCausalLM"}, _GEMMA4),
+    "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "Gemma3ForCausalLM"}, _MISTRAL_OR_GEMMA3, seeing.gemma3),
+    "Gemma4ForConditionalGeneration": Wrapper({"gemma4_text": "Gemma4ForCausalLM"}, _GEMMA4, seeing.gemma4),
     "Gemma4UnifiedForConditionalGeneration": Wrapper({"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, _GEMMA4),
     "MuseGlimmerForConditionalGeneration": Wrapper({"muse_glimmer_text": "MuseGlimmerTextForCausalLM"}, _MUSE),
 }
@@ -85,4 +94,5 @@ WRAPPERS: dict[str, Wrapper] = {
 def ignored_prefixes(family: str) -> tuple[str, ...]:
     """Return the prefixes of tensors that files of this family may have and that the decoder does not use."""
     around = (one.ignored_prefixes for one in WRAPPERS.values() if family in one.families.values())
-    return (*FAMILIES[family].ignored_prefixes, *(name for names in around for name in names))
+    drafts = FAMILIES[family].mtp
+    return (*(() if drafts is None else drafts.prefixes), *(name for names in around for name in names))

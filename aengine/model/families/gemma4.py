@@ -160,6 +160,7 @@ def _ffn(fields: Fields, dense: MLPSpec) -> FFN:
     top_k = fields.integer("top_k_experts", 1, MAX_WIDTH)
     chosen = fields.without("hidden_act").with_defaults({"num_experts_per_tok": top_k})
     experts = ExpertsSpec(
+        router_name="router.proj",
         count=expert_count(chosen),
         inner=expert_width(chosen),
         router=softmax_router(chosen, renormalise=True),

@@ -9,6 +9,7 @@ from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import GateClamp
 from aengine.model.families.parts import (
     MAX_EXPERTS,
+    MAX_WIDTH,
     attention,
     expert_count,
     expert_width,
@@ -25,6 +26,8 @@ from aengine.model.families.plain import qwen3_heads, window_in_all_layers
 from aengine.model.fields import Fields
 from aengine.model.spec import ExpertsSpec, LayerSpec, MLPSpec
 
+DOTS1: dict[str, object] = {"use_sliding_window": True, "max_window_layers": 62, "norm_topk_prob": False}
+HY3: dict[str, object] = {"rms_norm_eps": 1e-5}
 GPT_OSS: dict[str, object] = {"sliding_window": 128, "rms_norm_eps": 1e-5}
 
 
@@ -112,10 +115,77 @@ def sigmoid_experts(fields: Fields) -> ExpertsSpec:
         count=count,
         inner=inner,
         router=router,
-        correction=True,
+        correction="gate.e_score_correction_bias",
         shared=MLPSpec(inner=shared * inner) if shared else None,
         shared_name="shared_experts",
     )
+
+
+def dots1(fields: Fields) -> list[LayerSpec]:
+    """dots.llm1: Qwen3's attention with DeepSeek-V3's experts; the first layers are dense."""
+    dense, sparse = mlp(fields), sigmoid_experts(fields)
+    first = fields.integer("first_k_dense_replace", 0, 2**31, 0)
+    heads = qwen3_heads(fields)
+    return layers_of(fields, heads, lambda i: dense if i < first else sparse, windows_by_layer(fields))
+
+
+def minimax_m2(fields: Fields) -> list[LayerSpec]:
+    """MiniMax M2 and M2.5: one norm over all query heads and one over all keys; half of each head is rotated."""
+    heads = attention(fields, head_dim=128, qk_norm="all", partial=True, part=_minimax_part(fields), theta=5e6)
+    experts = ExpertsSpec(
+        count=expert_count(fields),
+        inner=expert_width(fields, "intermediate_size"),
+        router=_corrected_sigmoids(fields),
+        correction="e_score_correction_bias",
+        block="block_sparse_moe",
+        gate="w1",
+        up="w3",
+        down="w2",
+    )
+    return layers_of(fields, heads, experts)
+
+
+def _minimax_part(fields: Fields) -> float:
+    """Return the rotated share of a head. Published files give it as a number of dimensions."""
+    if not fields.present("rotary_dim"):
+        return 1.0
+    size = fields.integer("head_dim", 2, MAX_WIDTH, 128)
+    return fields.integer("rotary_dim", 2, size) / size
+
+
+def hy3(fields: Fields) -> list[LayerSpec]:
+    """Hy3: Qwen3's attention; experts chosen by corrected sigmoids, and one that every token passes."""
+    count, inner = expert_count(fields), expert_width(fields)
+    shared = fields.integer("num_shared_experts", 0, 64, 1)
+    sparse = ExpertsSpec(
+        count=count,
+        inner=inner,
+        router=_corrected_sigmoids(fields, scale=fields.number("router_scaling_factor", 0, 1e6, 2.826)),
+        correction="expert_bias",
+        shared=MLPSpec(inner=shared * inner) if shared else None,
+        router_name="router.gate",
+        shared_name="shared_mlp",
+    )
+    dense = mlp(fields, bias=fields.flag("mlp_bias", default=False))
+    is_sparse = _sparse_by_type(fields)
+    heads = qwen3_heads(fields, head_dim=128)
+    return layers_of(fields, heads, lambda i: sparse if is_sparse[i] else dense)
+
+
+def _corrected_sigmoids(fields: Fields, scale: float = 1.0) -> Router:
+    top_k = fields.integer("num_experts_per_tok", 1, expert_count(fields), 8)
+    return Router(top_k=top_k, scoring="sigmoid", renormalise=True, scale=scale)
+
+
+def _sparse_by_type(fields: Fields) -> list[bool]:
+    """Return which layers have experts. If the file does not say, all except the first layer."""
+    layers = layer_count(fields)
+    if not fields.present("mlp_layer_types"):
+        return [layer > 0 for layer in range(layers)]
+    types = fields.strings("mlp_layer_types")
+    if len(types) != layers or not {"dense", "sparse"}.issuperset(types):
+        raise fields.fail("mlp_layer_types", f"must be dense or sparse for each of {layers} layers")
+    return [kind == "sparse" for kind in types]
 
 
 def gpt_oss(fields: Fields) -> list[LayerSpec]:

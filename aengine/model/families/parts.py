@@ -258,3 +258,13 @@ def rope_sections(fields: Fields) -> tuple[Fields | None, Fields | None]:
     if section is None or not (section.present("sliding_attention") or section.present("full_attention")):
         return plain, fields.section("rope_scaling") or section
     return section.section("sliding_attention") or plain, section.section("full_attention") or plain
+
+
+def unused_projections(layers: Sequence[LayerSpec]) -> tuple[str, ...]:
+    """Return prefixes of K and V projections in layers that read other layers' K and V. Some files have them."""
+    shares = (
+        i
+        for i, one in enumerate(layers)
+        if isinstance(one.attention, AttentionSpec) and one.attention.shares_kv_of is not None
+    )
+    return tuple(f"model.layers.{i}.self_attn.{name}." for i in shares for name in ("k_proj", "v_proj", "k_norm"))

@@ -154,6 +154,25 @@ def olmo3(fields: Fields) -> list[LayerSpec]:
     return layers_of(fields, lambda i: near if slides[i] else far, mlp(fields), windows, _olmo_norms(fields))
 
 
+def exaone4(fields: Fields) -> list[LayerSpec]:
+    """EXAONE 4: OLMo 2's norms, norms of each query and key head. With windows, only layers with a window rotate."""
+    rotated = attention(fields, kv_heads_default=True, qk_norm="head")
+    window = sliding_window(fields)
+    every = fields.integer("sliding_window_pattern", 1, 2**31, 4) if not fields.present("layer_types") else 1
+    slides = [False] * layer_count(fields) if window is None else slides_by_layer(fields, every)
+    still = rotated if window is None else replace(rotated, rope=None)
+    windows = [window if slide else None for slide in slides]
+    return layers_of(fields, lambda i: rotated if slides[i] else still, mlp(fields), windows, _olmo_norms(fields))
+
+
+def internlm3(fields: Fields) -> list[LayerSpec]:
+    """InternLM 3: Llama whose files have `qkv_bias`, and `bias` for the last projection of attention and the MLP."""
+    bias = fields.flag("bias", default=fields.flag("mlp_bias", default=False))
+    qkv_bias = fields.flag("qkv_bias", default=fields.flag("attention_bias", default=False))
+    heads = attention(fields, kv_heads_default=True, head_dim=128, qkv_bias=qkv_bias, out_bias=bias)
+    return layers_of(fields, heads, mlp(fields, bias=bias))
+
+
 def _olmo_norms(fields: Fields) -> LayerNorms:
     return layer_norms(
         fields,

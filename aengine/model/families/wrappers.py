@@ -7,10 +7,20 @@ from dataclasses import dataclass
 
 from aengine.errors import UnsupportedModelError
 from aengine.model.fields import Fields, shown
+from aengine.model.images.read import ImageReader
 from aengine.model.quant.config import QUANTIZATION_KEYS
 
 # Prefixes of tensor names in a multimodal model, and in a plain language model. The first prefix that matches is used.
 LANGUAGE_MODEL = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.": ""}
+# The same for other parts of a multimodal model, in longer and shorter names.
+_TOWERS = {
+    "model.visual.": "visual.",
+    "model.vision_tower.vision_model.": "vision_tower.",
+    "model.vision_tower.": "vision_tower.",
+    "vision_tower.vision_model.": "vision_tower.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+    "model.embed_vision.": "embed_vision.",
+}
 # Settings that a file may have inside `text_config` or next to it.
 _TIED = "tie_word_embeddings"
 _ENDS = ("eos_token_id", "bos_token_id")
@@ -19,15 +29,19 @@ _SHARED = (_TIED, *_ENDS, "dtype", "torch_dtype", *QUANTIZATION_KEYS)
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:
-    """A multimodal model. Only its language model is loaded."""
+    """A multimodal model. Its language model is loaded, and its tower for images if the engine asks for it."""
 
     families: Mapping[str, str]  # `model_type` of the language model -> its architecture
     ignored_prefixes: tuple[str, ...]  # of the names of all other tensors
+    images: ImageReader | None = None  # reads how the model takes images. None: its tower is not supported.
+    flat: bool = False  # whether old files have the language model's settings next to `vision_config`
 
     def family(self, fields: Fields) -> str:
         """Return the architecture of the language model. Raises `UnsupportedModelError` if it is unknown."""
         text = fields.section("text_config")
         if text is None:
+            if self.flat and fields.present("hidden_size"):
+                return next(iter(self.families.values()))
             raise fields.fail("text_config", "is missing")
         kind = text.text("model_type", next(iter(self.families)))
         if kind not in self.families:
@@ -40,6 +54,8 @@ class Wrapper:
 def text_model(values: Mapping[str, object], source: str) -> dict[str, object]:
     """Return the language model's settings, with the settings of the multimodal model that also apply to it."""
     text = Fields(values, source).section("text_config")
+    if text is None:  # `Wrapper.flat`
+        return dict(values)
     shared = {key: values[key] for key in _SHARED if values.get(key) is not None}
     own = {} if text is None else dict(text.items())
     for key in (_TIED, *_ENDS):
@@ -60,7 +76,7 @@ def ties_by_default(values: Mapping[str, object], source: str) -> bool:
 
 def language_model_name(name: str) -> str:
     """Return the name of a tensor or module in a plain language model, for its name in a multimodal model."""
-    for outer, inner in LANGUAGE_MODEL.items():
+    for outer, inner in (*LANGUAGE_MODEL.items(), *_TOWERS.items()):
         if name.startswith(outer):
             return inner + name.removeprefix(outer)
     return name

@@ -22,5 +22,7 @@ def fingerprint_of(
     parts: list[object] = [weights, dtypes, model.ranks, config.page_size, config.quantization, config.load_format]
     if config.load_format == "dummy":
         parts.append(config.seed)
+    if model.draft_kv_layers:
+        parts.append(model.draft_kv_layers)
     parts.append((folder / "config.json").read_bytes())
     return sha256(repr(parts).encode()).digest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,11 +21,14 @@ from aengine.model.checkpoint.staging import WeightsDigest
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.groups import needed
+from aengine.model.groups import Group, needed
 from aengine.model.lora.linears import Linears
 from aengine.model.lora.room import LoraRoom
 
-_OF_THE_DEVICE = ("ranks", "lora", "unpacked_copies")  # fields of `ModelConfig` that do not come from the checkpoint
+# Fields of `ModelConfig` that do not come from the checkpoint.
+_OF_THE_DEVICE = ("ranks", "lora", "unpacked_copies", "drafting", "added_head", "sees")
+_OF_THE_HEAD = ("mtp", "lacks_mtp")  # fields that describe a draft head, which may not be loaded
+_OF_THE_TOWER = ("images", "no_images")  # likewise
 _CONVERTED = ("dtype",)  # fields that may differ, because weights are converted while they are read
 
 
@@ -55,7 +58,7 @@ def open_checkpoint(folder: Path, whole: Decoder) -> Checkpoint:
     """
     config = whole.config
     try:
-        return Checkpoint(folder, whole.groups, config.tie_word_embeddings, config.ignored_prefixes)
+        return Checkpoint(folder, whole.groups, config.tie_word_embeddings, config.unread_prefixes)
     except WeightsError as error:
         refuse_layout(folder)
         raise with_mlx_hint(folder, error) from None
@@ -73,38 +76,44 @@ def load_shards(
     max_positions: int | None = None,
     kv_dtype: torch.dtype | None = None,
     digest: WeightsDigest | None = None,
+    first_kv_layer: int = 0,
 ) -> list[Decoder]:
     """Build a decoder, or a rank's part of it, for each placement, and fill it. Does blocking I/O.
+
+    With `config.drafting`, each decoder has a draft head, which is filled, too.
 
     load_format: "auto" reads `folder`, each tensor once. "dummy" means random weights.
     max_positions: rows of the rotary table. None: all positions of the model.
     kv_dtype: the dtype of the KV pool. None: `dtype`.
     digest: gets all weights that are read.
+    first_kv_layer: as in `Decoder`.
     Raises `WeightsError`.
     """
     if load_format == "auto":  # a checkpoint that does not fit is refused before memory is allocated
         checkpoint = open_checkpoint(folder, Decoder(config, placements[0].kernels, placements[0].attention))
     decoders = [
-        Decoder(config, one.kernels, one.attention, dtype, one.device, max_positions, kv_dtype, one.ranks)
+        Decoder(
+            config, one.kernels, one.attention, dtype, one.device, max_positions, kv_dtype, one.ranks, first_kv_layer
+        )
         for one in placements
     ]
     if load_format == "auto":
         checkpoint.copy_into([decoder.groups for decoder in decoders], progress, digest)
     else:
         for decoder in decoders:
-            fill_random(decoder, seed)
+            fill_random(decoder.groups, decoder.device, seed)
     return decoders
 
 
-def fill_random(decoder: Decoder, seed: int) -> None:
+def fill_random(groups: Iterable[Group], device: torch.device, seed: int) -> None:
     """Fill every parameter with random values, on its device.
 
     Matrices get a normal distribution with variance 1 / inputs. Norms become 1, and biases 0.
 
     The same seed gives the same weights on the same kind of device.
     """
-    generator = torch.Generator(decoder.device).manual_seed(seed)
-    for group in decoder.groups:
+    generator = torch.Generator(device).manual_seed(seed)
+    for group in groups:
         entries = group.entries
         # It is quicker to fill experts in one tensor.
         whole = {name for name, entry in entries.items() if entry.replaces}
@@ -136,15 +145,31 @@ def matching_checkpoint(folder: Path, model: ModelConfig, loaded: ModelConfig) -
 
     Raises `WeightsError` if the models differ or the weights do not fit. The error names the first difference.
     """
-    for name in model.__struct_fields__:
+    skipped = (*_OF_THE_DEVICE, *_CONVERTED, *_OF_THE_HEAD, *_OF_THE_TOWER)
+    _refuse_difference(folder, model, loaded, [name for name in model.__struct_fields__ if name not in skipped])
+    if loaded.drafting and model.mtp is None:
+        raise WeightsError(
+            f"{folder}: {model.no_drafting}; the loaded model drafts with one. Start the engine with speculation off"
+        )
+    if loaded.sees and model.images is None:
+        raise WeightsError(f"{folder}: the loaded model takes images, this one none: {model.no_images}")
+    if loaded.drafting:
+        _refuse_difference(folder, model, loaded, _OF_THE_HEAD)
+    if loaded.sees:
+        _refuse_difference(folder, model, loaded, _OF_THE_TOWER)
+    plain = msgspec.structs.replace(loaded, lora=None)
+    return open_checkpoint(folder, Decoder(plain, TorchKernels(), TorchAttention()))
+
+
+def _refuse_difference(folder: Path, model: ModelConfig, loaded: ModelConfig, names: Iterable[str]) -> None:
+    """Raise `WeightsError` if one of these settings differs."""
+    for name in names:
         old, new = getattr(loaded, name), getattr(model, name)
-        if name not in (*_OF_THE_DEVICE, *_CONVERTED) and old != new:
+        if old != new:
             raise WeightsError(
                 f"{folder / 'config.json'}: {name} is {_shown(new)}, that of the loaded model {_shown(old)}; weights "
                 f"are reloaded for the same model alone, another one needs another engine"
             )
-    plain = msgspec.structs.replace(loaded, lora=None)
-    return open_checkpoint(folder, Decoder(plain, TorchKernels(), TorchAttention()))
 
 
 def _shown(value: object) -> str:

@@ -16,7 +16,7 @@ from aengine.model.lora.memory import AdapterMemory, Site
 from aengine.model.lora.room import kind_of
 
 # Names of routers in checkpoints and in PEFT's files.
-_ROUTERS = (".mlp.gate", ".mlp.router", ".block_sparse_moe.gate", ".router.proj")
+_ROUTERS = (".mlp.gate", ".mlp.router", ".mlp.router.gate", ".block_sparse_moe.gate", ".router.proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,10 @@ class Linears:
         self.sites = memory.sites
         self._ignored_prefixes = memory.ignored_prefixes
         self._site_of = {name: site for site in self.sites for name in self.sites[site].parts}
+        self._shared = {  # names of shared experts in transformers, and in checkpoints
+            f"{name.removesuffix('experts')}shared_experts.": f"{name.removesuffix('experts')}{layer.spec.shared_name}."
+            for name, layer in memory.layers_of_experts.items()
+        }
         self._fused = {
             name: FusedExperts(name, layer.hidden, layer.spec) for name, layer in memory.layers_of_experts.items()
         }
@@ -69,7 +73,7 @@ class Linears:
         module = language_model_name(pair.module)
         if self._ignored_prefixes and module.startswith(self._ignored_prefixes):
             return []
-        for name in (module, f"model.{module}"):
+        for name in map(self._in_checkpoint, (module, f"model.{module}")):
             if self._fused and name.endswith(_ROUTERS):
                 raise AdapterError(
                     f"{pair.a.path}: {pair.a.name} changes {pair.module}, the router of a layer's experts, for which "
@@ -88,6 +92,11 @@ class Linears:
             f"{pair.a.path}: {pair.a.name} changes {pair.module}, which is no linear that adapters can change in this "
             f"model ({', '.join(kinds)})"
         )
+
+    def _in_checkpoint(self, module: str) -> str:
+        """Return the checkpoint's name for a module of transformers. They differ for some shared experts."""
+        block, shared, part = module.partition("shared_experts.")
+        return self._shared.get(block + shared, block + shared) + part
 
     def _whole(self, pair: Pair, name: str) -> Change:
         stored, rank = self.stored(name), pair.a.shape[0]

@@ -125,6 +125,10 @@ class QuantConfig:
         """Return whether the module is quantised."""
         return self._format(module) is not None
 
+    def leaves(self, module: str) -> bool:
+        """Return whether the module, such as all experts of a layer, is named among those that are not quantised."""
+        return module in self.unchanged.exact
+
     def without(self, modules: Iterable[str]) -> QuantConfig:
         """Return a copy in which these modules are not quantised either."""
         return replace(self, unchanged=replace(self.unchanged, exact=self.unchanged.exact.union(modules)))

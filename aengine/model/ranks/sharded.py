@@ -48,6 +48,15 @@ class PreparedNorm:
         return residual.add_(self(x))
 
 
+def finish_sums(ranks: Collective, x: Tensor) -> None:
+    """Finish the pending sums that compute x [tokens, width]. Does nothing if there are none."""
+    at = 0
+    while ranks.pending:
+        piece = ranks.pending[0]
+        piece.finish(x[at : at + piece.tokens])
+        at += piece.tokens
+
+
 class Sum:
     """The sum over all ranks at the end of a block. It may also compute the norm that follows."""
 

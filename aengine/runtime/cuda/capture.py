@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,13 +17,16 @@ from aengine.cache.kv import KVPool, SlidingLayers
 from aengine.cache.states import StatePool, StateRoom
 from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
+from aengine.kernels.drafted import triton_drafted
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
+from aengine.runtime.cuda.drafted_graphs import DecodeShape, DraftedGraphs, drafted_shapes
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, prefill_sizes
 from aengine.runtime.cuda.ranks import DeviceRanks
 from aengine.runtime.cuda.recording import empty_caches
 from aengine.runtime.cuda.runner import GraphedExecutor
 from aengine.runtime.ranks import RankedExecutor
+from aengine.runtime.speculation.base import ProposerChoice, ProposerParts
 from aengine.runtime.step.executor import Executor
 from aengine.runtime.step.rows import Rows
 from aengine.sampling.sampler import Sampler
@@ -33,6 +37,7 @@ from aengine.step_plan import StepPlan
 MOST_LAUNCH_BOUND_TOKENS = 4096
 GRAPH_BYTES = 8 * 2**20  # for the nodes of one graph
 
+S = TypeVar("S")
 Fits = Callable[[int, Sequence[int], int], bool]
 Pools = Callable[[torch.device], AbstractContextManager[object]]
 
@@ -44,10 +49,18 @@ class GraphSizes:
     decode: list[int]
     prefill: list[int]
     adapted: bool = False  # whether each is captured a second time, with adapters
+    drafted: Sequence[DecodeShape] = ()  # decode steps whose rows verify drafts, smallest first
 
     @classmethod
     def from_config(
-        cls, config: EngineConfig, prefill: bool, mixed: int, max_step_tokens: int, ranks: int = 1, lora: bool = False
+        cls,
+        config: EngineConfig,
+        prefill: bool,
+        mixed: int,
+        max_step_tokens: int,
+        ranks: int = 1,
+        lora: bool = False,
+        most_drafts: int = 0,
     ) -> GraphSizes:
         """Choose the sizes.
 
@@ -57,22 +70,25 @@ class GraphSizes:
             prefill: Whether steps with chunks can be captured.
             mixed: The most tokens of a step that both prefills and decodes.
             lora: Whether the model has memory for adapters.
+            most_drafts: The most drafts of a row.
         """
         if not config.cuda_graphs:
             return cls([], [])
         close = min(mixed, MOST_LAUNCH_BOUND_TOKENS * ranks, max_step_tokens)
         chunks = prefill_sizes(close, mixed, max_step_tokens) if prefill else []
-        return cls(graph_sizes(config.max_num_seqs), chunks, lora)
+        drafted = drafted_shapes(config.max_num_seqs, most_drafts) if most_drafts else []
+        return cls(graph_sizes(config.max_num_seqs), chunks, lora, sorted(drafted, key=lambda shape: shape.places))
 
     @property
     def largest(self) -> GraphSizes:
         """Only the largest size of each kind."""
-        return GraphSizes(self.decode[-1:], self.prefill[-1:], self.adapted)
+        return GraphSizes(self.decode[-1:], self.prefill[-1:], self.adapted, self.drafted[-1:])
 
     @property
     def node_bytes(self) -> int:
         """The memory for the nodes of all graphs. Their tensors fit into the memory of the largest graphs."""
-        return (len(self.decode) + len(self.prefill)) * (1 + self.adapted) * GRAPH_BYTES
+        graphs = len(self.decode) + len(self.prefill) + len(self.drafted)
+        return graphs * (1 + self.adapted) * GRAPH_BYTES
 
 
 class Executors:
@@ -83,10 +99,18 @@ class Executors:
         self.devices = devices
         self.all: Executor = ranks[0] if len(ranks) == 1 else RankedExecutor(ranks, devices)
 
-    def warm_up(self, plans: Iterable[StepPlan]) -> None:
-        """Run steps, ignore their results and wait for the devices."""
+    def warm_up(self, plans: Iterable[StepPlan], replays_drafts: bool = True) -> None:
+        """Run steps, ignore their results and wait for the devices.
+
+        replays_drafts: False launches the kernels of verdicts and proposers, although graphs hold them. Steps of other
+        sizes, or with other draws, need them.
+        """
+        for rank in self.ranks:
+            rank.replays_drafts = replays_drafts
         for plan in plans:
             self.all.execute(plan)
+        for rank in self.ranks:
+            rank.replays_drafts = True
         self.devices.synchronize()
 
 
@@ -100,6 +124,7 @@ def make_executor(
     states: StateRoom | None = None,
     windows: WindowRoom | None = None,
     pools: Pools = nullcontext,
+    speculation: ProposerChoice | None = None,
 ) -> GraphedExecutor:
     """Make an executor with rows, a KV pool and a sampler on the decoder's device. Nothing is captured yet.
 
@@ -108,26 +133,38 @@ def make_executor(
         states: For a model with recurrent layers.
         windows: For a model whose layers with a window have pages of their own.
         pools: A context manager in which KV pools and states are allocated.
+        speculation: The proposer. None: there is no speculation.
     """
     device = decoder.device
     with pools(device):
         sliding = None if windows is None else SlidingLayers(decoder.config.sliding, windows.num_pages)
         kv = KVPool(decoder.config.kv_shape(config.page_size, decoder.kv_dtype), num_pages, device, sliding)
-        pool = None if states is None else StatePool(states.shape, states.slots, device)
+        pool = None if states is None else StatePool.in_room(states, device)
 
     def send(values: Sequence[int]) -> Tensor:
         return upload(np.array(values, dtype=np.int64), device)
 
     pages_per_row, adapters = -(-max_model_len // config.page_size), decoder.adapters is not None
-    rows = Rows(config.max_num_seqs, pages_per_row, device, send, adapters, windows is not None, decoder.near_shift)
-    sampler = Sampler(rows.count, decoder.config.vocab_size, device)
-    executor = GraphedExecutor(decoder, kv, sampler, rows, pool)
+    most_drafts = 0 if speculation is None else speculation.most_drafts
+    shift, recurrent = decoder.near_shift, states is not None
+    rows = Rows(
+        config.max_num_seqs, pages_per_row, device, send, adapters, windows is not None, shift, most_drafts, recurrent
+    )
+    sampler = Sampler(rows.count, decoder.config.vocab_size, device, rows.count * (1 + most_drafts))
+    proposer = None if speculation is None else speculation.make(ProposerParts(decoder, kv, sampler, rows))
+    executor = GraphedExecutor(decoder, kv, sampler, rows, pool, proposer)
     # All graphs share one pool, because only one runs at a time.
     memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-    if sizes.decode:
+    if sizes.decode and proposer is not None:
+        shapes = [*map(DecodeShape, sizes.decode), *sizes.drafted]
+        executor.drafted_graphs = DraftedGraphs(
+            decoder, kv, sampler, rows, proposer, triton_drafted, shapes, memory, pool
+        )  # fmt: skip
+    elif sizes.decode:
         executor.decode_graphs = DecodeGraphs(decoder, kv, sampler, rows, sizes.decode, memory, pool)
     if sizes.prefill:
-        executor.prefill_graphs = PrefillGraphs(decoder, kv, rows, sizes.prefill, fits, memory, pool)
+        taps = None if proposer is None else proposer.taps
+        executor.prefill_graphs = PrefillGraphs(decoder, kv, rows, sizes.prefill, fits, memory, pool, taps)
     return executor
 
 
@@ -137,24 +174,49 @@ def capture(executors: Executors, progress: bool = False) -> None:
     All steps are rehearsed first, so that every kernel is compiled and loaded before a recording begins.
     """
     devices = executors.devices
-    by_size = list(zip(*map(graphs_and_sizes, executors.ranks), strict=True))  # for each size, the graphs of every rank
+    by_size = list(zip(*map(_captures, executors.ranks), strict=True))  # for each size, the captures of every rank
     for ranks in by_size:
-        devices([partial(graphs.rehearse, size) for graphs, size in ranks])
+        devices([one.rehearse for one in ranks])
         devices.synchronize()
     empty_caches()  # graphs cannot use the memory that torch caches
     hidden = None if progress else True  # None: tqdm hides the bar unless stderr is a terminal
     for ranks in tqdm(by_size, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False):
-        devices([partial(graphs.record, size) for graphs, size in ranks], short=True)
+        devices([one.record for one in ranks], short=True)
     empty_caches()
 
 
 def rehearse(executor: GraphedExecutor) -> None:
     """Launch every step that `capture` launches before it records."""
-    for graphs, size in graphs_and_sizes(executor):
-        graphs.rehearse(size)
+    for one in _captures(executor):
+        one.rehearse()
 
 
-def graphs_and_sizes(executor: GraphedExecutor) -> list[tuple[PrefillGraphs | DecodeGraphs, int]]:
-    """Return the graphs and sizes of an executor in recording order."""
-    both = (executor.prefill_graphs, executor.decode_graphs)
-    return [(graphs, size) for graphs in both if graphs is not None for size in reversed(graphs.sizes)]
+@dataclass(frozen=True, slots=True)
+class _Capture:
+    """The capture of one size."""
+
+    rehearse: Callable[[], None]
+    record: Callable[[], None]
+
+
+def _captures(executor: GraphedExecutor) -> list[_Capture]:
+    """Return what an executor captures, in recording order."""
+    prefill, decode, drafted = executor.prefill_graphs, executor.decode_graphs, executor.drafted_graphs
+    return [*_of_sizes(prefill), *_of_sizes(decode), *_of_sizes(drafted)]
+
+
+class _Graphs(Protocol[S]):
+    """Steps of several sizes, the smallest first."""
+
+    @property
+    def sizes(self) -> Sequence[S]: ...
+
+    def rehearse(self, size: S, /) -> None: ...
+
+    def record(self, size: S, /) -> None: ...
+
+
+def _of_sizes(graphs: _Graphs[S] | None) -> list[_Capture]:
+    if graphs is None:
+        return []
+    return [_Capture(partial(graphs.rehearse, size), partial(graphs.record, size)) for size in reversed(graphs.sizes)]

@@ -16,9 +16,11 @@ import torch
 from aengine.cache.kv import KVPool
 from aengine.cache.states import StatePool
 from aengine.model.decoder import Decoder
+from aengine.model.drafting.base import Taps, TapStates
 from aengine.runtime.cuda.recording import recorded
 from aengine.runtime.runner import TokenPass
 from aengine.runtime.step.cells import StepCells, StepShape, describe, resolve
+from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows
 from aengine.sampling.upload import upload
 from aengine.step_plan import StepPlan
@@ -64,12 +66,15 @@ class PrefillGraphs:
         fits: Callable[[int, Sequence[int], int], bool],
         pool: _POOL_HANDLE | None = None,
         states: StatePool | None = None,
+        taps: Taps | None = None,
     ) -> None:
         """Args:
         fits: The `fits` method of the attention backend.
         pool: Memory shared by graphs that never run at the same time.
         states: The pool of recurrent layers.
+        taps: The hidden states that a draft head reads. None: there is no head.
         """
+        self._taps = taps
         self._states = states
         self._decoder = decoder
         self._kv = kv
@@ -77,12 +82,18 @@ class PrefillGraphs:
         self._pool = pool
         self.sizes = sizes
         self._fits = fits
-        self._shapes = {size: StepShape.padded(size, rows.padding) for size in sizes}
+        self._shapes = {size: StepShape.padded(size, rows.padding, rows.most_drafts) for size in sizes}
         largest = self._shapes[sizes[-1]]
         widest = sum(largest.widths) + sum(largest.state_widths)
         self._cells = torch.zeros(widest, dtype=torch.int64, device=rows.device)
-        self._hidden = torch.empty((rows.padding, decoder.config.hidden_size), dtype=decoder.dtype, device=rows.device)
-        self._draw_positions = torch.empty(rows.padding, dtype=torch.int64, device=rows.device)
+        shape = (largest.wanted, decoder.config.hidden_size)
+        self._hidden = torch.empty(shape, dtype=decoder.dtype, device=rows.device)
+        self._draw_positions = torch.empty(largest.wanted, dtype=torch.int64, device=rows.device)
+        # For a draft head: the hidden states that it reads, and the rows' lengths before the step.
+        tapped = 0 if taps is None else sizes[-1]
+        width = decoder.config.hidden_size * (1 if taps is None else max(1, len(taps.layers)))
+        self._tapped = torch.empty((tapped, width), dtype=decoder.dtype, device=rows.device)
+        self._before = torch.empty_like(rows.length)
         self._sums = torch.empty(sizes[-1], dtype=torch.float32, device=rows.device)
         # The key is the size, and whether tokens may have adapters.
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
@@ -113,7 +124,8 @@ class PrefillGraphs:
         if (self.sizes[place], False) not in self._graphs:  # start-up runs steps before it records
             return None
         shape = self._shapes[self.sizes[place]]
-        contexts = [chunk.start + len(chunk.token_ids) for chunk in plan.prefill] + [shape.tokens - tokens]
+        contexts = [length for length, drafts in zip(plan.contexts, plan.drafts) if drafts]
+        contexts += [chunk.start + len(chunk.token_ids) for chunk in plan.prefill] + [shape.tokens - tokens]
         return shape if shape.has_room_for(plan) and self._fits(shape.tokens, contexts, self._kv.page_size) else None
 
     def replay(self, plan: StepPlan, shape: StepShape) -> TokenPass:
@@ -121,7 +133,7 @@ class PrefillGraphs:
         adapted = self._rows.has_adapters(plan)
         self._send(plan, shape)
         self._graphs[shape.tokens, adapted].replay()
-        draws, tokens = len(plan.sampled_rows), plan.num_tokens
+        draws, tokens = len(plan.draw_rows), plan.num_tokens
         return TokenPass(
             hidden=self._hidden[: draws + plan.pooled],
             wanted=None,
@@ -129,14 +141,33 @@ class PrefillGraphs:
             draw_positions=self._draw_positions[:draws],
             sums=self._sums[:tokens],
             adapted=adapted,
+            inputs=None if self._taps is None else self._head_inputs(shape),
         )
+
+    def _head_inputs(self, shape: StepShape) -> HeadInputs:
+        """Return what a draft head reads of the step that was replayed last."""
+        rows, cells = self._rows, self._cells_of(shape)
+        width = rows.page_table.shape[1]
+        tensors = resolve(cells, shape, rows, self._kv.page_size, adapted=False, width=width, before=self._before)
+        states = self._tapped[: shape.tokens]
+        return HeadInputs(cells.token_ids, cells.wanted, tensors.positions, tensors.batch(), states)
 
     def forward(self, shape: StepShape, adapted: bool = False, rehearsal: bool = False) -> None:
         """Run the step that the cells describe, and write into the buffers that `replay` returns."""
-        rows, cells = self._rows, self._cells_of(shape)
+        rows, cells, taps = self._rows, self._cells_of(shape), self._taps
+        states, tapped = self._tapped[: shape.tokens], None
+        if taps is not None:
+            self._before.copy_(rows.length)
+            tapped = TapStates(taps.layers, states) if taps.layers else None
         tensors = resolve(cells, shape, rows, self._kv.page_size, adapted, rows.page_table.shape[1])
         sums = self._sums[: shape.tokens]
-        self._hidden[: shape.wanted].copy_(tensors.forward(self._decoder, self._kv, self._states, sums, rehearsal))
+        if taps is not None and not taps.layers:
+            tensors.wanted = None
+        hidden = tensors.forward(self._decoder, self._kv, self._states, sums, rehearsal, tapped)
+        if taps is not None and not taps.layers:
+            states.copy_(hidden)
+            hidden = hidden.index_select(0, cells.wanted)
+        self._hidden[: shape.wanted].copy_(hidden)
         self._draw_positions[: shape.wanted].copy_(tensors.next_positions)
 
     def _emptied(self, size: int) -> StepShape:

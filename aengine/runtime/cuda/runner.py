@@ -15,11 +15,13 @@ from torch import Tensor
 from aengine.errors import DeviceLostError
 from aengine.runtime.cuda.clock import DeviceClock
 from aengine.runtime.cuda.decode_graphs import CAPTURED_KINDS, DecodeGraphs
+from aengine.runtime.cuda.drafted_graphs import DecodeShape, DraftedGraphs
 from aengine.runtime.cuda.lost import PEER_TIMEOUT
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs
-from aengine.runtime.runner import StepExecutor, TokenPass, read_outcome
+from aengine.runtime.runner import StepExecutor, TokenPass
 from aengine.runtime.step.cells import StepShape
 from aengine.runtime.step.executor import Executor, Forwarded, Outcome
+from aengine.runtime.step.results import read_outcome
 from aengine.runtime.step.written import TURNS
 from aengine.runtime.traced import CudaSpans, TracedExecutor
 from aengine.sampling.draw import DrawLogprobs
@@ -42,25 +44,59 @@ class GraphedExecutor(StepExecutor):
     """Replays a captured graph if one fits the step. Otherwise it launches kernel by kernel."""
 
     decode_graphs: DecodeGraphs | None = None
+    drafted_graphs: DraftedGraphs | None = None  # instead of `decode_graphs`, with speculation
+    replays_drafts = True  # whether steps that `drafted_graphs` hold replay them
     prefill_graphs: PrefillGraphs | None = None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Outcome:
+        kind = self._sampler.kind(plan.decode)
+        if self.drafted_graphs is not None and (shape := self._drafted_shape_for(plan, kind)) is not None:
+            self._begin_replay(plan)
+            written = self.drafted_graphs.replay(plan, shape, kind)
+            self._copy_states(plan)
+            return Outcome(None, written=written)
         graphs = self._decode_graphs_for(plan)
-        if graphs is None or (kind := self._sampler.kind(plan.decode)) not in CAPTURED_KINDS:
+        if graphs is None or not self._draws_in_graph(plan):
             return super().execute(plan)
         self._replay_decode(plan, graphs)
         return Outcome(None, written=graphs.draw(plan.decode, kind))  # also feeds the draws back
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
-        if (graphs := self._decode_graphs_for(plan)) is None:
+        if self.drafted_graphs is not None and (shape := self._exact_shape_for(plan)) is not None:
+            self._begin_replay(plan)
+            own, draw_rows, positions = self.drafted_graphs.replay_forward(plan, shape)
+            self._copy_states(plan)
+        elif (graphs := self._decode_graphs_for(plan)) is not None:
+            own, draw_rows, positions = self._replay_decode(plan, graphs)
+        else:
             return super().forward(plan)
-        own, row_index, positions = self._replay_decode(plan, graphs)
-        return Forwarded(self._decoder.head.all_logits(own), plan.decode, row_index, positions)
+        return Forwarded(plan, self._decoder.head.all_logits(own), plan.draw_rows, draw_rows, positions)
 
     def replays(self, plan: StepPlan) -> bool:
-        return self._decode_graphs_for(plan) is not None and self._sampler.kind(plan.decode) in CAPTURED_KINDS
+        if self.drafted_graphs is not None:
+            return self._drafted_shape_for(plan, self._sampler.kind(plan.decode)) is not None
+        return self._decode_graphs_for(plan) is not None and self._draws_in_graph(plan)
+
+    def _draws_in_graph(self, plan: StepPlan) -> bool:
+        """Return whether `decode_graphs` can draw."""
+        return self._sampler.kind(plan.decode) in CAPTURED_KINDS
+
+    def _drafted_shape_for(self, plan: StepPlan, kind: Kind) -> DecodeShape | None:
+        """Return the shape of `drafted_graphs` for a step, its verdict and its proposals. None: there is none.
+
+        A structured step needs masks before it draws.
+        """
+        graphs = self.drafted_graphs
+        if graphs is None or plan.prefill or plan.structured or kind not in CAPTURED_KINDS or not self.replays_drafts:
+            return None
+        return graphs.shape_for(plan)
+
+    def _exact_shape_for(self, plan: StepPlan) -> DecodeShape | None:
+        """Return the shape of `drafted_graphs` for only the forward pass of a step. None: there is none."""
+        graphs = self.drafted_graphs
+        return None if graphs is None or plan.prefill or self._reads_states(plan) else graphs.exact_shape_for(plan)
 
     def _pass(self, plan: StepPlan) -> TokenPass:
         graphs, shape = self.prefill_graphs, self._prefill_shape_for(plan)
@@ -70,18 +106,31 @@ class GraphedExecutor(StepExecutor):
 
     def _prefill_shape_for(self, plan: StepPlan) -> StepShape | None:
         graphs = self.prefill_graphs
-        return graphs.shape_for(plan) if graphs is not None and plan.prefill and not plan.needs_all_tokens else None
+        if (
+            graphs is None
+            or plan.needs_all_tokens
+            or not (plan.prefill or any(plan.drafts) or self._reads_states(plan))
+        ):
+            return None
+        return graphs.shape_for(plan)
 
     def _decode_graphs_for(self, plan: StepPlan) -> DecodeGraphs | None:
         graphs = self.decode_graphs
         return None if graphs is None or plan.prefill or len(plan.decode) > graphs.sizes[-1] else graphs
 
+    def _reads_states(self, plan: StepPlan) -> bool:
+        """Return whether a draft head reads the step's hidden states. Graphs of decodes do not keep them."""
+        return plan.is_read and self._proposer is not None and self._proposer.taps is not None
+
     def _replay_decode(self, plan: StepPlan, graphs: DecodeGraphs) -> tuple[Tensor, Tensor, Tensor]:
-        self._rows.grow(plan.new_pages, plan.new_window_pages)
-        self._rows.advance(plan)
+        self._begin_replay(plan)
         replayed = graphs.forward(plan.decode, plan.shared)
         self._copy_states(plan)
         return replayed
+
+    def _begin_replay(self, plan: StepPlan) -> None:
+        self._rows.grow(plan.new_pages, plan.new_window_pages)
+        self._rows.advance(plan)
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
         kind = self._sampler.kind(draws.row_list) if masks is None else Kind.ANY
@@ -222,7 +271,7 @@ class CudaRunner:
     def _to_host(self, plan: StepPlan, draws: Draws) -> Draws:
         slot = self._ring[plan.step % TURNS]
         count = len(draws.token_ids)
-        token_ids, finite = slot.token_ids[:count], slot.finite[:count]
+        token_ids, finite = slot.token_ids[:count], slot.finite[: len(draws.finite)]
         token_ids.copy_(draws.token_ids, non_blocking=True)
         finite.copy_(draws.finite, non_blocking=True)
         logprobs = draws.logprobs
@@ -232,6 +281,8 @@ class CudaRunner:
             None
             if logprobs is None
             else DrawLogprobs(_pinned(logprobs.sampled), _pinned(logprobs.top_ids), _pinned(logprobs.top)),
+            None if draws.counts is None else _pinned(draws.counts),
+            None if draws.proposed is None else _pinned(draws.proposed),
         )
 
     def trace(self, timeline: Timeline) -> None:

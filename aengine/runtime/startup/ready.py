@@ -13,8 +13,10 @@ from aengine.runtime.adapters import AdapterPlaces
 from aengine.runtime.page_copies import PageCopies
 from aengine.runtime.runner import Runner
 from aengine.runtime.sleep import SleepableMemory
+from aengine.runtime.speculation.base import ProposerChoice
 from aengine.runtime.startup.sizing.pool import PoolSize
 from aengine.runtime.weights import Weights
+from aengine.step_cost import StepCost
 from aengine.step_plan import MixedLimit
 
 log = logging.getLogger("aengine")
@@ -34,6 +36,9 @@ class Runtime:
     dtypes: tuple[str, str] = ("", "")  # of the model, and of keys and values
     weights: Weights | None = None  # None: they cannot be reloaded
     memory: SleepableMemory | None = None  # None: the engine never sleeps
+    most_drafts: int = 0  # the most drafts that a row verifies in a step; 0: there is no speculation
+    speculation: str = "off"  # the proposer that drafts tokens
+    step_cost: StepCost | None = None  # from which the number of drafts is chosen; None if there is no speculation
 
     def close(self) -> None:
         """Free all memory of the runtime. No launch may follow. Blocks."""
@@ -69,6 +74,7 @@ def log_ready(
     pool: PoolSize,
     max_step_tokens: int,
     timer: StartupTimer,
+    speculation: ProposerChoice | None = None,
 ) -> None:
     """Log the model, its device and the sizes of its memory pools."""
     log.info(
@@ -106,7 +112,7 @@ def log_ready(
             "states: %d layers, %.1f MiB a row in %s (%.0f MiB), %d snapshots (%.0f MiB), every %d tokens of outputs "
             "and %d of prompts",
             room.shape.num_layers,
-            room.shape.slot_bytes / 2**20,
+            room.bytes_of_row / 2**20,
             dtype,
             room.row_bytes / 2**20,
             room.snapshots.count,
@@ -114,3 +120,5 @@ def log_ready(
             room.snapshots.grain,
             room.snapshots.prompt_grain,
         )
+    if speculation is not None:
+        log.info(speculation.line)

@@ -17,6 +17,7 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.checkpoint.staging import WeightsDigest
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
+from aengine.model.loading.heads import load_heads
 from aengine.model.loading.load import Placement, load_shards
 from aengine.runtime.adapters import HostFiller
 from aengine.runtime.device import forward_threads, host_memory, resolve_dtype, resolve_kv_dtype
@@ -24,24 +25,44 @@ from aengine.runtime.page_copies import HostCopier, RankedCopies
 from aengine.runtime.ranks import RankedExecutor, ThreadedRanks
 from aengine.runtime.runner import CpuRunner, StepExecutor
 from aengine.runtime.sleep import HostSleep
+from aengine.runtime.speculation.base import ProposerChoice, ProposerParts
+from aengine.runtime.speculation.choose import choose_proposer
+from aengine.runtime.startup.images import choose_images
 from aengine.runtime.startup.lora import make_adapter_places, reserve_adapters
 from aengine.runtime.startup.ready import Runtime, StartupTimer, log_ready
 from aengine.runtime.startup.sizing.pool import CPU_KV_GIB, host_slots, size_pool
 from aengine.runtime.startup.sizing.steps import CPU_STEP_TOKENS, mixed_limit, step_tokens
 from aengine.runtime.startup.sizing.windows import sliding_layers
 from aengine.runtime.step.executor import Executor
+from aengine.runtime.step.images import ImageEncoder
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.weights import Weights
 from aengine.sampling.sampler import Sampler
 
 
-def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
-    """Load the model. wait_for_text: as in `start_runtime`. Raises: ConfigError, CheckpointError."""
+def start_cpu(
+    config: EngineConfig,
+    folder: Path,
+    model: ModelConfig,
+    wait_for_text: Callable[[], object],
+    speculation: ProposerChoice | None = None,
+) -> Runtime:
+    """Load the model.
+
+    Args:
+        wait_for_text: As in `start_runtime`.
+        speculation: Replaces the proposer that the configuration asks for.
+
+    Raises: ConfigError, CheckpointError.
+    """
     timer = StartupTimer()
     digest = None if config.disk_cache_dir is None else WeightsDigest()
-    model = reserve_adapters(config, model)
-    model = model.spread_over(1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size)
     device = torch.device("cpu")
+    model = choose_images(config, model, device, folder)
+    model = reserve_adapters(config, model)
+    if speculation is None:
+        model, speculation = choose_proposer(config, model, device, folder)
+    model = model.spread_over(1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size)
     if config.attention not in ("auto", "torch"):
         raise ConfigError(f"attention: {config.attention!r} needs a CUDA device; use auto or torch")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
@@ -50,20 +71,25 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     memory = host_memory()
     if memory is not None:
         memory //= model.ranks  # each rank has its own pool
-    pool = size_pool(config, model, kv_dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30), memory, dtype)
+    most_drafts = 0 if speculation is None else speculation.most_drafts
+    available = int((config.kv_cache_gib or CPU_KV_GIB) * 2**30)
+    pool = size_pool(config, model, kv_dtype, available, memory, dtype, most_drafts)
     slots = host_slots(config, model, pool.page_bytes)
     attention = TorchAttention()
     wait_for_text()
     meeting = Meeting(model.ranks)
-    decoders = load_shards(
-        folder,
-        model,
+    placements = (
         [
             Placement(device, TorchKernels(), attention, ThreadCollective(rank, model.ranks, meeting))
             for rank in range(model.ranks)
         ]
         if model.ranks > 1
-        else [Placement(device, TorchKernels(), attention)],
+        else [Placement(device, TorchKernels(), attention)]
+    )
+    decoders = load_shards(
+        folder,
+        model,
+        placements,
         dtype=dtype,
         load_format=config.load_format,
         seed=config.seed,
@@ -72,6 +98,18 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
         kv_dtype=kv_dtype,
         digest=digest,
     )
+    head_digest = None
+    if speculation is not None and speculation.head_folder is not None:
+        head_digest = None if digest is None else WeightsDigest()
+        load_heads(
+            speculation.head_folder,
+            decoders,
+            placements,
+            load_format=config.load_format,
+            seed=config.seed,
+            progress=config.progress,
+            digest=head_digest,
+        )
     threads = forward_threads(config.torch_threads, model.parameters)
 
     shape, sliding = model.kv_shape(config.page_size, kv_dtype), sliding_layers(model, pool.windows)
@@ -80,9 +118,29 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     def make(decoder: Decoder, kv: KVPool) -> Executor:
         pages = -(-pool.max_model_len // config.page_size)
         adapters, windows = decoder.adapters is not None, pool.windows is not None
-        rows = Rows(config.max_num_seqs, pages, device, None, adapters, windows, decoder.near_shift)
-        states = None if pool.states is None else StatePool(pool.states.shape, pool.states.slots, device)
-        return StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows, states)
+        recurrent = pool.states is not None
+        shift = decoder.near_shift
+        images = (
+            None
+            if decoder.tower is None or model.images is None
+            else ImageEncoder(model.images, decoder.tower, dtype, device)
+        )
+        rows = Rows(
+            config.max_num_seqs,
+            pages,
+            device,
+            None,
+            adapters,
+            windows,
+            shift,
+            most_drafts,
+            recurrent,
+            images is not None,
+        )
+        states = None if pool.states is None else StatePool.in_room(pool.states, device)
+        sampler = Sampler(rows.count, model.vocab_size, device)
+        proposer = None if speculation is None else speculation.make(ProposerParts(decoder, kv, sampler, rows))
+        return StepExecutor(decoder, kv, sampler, rows, states, proposer, images)
 
     executor = make(decoders[0], pools[0])
     if model.ranks > 1:
@@ -92,7 +150,7 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
         )
     ranks = "" if model.ranks == 1 else f"{model.ranks} ranks, "
     name = f"cpu ({ranks}{torch.backends.cpu.get_cpu_capability()}, {threads.short} to {threads.long} threads)"
-    log_ready(decoders[0], name, attention.name, config, pool, max_step_tokens, timer)
+    log_ready(decoders[0], name, attention.name, config, pool, max_step_tokens, timer, speculation)
     return Runtime(
         CpuRunner(executor, threads),
         model,
@@ -104,6 +162,9 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
         ),
         copies=RankedCopies([HostCopier(kv, slots) for kv in pools]) if slots else None,
         dtypes=(str(dtype), str(kv_dtype)),
-        weights=Weights(decoders, model, config.progress, digest),
+        weights=Weights(decoders, model, config.progress, digest, head_digest),
         memory=HostSleep() if config.sleep_mode else None,
+        most_drafts=most_drafts,
+        speculation="off" if speculation is None else speculation.name,
+        step_cost=None if speculation is None else speculation.cost,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,7 @@ from aengine.attention.triton_backend import TritonAttention
 from aengine.cache.states import StateRoom
 from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
+from aengine.config.speculation import chosen_line
 from aengine.errors import ConfigError
 from aengine.kernels.collective.peers import connect
 from aengine.kernels.kv_scales import FP8
@@ -23,6 +25,7 @@ from aengine.kernels.launch import launch_for
 from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.checkpoint.staging import WeightsDigest
 from aengine.model.config import ModelConfig
+from aengine.model.loading.heads import load_heads
 from aengine.model.loading.load import Placement, load_shards
 from aengine.model.lora.memory import Adapter
 from aengine.model.spec import AttentionSpec
@@ -34,9 +37,13 @@ from aengine.runtime.cuda.runner import CudaRunner
 from aengine.runtime.cuda.sleep import CudaSleep
 from aengine.runtime.device import resolve_dtype, resolve_kv_dtype
 from aengine.runtime.page_copies import RankedCopies
+from aengine.runtime.speculation.base import ProposerChoice
+from aengine.runtime.speculation.choose import choose_proposer
 from aengine.runtime.startup.compiling.compile_ahead import CompileAhead, compile_ahead
 from aengine.runtime.startup.compiling.job import Job
+from aengine.runtime.startup.drafted_steps import drafted_steps, largest_drafted_steps
 from aengine.runtime.startup.gpus import choose_gpus
+from aengine.runtime.startup.images import choose_images
 from aengine.runtime.startup.libraries import load_libraries
 from aengine.runtime.startup.lora import make_adapter_places, reserve_adapters
 from aengine.runtime.startup.ready import Runtime, StartupTimer, log_ready
@@ -55,6 +62,9 @@ from aengine.runtime.startup.warm_up import (
 )
 from aengine.runtime.weights import Weights
 
+log = logging.getLogger("aengine")
+
+NO_FLASH = "it needs flash-attn-4 (pip install '.[cuda]') on this GPU"
 PATIENCE = 2.5  # seconds that a GPU waits for another GPU; the host launches on all of them in far less
 
 
@@ -82,7 +92,9 @@ def start_cuda(
     longest = check_length(config, model)  # refuses bad settings before weights are read
     _check_heads(model)
     torch.cuda.set_device(device)
+    model = choose_images(config, model, device, folder)
     model = reserve_adapters(config, model)
+    model, speculation = choose_proposer(config, model, device, folder)
     gpus = choose_gpus(config, model, dtype, device)
     model = with_copies(config, model.spread_over(len(gpus)), dtype, gpus)
     lora = model.lora is not None
@@ -94,7 +106,7 @@ def start_cuda(
     collectives = connect(gpus, patience=0) if len(gpus) > 1 else []
     devices = DeviceRanks([torch.cuda.Stream(gpu) for gpu in gpus], collectives)
     memory = CudaSleep(gpus) if config.sleep_mode else None
-    job = _job(config, model, dtype, device)
+    job = _job(config, model, dtype, device, speculation)
     # This thread has little to do while the weights stream, so slow imports happen meanwhile.
     with (
         compile_ahead(job) as ahead,
@@ -113,14 +125,15 @@ def start_cuda(
         choices = [partial(choose_prefill, gpu, dtype, prefill_bound) for gpu in gpus]
         # Latent attention has our own kernel and needs no package.
         attention = [TritonAttention(one if model.latents else imports.submit(one).result) for one in choices]
+        placements = [
+            Placement(gpu, TritonKernels(model.unpacked_copies), one, ranks)
+            for gpu, one, ranks in zip(gpus, attention, collectives or (None,))
+        ]
         with nullcontext() if memory is None else memory.weights.use():
             decoders = load_shards(
                 folder,
                 model,
-                [
-                    Placement(gpu, TritonKernels(model.unpacked_copies), one, ranks)
-                    for gpu, one, ranks in zip(gpus, attention, collectives or (None,))
-                ],
+                placements,
                 dtype=dtype,
                 load_format=config.load_format,
                 seed=config.seed,
@@ -129,14 +142,27 @@ def start_cuda(
                 kv_dtype=kv_dtype,
                 digest=digest,
             )
+            head_digest = None
+            if speculation is not None and speculation.head_folder is not None:
+                head_digest = None if digest is None else WeightsDigest()
+                load_heads(
+                    speculation.head_folder, decoders, placements,
+                    load_format=config.load_format, seed=config.seed, progress=config.progress, digest=head_digest,
+                )  # fmt: skip
         devices.synchronize()
         torch.cuda.empty_cache()  # pools and graphs use separate memory
         if memory is not None:
             memory.weights.trim()
         timer.end("weights")
+        if speculation is not None and not attention[0].capturable:
+            if not speculation.is_automatic:
+                raise ConfigError(f"speculation: {NO_FLASH}; or write off")
+            log.warning(chosen_line("off", NO_FLASH))
+            speculation = None
+        most_drafts = 0 if speculation is None else speculation.most_drafts
         steps = StepSizes.from_config(config, model, job.capability, job.launch.processors)
         sizes = GraphSizes.from_config(
-            config, attention[0].capturable, steps.mixed.tokens, steps.most, model.ranks, lora
+            config, attention[0].capturable, steps.mixed.tokens, steps.most, model.ranks, lora, most_drafts
         )
         timer.end("imports")
         keyed.result()
@@ -153,28 +179,44 @@ def start_cuda(
         ) -> Executors:
             ranks = devices(
                 [
-                    partial(make_executor, config, decoder, num_pages, length, sizes, one.fits, states, windows, pools)
+                    partial(
+                        make_executor,
+                        config,
+                        decoder,
+                        num_pages,
+                        length,
+                        sizes,
+                        one.fits,
+                        states,
+                        windows,
+                        pools,
+                        speculation,
+                    )
                     for decoder, one in zip(decoders, attention)
                 ],
                 short=True,
             )
             return Executors(ranks, devices)
 
-        rows_alone = states_of_rows(config, model, dtype)
+        rows_alone = states_of_rows(config, model, dtype, most_drafts)
         trial = partial(make, sizes=sizes.largest, states=rows_alone, windows=trial_windows(config, model, kv_dtype))
         known = ahead.needs(gpus)
         try:
-            room, needs = room_for_kv(config, decoders, steps.most, trial, sizes.node_bytes, rows_alone, known)
+            room, needs = room_for_kv(
+                config, decoders, steps.most, trial, sizes.node_bytes, rows_alone, known, most_drafts
+            )
         except ConfigError:
             ahead.forget()  # other processes may have taken memory since it was measured
             raise
-        pool = size_pool(config, model, kv_dtype, room, dtype=dtype)
+        pool = size_pool(config, model, kv_dtype, room, dtype=dtype, most_drafts=most_drafts)
         with _pool_size_errors(config, steps.most, ahead):
             pools = nullcontext if memory is None else memory.kv.use
             executors = make(pool.num_pages, pool.max_model_len, sizes, pool.states, pool.windows, pools)
-            uncaptured = uncaptured_steps(config, model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
+            length = pool.max_model_len
+            uncaptured = uncaptured_steps(config, model, dtype, job.launch, steps.most, length, sizes, most_drafts)
+            drafted = drafted_steps(config, model, dtype, job.launch, steps.most, length, most_drafts)
             if known is not None and config.kv_cache_gib is None:  # the largest step has not run yet
-                uncaptured.append(widest_step(config, steps.most, pool.max_model_len))
+                uncaptured.append(widest_step(config, steps.most, length))
             # With several ranks, a rehearsal launches other kernels for sums than a step.
             with decoders[0].rehearsals() if len(gpus) == 1 else nullcontext():
                 executors.warm_up(with_adapters(uncaptured, lora))
@@ -183,10 +225,12 @@ def start_cuda(
             capture(executors, config.progress)
             # Graphs hold only CAPTURED_KINDS of draws. This compiles the kernels of the other kinds.
             executors.warm_up(with_adapters(greediest_steps(), lora))
+            executors.warm_up(with_adapters(drafted, lora), replays_drafts=False)
         if collectives:  # torch must cache all memory that steps need: allocating more may wait for other devices
-            largest = greediest_largest_step(config, steps.most, pool.max_model_len)
+            largest = greediest_largest_step(config, steps.most, length)
+            largest_drafted = largest_drafted_steps(config, steps.most, length, most_drafts)
             with _pool_size_errors(config, steps.most, ahead):
-                executors.warm_up(with_adapters([largest], lora))
+                executors.warm_up(with_adapters([largest, *largest_drafted], lora), replays_drafts=False)
             for gpu in gpus:
                 keep_small_memory(gpu)
             keep_pinned_memory(len(gpus))
@@ -207,12 +251,15 @@ def start_cuda(
             timer.end("host memory")
         ahead.keep(gpus, needs)
     name = ", ".join(f"{torch.cuda.get_device_name(gpu)} ({gpu})" for gpu in gpus)
-    log_ready(decoders[0], name, f"{attention[0].name}, {attention[0].why}", config, pool, steps.most, timer)
+    log_ready(
+        decoders[0], name, f"{attention[0].name}, {attention[0].why}", config, pool, steps.most, timer, speculation
+    )
     failed = [rank.failed for rank in collectives]
-    runner = CudaRunner(executors.all, devices.streams, config.max_num_seqs, failed)
+    runner = CudaRunner(executors.all, devices.streams, config.max_num_seqs * (1 + most_drafts), failed)
     return Runtime(
         runner, model, pool, steps.most, steps.mixed, adapters, copies, (str(dtype), str(kv_dtype)),
-        Weights(decoders, model, config.progress, digest), memory,
+        Weights(decoders, model, config.progress, digest, head_digest), memory, most_drafts,
+        "off" if speculation is None else speculation.name, None if speculation is None else speculation.cost,
     )  # fmt: skip
 
 
@@ -226,7 +273,13 @@ def _check_heads(model: ModelConfig) -> None:
             )
 
 
-def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Job:
+def _job(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    speculation: ProposerChoice | None,
+) -> Job:
     """Return the job for processes that compile the kernels. Call it before weights are read."""
     weights = model.weight_bytes(dtype)
     left = Budget.measure(device, config.gpu_memory_utilization).left(weights)
@@ -237,6 +290,8 @@ def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: t
         capability=torch.cuda.get_device_capability(device),
         launch=launch_for(device),
         kv_bytes=left if config.kv_cache_gib is None else int(config.kv_cache_gib * GIB),
+        proposer="off" if speculation is None else speculation.name,
+        most_drafts=0 if speculation is None else speculation.most_drafts,
     )
 
 

@@ -5,7 +5,6 @@ All but the largest steps write into page 0, which belongs to no sequence.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Sequence
 
 import msgspec
@@ -16,17 +15,13 @@ from aengine.config import EngineConfig
 from aengine.kernels.attention.config import decode_borders
 from aengine.kernels.collective.config import sum_borders
 from aengine.kernels.collective.mailboxes import LANE
-from aengine.kernels.experts.config import experts_borders
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear.gated_rows import fewest_rows
-from aengine.kernels.linear.int4.config import DENSE_ROWS
-from aengine.kernels.linear.small_linear import ROW_BORDERS, dense_borders
+from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.lora.config import adapter_borders
-from aengine.kernels.triton_kernels import LINEAR_BORDERS
 from aengine.model.config import ModelConfig
-from aengine.model.spec import ExpertsSpec, MLPAndExpertsSpec
 from aengine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
 from aengine.runtime.cuda.capture import GraphSizes
+from aengine.runtime.startup.borders import head_borders, layer_borders
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan
 
 # Sets every option for which a step allocates extra memory.
@@ -71,9 +66,12 @@ def largest_steps(config: EngineConfig, max_step_tokens: int, longest: int) -> l
 
 def uncaptured_steps(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, launch: Launch, max_step_tokens: int,
-    max_model_len: int, sizes: GraphSizes,
+    max_model_len: int, sizes: GraphSizes, most_drafts: int = 0,
 ) -> list[StepPlan]:  # fmt: skip
-    """Return steps that launch all kernels which captured steps do not launch. dtype: the model's dtype."""
+    """Return steps that launch all kernels which captured steps do not launch.
+
+    dtype: the model's dtype. most_drafts: the drafts that each row makes for its next step.
+    """
     steps = narrow_steps(config, max_step_tokens, max_model_len)
     steps.append(short_chunks(config, max_step_tokens, max_model_len))
     widest = widest_step(config, max_step_tokens, max_model_len)
@@ -82,29 +80,18 @@ def uncaptured_steps(
     if not sizes.decode:
         steps += decode_steps(config, launch, max_step_tokens) + long_chunks(config, max_step_tokens, max_model_len)
     launched = {*sizes.decode, *sizes.prefill, widest.num_tokens, *(step.num_tokens for step in steps)}
-    borders = {
-        border
-        for ffn in (layer.ffn for layer in model.layers)
-        for spec in (ffn.experts if isinstance(ffn, MLPAndExpertsSpec) else ffn,)
-        if isinstance(spec, ExpertsSpec)
-        for border in experts_borders(spec.router.top_k, spec.count, model.hidden_size, launch, max_step_tokens)
-    }
-    kinds = [dense_borders, *(kind for weight, kind in LINEAR_BORDERS.items() if weight in model.weight_classes)]
-    shapes = {shape for layer in model.layers for shape in layer.linears(model.hidden_size, model.ranks)}
-    borders |= {border for kind in kinds for n, k in shapes for border in kind(n, k, launch, max_step_tokens)}
-    # `linears` lists gate_up, then down.
-    gates = {shape for layer in model.layers for shape in layer.ffn.linears(model.hidden_size, model.ranks)[::2]}
-    for (outputs, inputs), least in itertools.product(gates, {1, DENSE_ROWS if model.int4 else 1}):
-        rows = range(least, max_step_tokens + 1)
-        first = fewest_rows(outputs // 2, inputs, dtype.itemsize, launch, rows)
-        if first is not None:  # some larger steps do not use the kernel, so a step of exactly this size is run
-            for tokens in {first, min(2, model.ranks) * first}:  # several ranks may compute a step in two halves
-                borders |= {tokens - 1, tokens}
+    borders = layer_borders(model, dtype, launch, max_step_tokens)
     if model.lora is not None:
         borders |= set(adapter_borders(model.lora.places + 1, launch, max_step_tokens))
     if model.ranks > 1:
         borders |= set(sum_borders(model.hidden_size * dtype.itemsize // LANE, model.ranks, max_step_tokens))
-    return steps + border_steps(config, max_step_tokens, max_model_len, borders, launched)
+    steps += border_steps(config, max_step_tokens, max_model_len, borders, launched)
+    # A draft head is not captured.
+    borders = head_borders(model, dtype, launch, max_step_tokens)
+    steps += border_steps(config, max_step_tokens, max_model_len, borders, {step.num_tokens for step in steps})
+    for step in steps:
+        step.proposals = most_drafts
+    return steps
 
 
 def border_steps(
@@ -172,7 +159,7 @@ def decode_steps(config: EngineConfig, launch: Launch, max_step_tokens: int) -> 
     steps = []
     for rows in sorted({min(size, most) for size in (*decode_borders(launch, most), *ROW_BORDERS, *beyond, most)}):
         for params in (SamplingParams(), SamplingParams(top_p=0.9)):
-            prompts = _in_page_0(_largest_step(rows, 1, 1, rows, params))
+            prompts = prompts_in_page_0(rows, params)
             decode = StepPlan(step=0, new_rows=[], new_pages=[], decode=list(range(rows)), prefill=[], page_copies=[])
             steps += [prompts, decode]
     return steps
@@ -182,6 +169,11 @@ def widest_step(config: EngineConfig, max_step_tokens: int, max_model_len: int) 
     """Return a step with the most tokens and rows."""
     length, pages_per_row = row_share(config, max_step_tokens, max_model_len)
     return _in_page_0(_largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, SamplingParams()))
+
+
+def prompts_in_page_0(rows: int, params: SamplingParams) -> StepPlan:
+    """Return a step in which rows prefill one token each and draw."""
+    return _in_page_0(_largest_step(rows, 1, 1, rows, params))
 
 
 def _in_page_0(step: StepPlan) -> StepPlan:

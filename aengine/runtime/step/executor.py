@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.attention.base import AttentionBatch
 from aengine.runtime.step.pooling import ChunkPools
 from aengine.runtime.step.scoring import ChunkScores
-from aengine.runtime.step.written import WrittenDraws
+from aengine.runtime.step.written import Written
 from aengine.sampling.sampler import Draws
 from aengine.step_plan import StepPlan
 
@@ -25,21 +26,34 @@ class Outcome:
     scores: Sequence[ChunkScores] = ()  # for chunks with `score_ids`
     sums: Tensor | None = None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
     pools: ChunkPools | None = None  # for chunks with a `pool`
-    written: WrittenDraws | None = None  # instead of `draws`
+    written: Written | None = None  # instead of `draws`
+
+
+@dataclass(slots=True)
+class HeadInputs:
+    """What a draft head reads of a step."""
+
+    token_ids: Tensor  # [tokens] int64
+    wanted: Tensor | None  # [wanted] int64: the token of each draw, then others. None: every token draws, in order.
+    positions: Tensor  # [tokens] int64, as `Decoder.forward` takes them
+    batch: AttentionBatch
+    states: Tensor  # [tokens, width]: the target's hidden states, as `Taps` name them; arbitrary for `tokens_only`
 
 
 @dataclass(slots=True)
 class Forwarded:
     """A step after its forward pass."""
 
+    plan: StepPlan
     logits: Tensor | None  # [draws, vocab] in the model's dtype; None if nothing draws
-    row_list: list[int]  # the rows that draw
+    row_list: list[int]  # the row of each draw, `StepPlan.draw_rows`
     rows: Tensor  # [draws] int64: `row_list` on the device
     positions: Tensor  # [draws] int64: the position of the drawn token in its sequence
     scores: Sequence[ChunkScores] = ()  # as in `Outcome`
     sums: Tensor | None = None
     pools: ChunkPools | None = None
     sharded: bool = False  # with several ranks: the logits cover only this rank's part of the vocabulary
+    inputs: HeadInputs | None = None  # for a proposer that reads hidden states
 
     def outcome(self, draws: Draws | None) -> Outcome:
         """Return the step's results, including its draws."""

@@ -35,7 +35,7 @@ class ChunkPools:
 def pooled_tokens(plan: StepPlan) -> list[int]:
     """Return the pooled tokens of the step, by chunk: the last one, or all of them for a mean."""
     tokens: list[int] = []
-    ends = itertools.accumulate((len(chunk.token_ids) for chunk in plan.prefill), initial=len(plan.decode))
+    ends = itertools.accumulate((len(chunk.token_ids) for chunk in plan.prefill), initial=plan.decode_tokens)
     for chunk, (start, end) in zip(plan.prefill, itertools.pairwise(ends), strict=True):
         if chunk.pool is not None:
             tokens += range(start if chunk.pool.needs_all_tokens else end - 1, end)

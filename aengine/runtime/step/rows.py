@@ -30,6 +30,9 @@ class Rows:
         adapters: bool = False,
         windows: bool = False,
         near_shift: int = 0,
+        most_drafts: int = 0,
+        recurrent: bool = False,
+        images: bool = False,
     ) -> None:
         """Make `max_rows` rows and the padding row. The padding row always has length 0 and only page 0.
 
@@ -38,18 +41,32 @@ class Rows:
             adapters: Whether rows can have adapters.
             windows: Whether layers with a window have separate pages.
             near_shift: `Decoder.near_shift`.
+            most_drafts: The most drafts of a row.
+            recurrent: Whether the model has recurrent layers.
+            images: Whether rows can have `NewRow.shift`.
         """
         self.device = device
         self.padding = max_rows
         self.count = max_rows = max_rows + 1
         self.upload: Upload = send or torch.tensor
-        self.last_token = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        # The next tokens of each row: the token that it drew last, and then its drafts. Any id may stand for a draft
+        # that was not made: it is refused, unless it is the token that the row draws. The padding row's are 0.
+        self.next_tokens = torch.zeros((1 + most_drafts, max_rows), dtype=torch.int64, device=device)
+        self.last_token = self.next_tokens[0]
+        self.most_drafts = most_drafts
+        self.flat_tokens = self.next_tokens.view(-1)
         self.length = torch.zeros(max_rows, dtype=torch.int64, device=device)  # tokens whose KV is written
+        # How many tokens the row's recurrent state contains. The tokens from there to `length` are accepted drafts.
+        # None: the state always contains all tokens, or there is none.
+        self.state_length = torch.zeros_like(self.length) if most_drafts and recurrent else None
         self.page_table = torch.zeros((max_rows, pages_per_row), dtype=torch.int32, device=device)
         self.window_table = torch.zeros_like(self.page_table) if windows else None
         self.lengths = [0] * max_rows
         self._near_shift = near_shift
-        self._shifts = torch.zeros(max_rows, dtype=torch.int64, device=device) if near_shift else None
+        # What is added to the positions of each row, on the device and on the host.
+        self._shifts = torch.zeros(max_rows, dtype=torch.int64, device=device) if near_shift or images else None
+        self._host_shifts = [0] * max_rows
+        self._is_shifted = near_shift > 0  # whether a row may be shifted; ended rows count until they are reused
         # The adapter place of each row, on the device and on the host. The padding row has no adapter.
         self.adapter = torch.zeros(max_rows, dtype=torch.int32, device=device) if adapters else None
         self.adapters = [NO_ADAPTER] * max_rows
@@ -67,6 +84,8 @@ class Rows:
             packed = upload(cells, self.device)
             rows = packed[:, 0]
             self.length[rows] = packed[:, 1]
+            if len(self.next_tokens) > 1:  # drafts beyond a row's pages are written to page 0
+                self.page_table[rows] = 0
             self.page_table[rows, :width] = packed[:, 2:].to(torch.int32)
         if self.window_table is not None and (width := max((len(new.window_pages) for new in new_rows), default=0)):
             cells = np.zeros((len(new_rows), 1 + width), dtype=np.int64)
@@ -79,6 +98,8 @@ class Rows:
         if copies:
             rows, sources, lengths = self.upload([value for copy in copies for value in copy]).view(-1, 3).unbind(1)
             self.length[rows] = lengths
+            if self.state_length is not None:
+                self.state_length[rows] = lengths
             # The source still writes to one copied page. `grow` replaces it, or the copy's length ends before it.
             self.page_table[rows] = self.page_table[sources]
         for new in new_rows:
@@ -86,10 +107,7 @@ class Rows:
         if self.adapter is not None:
             self._adapt(self.adapter, new_rows)
         if self._shifts is not None and new_rows:
-            changed = [new.row for new in new_rows]
-            shifts = [self._near_shift if new.near else 0 for new in new_rows]
-            index, values = self.upload(changed + shifts).view(2, -1)
-            self._shifts[index] = values
+            self._shift(self._shifts, new_rows)
 
     def _adapt(self, adapter: Tensor, new_rows: Sequence[NewRow]) -> None:
         """Update the adapters of rows whose adapter changes."""
@@ -103,6 +121,19 @@ class Rows:
             self._adapted = sum(place != NO_ADAPTER for place in self.adapters)
             rows, places = self.upload(changed + [self.adapters[row] for row in changed]).view(2, -1)
             adapter[rows] = places.to(torch.int32)
+
+    def _shift(self, shifts: Tensor, new_rows: Sequence[NewRow]) -> None:
+        """Update the shifts of rows whose shift changes."""
+        changed = []
+        for new in new_rows:
+            shift = new.shift + (self._near_shift if new.near else 0)
+            if shift != self._host_shifts[new.row]:
+                self._host_shifts[new.row] = shift
+                changed.append(new.row)
+        if changed:
+            self._is_shifted = self._near_shift > 0 or any(self._host_shifts)
+            index, values = self.upload(changed + [self._host_shifts[row] for row in changed]).view(2, -1)
+            shifts[index] = values
 
     def adapters_of(self, rows: Iterable[int]) -> Tensor | None:
         """Return the adapter places of all rows, [rows] int32, or None if none of the given rows has an adapter."""
@@ -119,26 +150,40 @@ class Rows:
                 row, index, page = self.upload([value for entry in entries for value in entry]).view(-1, 3).unbind(1)
                 table[row, index] = page.to(torch.int32)
 
-    def set_lengths(self, rows: Tensor, lengths: Tensor) -> None:
-        """Set the lengths of rows on the device to their lengths after this step. rows, lengths: [n] int64."""
+    def drafts(self, rows: Tensor, count: int) -> Tensor:
+        """Return the next `count` drafts of rows, [n, count] int64. rows: [n] int64."""
+        return self.next_tokens[1 : count + 1].index_select(1, rows).T
+
+    def set_lengths(self, rows: Tensor, lengths: Tensor, padded: bool) -> None:
+        """Set the lengths of rows on the device to their lengths after this step.
+
+        rows, lengths: [n] int64. padded: whether `rows` contains the padding row.
+        """
         self.length.index_copy_(0, rows, lengths)
-        self.length[self.padding :].zero_()
+        if padded:
+            self.length[self.padding :].zero_()
 
     def advance(self, plan: StepPlan) -> None:
         """Set `lengths` to the rows' lengths after the step."""
-        for row in plan.decode:
-            self.lengths[row] += 1
+        if plan.contexts:
+            for row, length in zip(plan.decode, plan.contexts, strict=True):
+                self.lengths[row] = length
+        else:
+            for row in plan.decode:
+                self.lengths[row] += 1
         for chunk in plan.prefill:
             self.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
 
     def rotary_positions(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Return the positions [tokens] that `Decoder.forward` needs, for sequence positions of rows."""
-        return positions if self._shifts is None else positions + self._shifts[rows]
+        return positions + self._shifts[rows] if self._is_shifted and self._shifts is not None else positions
 
     def slots(self, rows: Tensor, positions: Tensor, page_size: int, table: Tensor | None = None) -> Tensor:
         """Return where each token's keys and values are written: page * page_size + offset, [tokens] int64.
 
         rows, positions: [tokens]. table: `page_table` or `window_table`.
         """
-        pages = (self.page_table if table is None else table)[rows, positions // page_size].to(torch.int64)
-        return pages * page_size + positions % page_size
+        table = self.page_table if table is None else table
+        index = positions // page_size
+        pages = table.view(-1).index_select(0, rows * table.shape[1] + index)
+        return positions + (pages - index) * page_size

@@ -36,7 +36,7 @@ def score_chunks(plan: StepPlan, head: Callable[[slice], Tensor], upload: Upload
     head: returns the logits [n, vocab] of a slice of the step's tokens. Decodes are the first tokens.
     """
     scores: list[ChunkScores] = []
-    first = len(plan.decode)
+    first = plan.decode_tokens
     for chunk in plan.prefill:
         if count := len(chunk.score_ids):
             targets = upload(chunk.score_ids)

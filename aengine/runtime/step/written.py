@@ -1,14 +1,26 @@
-"""Reads draws that a kernel has written to host memory. So no copy to the host delays the next step."""
+"""Reads results that a kernel has written to host memory. So no copy to the host delays the next step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
 TURNS = 4  # results kept for each row; two steps can be in flight
+
+
+class Written(Protocol):
+    """The results of one step in host memory."""
+
+    def read(self) -> tuple[list[int], list[bool], list[int]]:
+        """Return the tokens of all rows, whether each row's logits were finite, and each row's number of tokens.
+
+        If they were not finite, the row's tokens are meaningless. No numbers mean that each row has one token.
+        """
+        ...
 
 
 @dataclass(slots=True)
@@ -18,7 +30,24 @@ class WrittenDraws:
     cells: Tensor  # [rows, TURNS] int64, in pinned memory; ~token if the logits were not finite
     indices: Sequence[int]  # row * TURNS + turn, for each row of the step
 
-    def read(self) -> tuple[list[int], list[bool]]:
-        """Return each row's token, and whether its logits were finite. If they were not, the token is meaningless."""
+    def read(self) -> tuple[list[int], list[bool], list[int]]:
         drawn = self.cells.numpy().take(self.indices)
-        return np.maximum(drawn, ~drawn).tolist(), (drawn >= 0).tolist()
+        return np.maximum(drawn, ~drawn).tolist(), (drawn >= 0).tolist(), []
+
+
+@dataclass(slots=True)
+class WrittenVerdicts:
+    """The tokens that rows keep after one step. Read them before `TURNS` more steps."""
+
+    cells: Tensor  # [rows, more than all drafts] int64, in pinned memory, as `DraftedKernels.end` writes them
+    drafts: Sequence[int]  # of each row; empty: no row has any
+
+    def read(self) -> tuple[list[int], list[bool], list[int]]:
+        cells = self.cells.numpy()
+        last = cells[:, -1]
+        finite = (last >= 0).tolist()
+        if not self.drafts:
+            return cells[:, 0].tolist(), finite, []
+        counts = 1 + np.array(self.drafts, dtype=np.int64) - np.maximum(last, ~last)
+        kept = np.arange(cells.shape[1]) < counts[:, None]
+        return cells[kept].tolist(), finite, counts.tolist()

@@ -44,7 +44,7 @@ class Loading:
             or memory.refuses(sequence, headroom)
         ):
             return False
-        ids = sequence.ids(0, sequence.length - 1)
+        ids = sequence.keys(0, sequence.length - 1)
         node = tree.match(ids, sequence.salt).node
         found = self.tiers.find(node, ids, sequence.salt)
         if found is None:

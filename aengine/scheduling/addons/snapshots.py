@@ -21,6 +21,8 @@ class _States:
 
     source: int = 0  # slot of the snapshot that the sequence continues from; 0: none
     saved: list[_Saved] = field(default_factory=list)
+    prefilled: int = 0  # tokens of all chunks so far
+    planned: int = 0  # tokens of the last snapshot that was planned for the output; with drafts only
 
 
 class SequenceSnapshots(Holding):
@@ -28,15 +30,20 @@ class SequenceSnapshots(Holding):
 
     A sequence holds a snapshot until its pages are in the tree. Then the tree holds the snapshot. Only the newest
     snapshot of an output is kept. If sequences hold all slots, no snapshot is taken.
+
+    With drafts, it is not known at a launch which tokens the step will keep. So every step that may reach a position
+    saves the state there into the same slot. The snapshot is valid when the sequence has computed that many tokens.
     """
 
-    def __init__(self, room: SnapshotRoom, max_rows: int, page_size: int) -> None:
+    def __init__(self, room: SnapshotRoom, max_rows: int, page_size: int, drafts: bool = False) -> None:
+        """drafts: whether rows verify drafts."""
         self.reusable = room.count > 0
         self._first_slot = slot_of(max_rows)
         self.slots = self.watcher = Snapshots(room, self._first_slot, page_size)
         self._grain = room.grain
         self._prompt_grain = room.prompt_grain
         self._page_size = page_size
+        self._drafts = drafts
         self._states: dict[Sequence, _States] = {}
 
     # ---- admission ----------------------------------------------------------------------------------------
@@ -60,15 +67,30 @@ class SequenceSnapshots(Holding):
             return
         if chunk is not None:
             chunk.saves = self._in_chunk(sequence, chunk.start, chunk.start + len(chunk.token_ids))
+        elif self._drafts:
+            self._save_with_drafts(sequence, plan)
         elif not sequence.launched % self._grain:
             self._drop_older(sequence)
             if (slot := self.slots.take()) is not None:
                 self._states[sequence].saved.append((sequence.launched, slot))
                 plan.state_copies.append((slot_of(sequence.row), slot))
 
+    def _save_with_drafts(self, sequence: Sequence, plan: StepPlan) -> None:
+        """Plan the snapshots at all positions that the step may reach. Only tests have more than one in a step."""
+        states, grain = self._states[sequence], self._grain
+        known = max(sequence.computed, states.prefilled)
+        for tokens in range(known // grain * grain + grain, sequence.launched + 1, grain):
+            if tokens > states.planned:
+                states.planned = tokens
+                self._drop_older(sequence)
+                if (slot := self.slots.take()) is not None:
+                    states.saved.append((tokens, slot))
+            plan.state_saves += [(sequence.row, tokens, slot) for at, slot in states.saved if at == tokens]
+
     def _in_chunk(self, sequence: Sequence, start: int, end: int) -> list[tuple[int, int]]:
         """Take slots for the snapshots of a chunk. Returns them in the form of `PrefillChunk.saves`."""
-        grain, every = self._grain, self._prompt_grain
+        states, grain, every = self._states[sequence], self._grain, self._prompt_grain
+        states.prefilled = end
         borders = set(range(start // every * every, end + 1, every))
         # The last token of a prompt is always computed, so no later request continues after it.
         borders.add((sequence.length - 1) // grain * grain)
@@ -77,11 +99,11 @@ class SequenceSnapshots(Holding):
         for tokens in sorted(borders):
             if start < tokens <= end and (slot := self.slots.take()) is not None:
                 saves.append((tokens - start, slot))
-                self._states[sequence].saved.append((tokens, slot))
+                states.saved.append((tokens, slot))
         return saves
 
     def fork(self, leader: Sequence, sibling: Sequence, plan: StepPlan) -> None:
-        self._states[sibling] = _States()
+        self._states[sibling] = _States(prefilled=leader.launched)
         plan.state_copies.append((slot_of(leader.row), slot_of(sibling.row)))
 
     # ---- the tree -----------------------------------------------------------------------------------------
@@ -135,7 +157,7 @@ class SequenceSnapshots(Holding):
         owned = [slot for states in self._states.values() for _, slot in states.saved]
         for sequence, states in self._states.items():
             _require(
-                all(tokens <= sequence.launched for tokens, _ in states.saved),
+                all(tokens <= max(sequence.launched, states.planned) for tokens, _ in states.saved),
                 "a snapshot is after the launched tokens",
             )
         self.slots.check_integrity(self._first_slot, owned, cached)

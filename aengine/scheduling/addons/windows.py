@@ -87,6 +87,11 @@ class SequenceWindows(Holding):
             plan.new_window_pages += [(sequence.row, index, page) for index, page in enumerate(fresh, window.end)]
             window.pages += fresh
 
+    def trim(self, sequence: Sequence) -> None:
+        window = self._windows[sequence]
+        self._slide(sequence, window)
+        sequence.has_stale_table = window.first_on_device < window.first
+
     def fork(self, leader: Sequence, sibling: Sequence, plan: StepPlan) -> None:
         """Share the leader's full pages with the sibling. A partly filled page is copied to a new page."""
         window = self._windows[leader]
@@ -120,8 +125,7 @@ class SequenceWindows(Holding):
         window = self._windows[sequence]
         if node is not None:
             self._file(sequence, window, node)
-        self._slide(sequence, window)
-        sequence.has_stale_table = window.first_on_device < window.first
+        self.trim(sequence)
 
     def release(self, sequence: Sequence, node: Node | None) -> None:
         window = self._windows.pop(sequence)

@@ -40,7 +40,7 @@ class Prefills:
 
     def plan(self, plan: StepPlan, flight: Flight) -> None:
         """Add prefill chunks after the decodes: first of prompts that have begun, then of admitted sequences."""
-        budget = PrefillBudget(self._max_step_tokens, len(plan.decode), self._mixed_limit)
+        budget = PrefillBudget(self._max_step_tokens, plan.decode_tokens, self._mixed_limit)
         batch, waiting = self._transitions.batch, self._transitions.waiting
         for sequence in batch.running:
             if not sequence.decoding:
@@ -93,6 +93,7 @@ class Prefills:
             copy_of=None if leader is None else leader.row,
             adapter=0 if sequence.adapter is None else sequence.adapter.place,
             near=sequence.near,
+            shift=0 if sequence.images is None else sequence.images.shift,
         )
         for holding in self._memory.holdings:
             holding.enter(sequence, row, plan)
@@ -109,6 +110,10 @@ class Prefills:
         if ready < known:
             budget.close()
         chunk = PrefillChunk(row=sequence.row, start=start, token_ids=sequence.ids(start, end), samples=end == known)
+        if end < known:
+            chunk.next_id = sequence.ids(end, end + 1)[0]
+        if sequence.images is not None and start < sequence.images.end:
+            chunk.images = sequence.images
         if sequence.pool is not None:
             _plan_pool(sequence, chunk)
         if sequence.scoring:

@@ -71,9 +71,13 @@ class CallSearch:
                 self.marker, rest = "", self._unmarked + rest
             return passed + self._pass(before), rest
 
-    def flush(self) -> str:
-        """Return the text that was held back; it began no call."""
-        held, self._word = self._word + self._search.flush(), ""
+    def flush(self, cut: bool) -> str:
+        """Return the text that was held back; it began no call.
+
+        cut: the model would have continued. Then three or more characters of a marker are dropped. Fewer are text.
+        """
+        begun = self._search.flush()
+        held, self._word = self._word + ("" if cut and len(begun) > 2 else begun), ""
         return held
 
     def _pass(self, text: str) -> str:
@@ -206,7 +210,7 @@ class ToolCallParser:
         if self._state == "call":
             self._finish_call(cut, deltas)
         if not (cut and self._forced):
-            self._emit_content(("" if cut else self._edge) + self._search.flush(), deltas)
+            self._emit_content(("" if cut else self._edge) + self._search.flush(cut), deltas)
             if self._blanks and not self._after_call:
                 deltas.append(ContentDelta("".join(self._blanks)))
         return deltas

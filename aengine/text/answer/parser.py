@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from aengine.config import CallFormatName
+from aengine.prompt_images import PromptImages
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import ContentDelta, Delta, ReasoningDelta
 from aengine.text.answer.formats.base import CallFormat
@@ -74,6 +75,7 @@ class ChatPrompt(NamedTuple):
 
     token_ids: list[int]
     opens_thought: bool  # whether the answer begins within a thought
+    images: PromptImages | None = None  # among the tokens
 
 
 class AnswerParser:

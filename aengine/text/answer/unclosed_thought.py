@@ -15,9 +15,9 @@ _WORDS_AND_BLANKS = re.compile(r"\s+|\S+")
 class BareCallSearch:
     """Finds calls without a marker at the end of a thought.
 
-    They may begin at the thought's beginning, or on a line after an empty one. The text from there on is held back. If
-    other text follows the calls, the search continues at the latest such place in it. So no character is parsed more
-    than twice. Each piece of text except the last must end with a character that is not a blank.
+    They may begin at the thought's beginning, or on a new line. The text from there on is held back. If other text
+    follows the calls, the search continues at the latest such place in it. So no character is parsed more than twice.
+    Each piece of text except the last must end with a character that is not a blank.
     """
 
     __slots__ = ("_at_beginning", "_bare", "_held", "_latest", "_make", "_parser", "deltas")
@@ -58,15 +58,15 @@ class BareCallSearch:
     def _cut(self, text: str) -> Iterator[str]:
         """Cut the text before each place where calls may begin."""
         begin = end = 0
-        breaks = 2 if self._at_beginning else 0
+        on_new_line = self._at_beginning
         for found in _WORDS_AND_BLANKS.finditer(text):
             if found[0].isspace():
-                breaks += found[0].count("\n")
+                on_new_line = on_new_line or "\n" in found[0]
                 continue
-            if breaks > 1 and found[0][0] == self._bare:
+            if on_new_line and found[0][0] == self._bare:
                 yield text[begin:end]
                 begin = end
-            breaks, end = 0, found.end()
+            on_new_line, end = False, found.end()
             self._at_beginning = False
         yield text[begin:]
 

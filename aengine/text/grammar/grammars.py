@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from anyio import to_thread
-from numpy.typing import NDArray
 
 from aengine.errors import AengineError, InvalidRequestError
 from aengine.requests.structured import Structured
 from aengine.text.answer.lark import PLACED
+from aengine.text.grammar.drafted import DraftedOutput, Masks, fill_together
 from aengine.text.grammar.matcher import (
     SLOW_SECONDS,
     LLExecutor,
@@ -33,6 +34,8 @@ from aengine.text.grammar.matcher import Matcher as Matcher
 from aengine.text.grammar.source import GrammarLimits, grammar_source
 from aengine.text.grammar.threads import CompileThreads, lower_priority
 from aengine.text.tokens.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 MAX_CACHED = 32
 MAX_LEXER_STATES = 50_000  # of one grammar, shared by all its users: about 30 MB
@@ -69,6 +72,7 @@ class Grammars:
         self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int], limits: GrammarLimits | None = None
     ) -> None:
         self.eos_ids = tuple(token_id for token_id in eos_ids if token_id < vocab_size)
+        self._vocab_size = vocab_size
         self.words = -(-vocab_size // 32)  # words of a mask
         self._limits = limits or GrammarLimits()
         self._answers = tokenizer.answer_format
@@ -124,20 +128,21 @@ class Grammars:
         self._cached.move_to_end(source)
         if len(self._cached) > MAX_CACHED:
             self._cached.popitem(last=False)
-        return Matcher(compiled.matcher.deep_copy(), source, structured.param, compiled.mask, compiled.slow)
+        return Matcher(compiled.matcher, source, structured.param, compiled.mask, compiled.slow)
 
-    async def fill(self, matchers: Sequence[Matcher | None]) -> NDArray[np.int32]:
-        """Return one mask per matcher, [matchers, words] int32. Bit i % 32 of word i // 32 is set if token i may
-        follow.
+    async def fill(self, matchers: Sequence[Matcher | None], drafts: Sequence[Sequence[int]] | None = None) -> Masks:
+        """Return the masks of all matchers, each followed by those after its drafts.
 
         The end-of-sequence tokens are allowed exactly when the output may end. A matcher of None allows everything.
         Check each matcher's `error` afterwards. If it has one, do not use its mask, which allows only the end.
+
+        drafts: those of each matcher. None: there are none.
         """
         working = [matcher.working for matcher in matchers if matcher is not None and matcher.working is not None]
         if working:
             await asyncio.wait(working)
         loop = asyncio.get_running_loop()
-        masks = await loop.run_in_executor(self._filling, self._fill, matchers)
+        masks = await loop.run_in_executor(self._filling, self._fill, matchers, drafts or [()] * len(matchers))
         for matcher in matchers:
             if matcher is None:
                 continue
@@ -175,7 +180,7 @@ class Grammars:
         mask = np.empty(self.words, dtype=np.int32)
         # Some grammars exceed a limit at their first token. The first trial also builds the lexer, so only the second
         # one shows whether masks are slow.
-        trials = [Matcher(compiled.deep_copy(), source, "") for _ in range(2)]
+        trials = [Matcher(compiled, source, "") for _ in range(2)]
         for trial in trials:
             trial.fill(mask)
             for matcher in (compiled, trial.advance()):
@@ -187,32 +192,60 @@ class Grammars:
         consume_noted([matcher], self._slow_executor, self._in_error)
         return matcher.fill(np.empty(self.words, dtype=np.int32))
 
-    def _fill(self, matchers: Sequence[Matcher | None]) -> NDArray[np.int32]:
-        masks = np.full((len(matchers), self.words), -1, dtype=np.int32)
+    def _fill(self, matchers: Sequence[Matcher | None], drafts: Sequence[Sequence[int]]) -> Masks:
+        masks = Masks.allowing_all(drafts, self.words)
         empty: list[tuple[int, Matcher]] = []
-        for place, matcher in enumerate(matchers):
-            if matcher is None:
-                continue
-            if (mask := matcher.take_mask()) is None:
-                empty.append((place, matcher))
-            else:
-                masks[place] = mask
+        drafted: list[DraftedOutput] = []
+        place = 0
+        for index, (matcher, own) in enumerate(zip(matchers, drafts, strict=True)):
+            if matcher is not None:
+                if (mask := matcher.take_mask()) is None:
+                    empty.append((place, matcher))
+                else:
+                    masks.bits[place] = mask
+                if usual := list(itertools.takewhile(self._is_usual, own)):
+                    drafted.append(DraftedOutput(matcher, index, place, usual))
+            place += 1 + len(own)
         begin = time.monotonic()
-        if empty:
-            consume_noted([matcher for _, matcher in empty], self._executor, self._in_error)
-        if len(empty) == 1:
-            place, matcher = empty[0]
-            matcher.fill(masks[place])
-        elif empty and self._measures:
-            list(self._measuring.map(lambda each: each[1].fill(masks[each[0]]), empty))
+        measures = self._measures and len(empty) > 1
+        self._fill_first(empty, masks.bits, measures)
+        begun = [output for output in drafted if output.matcher.takes_drafts and output.may_begin(masks.bits)]
+        self._fill_after_drafts(begun, masks, measures)
+        if measures:
             self._measures = False
             self._fills = MEASURE_EVERY if any(matcher.slow for _, matcher in empty) else 0
-        elif empty:
-            bound = [(matcher.advance(), place) for place, matcher in empty]
-            self._executor.unsafe_compute_mask_ptr(bound, masks.ctypes.data, masks.strides[0], len(masks))
+        elif len(empty) > 1:
             self._fills += 1
             self._measures = self._fills >= MEASURE_EVERY and time.monotonic() - begin > SLOW_SECONDS
         return masks
+
+    def _is_usual(self, token_id: int) -> bool:
+        """Return whether a mask after this draft may be needed: it is a token, and does not end the output."""
+        return 0 <= token_id < self._vocab_size and token_id not in self.eos_ids
+
+    def _fill_first(self, empty: Sequence[tuple[int, Matcher]], bits: Mask, measures: bool) -> None:
+        """Fill the masks at the given places, after all tokens of their outputs."""
+        if empty:
+            consume_noted([matcher for _, matcher in empty], self._executor, self._in_error)
+        if len(empty) == 1 or measures:
+            self._each(lambda one: one[1].fill(bits[one[0]]), empty)
+        elif empty:
+            calls = [(matcher.advance(), place) for place, matcher in empty]
+            self._executor.unsafe_compute_mask_ptr(calls, bits.ctypes.data, bits.strides[0], len(bits))
+
+    def _fill_after_drafts(self, outputs: Sequence[DraftedOutput], masks: Masks, measures: bool) -> None:
+        """Fill the masks after drafts, and note how many drafts of each output are usable."""
+        if len(outputs) == 1 or measures:
+            self._each(lambda output: output.fill(masks, self._executor), outputs)
+        elif outputs:
+            fill_together(outputs, masks.bits, self._executor)
+            for output in outputs:
+                output.settle(masks)
+
+    def _each(self, work: Callable[[T], object], items: Sequence[T]) -> None:
+        """Call `work` with each item: one in this thread, several in the threads that measure masks."""
+        run = map if len(items) == 1 else self._measuring.map
+        list(run(work, items))
 
 
 class _Vocabulary:

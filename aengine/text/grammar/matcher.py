@@ -38,13 +38,32 @@ class Matcher:
     and the next one is not ready. A step with its output would wait for the mask, and so would all other outputs.
     """
 
-    __slots__ = ("_mask", "_masks_since_slow", "_matcher", "_noted", "param", "source", "working")
+    __slots__ = (
+        "_mask",
+        "_masks_since_slow",
+        "_matcher",
+        "_restarted",
+        "_start",
+        "_taken",
+        "_tokens",
+        "param",
+        "source",
+        "working",
+    )
 
-    def __init__(
-        self, matcher: LLMatcher, source: str, param: str, mask: Mask | None = None, slow: bool = False
-    ) -> None:
-        self._matcher = matcher
-        self._noted: list[int] = []
+    def __init__(self, start: LLMatcher, source: str, param: str, mask: Mask | None = None, slow: bool = False) -> None:
+        """Make a matcher at the start of an output.
+
+        Args:
+            start: The library's matcher there. It never changes, because all outputs of the grammar share it.
+            mask: The first mask, if it is known.
+            slow: Whether masks are expected to be slow.
+        """
+        self._start = start
+        self._matcher = start.deep_copy()
+        self._tokens: list[int] = []  # of the output
+        self._taken = 0  # how many of them `_matcher` has taken in
+        self._restarted = False
         self._mask = mask
         self._masks_since_slow = 0 if slow else SLOW_TOKENS  # masks since the last slow one
         self.working: asyncio.Future[Mask] | None = None  # the mask that is being filled while steps run
@@ -53,22 +72,25 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """Return an independent copy."""
-        twin = Matcher(self._matcher.deep_copy(), self.source, self.param, self._mask, self.slow)
-        twin._noted = list(self._noted)
+        twin = Matcher(self._start, self.source, self.param, self._mask, self.slow)
+        twin._matcher = self._matcher.deep_copy()
+        twin._tokens, twin._taken, twin._restarted = list(self._tokens), self._taken, self._restarted
         return twin
 
     def accept(self, token_id: int) -> None:
         """Advance by one token of the output. The last mask must have allowed it."""
         self._mask = None
-        self._noted.append(token_id)
+        self._tokens.append(token_id)
 
-    def rollback(self, count: int) -> None:
-        """Take back the last `count` tokens. Raises ValueError if there are fewer."""
-        self._mask = None
-        noted = min(count, len(self._noted))
-        del self._noted[len(self._noted) - noted :]
-        if count > noted and not self._matcher.rollback(count - noted):
-            raise ValueError(f"cannot take back {count} tokens")
+    def restart(self) -> None:
+        """Forget an error that drafts have caused. The next fill takes the output in again, from its start.
+
+        Some grammars cannot take a draft back, and some drafts lead to masks that take too much to compute. So the
+        output gets no drafts any more.
+        """
+        self._matcher = self._start.deep_copy()
+        self._taken = 0
+        self._restarted = True
 
     @property
     def stopped(self) -> bool:
@@ -102,19 +124,28 @@ class Matcher:
         """Whether the output must skip steps until its mask is ready."""
         return self._mask is None and self._masks_since_slow < SLOW_TOKENS
 
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether masks after drafts can be computed in time."""
+        return not self.slow and not self._restarted
+
     def advance(self) -> LLMatcher:
         """Return the library's matcher after it has taken in all tokens."""
-        if self._noted:
-            self._matcher.consume_tokens(self._noted)
-            self._noted.clear()
+        if self._taken < len(self._tokens):
+            self._matcher.consume_tokens(self._tokens[self._taken :])
+            self._taken = len(self._tokens)
         return self._matcher
 
     def fill(self, mask: Mask) -> Mask:
         """Fill and return a mask, [words] int32, in any thread, and measure its cost."""
         begin = time.thread_time()
         self.advance().unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self._masks_since_slow = 0 if time.thread_time() - begin > SLOW_SECONDS else self._masks_since_slow + 1
+        self.note_cost(time.thread_time() - begin, 1)
         return mask
+
+    def note_cost(self, seconds: float, masks: int) -> None:
+        """Note that computing some masks took this much CPU time."""
+        self._masks_since_slow = 0 if seconds > masks * SLOW_SECONDS else self._masks_since_slow + masks
 
     def filled(self, future: asyncio.Future[Mask]) -> None:
         """Keep the mask that was filled while steps ran. If filling failed, the next step fills the mask."""
@@ -131,8 +162,10 @@ def consume_noted(matchers: Iterable[Matcher], executor: LLExecutor, in_error: L
     A token of an ambiguous grammar can take a second. The library releases the lock only if it advances two matchers or
     more. So a copy of `in_error`, which ignores tokens, is advanced together with a single matcher.
     """
-    while waiting := [matcher for matcher in matchers if matcher._noted]:
-        steps = [(matcher._matcher, matcher._noted.pop(0)) for matcher in waiting]
+    while waiting := [matcher for matcher in matchers if matcher._taken < len(matcher._tokens)]:
+        steps = [(matcher._matcher, matcher._tokens[matcher._taken]) for matcher in waiting]
+        for matcher in waiting:
+            matcher._taken += 1
         if len(steps) == 1:
             steps.append((in_error.deep_copy(), 0))
         executor.consume_token_par(steps)

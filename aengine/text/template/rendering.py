@@ -218,6 +218,13 @@ class ChatTemplates:
             return "probe" in self.render(_CALL[:1], _TOOLS)[0]
         return False
 
+    def writes_images_of_results(self, marker: str) -> bool:
+        """Whether the template writes this marker for an image in the result of a tool."""
+        result = {**_CALL[2], "content": [{"type": "image"}]}
+        with suppress(InvalidRequestError, CheckpointError):
+            return self.render([*_CALL[:2], result])[0].count(marker) == 1
+        return False
+
     def _choose(self, tools: object) -> Template:
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         template = self._templates.get(name)

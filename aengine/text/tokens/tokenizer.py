@@ -200,6 +200,10 @@ class Tokenizer:
             return by_default == disabled != enabled
         return False
 
+    def writes_images_of_results(self, marker: str) -> bool:
+        """Whether the chat template writes this marker for an image in the result of a tool."""
+        return self._templates.writes_images_of_results(marker)
+
     async def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from bench.demo_model import network as net
+from bench.demo_model.acceptance import measure
 from bench.demo_model.chat_format import Message, assistant, render, user
 from bench.demo_model.evaluate import MODEL, by_reference
 from bench.demo_model.problems import Problem, problems
@@ -24,7 +27,7 @@ def test_the_files_are_small_and_complete() -> None:
         *("config.json", "generation_config.json", "model.safetensors"),
         *("tokenizer.json", "tokenizer_config.json"),
     }
-    assert sum(sizes.values()) <= 14_000_000
+    assert sum(sizes.values()) <= 14_200_000
 
 
 def test_the_checkpoint_is_qwen3_in_bfloat16() -> None:
@@ -38,8 +41,50 @@ def test_the_checkpoint_is_qwen3_in_bfloat16() -> None:
     with safe_open(str(MODEL / "model.safetensors"), "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
-    assert 5_000_000 < sum(tensor.numel() for tensor in tensors.values()) < 7_000_000
+    target = [tensor.numel() for name, tensor in tensors.items() if not name.startswith("mtp.")]
+    assert 5_000_000 < sum(target) < 7_000_000
     assert "lm_head.weight" not in tensors
+
+
+def test_the_targets_tensors_are_those_that_were_trained_before_the_mtp_layer() -> None:
+    digest = sha256()
+    for name, tensor in sorted(load_file(MODEL / "model.safetensors").items()):
+        if not name.startswith("mtp."):
+            digest.update(name.encode() + tensor.view(torch.uint8).numpy().tobytes())
+    assert digest.hexdigest() == "2504de32a6da5c558de14b3f8a4a2c2148609e7a7674b33192414c0bdb884c5c"
+
+
+def test_the_mtp_layer_has_qwen3_5s_tensors_in_at_most_1_5_mb() -> None:
+    config = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
+    assert config["mtp_num_hidden_layers"] == 1
+    hidden, inner, head = config["hidden_size"], config["mtp_intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    stored = load_file(MODEL / "model.safetensors")
+    tensors = {name: tensor for name, tensor in stored.items() if name.startswith("mtp.")}
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "mtp.fc.weight": (hidden, 2 * hidden),
+        "mtp.pre_fc_norm_embedding.weight": (hidden,),
+        "mtp.pre_fc_norm_hidden.weight": (hidden,),
+        "mtp.norm.weight": (hidden,),
+        "mtp.layers.0.input_layernorm.weight": (hidden,),
+        "mtp.layers.0.post_attention_layernorm.weight": (hidden,),
+        "mtp.layers.0.self_attn.q_proj.weight": (queries, hidden),
+        "mtp.layers.0.self_attn.k_proj.weight": (keys, hidden),
+        "mtp.layers.0.self_attn.v_proj.weight": (keys, hidden),
+        "mtp.layers.0.self_attn.o_proj.weight": (hidden, queries),
+        "mtp.layers.0.self_attn.q_norm.weight": (head,),
+        "mtp.layers.0.self_attn.k_norm.weight": (head,),
+        "mtp.layers.0.mlp.gate_proj.weight": (inner, hidden),
+        "mtp.layers.0.mlp.up_proj.weight": (inner, hidden),
+        "mtp.layers.0.mlp.down_proj.weight": (hidden, inner),
+    }
+    assert sum(tensor.nbytes for tensor in tensors.values()) <= 1_500_000
+
+
+@pytest.mark.slow
+def test_the_mtp_layers_drafts_are_mostly_right() -> None:
+    means = measure(MODEL, seeds=[2024], share=0.02, depth=3)[""].means
+    assert [mean > floor for mean, floor in zip(means, (1.75, 2.3, 2.7))] == [True, True, True], means
 
 
 def test_generation_is_greedy_and_ends_at_both_ends() -> None:

@@ -112,7 +112,9 @@ def test_a_reader_that_leaves_early() -> None:
 def test_a_batch_file_of_openais() -> None:
     body = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0}
     asked = {"custom_id": "sum", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    done = run("generate", given=f'{json.dumps(asked)}\n"x"\n', AENGINE_API_KEYS="secret")
+    done = run(
+        "generate", given=f'{json.dumps(asked)}\n{{"prompt": "x", "max_tokens": 2}}\n', AENGINE_API_KEYS="secret"
+    )
     answered, plain = (json.loads(line) for line in done.stdout.splitlines())
     assert answered["custom_id"] == "sum"
     assert answered["response"]["body"]["choices"][0]["message"]["content"] == "17 + 25 = 42."

@@ -119,7 +119,8 @@ def test_a_file_of_flags(started: list[Started], tmp_path: Path, monkeypatch: py
         ("prot: 1\nlora-modules: [a=b]\n", "unknown prot (did you mean port?), lora-modules (did you mean lora?)"),
         (
             "speculative-config: {}",
-            "unknown speculative-config (speculative decoding is not supported yet; leave it out)",
+            "unknown speculative-config (write speculation (mtp, ngram, eagle3=PATH, dflash=PATH, draft=PATH) and "
+            "draft_tokens, the most tokens that a step drafts)",
         ),
         ("port: many", "port: Expected `int`, got 'many' ({path}: port)"),
         ("- port\n", "expected flags and their values, such as `port: 9000`"),

@@ -60,7 +60,7 @@ def test_a_model_over_two_ranks_gives_the_same_answer() -> None:
 def test_a_running_answer_may_finish_while_new_work_is_refused(number: signal.Signals) -> None:
     with (
         served("--shutdown-timeout", "120") as server,
-        server.client.stream("POST", "/generate", json=LONG | {"max_tokens": 1000}) as stream,
+        server.client.stream("POST", "/generate", json=LONG | {"max_tokens": 400}) as stream,
     ):
         lines = stream.iter_lines()
         next(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import process_time
 from typing import Any
 
@@ -77,10 +77,27 @@ async def test_another_event_loop_gets_an_error_instead_of_waiting_forever(engin
 
 @pytest.mark.alone
 def test_a_long_prompt_of_ids_is_checked_in_a_few_milliseconds() -> None:
+    """The event loop waits for it. Three passes over the ids take 15 to 55 ms, depending on the machine."""
     ids = [index % 1000 for index in range(300_000)]
-    begin = process_time()
-    check_token_ids(one_prompt(ids), 1000, "prompt")
-    assert process_time() - begin < 0.03  # a loop over the ids takes 0.035 s, and the event loop waits for it
+
+    def check() -> None:
+        check_token_ids(one_prompt(ids), 1000, "prompt")
+
+    def one_pass() -> None:
+        for token_id in ids:
+            if type(token_id) is not int or not 0 <= token_id < 1000:
+                raise AssertionError
+
+    assert least_seconds(check) < 3 * least_seconds(one_pass)
+
+
+def least_seconds(work: Callable[[], None]) -> float:
+    times = []
+    for _ in range(5):
+        begin = process_time()
+        work()
+        times.append(process_time() - begin)
+    return min(times)
 
 
 @pytest.mark.parametrize("ids", [[1, True], [1, 2.0], [1, "2"], [-1], [1000], [1, None], (5, 1000)])

@@ -127,7 +127,7 @@ async def test_streamed_pieces_make_the_same_message(
     assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
     assert final.usage.output_tokens_details == whole.usage.output_tokens_details
     calls = sum(block.type == "tool_use" for block in whole.content)
-    assert events.count("input_json") >= 3 * calls  # they are streamed while the model writes
+    assert events.count("input_json") >= 2 * calls  # they are streamed while the model writes
     assert events.count("content_block_start") == events.count("content_block_stop") == len(whole.content)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from aengine.errors import InvalidRequestError
 from aengine.http.anthropic.bodies import CountTokensRequest
 from aengine.http.anthropic.prompt import chat_messages
+from aengine.http.fields.images import MediaRules
 
 
 def text(text: str, **more: Any) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def assistant(*content: Any) -> dict[str, Any]:
 
 def rendered(*messages: dict[str, Any], late_system: str = "system", **more: Any) -> list[dict[str, Any]]:
     body = msgspec.convert({"messages": list(messages), **more}, CountTokensRequest)
-    return chat_messages(body, late_system=late_system)
+    return chat_messages(body, MediaRules("it reads text only", in_results=False), late_system=late_system)
 
 
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -157,7 +158,11 @@ def test_the_accounts_of_claude_code_are_no_part_of_a_prompt() -> None:
 @pytest.mark.parametrize(
     ("messages", "path", "words"),
     [
-        ([user({"type": "image", "source": {}})], "messages[0].content[0].type", "reads text only, not 'image'"),
+        (
+            [user({"type": "image", "source": {}})],
+            "messages[0].content[0].type",
+            "takes no images: it reads text only; send",
+        ),
         ([user(text("a"), {"type": "document"})], "messages[0].content[1].type", "reads text only, not 'document'"),
         (
             [user("a"), user(result(1, [{"type": "search_result"}]))],

@@ -122,6 +122,7 @@ async def test_hands_parameters_to_the_engine() -> None:
         "logprobs": 2,
         "prompt_logprobs": 3,
         "n": 2,
+        "speculation": False,
     }
     async with serving() as server:
         response = await server.post("/generate", prompt=PROMPT, priority=-1, cache_salt="me", **given)

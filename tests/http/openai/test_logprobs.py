@@ -33,6 +33,7 @@ class Pieces(FakeTokenizer):
         ([3, EOS, 7, EOS], (), "", 0, [0, 1, 5, 6]),
         ([BOS, 3, 4, 5, 6, 7, 3], {BOS}, "a👋b", 6, [0, 0, 1, 1, 1, 2, 3]),
         ([BOS, BLANK, 3, 7], {BOS}, "Thea", 3, [0, 0, 3, 4]),  # a space that the tokenizer adds
+        ([3, BOS, BLANK, 7, 3], {BOS}, "a<s>Theb", 4, [0, 1, 4, 7, 8]),  # the same after a special token
         ([BLANK, 3, 7], {BOS}, " Thea", 2, [0, 4, 5]),
         ([BOS, BOS, 3, EOS, 7], {BOS, EOS}, "<s>a", 4, [0, 3, 3, 4, 4]),  # one from the client, one from the tokenizer
         ([3, 3, 3, 7], {BOS}, "AA", 3, [0, 1, 2, 2]),  # the tokenizer changes the text: offsets never exceed it

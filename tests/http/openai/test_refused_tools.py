@@ -88,7 +88,7 @@ async def test_parts_that_are_no_text_are_refused() -> None:
         empty = await server.post(PATH, messages=[{"role": "user", "content": [{"type": "text"}]}])
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "messages[1].content[1].type"
-    assert "this model reads text only, not 'image_url'" in refused.json()["error"]["message"]
+    assert "the model takes no images: it reads text only; send text alone" in refused.json()["error"]["message"]
     assert empty.json()["error"]["param"] == "messages[0].content[0].text"
 
 
@@ -98,3 +98,11 @@ async def test_a_call_of_an_unknown_format_cannot_be_forced() -> None:
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "tool_choice"
     assert "tool_format" in refused.json()["error"]["message"]
+
+
+async def test_a_call_of_tools_that_the_model_cannot_see_cannot_be_forced() -> None:
+    async with serving(saying(*CALL, form=AnswerFormat(sees_tools=False))) as server:
+        refused = await server.post(PATH, messages=HELLO, tools=TOOLS, tool_choice="required")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tool_choice"
+    assert "has no place for tools" in refused.json()["error"]["message"]

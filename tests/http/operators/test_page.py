@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from aengine.http.operators import page as parts
+from aengine.ray_serve.all_replicas import merge_metrics
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import serving
 
@@ -144,3 +145,40 @@ def test_a_long_conversation_is_walked_in_linear_time() -> None:
     found = json.loads(run.stdout)
     assert found.pop("seconds") < 2
     assert found == {"shown": 20000, "first": "0", "most": 1, "two": ["1", "again"]}
+
+
+STAND_IN = """
+    const nodes = new Map();
+    const document = { hidden: true };
+    const byId = (id) => nodes.get(id) ?? nodes.set(id, { style: {} }).get(id);
+    const show = (id, value) => (byId(id).textContent = value);
+    const whole = (value) => `${value}`;
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ({}, [True, "–", "–"]),
+        ({"drafted_tokens": 0, "accepted_tokens": 0, "verifications": 0}, [False, "–", "–"]),
+        ({"drafted_tokens": 300, "accepted_tokens": 160, "verifications": 100}, [False, "53 %", "2.60"]),
+    ],
+)
+@pytest.mark.parametrize("replicas", [[], ["one", "two"]])
+def test_the_view_of_the_engine_shows_what_was_accepted(
+    values: dict[str, int], shown: list[object], replicas: list[str]
+) -> None:
+    text = "# HELP aengine_ready Whether.\naengine_ready 1.0\n" + "".join(
+        f'aengine_speculation_{name}_total{{proposer="mtp"}} {value}.0\n' for name, value in values.items()
+    )
+    if replicas:
+        text = merge_metrics(dict.fromkeys(replicas, text))
+    script = STAND_IN + (PARTS / "panel" / "engine.js").read_text(encoding="utf-8")
+    script += f"""
+        showEngine(readMetrics({json.dumps(text)}));
+        const texts = ["accepted", "accepted-length"].map((id) => byId(id).textContent);
+        console.log(JSON.stringify([byId("speculation").hidden, ...texts]));
+    """
+    run = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(run.stdout) == shown

@@ -10,12 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from aengine.http.fields.images import MediaRules
 from aengine.http.responses.bodies import InputItem
 from aengine.http.responses.input import encode_thought, messages_of
 
+TEXT_ONLY = MediaRules("it reads text only", in_results=False)
+
 
 def read(*items: dict[str, Any], instructions: str | None = None) -> list[dict[str, Any]]:
-    return asyncio.run(messages_of(instructions, msgspec.convert(items, list[InputItem])))
+    return asyncio.run(messages_of(instructions, msgspec.convert(items, list[InputItem]), TEXT_ONLY))
 
 
 def user(text: str) -> dict[str, Any]:
@@ -123,7 +126,7 @@ def test_the_time_grows_with_the_items_not_with_their_square(item: Callable[[str
         [call("f"), *(item(text) for _ in range(4000))][item.__name__ != "message" :], list[InputItem]
     )
     started = time.thread_time()
-    messages = asyncio.run(messages_of("i", items))
+    messages = asyncio.run(messages_of("i", items, TEXT_ONLY))
     assert time.thread_time() - started < 0.5  # 4,000 copies of up to 8 MB take seconds
     assert sum(len(value) for value in messages[-1].values() if isinstance(value, str) and "x" in value) >= 8_000_000
 
@@ -131,7 +134,7 @@ def test_the_time_grows_with_the_items_not_with_their_square(item: Callable[[str
 def test_other_tasks_run_while_a_long_conversation_is_read() -> None:
     async def read_beside() -> int:
         items = [InputItem(role="user", content="x") for _ in range(20_000)]
-        task = asyncio.create_task(messages_of(None, items, items))
+        task = asyncio.create_task(messages_of(None, items, TEXT_ONLY, items))
         turns = 0
         while not task.done():
             turns += 1

@@ -75,6 +75,9 @@ def test_the_count_of_input_tokens_equals_the_usage(client: openai.OpenAI) -> No
     assert 0 < fewer.input_tokens < counted.input_tokens
     with pytest.raises(openai.NotFoundError):
         client.responses.input_tokens.count(model="another", input=QUESTION)
+    for wrong in {"top_k": -2}, {"temperature": -1}:
+        with pytest.raises(openai.BadRequestError, match=next(iter(wrong))):
+            client.responses.input_tokens.count(model="aengine-demo", input=QUESTION, extra_body=wrong)
 
 
 @pytest.mark.slow
@@ -89,7 +92,7 @@ def test_a_stream_accumulates_to_the_same_response(client: openai.OpenAI) -> Non
         assert kinds[:2] == ["response.created", "response.in_progress"]
         assert kinds[-1] == "response.completed"
         deltas = {"response.output_text.delta", "response.function_call_arguments.delta"}
-        assert sum(kind in deltas for kind in kinds) > 3
+        assert sum(kind in deltas for kind in kinds) >= 2  # several tokens of a step come in one
 
 
 async def test_the_client_with_async(demo_url: str) -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from aengine.kernels.attention.config import decode_borders, decode_config
+from aengine.kernels.attention.config import decode_borders, decode_config, tile_queries
 from aengine.kernels.launch import Launch
 
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
@@ -34,6 +34,37 @@ def test_configs_change_only_at_borders(dim: int, group: int, kept: int, shared:
     cuts = [decode_config(rows, group, dim, 2, H200, shared, kept, window) for rows in range(1, 514)]
     changes = {rows for rows, (cut, following) in enumerate(pairwise(cuts), start=1) if cut != following}
     assert changes <= {*decode_borders(H200, 513)}
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("columns", [6, 20, 64])
+@pytest.mark.parametrize("kept", [1, 2])
+def test_configs_of_several_queries_change_at_the_same_borders(dim: int, columns: int, kept: int) -> None:
+    cuts = [decode_config(rows, columns, dim, 2, H200, kept_size=kept, drafted=True) for rows in range(1, 514)]
+    changes = {rows for rows, (cut, following) in enumerate(pairwise(cuts), start=1) if cut != following}
+    assert changes <= {*decode_borders(H200, 513)}
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256, 512])
+@pytest.mark.parametrize("group", [1, 3, 4, 8, 16])
+@pytest.mark.parametrize("queries", [1, 2, 3, 5, 17])
+def test_tiles_of_queries_are_even_and_their_results_fit_registers(queries: int, group: int, dim: int) -> None:
+    tile = tile_queries(queries, group, dim)
+    tiles = -(-queries // tile)
+    assert tile == 1 or tile * group * dim <= 8192
+    assert tiles * tile - queries < tiles  # a smaller tile would need more of them
+
+
+def test_five_queries_of_four_heads_read_their_keys_once() -> None:
+    assert tile_queries(5, 4, 128) == 5
+    assert tile_queries(5, 8, 128) == 5
+    assert tile_queries(5, 16, 128) == 3
+
+
+def test_a_row_of_many_columns_has_four_warps() -> None:
+    assert decode_config(64, 32, 128, 2, H200, drafted=True).warps == 2
+    assert decode_config(64, 40, 128, 2, H200, drafted=True).warps == 4
+    assert decode_config(64, 40, 128, 2, H200).warps == 2  # one query of 40 heads, as before
 
 
 def test_heads_that_fill_a_product_have_programs_of_one_warp() -> None:

@@ -16,6 +16,7 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
+from aengine.model.loading.load import Placement, load_shards
 from tests.model.checkpoints import write_checkpoint
 
 
@@ -36,9 +37,12 @@ def change(folder: Path, **changes: object) -> None:
 
 
 def test_what_a_model_sees_with_is_ignored_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When they are read: headers may be compared several times."""
     write_checkpoint("mistral3", tmp_path)
+    place = Placement(torch.device("cpu"), TorchKernels(), TorchAttention())
     with caplog.at_level(logging.INFO, "aengine"):
         read(tmp_path)
+        load_shards(tmp_path, ModelConfig.from_folder(tmp_path), [place], dtype=torch.float32)
     [line] = [record.getMessage() for record in caplog.records if record.name == "aengine"]
     assert "ignored" in line
     assert "multi_modal_projector" in line
@@ -65,4 +69,18 @@ def test_layers_that_draft_are_ignored_only_where_the_file_names_them(tmp_path: 
     read(tmp_path)
     change(tmp_path, num_nextn_predict_layers=0)
     with pytest.raises(WeightsError, match="enorm"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("case", ["qwen3", "qwen3-5"])
+def test_an_mtp_layer_is_ignored(case: str, tmp_path: Path) -> None:
+    write_checkpoint(case, tmp_path)
+    add(tmp_path, "mtp.fc.weight")
+    read(tmp_path)
+
+
+def test_an_mtp_layer_is_refused_in_a_family_that_has_none(tmp_path: Path) -> None:
+    write_checkpoint("llama3", tmp_path)
+    add(tmp_path, "mtp.fc.weight")
+    with pytest.raises(WeightsError, match=r"mtp\.fc\.weight"):
         read(tmp_path)

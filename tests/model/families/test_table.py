@@ -20,7 +20,11 @@ def test_the_readme_lists_every_family() -> None:
     assert {family.title for family in FAMILIES.values()} <= LISTED
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# transformers has no class of this name. `test_internlm3.py` compares it with the class that computes it.
+OTHER_CLASS = {"InternLM3ForCausalLM"}
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in OTHER_CLASS])
 def test_every_family_is_compared_with_transformers(name: str) -> None:
     wrapped = {outer for outer, wrapper in WRAPPERS.items() if name in wrapper.families.values()}
     assert {model.__name__ for model, _, _ in CASES.values()} & {name, *wrapped}

@@ -54,3 +54,18 @@ def test_a_tie_that_is_a_wrappers_default_leaves_a_matrix_of_its_own_alone(tied:
     assert ("language_model.lm_head.weight" in load_file(tmp_path / "model.safetensors")) != tied
     assert ModelConfig.from_folder(tmp_path).tie_word_embeddings == tied
     load(tmp_path, ())
+
+
+def test_a_published_file_of_qwen2_5_vl_has_the_language_models_settings_at_the_top(tmp_path: Path) -> None:
+    model = write_checkpoint("qwen2-5-vl", tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    text = values.pop("text_config")
+    del text["rope_parameters"]
+    rope = {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 4]}}
+    path.write_text(json.dumps(text | values | rope))
+    weights = tmp_path / "model.safetensors"
+    save_file(
+        {name.replace("model.language_model.", "model."): one for name, one in load_file(weights).items()}, weights
+    )
+    assert_mixed(load(tmp_path, ()), [model])

@@ -43,11 +43,11 @@ def module(kind: str, path: str = "") -> dict[str, str]:
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe"])
 def test_every_family_has_three_heads(family: str) -> None:
-    from aengine.model.config import _architecture
+    from aengine.model.architecture import find_architecture
     from aengine.model.fields import Fields
 
     for ending, head in (("ForCausalLM", "vocabulary"), ("Model", "none"), ("ForSequenceClassification", "classes")):
-        found = _architecture(Fields({"architectures": [f"{family}{ending}"]}, "here"))
+        found = find_architecture(Fields({"architectures": [f"{family}{ending}"]}, "here"))
         assert found == (f"{family}{ending}", f"{family}ForCausalLM", head, None)
 
 

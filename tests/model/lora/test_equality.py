@@ -48,7 +48,7 @@ def test_several_adapters_and_none_in_one_batch(case: str, tmp_path: Path) -> No
     adapters = [tmp_path / name for name in ("one", "two", "three")]
     targets = ALL if case in DENSE else ["q_proj", "k_proj", "v_proj", "o_proj"]
     targets = FUSED if "phi3" in case else targets
-    targets = LATENT if case.startswith(("deepseek", "glm4-flash")) else targets
+    targets = LATENT if case.startswith(("deepseek", "glm4-flash", "kimi")) else targets
     targets = IN_WRAPPER if case == "gemma4-that-sees" else targets
     models = [
         base,

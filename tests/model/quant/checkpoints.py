@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -20,14 +20,22 @@ _FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv"} | dict.fromkeys(("g
 _FUSED |= {"q_a_proj": "down", "kv_a_proj_with_mqa": "down"}
 
 
-def write_quantized(scheme: str | Scheme, case: str, folder: Path, twin: Path, **sizes: object) -> None:
+def write_quantized(
+    scheme: str | Scheme,
+    case: str,
+    folder: Path,
+    twin: Path,
+    write: Callable[..., object] = write_checkpoint,
+    **sizes: object,
+) -> None:
     """Write a random model of `case` (a key of the `CASES` of tests/model/checkpoints.py) into both folders.
 
     `folder` has it in the format `scheme` (or a key of `SCHEMES`), `twin` the same matrices dequantised, in float32;
-    what is not quantised is equal in both. The two compute the same but for the quantisation of activations. sizes: as
-    `write_checkpoint` takes them.
+    what is not quantised is equal in both. The two compute the same but for the quantisation of activations.
+
+    write: writes the twin. sizes: as it takes them.
     """
-    write_checkpoint(case, twin, **sizes)
+    write(case, twin, **sizes)
     chosen = scheme if isinstance(scheme, Scheme) else SCHEMES[scheme]
     plain = load_file(twin / _FILE)
     stored: dict[str, Tensor] = {}

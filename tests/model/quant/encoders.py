@@ -1,4 +1,4 @@
-"""Small writers of every format. They write one number at a time, by the format's definition.
+"""Small writers of every format, by the format's definition.
 
 Each takes a matrix [n, k] float32. It returns the tensors of a checkpoint by their suffixes, and the matrix that they
 stand for, computed by plain arithmetic.
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 E4M3_MAX = 448.0
@@ -31,10 +32,9 @@ class Scheme:
     unchanged: tuple[str, ...] = field(default=("lm_head",))
 
 
-def word(numbers: list[int]) -> int:
-    """Pack eight 4-bit numbers into an int32, the first in the lowest bits."""
-    value = sum(number << (4 * i) for i, number in enumerate(numbers))
-    return value - 2**32 if value >= 2**31 else value
+def words(numbers: Tensor) -> Tensor:
+    """Pack eight 4-bit numbers [..., 8] into an int32 [...], the first in the lowest bits."""
+    return (numbers.long() << torch.arange(0, 32, 4)).sum(-1).to(torch.int32)  # wraps to negative numbers
 
 
 def fp8(
@@ -69,10 +69,10 @@ def fp8(
 class Int4:
     """A matrix of 4-bit numbers: code - zero, times the scale of its group."""
 
-    codes: list[list[int]]  # [n][k]
-    zeros: list[list[int]]  # [n][groups]
+    codes: Tensor  # [n, k]
+    zeros: Tensor  # [n, groups]
     scales: Tensor  # [n, groups]
-    g_idx: list[int]  # [k]
+    g_idx: Tensor  # [k]
     meant: Tensor  # [n, k]
 
 
@@ -81,27 +81,21 @@ def int4(
 ) -> Int4:
     n, k = w.shape
     size = k if group == -1 else group
-    columns = torch.randperm(k, generator=generator).tolist() if shuffled else list(range(k))
-    g_idx = [0] * k
-    for place, column in enumerate(columns):
-        g_idx[column] = place // size
+    columns = torch.randperm(k, generator=generator) if shuffled else torch.arange(k)
+    g_idx = torch.empty_like(columns)
+    g_idx[columns] = torch.arange(k) // size
     groups = -(-k // size)  # the last may be shorter
-    members = [[j for j in range(k) if g_idx[j] == g] for g in range(groups)]
-    codes, zeros = [[0] * k for _ in range(n)], [[8] * groups for _ in range(n)]
-    scales, meant = torch.empty(n, groups, dtype=dtype), [[0.0] * k for _ in range(n)]
-    for i, row in enumerate(w.tolist()):
-        for g, group_members in enumerate(members):
-            values = [row[j] for j in group_members]
-            low, high = min(*values, 0.0), max(*values, 0.0)
-            # One of the sixteen numbers is not used, so that a rounded scale still covers all values.
-            scales[i, g] = max(abs(low), abs(high)) / 7 if symmetric else (high - low) / 14
-            s = float(scales[i, g])
-            if not symmetric:
-                zeros[i][g] = min(15, max(0, round(-low / s)))
-            for j, value in zip(group_members, values):
-                codes[i][j] = min(15, max(0, round(value / s) + zeros[i][g]))
-                meant[i][j] = (codes[i][j] - zeros[i][g]) * s
-    return Int4(codes, zeros, scales, g_idx, torch.tensor(meant))
+    exact = w.double()
+    members = [exact[:, g_idx == g] for g in range(groups)]
+    low = torch.stack([one.amin(1).clamp(max=0) for one in members], dim=1)
+    high = torch.stack([one.amax(1).clamp(min=0) for one in members], dim=1)
+    # One of the sixteen numbers is not used, so that a rounded scale still covers all values.
+    scales = (torch.maximum(-low, high) / 7 if symmetric else (high - low) / 14).to(dtype)
+    s = scales.double()
+    zeros = torch.full((n, groups), 8.0).double() if symmetric else (-low / s).round().clamp(0, 15)
+    codes = ((exact / s[:, g_idx]).round() + zeros[:, g_idx]).clamp(0, 15)
+    meant = (codes - zeros[:, g_idx]) * s[:, g_idx]
+    return Int4(codes, zeros, scales, g_idx, meant.float())
 
 
 def gptq(
@@ -116,37 +110,24 @@ def gptq(
     dtype: torch.dtype = torch.float16,
 ) -> Encoded:
     q = int4(w, generator, group=group, symmetric=symmetric, shuffled=shuffled, dtype=dtype)
-    n, k, groups = len(q.codes), len(q.codes[0]), q.scales.shape[1]
-    qweight = [[word([q.codes[i][8 * a + b] for b in range(8)]) for i in range(n)] for a in range(k // 8)]
-    qzeros = []
-    for g in range(groups):
-        row = []
-        for a in range(n // 8):
-            value = word([q.zeros[8 * a + b][g] for b in range(8)])
-            if version == 1:  # subtracted from the whole word, with borrows
-                value = (value - 0x11111111) % 2**32
-                value -= 2**32 if value >= 2**31 else 0
-            row.append(value)
-        qzeros.append(row)
+    zeros = words(q.zeros.T.unflatten(1, (-1, 8)))
     tensors = {
-        "qweight": torch.tensor(qweight, dtype=torch.int32),
-        "qzeros": torch.tensor(qzeros, dtype=torch.int32),
+        "qweight": words(q.codes.T.unflatten(0, (-1, 8)).transpose(1, 2)),
+        # Version 1 subtracts from the whole word, with borrows.
+        "qzeros": zeros if version == 2 else (zeros.long() - 0x11111111).to(torch.int32),
         "scales": q.scales.T.contiguous(),
     }
     if with_g_idx:
-        tensors["g_idx"] = torch.tensor(q.g_idx, dtype=torch.int32)
+        tensors["g_idx"] = q.g_idx.to(torch.int32)
     return Encoded(tensors, q.meant)
 
 
 def awq(w: Tensor, generator: torch.Generator, *, group: int, dtype: torch.dtype = torch.float16) -> Encoded:
     q = int4(w, generator, group=group, symmetric=False, shuffled=False, dtype=dtype)
-    n, k, groups = len(q.codes), len(q.codes[0]), q.scales.shape[1]
-    order = (0, 2, 4, 6, 1, 3, 5, 7)
-    qweight = [[word([q.codes[8 * a + b][j] for b in order]) for a in range(n // 8)] for j in range(k)]
-    qzeros = [[word([q.zeros[8 * a + b][g] for b in order]) for a in range(n // 8)] for g in range(groups)]
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
     tensors = {
-        "qweight": torch.tensor(qweight, dtype=torch.int32),
-        "qzeros": torch.tensor(qzeros, dtype=torch.int32),
+        "qweight": words(q.codes.T.unflatten(1, (-1, 8))[..., order]),
+        "qzeros": words(q.zeros.T.unflatten(1, (-1, 8))[..., order]),
         "scales": q.scales.T.contiguous(),
     }
     return Encoded(tensors, q.meant)
@@ -162,22 +143,21 @@ def pack_quantized(
     dtype: torch.dtype = torch.bfloat16,
 ) -> Encoded:
     q = int4(w, generator, group=group, symmetric=symmetric, shuffled=shuffled, dtype=dtype)
-    n, k, groups = len(q.codes), len(q.codes[0]), q.scales.shape[1]
-    packed = [[word(row[8 * a : 8 * a + 8]) for a in range(-(-k // 8))] for row in q.codes]
     tensors = {
-        "weight_packed": torch.tensor(packed, dtype=torch.int32),
+        "weight_packed": words(_in_eights(q.codes)),
         "weight_scale": q.scales,
-        "weight_shape": torch.tensor([n, k]),
+        "weight_shape": torch.tensor(w.shape),
     }
     if shuffled:
-        tensors["weight_g_idx"] = torch.tensor(q.g_idx, dtype=torch.int32)
+        tensors["weight_g_idx"] = q.g_idx.to(torch.int32)
     if not symmetric:
-        zeros = [
-            [word([q.zeros[i][g] for i in range(8 * a, min(8 * a + 8, n))]) for g in range(groups)]
-            for a in range(-(-n // 8))
-        ]
-        tensors["weight_zero_point"] = torch.tensor(zeros, dtype=torch.int32)
+        tensors["weight_zero_point"] = words(_in_eights(q.zeros.T)).T.contiguous()
     return Encoded(tensors, q.meant)
+
+
+def _in_eights(numbers: Tensor) -> Tensor:
+    """Divide rows into pieces of eight. Zeros follow the last number."""
+    return F.pad(numbers, (0, -numbers.shape[1] % 8)).unflatten(1, (-1, 8))
 
 
 def mxfp4(w: Tensor) -> Encoded:

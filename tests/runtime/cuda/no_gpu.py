@@ -54,6 +54,10 @@ INT4 = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size":
 GPT_OSS: dict[str, Any] = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 64}
 GPT_OSS |= {"num_local_experts": 32, "num_experts_per_tok": 4, "intermediate_size": 256, "sliding_window": 128}
 GPT_OSS |= {"quantization_config": {"quant_method": "mxfp4"}}
+LATENTS: dict[str, Any] = {"first_k_dense_replace": 0, "topk_method": "greedy", "num_key_value_heads": 16}
+LATENTS |= {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
+LATENTS |= {"kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+LATENTS |= {"n_routed_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "n_shared_experts": 1}
 LORA: dict[str, Any] = {"lora_loading": True, "max_loras": 2}
 OF_EXPERTS: dict[str, Any] = LORA | {"lora": {"of-experts": "adapter"}}  # below the test's folder
 GIB = 2**30
@@ -130,9 +134,9 @@ def replace_cuda(monkeypatch: pytest.MonkeyPatch) -> Variants:
         gumbel.Draw, "__call__", lambda *args, **options: ((drawn := real(*args, **options))[0], drawn[1].logical_not())
     )
 
-    def sampler(max_rows: int, vocab_size: int, device: torch.device) -> Sampler:
+    def sampler(max_rows: int, vocab_size: int, device: torch.device, most_draws: int) -> Sampler:
         made = Sampler(max_rows, vocab_size, device)
-        made._fused = FusedDraw(max_rows, device)
+        made._fused = FusedDraw(most_draws, device)
         return made
 
     monkeypatch.setattr(cuda_executor, "Sampler", sampler)

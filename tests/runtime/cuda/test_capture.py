@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
+from aengine.config import EngineConfig
 from aengine.runtime.cuda import capture
 from aengine.runtime.cuda.capture import GRAPH_BYTES, GraphSizes
 from aengine.runtime.cuda.decode_graphs import (
@@ -57,13 +58,15 @@ def test_everything_is_rehearsed_then_the_largest_are_recorded_first(monkeypatch
     monkeypatch.setattr(capture, "empty_caches", lambda: log.append("empty caches"))
     ranks = [
         SimpleNamespace(
-            prefill_graphs=Graphs("p" * rank + "P", [16, 32], log), decode_graphs=Graphs("d" * rank + "D", [1, 2], log)
+            prefill_graphs=Graphs("p" * rank + "P", [16, 32], log),
+            decode_graphs=Graphs("d" * rank + "D", [1, 2], log),
+            drafted_graphs=Graphs("v" * rank + "V", [3, 9], log),
         )
         for rank in range(2)
     ]
     executors: Any = SimpleNamespace(ranks=ranks, devices=Devices(log))
     capture.capture(executors)
-    order = ["P32", "P16", "D2", "D1"]
+    order = ["P32", "P16", "D2", "D1", "V9", "V3"]
     both = [(name, f"{name[0].lower()}{name}") for name in order]
     rehearsed = [step for one, other in both for step in (f"rehearse {one}", f"rehearse {other}", "wait")]
     recorded = [name for pair in both for name in pair]
@@ -90,6 +93,18 @@ def test_fewer_sizes_have_shared_runs_and_every_batch_that_may_share_fits_one() 
         assert found[-1:] == ([most] if most >= LEAST_SHARERS else [])
         assert all(size >= LEAST_SHARERS for size in found)
         assert 64 in found or most != 256
+
+
+def test_steps_with_drafts_are_captured_up_to_the_most_drafts() -> None:
+    config = EngineConfig(max_num_seqs=40)
+    assert GraphSizes.from_config(config, True, 512, 2048).drafted == []
+    drafted = GraphSizes.from_config(config, True, 512, 2048, most_drafts=3).drafted
+    assert {shape.drafts for shape in drafted} == {1, 2, 3}
+    assert drafted[-1] == (40, 3)
+    assert GraphSizes([1], [16], drafted=drafted).largest.drafted == [(40, 3)]
+    assert GraphSizes([1], [16], drafted=drafted).node_bytes == (2 + len(drafted)) * GRAPH_BYTES
+    config = EngineConfig(cuda_graphs=False)
+    assert not GraphSizes.from_config(config, True, 512, 2048, most_drafts=3).drafted
 
 
 def test_memory_for_nodes_grows_with_adapters() -> None:

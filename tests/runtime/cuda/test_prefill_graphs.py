@@ -20,9 +20,10 @@ from aengine.model.loading.load import adaptable_linears
 from aengine.model.lora.room import LoraRoom, kind_of
 from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.cuda.prefill_graphs import MOST_PADDING, PrefillGraphs, prefill_sizes
-from aengine.runtime.runner import StepExecutor, TokenPass, read_outcome
+from aengine.runtime.runner import StepExecutor, TokenPass
 from aengine.runtime.step.cells import StepShape
 from aengine.runtime.step.executor import Forwarded, Outcome
+from aengine.runtime.step.results import read_outcome
 from aengine.step_plan import Pool, StepPlan
 from tests.lessons.rig import Rig
 from tests.model.checkpoints import write_checkpoint
@@ -69,7 +70,7 @@ class FixedShapeExecutor(StepExecutor):
         super().__init__(usual._decoder, usual.kv, usual._sampler, usual._rows)
         self.graphs = PrefillGraphs(self._decoder, self.kv, self._rows, prefill_sizes(256, 256, 256), lambda *_: True)
         for size in self.graphs.sizes:
-            shape = StepShape.padded(size, self._rows.padding)
+            shape = StepShape.padded(size, self._rows.padding, 0)
             for adapted in (False, True):
                 self.graphs._graphs[size, adapted] = Uncaptured(self.graphs, shape, adapted)  # type: ignore[assignment]
         self.replayed = self.adapted = 0

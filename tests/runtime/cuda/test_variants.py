@@ -6,8 +6,6 @@ The real start-up and real steps run on a CPU. No kernel runs: Triton only repor
 from __future__ import annotations
 
 import contextlib
-import itertools
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,18 +14,12 @@ import pytest
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
-from aengine.cache.radix import packed
 from aengine.model.config import ModelConfig
-from aengine.requests.sampling_params import SamplingParams
-from aengine.runtime.runner import read_outcome
 from aengine.runtime.startup import start_cuda
 from aengine.runtime.startup.compiling import rehearsal
 from aengine.runtime.startup.compiling.compile_ahead import CompileAhead
 from aengine.runtime.startup.compiling.job import Job
-from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.sizing import cuda_memory
-from aengine.scheduling.scheduler import Scheduler
-from aengine.scheduling.sequence import Sequence
 from tests.kernels.offline import MARKS
 from tests.runtime.cuda.no_gpu import (
     DEVICE,
@@ -36,6 +28,7 @@ from tests.runtime.cuda.no_gpu import (
     GIB,
     GPT_OSS,
     INT4,
+    LATENTS,
     LORA,
     OF_EXPERTS,
     WIDE_FP8,
@@ -46,61 +39,17 @@ from tests.runtime.cuda.no_gpu import (
     replace_cuda,
     with_adapters,
 )
-from tests.runtime.ways import WAYS
+from tests.runtime.cuda.serving import serve
 
 pytestmark = [*MARKS, pytest.mark.slow]
 
 FP8_STATIC = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
-LATENTS: dict[str, Any] = {"first_k_dense_replace": 0, "topk_method": "greedy", "num_key_value_heads": 16}
-LATENTS |= {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
-LATENTS |= {"kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
-LATENTS |= {"n_routed_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "n_shared_experts": 1}
 NO_GRAPHS: dict[str, Any] = {"cuda_graphs": False}
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
     return replace_cuda(monkeypatch)
-
-
-def serve(runtime: Runtime, rows: int) -> int:
-    """Requests of every kind, alone and many at a time; how many steps they took."""
-    scheduler = Scheduler(
-        num_pages=runtime.pool.num_pages,
-        page_size=16,
-        max_rows=rows,
-        max_step_tokens=runtime.max_step_tokens,
-        max_queue=1000,
-        mixed_limit=runtime.mixed_limit,
-    )
-    executor: Any = runtime.runner
-    executor = executor._executor
-    rng = random.Random(8)
-    shared = [rng.randrange(1000) for _ in range(2048)]
-    tickets = itertools.count()
-    steps = 0
-    for ways in [*([way] for way in WAYS), *(rng.choices(WAYS, k=together) for together in (2, 7, max(60, rows)))]:
-        for way in ways:
-            length = rng.choice([1, 9, 100, 700, 3000])
-            prompt = shared[: rng.choice([0, 64, 2048])] + [rng.randrange(1000) for _ in range(length)]
-            params, rank = SamplingParams(**way), (0.0, next(tickets))
-            end = len(prompt) + rng.randint(2, 40)
-            leader = Sequence(
-                prompt=packed(prompt),
-                params=params,
-                seed=0,
-                stop_ids=(7,),
-                max_total=end,
-                rank=rank,
-                siblings=rng.choice([0, 0, 0, 2]),
-            )
-            scheduler.add(leader)
-        while (plan := scheduler.schedule()) is not None:
-            for new in plan.new_rows if runtime.adapters is not None and len(ways) != 2 else ():
-                new.adapter = new.tokens[-1] % (runtime.adapters.count + 1)
-            scheduler.commit(plan, read_outcome(executor.execute(plan), lambda row: None, plan))
-            steps += 1
-    return steps
 
 
 @pytest.mark.parametrize(
@@ -165,7 +114,7 @@ def test_nothing_is_compiled_while_serving_what_an_earlier_start_up_has_measured
 
     monkeypatch.setattr(start_cuda, "compile_ahead", known)
     monkeypatch.setattr(start_cuda, "choose_prefill", lambda *_: attention_of("flash-attn-4", compiled.flash))
-    monkeypatch.setattr(cuda_memory, "largest_steps", tried)
+    monkeypatch.setattr(cuda_memory, "trial_steps", tried)
     monkeypatch.setattr(rehearsal, "flash4_is_installed", lambda: True)
     config = cuda_config(70)
     folder = checkpoint(tmp_path, 8, {})

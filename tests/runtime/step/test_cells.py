@@ -8,6 +8,7 @@ from aengine.cache.snapshots import slot_of
 from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.step.cells import StepCells, StepShape, StepTensors, describe, host_lens, resolve
 from aengine.runtime.step.rows import Rows
+from aengine.runtime.step.state_cells import StateCells
 from aengine.step_plan import NewRow, Pool, PrefillChunk, StepPlan
 
 PAGE = 4
@@ -25,9 +26,9 @@ def plan(**parts: object) -> StepPlan:
     return StepPlan(**{**empty, **parts})
 
 
-def rows_of(*owners: tuple[int, int, list[int]]) -> Rows:
-    """(row, length, pages) each; the token drawn last is 100 + row."""
-    rows = Rows(8, 4, torch.device("cpu"))
+def rows_of(*owners: tuple[int, int, list[int]], drafts: int = 0) -> Rows:
+    """(row, length, pages) each; the token drawn last is 100 + row. drafts: the most in a step."""
+    rows = Rows(8, 4, torch.device("cpu"), most_drafts=drafts, recurrent=True)
     rows.admit(
         [
             NewRow(
@@ -111,7 +112,7 @@ def test_recurrent_layers_go_on_in_a_rows_slot_and_begin_with_nothing() -> None:
 
 
 def test_a_padded_step_is_the_same_step_beside_a_chunk_of_the_padding_row() -> None:
-    shape = StepShape(tokens=12, decodes=4, chunks=3, wanted=4)
+    shape = StepShape(tokens=12, decodes=4, chunks=3, wanted=4, has_padding=True)
     step = plan(
         decode=[2],
         prefill=[
@@ -121,24 +122,35 @@ def test_a_padded_step_is_the_same_step_beside_a_chunk_of_the_padding_row() -> N
     )
     numbers = torch.from_numpy(describe(step, shape, padding=4, limit=4, recurrent=True))
     cells = StepCells.over(numbers, shape, recurrent=True)
-    assert {name: getattr(cells, name).tolist() for name in StepCells.__slots__} == {
-        "token_ids": [-1, 7, 8, 9, 5, 6, 0, 0, 0, 0, 0, 0],
-        "positions": [0, 3, 4, 5, 0, 1, 0, 1, 2, 3, 0, 1],
+    assert {name: getattr(cells, name).tolist() for name in StepCells.__slots__ if name != "states"} == {
+        "token_ids": [0, 7, 8, 9, 5, 6, 0, 0, 0, 0, 0, 0],
+        "sources": [2] + [4] * 11,
+        "positions": [0, 0, 1, 2, 0, 1, 0, 1, 2, 3, 0, 1],
         "token_rows": [2, 0, 0, 0, 3, 3, 4, 4, 4, 4, 4, 4],
         "rows": [2, 4, 4, 4, 0, 3, 4],
-        "lens": [1, -1, -1, -1, 6, 2, 4],
+        "lens": [1, -1, -1, -1, 3, 2, 4],
         "query_starts": [0, 1, 1, 1, 1, 4, 6, 12],
         "wanted": [0, 3, 3, 5],
         "draw_rows": [2, 0, 1, 0],
-        "state_slots": [slot_of(2), -1, -1, -1, slot_of(0), slot_of(3), 0],
-        "state_sources": [slot_of(2), 0, 0, 0, slot_of(0), 0, 0],
-        "state_saves": [0] * 12,
+    }
+    states = cells.states
+    assert states is not None
+    assert {name: getattr(states, name).tolist() for name in StateCells.__slots__} == {
+        "slots": [slot_of(2), -1, -1, -1, slot_of(0), slot_of(3), 0],
+        "sources": [slot_of(2), 0, 0, 0, slot_of(0), 0, 0],
+        "saves": [0] * 12,
+        "decoding": [1, 0, 0, 0, 0, 0, 0],
+        "save_after": [0] * 7,
+        "save_slots": [0] * 7,
     }
 
 
 def test_padding_changes_no_row_and_is_no_decode() -> None:
     rows = rows_of((0, 6, [3, 7]), (1, 4, [2, 5]), (4, 0, [8]), (6, 2, [8]))
-    step, shape = plan(decode=[0], prefill=[LAST, FIRST]), StepShape(tokens=9, decodes=3, chunks=4, wanted=5)
+    step, shape = (
+        plan(decode=[0], prefill=[LAST, FIRST]),
+        StepShape(tokens=9, decodes=3, chunks=4, wanted=5, has_padding=True),
+    )
     tensors = resolved(step, rows, shape)
     assert tensors.seq_lens.tolist() == [7, -1, -1, 7, 2, 3, 0]
     assert tensors.slots.tolist() == [30, 20, 21, 22, 32, 33, 0, 1, 2]

@@ -266,6 +266,8 @@ def test_time_is_linear(text: str) -> None:
         ("{{ '<|tool_call>call:' + call.name + '<|\"|>' }}", "gemma4"),
         ("{{ '<｜tool▁calls▁begin｜>' + call.name + '\\n```json\\n' }}", "deepseek"),
         ("{{ '<｜tool▁calls▁begin｜>' + call.name + '<｜tool▁sep｜>' }}", "deepseek_v31"),
+        ("{{ '<|tool_calls_section_begin|>' + calls }}", "kimi"),
+        ('<minimax:tool_call>{{ \'<invoke name="\' + f }}<parameter name="a">', "minimax"),
         ("{{ '<|tool_call|>' + calls + '<|/tool_call|>' }}", "phi4"),
         ("{{ '<|tool_call|>' + calls }}", "granite"),
         ("{{ '<function_calls>' + calls + '</function_calls>' }}", "olmo"),

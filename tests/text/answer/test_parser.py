@@ -95,6 +95,7 @@ def test_a_call_without_a_marker_at_the_end_of_a_thought_that_does_not_close(
     begun = one[:-4]
     for before, thought in (
         ("", ""),
+        ("plan\n", "plan"),
         ("plan\n\n", "plan"),
         ("plan\n \n", "plan"),
         (f"maybe\n\n{one}\n\nNo:\n\n", f"maybe\n\n{one}\n\nNo:"),
@@ -113,7 +114,9 @@ def test_a_call_without_a_marker_at_the_end_of_a_thought_that_does_not_close(
 
 
 @bare
-@pytest.mark.parametrize("text", ["plan: {}", "plan\n{}", "plan\n\n{} is it", "plan\n\n- {}", "{}\n\nNo.", "{}."])
+@pytest.mark.parametrize(
+    "text", ["plan: {}", "plan {}", "plan\n{} is it", "plan\n\n{} is it", "plan\n\n- {}", "{}\n\nNo.", "{}."]
+)
 def test_a_call_without_a_marker_that_a_thought_only_mentions(form: CallFormatName, text: str) -> None:
     text = text.format(calls([("f", '{"a": 1}')], form))
     assert shape(read(with_unclosed(True, form), text)) == (text, "", [])

@@ -58,7 +58,7 @@ async def test_a_slow_matcher_is_late_until_its_mask_is_there(
     assert slow.slow
     assert not slow.late  # the first mask comes with the grammar
     for token in demo.encode_now("a cat and a dog"):
-        masks = await grammars.fill([quick, slow])
+        masks = (await grammars.fill([quick, slow])).bits
         assert np.array_equal(masks[0], masks[1])
         assert slow.late
         quick.accept(token)
@@ -72,11 +72,11 @@ async def test_a_step_that_needs_the_mask_waits_for_it(grammars: Grammars, monke
     """A preempted output comes back with a prefill, which does not wait for its mask."""
     monkeypatch.setattr(matcher_module, "SLOW_SECONDS", -1.0)
     slow = await grammars.matcher(WORDS)
-    (first,) = await grammars.fill([slow])
+    (first,) = (await grammars.fill([slow])).bits
     grammars.prepare(slow, lambda: None)
-    (again,) = await grammars.fill([slow])
+    (again,) = (await grammars.fill([slow])).bits
     assert np.array_equal(first, again)
-    (unprepared,) = await grammars.fill([slow])
+    (unprepared,) = (await grammars.fill([slow])).bits
     assert np.array_equal(first, unprepared)
 
 

@@ -130,3 +130,20 @@ async def test_tools_go_where_the_template_looks_for_them(tmp_path: Path) -> Non
     written = '<|assistant|>functools[{"name": "f", "arguments": {"a": 1}}]<|tool|>1'
     assert (await text(user, call, {"role": "tool", "content": "1"})).endswith(written)
     assert (tokenizer.answer_format.calls, tokenizer.answer_format.sees_tools) == ("phi4", True)
+
+
+@pytest.mark.parametrize(
+    ("result", "writes"),
+    [
+        ("{% for part in message.content %}{% if part.type == 'image' %}<image>{% endif %}{% endfor %}", True),
+        ("{{ message.content | string }}", False),
+        ("{{ raise_exception('text only') }}", False),
+    ],
+)
+def test_a_template_writes_images_of_results_or_not(result: str, writes: bool) -> None:
+    source = (
+        "{% for message in messages %}{% if message.role == 'tool' %}RESULT{% else %}{{ message.content }}{% endif %}"
+        "{% endfor %}"
+    ).replace("RESULT", result)
+    templates = ChatTemplates("here", {"default": source}, {}, ControlTokens(["<image>"]))
+    assert templates.writes_images_of_results("<image>") == writes

@@ -86,7 +86,7 @@ function remedyFor(code, status, retryAfter) {
     invalid_api_key: "Give the key under Settings, then try again.",
   };
   if (Object.hasOwn(remedies, code ?? "")) return remedies[code];
-  if (status === 413) return "Send less text, or start a new chat.";
+  if (status === 413) return "Send less text or fewer images, or start a new chat.";
   if (status >= 400 && status < 500) return "Change what the message names, then try again.";
   return "Try again; the server’s log has the details.";
 }

@@ -25,7 +25,7 @@ class MLPAndExperts:
         self._mlp_sum = make.sum(prepares=False)
         self._mlp_norm = make.norm(f"{name}.post_feedforward_layernorm_1", hidden, eps)
         self._router_norm = make.scaled_norm(f"{name}.router.scale", hidden, hidden**-0.5, eps)
-        self._route = make.route(f"{name}.router.proj", hidden, experts)
+        self._route = make.route(name, hidden, experts)
         self._factors = make.tensor(f"{name}.router.per_expert_scale", experts.count)
         self._before = make.norm(f"{name}.pre_feedforward_layernorm_2", hidden, eps)
         self._experts = make.experts(f"{name}.experts", hidden, experts)

@@ -110,7 +110,7 @@ def _begin(job: Job) -> list[subprocess.Popen[bytes]]:
         for index in range(count)
     ]
     halves = {str(dtype).removeprefix("torch.") for dtype in HALVES}
-    flash = any(isinstance(one, AttentionSpec) and one.head_dim in HEADS for one in job.model.attending)
+    flash = any(isinstance(one, AttentionSpec) and one.head_dim in HEADS for one, _ in job.attending)
     if flash and job.dtype in halves and flash4_runs_on(job.capability):
         count = FLASH_PROCESSES if cores > CORES_EACH else 1
         jobs += [

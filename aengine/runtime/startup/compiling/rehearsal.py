@@ -26,13 +26,18 @@ from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.offline import Share, compile_utilities, compiling
 from aengine.kernels.triton_kernels import TritonKernels
+from aengine.model.config import DraftModel
 from aengine.model.decoder import Decoder
 from aengine.model.groups import leave_empty
+from aengine.model.loading.heads import build_head, build_model
+from aengine.model.loading.load import Placement
 from aengine.model.ranks.shard import Shard
 from aengine.model.spec import AttentionSpec
 from aengine.runtime.cuda.capture import GraphSizes, make_executor, rehearse
 from aengine.runtime.device import resolve_kv_dtype
+from aengine.runtime.speculation.choose import rehearsed_proposer
 from aengine.runtime.startup.compiling.job import Job
+from aengine.runtime.startup.drafted_steps import drafted_steps, trial_steps
 from aengine.runtime.startup.sizing.cuda_memory import trial_pool
 from aengine.runtime.startup.sizing.pool import size_pool
 from aengine.runtime.startup.sizing.states import states_of_rows
@@ -40,7 +45,6 @@ from aengine.runtime.startup.sizing.steps import StepSizes
 from aengine.runtime.startup.sizing.windows import trial_windows
 from aengine.runtime.startup.warm_up import (
     greediest_steps,
-    largest_steps,
     uncaptured_steps,
     widest_step,
     with_adapters,
@@ -67,29 +71,48 @@ def run_through(job: Job) -> None:
     kernels = TritonKernels(job.model.unpacked_copies)
     decoder = Decoder(job.model, kernels, attention, dtype, META, config.max_model_len, kv_dtype, ranks)
     leave_empty(decoder.groups)
+    placement = Placement(META, kernels, attention, ranks)
+    if isinstance(job.model.added_head, DraftModel):
+        decoder.draft_head = drafting = build_model(decoder, placement, job.model.added_head, META)
+        leave_empty(drafting.groups)
+        drafting.keep_rehearsed_layers()
+    elif job.model.added_head is not None:
+        decoder.draft_head = head = build_head(decoder, placement, META)
+        leave_empty(head.groups)
+    drafts, speculation = job.most_drafts, None
+    if drafts:
+        speculation = rehearsed_proposer(job.proposer, drafts, config, job.model, META)
     decoder.keep_rehearsed_layers()
     steps = StepSizes.from_config(config, job.model, job.capability, job.launch.processors)
     lora = job.model.lora is not None
-    sizes = GraphSizes.from_config(config, attention.capturable, steps.mixed.tokens, steps.most, job.model.ranks, lora)
-    rows_alone = states_of_rows(config, job.model, dtype)
+    sizes = GraphSizes.from_config(
+        config, attention.capturable, steps.mixed.tokens, steps.most, job.model.ranks, lora, drafts
+    )
+    rows_alone = states_of_rows(config, job.model, dtype, drafts)
     if config.kv_cache_gib is None:
-        num_pages, length = trial_pool(config, decoder, steps.most)
+        num_pages, length = trial_pool(config, decoder, steps.most, drafts)
         windows = trial_windows(config, job.model, kv_dtype)
-        trial = make_executor(config, decoder, num_pages, length, sizes.largest, attention.fits, rows_alone, windows)
-        for plan in with_adapters(largest_steps(config, steps.most, length), lora):
+        trial = make_executor(
+            config, decoder, num_pages, length, sizes.largest, attention.fits, rows_alone, windows,
+            speculation=speculation,
+        )  # fmt: skip
+        for plan in with_adapters(trial_steps(config, steps.most, length, drafts), lora):
             trial.execute(plan)
         rehearse(trial)
-    pool = size_pool(config, job.model, kv_dtype, job.kv_bytes, dtype=dtype)
+    pool = size_pool(config, job.model, kv_dtype, job.kv_bytes, dtype=dtype, most_drafts=drafts)
     executor = make_executor(
-        config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits, pool.states, pool.windows
-    )
-    uncaptured = uncaptured_steps(config, job.model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
+        config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits, pool.states, pool.windows,
+        speculation=speculation,
+    )  # fmt: skip
+    longest = pool.max_model_len
+    uncaptured = uncaptured_steps(config, job.model, dtype, job.launch, steps.most, longest, sizes, drafts)
     if config.kv_cache_gib is None:  # the next start-up knows its memory and runs this step instead of a trial
-        uncaptured.append(widest_step(config, steps.most, pool.max_model_len))
+        uncaptured.append(widest_step(config, steps.most, longest))
     for plan in with_adapters(uncaptured, lora):
         executor.execute(plan)
     rehearse(executor)
-    for plan in with_adapters(greediest_steps(), lora):
+    drafted = drafted_steps(config, job.model, dtype, job.launch, steps.most, longest, drafts)
+    for plan in with_adapters([*greediest_steps(), *drafted], lora):
         executor.execute(plan)
 
 
@@ -148,13 +171,13 @@ def compile_flash(job: Job) -> None:
 def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
     """Launch prefill attention for all numbers of tokens that a start-up runs."""
     config, model, dtype = job.config, job.model, getattr(torch, job.dtype)
-    units = Shard(count=model.ranks).units
     steps = StepSizes.from_config(config, model, job.capability, job.launch.processors)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
     sizes = GraphSizes.from_config(config, True, steps.mixed.tokens, steps.most, model.ranks)
     kinds: dict[tuple[int, int, int], list[AttentionSpec]] = {}
-    for one in model.attending:
+    for one, ranks in job.attending:
         if isinstance(one, AttentionSpec) and one.head_dim in HEADS:
+            units = Shard(count=ranks).units
             kinds.setdefault((units(one.heads), units(one.kv_heads), one.head_dim), []).append(one)
     for (heads, kv_heads, dim), layers in kinds.items():
         sinks = torch.empty(heads, device=device)

@@ -12,8 +12,9 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.capture import Executors, capture
+from aengine.runtime.startup.drafted_steps import trial_steps
 from aengine.runtime.startup.sizing.windows import trial_bytes
-from aengine.runtime.startup.warm_up import largest_steps, row_share, with_adapters
+from aengine.runtime.startup.warm_up import row_share, with_adapters
 
 MARGIN = 256 * 2**20  # bytes; libraries allocate more memory after the trial step
 MOST_CODE = 2**30  # bytes; loaded kernels and libraries take less, so more belongs to other processes
@@ -39,11 +40,11 @@ class Budget:
         return self.ours - self.others - weights - MARGIN
 
 
-def trial_pool(config: EngineConfig, decoder: Decoder, max_step_tokens: int) -> tuple[int, int]:
+def trial_pool(config: EngineConfig, decoder: Decoder, max_step_tokens: int, most_drafts: int = 0) -> tuple[int, int]:
     """Return the pages and the row length of an executor that can run the largest step."""
     longest = config.max_model_len or decoder.config.max_position_embeddings  # no longer than the rotary table
     length, pages_per_row = row_share(config, max_step_tokens, longest)
-    return config.max_num_seqs * pages_per_row + 1, length
+    return config.max_num_seqs * pages_per_row + 1, max(length, 2 + most_drafts)
 
 
 def room_for_kv(
@@ -54,11 +55,13 @@ def room_for_kv(
     more_graphs: int,
     states: StateRoom | None = None,
     known: Sequence[int] | None = None,
+    most_drafts: int = 0,
 ) -> tuple[int, list[int] | None]:
     """Return the bytes for the KV pool of a rank, and the bytes that each rank needs besides (None: not measured).
 
     The rank with the least memory determines the pool. If `known` is None, the function runs the largest step with
-    plain and with `GREEDIEST` sampling, captures the largest graphs, and measures the memory of both.
+    plain and with `GREEDIEST` sampling, and the step that verifies the most drafts. It captures the largest graphs, and
+    measures the memory of all.
 
     Afterwards torch may not allocate more than the budget. Before it would, it empties its own cache.
 
@@ -67,6 +70,7 @@ def room_for_kv(
         more_graphs: Bytes of all graphs that are not captured here.
         states: The rows' states. `make` allocates them, and their bytes are not part of the result.
         known: The bytes that each rank needs, as an earlier start-up measured them.
+        most_drafts: The most drafts of a row in a step.
 
     Raises: ConfigError if nothing is left.
     """
@@ -78,14 +82,15 @@ def room_for_kv(
     if known is not None:
         return min(device.left(needed) for device, needed in zip(devices, known, strict=True)) - kept, None
     model, kv_dtype = decoders[0].config, decoders[0].kv_dtype
-    num_pages, length = trial_pool(config, decoders[0], max_step_tokens)
+    num_pages, length = trial_pool(config, decoders[0], max_step_tokens, most_drafts)
     pool = trial_bytes(config, model, kv_dtype, num_pages)
     pool += 0 if states is None else states.row_bytes
     try:
         trial = make(num_pages, length)
         for device in devices:
             torch.cuda.reset_peak_memory_stats(device.device)
-        trial.warm_up(with_adapters(largest_steps(config, max_step_tokens, length), model.lora is not None))
+        steps = trial_steps(config, max_step_tokens, length, most_drafts)
+        trial.warm_up(with_adapters(steps, model.lora is not None))
     except torch.OutOfMemoryError as error:
         tightest = max(devices, key=lambda device: device.weights)
         raise ConfigError(

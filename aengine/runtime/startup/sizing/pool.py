@@ -56,6 +56,7 @@ def size_pool(
     available: int,
     memory: int | None = None,
     dtype: torch.dtype = torch.float32,
+    most_drafts: int = 0,
 ) -> PoolSize:
     """Return the pool that fits into `available` bytes, and the longest context that fits into the pool.
 
@@ -65,13 +66,14 @@ def size_pool(
         kv_dtype: The dtype of keys and values.
         memory: All bytes of the device. None: not known.
         dtype: The model's dtype.
+        most_drafts: The most drafts of a row in a step.
 
     Raises: ConfigError if no sequence of the configured length fits, or if the configured pages do not fit into the
         memory. The error shows the calculation.
     """
     page_bytes = model.kv_shape(config.page_size, kv_dtype).page_bytes
     longest = check_length(config, model)
-    states = room_for_states(config, model, dtype, page_bytes, available)
+    states = room_for_states(config, model, dtype, page_bytes, available, most_drafts)
     if states is not None and config.num_pages is None:
         available -= states.snapshot_bytes
     # All rows at full length use this many pages. More would never be used.

@@ -19,11 +19,13 @@ MOST_SNAPSHOTS = 2**16
 
 
 def room_for_states(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, page_bytes: int, available: int
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, page_bytes: int, available: int, most_drafts: int = 0
 ) -> StateRoom | None:
     """Return the sizes of a model's states and snapshots, or None if no layer has a state.
 
-    available: bytes for pages and snapshots.
+    Args:
+        available: Bytes for pages and snapshots.
+        most_drafts: The most drafts of a row in a step.
 
     Raises: ConfigError if snapshots would not be at page boundaries.
     """
@@ -44,10 +46,12 @@ def room_for_states(
     fitting = min(int(available * SHARE) // shape.slot_bytes, MOST_SNAPSHOTS)
     wanted = fitting if config.state_snapshots is None else config.state_snapshots
     count = wanted if config.prefix_cache else 0
-    return StateRoom(shape, config.max_num_seqs, SnapshotRoom(count, grain, prompt_grain))
+    return StateRoom(shape, config.max_num_seqs, SnapshotRoom(count, grain, prompt_grain), most_drafts)
 
 
-def states_of_rows(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> StateRoom | None:
+def states_of_rows(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, most_drafts: int = 0
+) -> StateRoom | None:
     """Like `room_for_states`, without snapshots."""
     shape = model.state_shape(DTYPES[config.state_dtype], dtype)
-    return None if shape is None else StateRoom(shape, config.max_num_seqs, SnapshotRoom())
+    return None if shape is None else StateRoom(shape, config.max_num_seqs, SnapshotRoom(), most_drafts)

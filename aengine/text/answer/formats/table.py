@@ -6,21 +6,23 @@ from collections.abc import Iterable, Mapping
 
 from aengine.config import CallFormatName
 from aengine.text.answer.formats.base import CallFormat
-from aengine.text.answer.formats.deepseek import DeepSeek
+from aengine.text.answer.formats.deepseek import DeepSeek, Kimi
 from aengine.text.answer.formats.gemma import Gemma4
 from aengine.text.answer.formats.glm import Glm
 from aengine.text.answer.formats.json_formats import Hermes, JsonList, Llama3
 from aengine.text.answer.formats.mistral import Mistral, MistralList
 from aengine.text.answer.formats.pythonic import Pythonic, PythonicLines
-from aengine.text.answer.formats.qwen3_coder import Qwen3Coder
+from aengine.text.answer.formats.qwen3_coder import MINIMAX, Qwen3Coder
 
 # The formats with the most specific markers come first.
 FORMATS: Mapping[CallFormatName, CallFormat] = {
     "seed": Qwen3Coder("<seed:tool_call>", "</seed:tool_call>", line_break=""),
+    "minimax": Qwen3Coder("<minimax:tool_call>", "</minimax:tool_call>", "", MINIMAX, grouped=True),
     "qwen3_coder": Qwen3Coder(),
     "glm": Glm(),
     "deepseek": DeepSeek(fenced=True),
     "deepseek_v31": DeepSeek(fenced=False),
+    "kimi": Kimi(),
     "gemma4": Gemma4(),
     "phi4": JsonList(ended=True),
     "granite": JsonList(ended=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from tests.model.quant.test_formats import encode, format_of, load
 NAMES = ["q_proj", "k_proj", "v_proj"]
 
 
+@functools.cache  # encoders write one number at a time
 def part(scheme: str, n: int, k: int, seed: int = 0) -> QuantizedWeight:
     return load(format_of(scheme), n, k, [encode(scheme, n, k, seed)], ["model.layers.0.mlp.up_proj"])
 

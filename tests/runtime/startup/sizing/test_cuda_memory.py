@@ -100,7 +100,7 @@ def room(monkeypatch: pytest.MonkeyPatch, device: Device) -> Measure:
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(cuda_memory, "trial_pool", lambda *_: (1, 16))
-    monkeypatch.setattr(cuda_memory, "largest_steps", lambda *_: ["plain", "greedy"])
+    monkeypatch.setattr(cuda_memory, "trial_steps", lambda *_: ["plain", "greedy"])
     monkeypatch.setattr(cuda_memory, "capture", Trial.capture)
     pages = SimpleNamespace(page_bytes=POOL)
     shape = SimpleNamespace(lora=None, kv_shape=lambda *_: pages, windows=[], max_position_embeddings=1024)

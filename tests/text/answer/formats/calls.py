@@ -48,6 +48,11 @@ UNCLOSED_STRINGS: list[tuple[CallFormatName, str]] = [
         "<｜tool▁calls▁end｜>",
     ),
     ("deepseek_v31", f'<｜tool▁calls▁begin｜>{_CALL}f<｜tool▁sep｜>{{"text": "Oslo}}{_CALL_END}<｜tool▁calls▁end｜>'),
+    (
+        "kimi",
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"text": "Oslo}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
     ("pythonic", '[f(text="Oslo)]'),
     ("olmo", '<function_calls>f(text="Oslo)</function_calls>'),
 ]

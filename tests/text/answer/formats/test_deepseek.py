@@ -66,3 +66,14 @@ def test_arguments_are_streamed() -> None:
 def test_calls_behind_a_marker(form: CallFormatName, text: str) -> None:
     assert shape(answer(parser(form), text)) == ("", "", [CALL])
     assert shape(answer(parser(form), f"Look. {text}")) == ("", "Look.", [CALL])
+
+
+def test_a_call_of_kimi_has_the_id_that_the_model_wrote() -> None:
+    begin, end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+    written = (
+        f'<|tool_call_begin|>{name}<|tool_call_argument_begin|>{{"a": 1}}<|tool_call_end|>'
+        for name in ("functions.f:0", "f", "functions.f:12")
+    )
+    calls = answer(parser("kimi"), f"I look.{begin}{''.join(written)}{end}").calls
+    assert [call.name for call in calls] == ["f"] * 3
+    assert [call.id for call in calls if not call.id.startswith("call_")] == ["functions.f:0", "functions.f:12"]

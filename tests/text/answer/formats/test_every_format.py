@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aengine.config import CallFormatName, ServerConfig
 from aengine.config.configure import configure
-from aengine.text.answer.deltas import CallDelta
+from aengine.text.answer.deltas import CallDelta, ContentDelta
 from aengine.text.answer.formats.base import CallableTool
 from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.parser import AnswerParser
@@ -154,6 +154,15 @@ def test_an_answer_that_is_cut_short_has_no_half_call_as_text(
 
 
 @forms
+def test_an_optional_call_that_is_cut_within_its_marker_is_no_text(form: CallFormatName) -> None:
+    marker = FORMATS[form].syntax.begin
+    for end in range(3, len(marker)):
+        reading = parser(form)
+        deltas = reading.feed("Look:" + marker[:end]) + reading.finish(cut=True)
+        assert "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)) == "Look:"
+
+
+@forms
 @pytest.mark.parametrize("name", ["h", "", "f.f"])
 def test_a_call_of_a_tool_that_is_not_there_is_content(form: CallFormatName, name: str) -> None:
     text = call(name, '{"text": "a"}', form)
@@ -163,7 +172,8 @@ def test_a_call_of_a_tool_that_is_not_there_is_content(form: CallFormatName, nam
 @forms
 def test_ids_are_as_the_family_has_them(form: CallFormatName) -> None:
     (found,) = answer(parser(form), call("g-2", "{}", form)).calls
-    assert re.fullmatch("[A-Za-z0-9]{9}" if form.startswith("mistral") else "call_[0-9a-f]{24}", found.id)
+    expected = "[A-Za-z0-9]{9}" if form.startswith("mistral") else "call_[0-9a-f]{24}"
+    assert re.fullmatch(r"functions\.g-2:0" if form == "kimi" else expected, found.id)
 
 
 @forms

@@ -19,7 +19,7 @@ const messageActions = {
   },
   edit(message, text) {
     if (!settingsAreValid()) return;
-    if (message.role === "user") askBelow(message.parent, text);
+    if (message.role === "user") askBelow(message.parent, text, message.images);
     else keepEdited(message, text);
   },
   again(message) {
@@ -48,9 +48,9 @@ function keepEdited(message, text) {
   showPath();
 }
 
-/** Add `text` below the message with the id `parent`, and request an answer. */
-function askBelow(parent, text) {
-  const question = conversation.add(parent, "user", text);
+/** Add a question below the message with the id `parent`, and request an answer. */
+function askBelow(parent, text, images) {
+  const question = conversation.add(parent, "user", text, { images });
   const answer = conversation.add(question.id, "assistant", "", { model: chosenModel() });
   conversation.record.system = systemPrompt();
   conversation.record.model = chosenModel();
@@ -61,7 +61,7 @@ function askBelow(parent, text) {
   answerTo(answer);
 }
 
-const ask = (text) => askBelow(conversation.path().at(-1)?.id ?? null, text);
+const ask = ({ text, images }) => askBelow(conversation.path().at(-1)?.id ?? null, text, images);
 
 /** Show the messages of the visible path. Messages that stay keep their nodes. */
 function showPath() {
@@ -86,7 +86,7 @@ async function answerTo(answer) {
   scrollToEnd();
   const saving = setInterval(() => store.save(home, [answer], ["changed"]), SAVE_MILLISECONDS);
   try {
-    await receive(answer, requestFor(home.path(), answer), controller.signal, () => view.grow());
+    await receive(answer, await requestFor(home.path(), answer), controller.signal, () => view.grow());
     byId("spoken").textContent = "The answer is complete.";
   } catch (error) {
     const isStopped = controller.signal.aborted;

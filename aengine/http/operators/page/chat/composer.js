@@ -1,11 +1,11 @@
-// The field for a new message. Further parts of a message, such as attachments, would be collected in `takeQuestion`.
+// The field for a new message.
 
 const question = byId("question");
 
 function showBusy() {
   byId("send").hidden = running !== null;
   byId("stop").hidden = running === null;
-  byId("send").disabled = !question.value.trim();
+  byId("send").disabled = !canSend();
   byId("turns").classList.toggle("busy", running !== null);
 }
 
@@ -15,21 +15,23 @@ function fitQuestion() {
   showBusy();
 }
 
+const canSend = () => !reading && Boolean(question.value.trim() || attached.length);
+
 /** Take the message out of its field; null if it cannot be sent. */
 function takeQuestion() {
-  const text = question.value.trim();
-  if (running || !text || !settingsAreValid()) return null;
+  if (running || !canSend() || !settingsAreValid()) return null;
+  const taken = { text: question.value.trim(), images: takeAttached() };
   question.value = "";
   fitQuestion();
-  return text;
+  return taken;
 }
 
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
-  const text = takeQuestion();
-  if (text === null) return;
+  const taken = takeQuestion();
+  if (taken === null) return;
   openPanel(false);
-  ask(text);
+  ask(taken);
 });
 question.addEventListener("input", fitQuestion);
 question.addEventListener("keydown", (event) => {

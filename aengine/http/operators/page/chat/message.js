@@ -34,7 +34,8 @@ class MessageView {
     this.foot = make("div", { className: "foot" });
     if (message.role === "user") this.buildQuestion();
     else this.buildAnswer();
-    this.node = make("article", { className: "turn", ariaLabel: message.role === "user" ? "You" : "Answer" }, this.body, this.foot);
+    this.images = make("div", { className: "images", hidden: !message.images.length }, ...message.images.map(imageNode));
+    this.node = make("article", { className: "turn", ariaLabel: message.role === "user" ? "You" : "Answer" }, this.images, this.body, this.foot);
     this.draw(false);
   }
 
@@ -73,8 +74,11 @@ class MessageView {
     this.drawBranches();
     this.edit.hidden = busy;
     this.copy.hidden = busy || !this.message.content;
-    if (this.message.role === "user") this.asked.textContent = this.message.content;
-    else this.drawAnswer(busy);
+    if (this.message.role === "assistant") this.drawAnswer(busy);
+    else {
+      this.asked.textContent = this.message.content;
+      this.asked.hidden = !this.message.content;
+    }
   }
 
   drawAnswer(busy) {
@@ -123,7 +127,7 @@ class MessageView {
       this.edit.focus();
     };
     const save = () => {
-      if (!text.value.trim() || this.actions.isBusy()) return;
+      if ((!text.value.trim() && !this.message.images.length) || this.actions.isBusy()) return;
       close();
       this.actions.edit(this.message, text.value);
     };

@@ -1,8 +1,12 @@
 // The request for an answer, and the streamed answer.
 
 /** A message in the API's format. */
-function asChatMessage({ role, content, reasoning, calls }) {
+async function asChatMessage({ role, content, images, reasoning, calls }) {
   const message = { role, content };
+  if (images.length) {
+    const parts = (await Promise.all(images.map(dataUrlOf))).map((url) => ({ type: "image_url", image_url: { url } }));
+    message.content = content ? [...parts, { type: "text", text: content }] : parts;
+  }
   if (reasoning) message.reasoning_content = reasoning;
   if (calls.length) message.tool_calls = calls.map((one) => ({ id: one.id, type: "function", function: { name: one.name, arguments: one.arguments } }));
   return message;
@@ -16,15 +20,15 @@ const isEmpty = ({ role, content, calls }) => role === "assistant" && !content &
  * @param {Message[]} path
  * @param {Message} answer
  */
-function requestFor(path, answer) {
+async function requestFor(path, answer) {
   const before = path.slice(0, path.indexOf(answer));
   const said = before.filter((one, index) => !isEmpty(one) && !(before[index + 1] && one.role === "user" && isEmpty(before[index + 1])));
   const system = systemPrompt();
-  const messages = [...(system ? [{ role: "system", content: system }] : []), ...said.map(asChatMessage)];
+  const messages = [...(system ? [{ role: "system", content: system }] : []), ...(await Promise.all(said.map(asChatMessage)))];
   const request = { messages, stream: true, stream_options: { include_usage: true }, ...requestFields() };
   if (answer.model) request.model = answer.model;
   if (answer.content) {
-    messages.push(asChatMessage(answer));
+    messages.push(await asChatMessage(answer));
     Object.assign(request, { continue_final_message: true, add_generation_prompt: false });
   }
   return request;

@@ -115,8 +115,8 @@ const everything = async () => (await Promise.all((await store.list()).map(({ id
 
 const MENU = {
   rename,
-  "export-json": async ({ id, title }) => download(`${title}.json`, "application/json", toJson([await store.load(id)])),
-  "export-markdown": async ({ id, title }) => download(`${title}.md`, "text/markdown", toMarkdown(await store.load(id))),
+  "export-json": async ({ id, title }) => download(`${title}.json`, "application/json", await toJson([await store.load(id)])),
+  "export-markdown": async ({ id, title }) => download(`${title}.md`, "text/markdown", await toMarkdown(await store.load(id))),
   delete: async ({ id }) => removeAll([await store.load(id)]),
 };
 byId("menu").addEventListener("click", (event) => {
@@ -150,7 +150,7 @@ byId("import-file").addEventListener("change", async () => {
   await importFiles([...byId("import-file").files]);
   byId("import-file").value = "";
 });
-byId("export-all").addEventListener("click", async () => download("aengine-conversations.json", "application/json", toJson(await everything())));
+byId("export-all").addEventListener("click", async () => download("aengine-conversations.json", "application/json", await toJson(await everything())));
 byId("delete-all").addEventListener("click", async () => {
   const all = await everything();
   show("delete-question", `Delete all ${all.length} conversations?`);

@@ -4,6 +4,7 @@
 const DATABASE = "aengine";
 const NO_STORAGE = "This browser keeps no conversations here. They work, and are lost when this tab closes: export what you need.";
 const FULL_STORAGE = "The browser’s storage is full. New messages are lost when this tab closes: delete conversations, or export what you need.";
+const FULL_OF_IMAGES = "The browser’s storage is full. New messages are kept without their images, which are lost when this tab closes: delete conversations, or export what you need.";
 
 /** @returns {Promise<any>} the result of a request or the end of a transaction */
 function settled(request) {
@@ -82,7 +83,8 @@ class Store extends EventTarget {
     const record = this.unsaved.get(id)?.record ?? (await this.read((conversations) => conversations.get(id), null));
     if (!record) return null;
     const messages = await this.read((_, all) => all.index("conversation").getAll(id), []);
-    return new Conversation(record, [...messages, ...(this.unsaved.get(id)?.messages.values() ?? [])]);
+    // Of two equal versions the first one counts. A stored one may lack its images.
+    return new Conversation(record, [...(this.unsaved.get(id)?.messages.values() ?? []), ...messages]);
   }
 
   /**
@@ -100,22 +102,37 @@ class Store extends EventTarget {
       pending.set(message.id, structuredClone(message));
     }
     conversation.isGone = false;
+    const changes = Object.fromEntries(fields.map((name) => [name, record[name]]));
     try {
-      await this.transact("readwrite", (conversations, all) => {
-        const reading = conversations.get(id);
-        reading.addEventListener("success", () => {
-          const changes = Object.fromEntries(fields.map((name) => [name, record[name]]));
-          conversations.put({ ...record, ...reading.result, ...changes });
-          for (const message of pending.values()) all.put(message);
-        });
-      });
+      await this.write(record, changes, [...pending.values()]);
       if (this.unsaved.delete(id)) this.report("");
-      this.tell(id);
     } catch (error) {
       this.unsaved.set(id, { record, messages: pending });
-      this.report(error?.name === "QuotaExceededError" ? FULL_STORAGE : NO_STORAGE);
+      this.report(error?.name === "QuotaExceededError" ? await this.writeTexts(record, changes, [...pending.values()]) : NO_STORAGE);
     }
     this.dispatchEvent(new Event("saved"));
+  }
+
+  async write(record, changes, messages) {
+    await this.transact("readwrite", (conversations, all) => {
+      const reading = conversations.get(record.id);
+      reading.addEventListener("success", () => {
+        conversations.put({ ...record, ...reading.result, ...changes });
+        for (const message of messages) all.put(message);
+      });
+    });
+    this.tell(record.id);
+  }
+
+  /** Write messages without their images, because the storage is full. Return the text to show. */
+  async writeTexts(record, changes, messages) {
+    if (!messages.some(({ images }) => images.length)) return FULL_STORAGE;
+    try {
+      await this.write(record, changes, messages.map((one) => ({ ...one, images: [] })));
+      return FULL_OF_IMAGES;
+    } catch {
+      return FULL_STORAGE;
+    }
   }
 
   /** Write a whole conversation, even a removed one. */

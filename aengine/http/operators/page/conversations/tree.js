@@ -7,7 +7,7 @@
  * @typedef {{prompt: number, completion: number}} Tokens the server's count for this answer
  *
  * `version` counts writes. `finish` is the server's reason, or "stopped", "failed", "edited". It is empty while the answer is streamed, or if the tab was closed then.
- * @typedef {{id: string, conversation: string, parent: string | null, role: "user" | "assistant", created: number, content: string,
+ * @typedef {{id: string, conversation: string, parent: string | null, role: "user" | "assistant", created: number, content: string, images: File[],
  *   reasoning: string, calls: Call[], finish: string, note: string, model: string, failure: Failure | null, tokens: Tokens | null, version: number}} Message
  *
  * @typedef {{id: string, title: string, created: number, changed: number, leaf: string | null, system: string, model: string}} ConversationRecord
@@ -52,6 +52,7 @@ class Conversation {
   }
 
   keep(message) {
+    message.images ??= []; // earlier versions stored none
     this.messages.set(message.id, message);
     const branches = this.branches.get(message.parent);
     if (branches) branches.push(message);
@@ -98,12 +99,12 @@ class Conversation {
     const last = Math.max(0, ...this.children(parent).map((one) => one.created));
     const message = {
       id: newId(), conversation: this.id, parent, role, created: Math.max(Date.now(), last + 1), content,
-      reasoning: "", calls: [], finish: "", note: "", model: "", failure: null, tokens: null, version: 0, ...more,
+      images: [], reasoning: "", calls: [], finish: "", note: "", model: "", failure: null, tokens: null, version: 0, ...more,
     };
     this.keep(message);
     this.record.leaf = message.id;
     this.record.changed = message.created;
-    if (!this.record.title) this.record.title = titleOf(content);
+    if (!this.record.title) this.record.title = titleOf(content || (message.images.length ? "Image" : ""));
     return message;
   }
 }

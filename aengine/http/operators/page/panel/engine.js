@@ -43,10 +43,10 @@ async function pollEngine() {
   showRate(now.aengine_generated_tokens_total);
 }
 
-/** The samples without labels, by name, summed over replicas. */
+/** The samples without further labels, by name, summed over replicas and proposers. */
 function readMetrics(text) {
   const samples = {};
-  for (const [, name, value] of text.matchAll(/^(\w+)(?:\{replica="[^"]*"\})? (\S+)$/gm)) {
+  for (const [, name, value] of text.matchAll(/^(\w+)(?:\{(?:,?(?:replica|proposer)="[^"]*")+\})? (\S+)$/gm)) {
     samples[name] = (samples[name] ?? 0) + Number(value);
   }
   return samples;
@@ -58,12 +58,23 @@ function showEngine(now) {
   show("waiting", whole(now.aengine_requests_waiting));
   const found = now.aengine_cached_tokens_total / Math.max(1, now.aengine_prompt_tokens_total);
   show("hit-rate", `${Math.round(100 * found)} %`);
+  showSpeculation(now);
   show("pages-used", whole(used));
   show("pages-cached", whole(cached));
   show("pages-free", whole(free));
   byId("bar-used").style.width = `${(100 * used) / pages}%`;
   byId("bar-cached").style.width = `${(100 * cached) / pages}%`;
   byId("pages").ariaLabel = `KV pages: ${used} used, ${cached} cached, ${free} free of ${pages}`;
+}
+
+/** Shows how many drafts were accepted, and how many tokens a step brings to a sequence with drafts. */
+function showSpeculation(now) {
+  const [drafted, accepted, verified] = ["drafted_tokens", "accepted_tokens", "verifications"].map(
+    (name) => now[`aengine_speculation_${name}_total`],
+  );
+  byId("speculation").hidden = drafted === undefined;
+  show("accepted", drafted ? `${Math.round((100 * accepted) / drafted)} %` : "–");
+  show("accepted-length", verified ? (1 + accepted / verified).toFixed(2) : "–");
 }
 
 function showRate(tokens) {
@@ -93,6 +104,7 @@ function forget(why) {
   modelShown = false;
   show("engine-note", why);
   byId("engine-note").hidden = false;
+  byId("speculation").hidden = true;
   for (const id of ["rate", "running", "waiting", "hit-rate", "pages-used", "pages-cached", "pages-free"]) show(id, "–");
   show("glance", "– tok/s");
 }

@@ -21,10 +21,12 @@ function chooseModel(name) {
   show("model-name", id);
   show("model-context", ` · ${whole(limit)} tokens of context`);
   showMeter(conversation.path());
+  offerImages();
 }
 
 /** The model's name for a request; empty until it is known. */
 const chosenModel = () => modelSelect.value;
+const takesImages = () => models[modelSelect.selectedIndex]?.takes_images ?? false;
 const chosenLimit = () => models[modelSelect.selectedIndex]?.max_model_len;
 
 modelSelect.addEventListener("change", () => chooseModel(modelSelect.value));

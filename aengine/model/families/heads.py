@@ -1,0 +1,56 @@
+"""Draft heads, which are published in folders of their own, as data."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from aengine.cache.kv import KVLayer
+from aengine.model.spec import AttentionSpec, LayerSpec
+
+
+class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts that draft heads of all kinds have. A head is made for one target."""
+
+    hidden_size: int
+    rms_norm_eps: float
+    layers: tuple[LayerSpec, ...]
+    taps: tuple[int, ...]  # the layers of the target before which its states are taken, ascending
+    target_hidden_size: int
+    target_vocab_size: int
+    draft_vocab_size: int  # the number of tokens that can be drafted
+    has_embedding: bool = False  # whether the files have an embedding. If not, the target's is used.
+    has_head: bool = True  # whether the files have an output matrix. If not, the target's is used.
+    is_mapped: bool = False  # whether the files say which token of the target each token of the head is
+
+    @property
+    def attention(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each layer."""
+        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, AttentionSpec))
+
+    def spread_over(self, ranks: int) -> int:
+        """Return over how many of the target's ranks the head is spread.
+
+        Returns 1 if its layers cannot be divided evenly. Then each rank has the whole head.
+        """
+        return 1 if any(layer.indivisible(ranks) for layer in self.layers) else ranks
+
+    def kv_layers(self, ranks: int) -> tuple[KVLayer, ...]:
+        """Return what each layer keeps of a token in the KV pool of a rank. ranks: of the target."""
+        return tuple(attention.kv_layer(self.spread_over(ranks)) for attention in self.attention)
+
+    def linears(self, ranks: int) -> tuple[tuple[int, int], ...]:
+        """Return outputs and inputs of each product between embedding and output matrix. ranks: of the target."""
+        hidden, spread = self.hidden_size, self.spread_over(ranks)
+        of_layers = (linear for layer in self.layers for linear in layer.linears(hidden, spread))
+        return (hidden, len(self.taps) * self.target_hidden_size), *of_layers
+
+    def weight_bytes(self, dtype: torch.dtype, ranks: int) -> int:
+        """Estimate the bytes of its weights on each rank. ranks: of the target."""
+        return self.parameters // self.spread_over(ranks) * dtype.itemsize
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights in matrices, without those that are the target's."""
+        tables = self.has_embedding * self.target_vocab_size + self.has_head * self.draft_vocab_size
+        return sum(n * k for n, k in self.linears(1)) + tables * self.hidden_size

@@ -1,0 +1,1 @@
+"""What a checkpoint says about images: sizes, values of pixels, tokens in prompts, and the shape of its tower."""

@@ -1,0 +1,129 @@
+"""The interface of proposers, the tokens from which they start, and the cost of their steps before any is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from aengine.cache.kv import KVPool
+from aengine.config.speculation import chosen_line
+from aengine.model.config import DraftModel, ModelConfig
+from aengine.model.decoder import Decoder
+from aengine.model.drafting.base import Taps
+from aengine.runtime.step.executor import HeadInputs
+from aengine.runtime.step.rows import Rows
+from aengine.runtime.step.verdict import Drafted
+from aengine.sampling.sampler import Draws, Sampler
+from aengine.step_cost import FREE, StepCost
+from aengine.step_plan import NewRow, StepPlan
+
+# For `step_cost`. Tokens are those whose computation takes as long as reading the weights.
+_GPU_FREE_TOKENS = 150.0  # floats on an H200: 700 TFLOP/s of matrix products, 4.1 TB/s of reading
+_CPU_FREE_TOKENS = 8.0
+_NGRAM_DRAFT = 0.001
+
+
+@dataclass(slots=True)
+class Kept:
+    """The tokens that each drawing row of a step keeps, on the device, in the order of the results."""
+
+    rows: Tensor  # [n] int64
+    tokens: Tensor  # [n, width] int64; row i keeps the first counts[i], the others are arbitrary
+    counts: Tensor  # [n] int64, at least 1; 0 for the padding row, which only captured steps contain
+    places: Tensor  # [n] int64: the place of the last kept token among the step's draws
+    drawn: Tensor  # [draws] int64: all drawn tokens, kept or not
+
+    @classmethod
+    def of_step(cls, draw_rows: Tensor, draws: Draws, drafted: Drafted | None) -> Kept:
+        """Return the kept tokens of a step after its verification. draw_rows: [draws] int64."""
+        token_ids = draws.token_ids
+        if drafted is None or draws.counts is None:
+            ones, places = torch.ones_like(token_ids), torch.arange(len(token_ids), device=token_ids.device)
+            return cls(draw_rows, token_ids[:, None], ones, places, token_ids)
+        start, end = drafted.places.start, drafted.places.stop
+        width = drafted.most + 1
+        rows = torch.cat((draw_rows[:start], drafted.rows, draw_rows[end:]))
+        others = [token_ids[part, None].expand(-1, width) for part in (slice(start), slice(end, None))]
+        ones = torch.ones_like(token_ids)
+        counts = torch.cat((ones[:start], draws.counts, ones[end:]))
+        all_places = torch.arange(len(token_ids), device=token_ids.device)
+        places = torch.cat((all_places[:start], drafted.first + draws.counts - 1, all_places[end:]))
+        tokens = torch.cat((others[0], drafted.gather(token_ids), others[1]))
+        return cls(rows, tokens, counts, places, token_ids)
+
+
+class Proposer(Protocol):
+    """Drafts tokens for rows. Calls are in the order of the steps, and only enqueue work on a device.
+
+    A CUDA graph captures `propose` for plans without prompts. Then every row has the same number of drafts, all tensors
+    have fixed shapes, rows may be padding, and the plan only tells upper bounds.
+    """
+
+    name: str  # for statistics
+    taps: Taps | None  # the hidden states that it reads of every step. None: it reads none.
+
+    def admit(self, new_rows: Sequence[NewRow]) -> None:
+        """Note the tokens of rows that get a new sequence. Called before the step's forward pass."""
+        ...
+
+    def propose(self, plan: StepPlan, kept: Kept | None, rows: Rows, inputs: HeadInputs | None) -> None:
+        """Write up to `plan.proposals` drafts of each drawing row into `Rows.next_tokens`. Called after the verdict.
+
+        It is not called for a step with `is_read` False. Drafts of such rows may be worse later, but not an error.
+
+        The drafts follow the row's last token. With 0 proposals, only note the step's tokens.
+
+        Args:
+            kept: None if no row draws.
+            inputs: None if `taps` is None.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerParts:
+    """The parts of a rank's runtime from which a proposer is made."""
+
+    decoder: Decoder
+    kv: KVPool
+    sampler: Sampler
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerChoice:
+    """The proposer of a runtime, before its rows exist."""
+
+    name: str  # `Proposer.name`
+    reason: str  # why it was chosen, for the start-up log
+    most_drafts: int  # the most drafts of a row in a step, at least 1
+    make: Callable[[ProposerParts], Proposer]
+    is_automatic: bool = False  # whether the engine may start without it
+    cost: StepCost = FREE  # from which the number of drafts is chosen
+    head_folder: Path | None = None  # the files of a draft head that are not the model's own
+
+    @property
+    def line(self) -> str:
+        """The line about the proposer in the start-up log."""
+        return chosen_line(self.name, self.reason, self.most_drafts)
+
+
+def step_cost(proposer: str, model: ModelConfig, device: torch.device) -> StepCost:
+    """Return the cost of steps of a model that drafts with this proposer: ngram, draft, or the name of a draft head."""
+    parameters = model.active_parameters
+    numbers = model.kv_shape(1, torch.bfloat16).page_bytes * model.ranks / 2  # keys and values of a token
+    free_tokens = _CPU_FREE_TOKENS if device.type == "cpu" else _GPU_FREE_TOKENS
+    context = numbers / parameters
+    if proposer == "ngram":  # it must read every step; this takes next to no time
+        return StepCost(free_tokens, draft=_NGRAM_DRAFT, reading=0.0, context=context)
+    if isinstance(model.added_head, DraftModel):
+        share = model.added_head.model.active_parameters / parameters
+        return StepCost(free_tokens, draft=share, reading=share, context=context)
+    head = (parameters - model.end_parameters) / len(model.layers)  # a draft head is about one layer
+    output = model.vocab_size * model.hidden_size
+    return StepCost(free_tokens, draft=(head + output) / parameters, reading=head / parameters, context=context)

@@ -1,0 +1,65 @@
+"""Decides at start-up whether the tower for images is loaded."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+
+from aengine.attention.torch_backend import TorchAttention
+from aengine.config import EngineConfig
+from aengine.errors import AengineError
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
+from aengine.model.loading.load import open_checkpoint
+from aengine.model.towers.build import count_weights
+
+log = logging.getLogger("aengine")
+
+
+def choose_images(config: EngineConfig, model: ModelConfig, device: torch.device, files: Path) -> ModelConfig:
+    """Return the model with its tower if it can take images, else with the reason why it takes none.
+
+    The start-up log has one line about it, if the checkpoint has a tower. Reads headers of weights.
+
+    files: the folder of the model.
+    """
+    if model.images is None:
+        return model
+    if why := _why_none(config, model, device, files):
+        log.info("images: off, because %s", why)
+        return replace(model, no_images=why)
+    log.info("images: a tower of %d million weights", round(count_weights(model.images) / 1e6))
+    return model.with_images()
+
+
+def _why_none(config: EngineConfig, model: ModelConfig, device: torch.device, files: Path) -> str:
+    if config.images == "off":
+        return "the knob images is off"
+    if device.type != "cpu":
+        return "they are supported on a CPU only, so far"
+    if model.head != "vocabulary":
+        return "the model generates no text"
+    if model.images is not None and not model.images.splittable:
+        return "tokens of one image attend to later ones in this model, which is not supported yet"
+    return _defect(config, model, files)
+
+
+def _defect(config: EngineConfig, model: ModelConfig, files: Path) -> str:
+    """Return why the tower cannot be loaded. Empty if it can, or if the model cannot be loaded either."""
+    if config.load_format != "auto":
+        return ""
+    plain = model.with_lora(None)
+
+    def defect(one: ModelConfig) -> str:
+        try:
+            open_checkpoint(files, Decoder(one, TorchKernels(), TorchAttention()))
+        except AengineError as error:
+            return str(error)
+        return ""
+
+    found = defect(plain.with_images())
+    return "" if found and defect(plain) else found

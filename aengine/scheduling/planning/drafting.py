@@ -1,0 +1,218 @@
+"""Decides how many drafts each decoding row verifies in a step, and how many the proposer makes.
+
+A draft becomes a token if it and all drafts before it are accepted. `Acceptance` estimates how many tokens a number of
+drafts brings to a row. `MeasuredCost` estimates the time of the step that verifies them. `Drafting` chooses the number
+of drafts that brings most tokens per time for the whole batch. All rows verify this number, except rows to which it
+brings too little: these verify none. If no number of drafts pays, the proposer does not run at all.
+
+A few rows verify the most drafts now and then, so that a change of their text is noticed. Such probes take a small
+share of the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from aengine.scheduling.acceptance import Acceptance
+from aengine.scheduling.sequence import Sequence
+from aengine.step_cost import FREE, MeasuredCost, StepCost
+from aengine.step_plan import StepPlan
+
+FIRST_RATE = 0.6  # expected rate of acceptance before anything was observed
+CHOOSE_EVERY = 8  # steps between two choices for the same batch
+STAYS = 1.005  # another number of drafts must be better than the present one by this factor
+TRIED = 1.25  # a number of drafts of unknown cost is tried if it would be the best with a rate better by this factor
+EXCLUDES = 1.03  # rows are only excluded if the rate is better by this factor
+# Arguments of `Acceptance`: for a sequence, and for all sequences together.
+ROW_WINDOW, ROW_WEIGHT, OVERALL_WINDOW, OVERALL_WEIGHT = 64, 8.0, 256, 2.0
+LEAST_SHARE = 0.5  # of the mean gain of the rows that are not excluded; rows below it are
+PROBE_SHARE = 0.006  # share of the time that probes may take
+PROBE_EVERY = 32  # steps between two probes, or more
+PROBE_ROWS = 8  # rows of a step that verify more drafts than pay
+PROBE_STEPS = 8  # steps of a probe if the proposer did not run before; sequences that begin meanwhile have good drafts
+LEARNING_STEPS, LEARNING_PROBES = 64, 8  # first steps, in which the proposer runs, and steps between their probes
+CHECK_STEPS = 3  # steps without drafts that measure their time
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    drafts: int  # of each row that verifies some
+    least: float  # a row verifies drafts if they bring at least so many tokens to it
+    gain: float  # factor of the rate of tokens, compared to no drafts
+    is_read: bool  # whether the proposer runs
+    probe_every: float  # steps
+
+
+class Drafting:
+    """Chooses the number of drafts of each row, and the number of drafts to propose for the next step.
+
+    For each step, call `begin`, then `wanted` for each row. When the step is committed, call `observe` for
+    each row with drafts, and `observe_time`.
+    """
+
+    def __init__(self, most: int, cost: StepCost | None = None) -> None:
+        """most: the most drafts of a row. 0: no step verifies drafts. cost: None: `FREE`."""
+        self.most = most
+        cost = FREE if cost is None else cost
+        self._cost = MeasuredCost(cost)
+        # Of all sequences, and of those with a gap.
+        self._overall = Acceptance([FIRST_RATE] * most, OVERALL_WINDOW, OVERALL_WEIGHT)
+        self._overall_gap = Acceptance([FIRST_RATE] * most, OVERALL_WINDOW, OVERALL_WEIGHT)
+        self._choice = _Choice(most, 0.0, 1.0, True, math.inf)
+        self._step = 0
+        self._is_fixed = cost is FREE
+        self._chosen_until = 0  # the step from which on the choice is made again
+        self._rows = 0  # for which the choice was made
+        self._probe_at: float = LEARNING_PROBES  # the step of the next probe
+        self._probe_until = 0  # the first step after the newest probe
+        # Rows that may still verify more drafts than pay in this step, and those among them without a gap.
+        self._probes_left = self._fresh_left = 0
+        self._round = 0  # of probes; each row takes part once in a round
+        self._check_until = 0  # until this step no row drafts, to measure the time of such steps
+
+    def begin(self, running: Seq[Sequence], plan: StepPlan) -> None:
+        """Begin to plan a step. Sets the number of drafts that it makes for the next one."""
+        if self._is_fixed:
+            plan.proposals = self.most
+            return
+        self._step = step = self._step + 1
+        rows = len(running)
+        if step >= self._chosen_until or 8 * abs(rows - self._rows) > self._rows:
+            self._choose(running)
+        choice = self._choice
+        if choice.drafts and step >= self._check_until + CHOOSE_EVERY and self._cost.wants_check(rows, choice.gain):
+            self._check_until = step + CHECK_STEPS
+        if self._probes_left:
+            self._round += 1  # all rows took part
+        self._probes_left = self._fresh_left = PROBE_ROWS if step <= self._probe_until else 0
+        if step >= self._probe_at:
+            self._probe_at = step + choice.probe_every
+            self._probe_until = step + (1 if choice.is_read else PROBE_STEPS)
+        if step < self._probe_until:
+            plan.proposals, plan.is_read = self.most, True
+        elif step < self._check_until:
+            plan.proposals, plan.is_read = 0, True
+        else:
+            plan.proposals, plan.is_read = choice.drafts, choice.is_read
+
+    def wanted(self, sequence: Sequence) -> int:
+        """Return how many drafts a sequence should verify in this step.
+
+        The drafts must exist: the sequence's last launched step proposed them. All of them may be accepted, and no
+        token may be drawn after the sequence's last one.
+        """
+        if not sequence.proposed or not sequence.speculates:
+            return 0
+        if sequence.grammar is not None and not sequence.grammar.takes_drafts:
+            return 0
+        acceptance, choice = sequence.acceptance or self._expected(sequence), self._choice
+        drafts = choice.drafts
+        if drafts and acceptance.gains[drafts - 1] < choice.least:
+            drafts = 0
+        if self._step < self._check_until:
+            drafts = 0
+        elif self._probes_left and drafts < sequence.proposed and self._takes_probe(sequence):
+            drafts = self.most
+        left = sequence.max_output - len(sequence.output) - sequence.pending - 1
+        return max(0, min(drafts, sequence.proposed, left))
+
+    def observe(self, sequence: Sequence, drafts: int, accepted: int) -> None:
+        """Note how many drafts of a committed step were accepted."""
+        expected = self._expected(sequence)
+        if sequence.acceptance is None:
+            sequence.acceptance = Acceptance(expected.rates, ROW_WINDOW, ROW_WEIGHT)
+        sequence.acceptance.observe(drafts, accepted)
+        expected.observe(drafts, accepted)
+
+    def observe_time(self, plan: StepPlan, seconds: float) -> None:
+        """Note how long a committed step took."""
+        if self.most:
+            self._cost.observe(plan, seconds)
+
+    def _expected(self, sequence: Sequence) -> Acceptance:
+        """Return the acceptance of all sequences like this one."""
+        return self._overall_gap if sequence.has_gap else self._overall
+
+    def _takes_probe(self, sequence: Sequence) -> bool:
+        """Return whether a sequence verifies the most drafts to probe them. Each one does in turn.
+
+        If the proposer runs for probes only, sequences that began since then do so in each step, because only they
+        have good drafts.
+        """
+        if self._fresh_left and not sequence.has_gap and not self._choice.is_read:
+            self._fresh_left -= 1
+            return True
+        if sequence.acceptance is not None:
+            if sequence.acceptance.probed >= self._round:
+                return False
+            sequence.acceptance.probed = self._round
+        self._probes_left -= 1
+        return True
+
+    def _estimate(self, sequence: Sequence) -> Acceptance:
+        """Return the newest estimate of how often a sequence's drafts are accepted."""
+        expected = self._expected(sequence)
+        if sequence.acceptance is None:
+            return expected
+        sequence.acceptance.estimate(expected.rates, ROW_WEIGHT)
+        return sequence.acceptance
+
+    def _choose(self, running: Seq[Sequence]) -> None:
+        """Choose the number of drafts that brings most tokens per time."""
+        rows, context = max(len(running), 1), sum(sequence.launched for sequence in running)
+        self._chosen_until, self._rows = self._step + CHOOSE_EVERY, rows
+        cost, overall, before = self._cost, self._overall, self._choice
+        overall.estimate_alone(FIRST_RATE, OVERALL_WEIGHT)
+        self._overall_gap.estimate(overall.rates, OVERALL_WEIGHT)
+        estimates = [self._estimate(sequence) for sequence in running if sequence.speculates]
+        if not running:
+            estimates.append(overall)  # of the sequence whose prompt the step begins
+        time = cost.time(rows, context, 0, 0, False)
+        best = without = rows / time
+        drafts, least, drafting = 0, math.inf, 0
+        for count in range(1, self.most + 1):
+            is_trial = cost.wants_trial(rows, count)
+            gains = sorted((estimate.gains[count - 1] for estimate in estimates), reverse=True)
+            sums = list(itertools.accumulate(gains))
+            for some in _some_counts(len(gains)):
+                is_all = some == len(gains)
+                if is_trial and not is_all:
+                    break
+                taken = cost.time(rows, context, count, some, True)
+                rate = (rows + sums[some - 1]) / taken
+                rate *= (TRIED if is_trial else 1) * (1 if is_all else 1 / EXCLUDES)
+                if rate * (STAYS if count == before.drafts else 1) > best:
+                    best, drafts, drafting, time = rate, count, some, taken
+                    least = 0.0 if is_all else LEAST_SHARE * sums[some - 1] / some
+        if cost.wants_trial(rows, drafts):
+            cost.note_trial(rows, drafts)
+        is_read = bool(estimates) and (drafts > 0 or cost.prior.reading == 0 or self._step < LEARNING_STEPS)
+        every: float = self._probe_every(
+            rows, context, time, drafting == len(estimates) and drafts == self.most, is_read
+        )
+        if not estimates:
+            every = math.inf
+        elif self._step < LEARNING_STEPS:
+            every = LEARNING_PROBES
+        self._choice = _Choice(drafts, least, best / without, is_read, every)
+        self._probe_at = math.inf if math.isinf(every) else min(self._probe_at, self._step + every)
+
+    def _probe_every(self, rows: int, context: int, time: float, drafts_most: bool, is_read: bool) -> float:
+        """Return the number of steps between two probes. time: of a step without probes."""
+        if drafts_most:
+            return math.inf
+        extra = self._cost.time(rows, context, self.most, min(rows, PROBE_ROWS), True) - time
+        steps = 1 if is_read else PROBE_STEPS
+        return max(PROBE_EVERY, steps * extra / (PROBE_SHARE * time))
+
+
+def _some_counts(most: int) -> Iterator[int]:
+    """Return some numbers from `most` down to 1."""
+    count = most
+    while count:
+        yield count
+        count -= -(-count // 4)

@@ -1,0 +1,164 @@
+"""Speed with speculation on random weights, whose acceptance is pinned to a curve.
+
+    python bench/speculation.py --shape 8b --proposer ngram --drafts 4 --streams 1 8 [--out results.jsonl]
+    python bench/speculation.py --shape qwen3.5-9b --proposer mtp --drafts 3
+
+Random weights accept almost no draft. So each draft is replaced before its verification: it is the token that the model
+draws with the probability of the curve, and another token otherwise. Proposers and heads run at full cost. A curve has
+the mean number of tokens of a step, for 1, 2, 3 ... drafts. The defaults are the acceptance that the field agreed on:
+Kimi-K2.5 with EAGLE-3, and Qwen3.5-397B with its MTP layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
+
+import aengine
+from aengine.kernels.drafted import triton_drafted
+from aengine.kernels.drafted.base import Verdict
+from aengine.runtime import runner
+from aengine.runtime.step import verdict
+from aengine.runtime.step.rows import Rows
+from aengine.runtime.step.verdict import Drafted
+from aengine.sampling.sampler import Draws
+from bench.results import Report
+from bench.shapes import QUANTIZATIONS, SHAPES, ids, write_config
+
+CURVES = {"ngram": [1.8, 2.44, 2.95, 3.36], "mtp": [1.93, 2.73, 3.39, 3.97], "eagle3": [1.83, 2.43, 2.88, 3.24]}
+CONTEXT = 4096
+PROMPT, OUTPUT = 512, 256  # tokens
+
+
+def survival(curve: list[float]) -> list[float]:
+    """Return the probability that the first 1, 2, ... drafts of a step are all accepted."""
+    return [after - before for before, after in itertools.pairwise([1.0, *curve])]
+
+
+@contextmanager
+def pinned(curve: list[float]) -> Iterator[None]:
+    """Pin the acceptance of all engines in this process."""
+    real, real_end, chances = verdict.verify, triton_drafted.end, survival(curve)
+
+    def draft(rows: Tensor, drawn: Tensor, next_tokens: Tensor) -> None:
+        """Write drafts of rows. drawn: [n, most drafts + 1], the draws at all places."""
+        chance = torch.rand(len(rows), device=rows.device)
+        for column, share in enumerate(chances[: drawn.shape[1] - 1]):
+            one = torch.where(chance < share, drawn[:, column], (drawn[:, column] - 1).abs())
+            next_tokens[1 + column].index_copy_(0, rows, one)
+
+    def verify(drafted: Drafted, draws: Draws, rows: Rows) -> None:
+        draft(drafted.rows, drafted.gather(draws.token_ids), rows.next_tokens)
+        real(drafted, draws, rows)
+
+    def end(
+        row_index: Tensor, drafts: Tensor, token_ids: Tensor, finite: Tensor, next_tokens: Tensor, *others: Any
+    ) -> Verdict:
+        draft(row_index, token_ids.view(len(row_index), -1), next_tokens)  # captured, with torch's random numbers
+        return real_end(row_index, drafts, token_ids, finite, next_tokens, *others)
+
+    runner.verify = verify  # type: ignore[attr-defined]
+    triton_drafted.end = end
+    try:
+        yield
+    finally:
+        runner.verify = real  # type: ignore[attr-defined]
+        triton_drafted.end = real_end
+
+
+def write_target(folder: Path, shape: str, quantization: str | None, proposer: str) -> None:
+    """Write the configuration of the target, with an MTP layer if that is the proposer."""
+    write_config(folder, shape, quantization=quantization)
+    if proposer == "mtp":
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"mtp_num_hidden_layers": 1}))
+
+
+def write_eagle3(folder: Path) -> str:
+    """Write the configuration of an EAGLE-3 head for the target in a folder, and return the knob that uses it."""
+    target = json.loads((folder / "config.json").read_text())
+    target.setdefault("intermediate_size", 4 * target["hidden_size"])  # mixtures have none
+    head = folder / "head"
+    head.mkdir()
+    kept = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    layer = {name: target[name] for name in (*kept, "rms_norm_eps", "rope_theta", "hidden_act", "attention_bias")}
+    layer |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1}
+    layer |= {"draft_vocab_size": min(32000, target["vocab_size"]), "max_position_embeddings": CONTEXT}
+    (head / "config.json").write_text(json.dumps(layer))
+    return f"eagle3={head}"
+
+
+async def measure(options: argparse.Namespace, report: Report) -> None:
+    """Measure tokens per second for each number of streams, without speculation and with it."""
+    plain: dict[int, float] = {}
+    for proposer in ("off", options.proposer):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write_target(folder, options.shape, options.quantization, proposer)
+            knob = write_eagle3(folder) if proposer == "eagle3" else proposer
+            drafts = 0 if proposer == "off" else options.drafts
+            async with aengine.Engine(
+                str(folder), load_format="dummy", max_model_len=CONTEXT, speculation=knob, draft_tokens=drafts,
+                progress=False,
+            ) as engine:  # fmt: skip
+                for streams in options.streams:
+                    speed, step, tokens = await best_of(engine, options, streams)
+                    case = {"shape": options.shape, "quantization": options.quantization or "none"}
+                    case |= {"proposer": proposer, "drafts": drafts, "streams": streams}
+                    figures = {"tokens_per_second": speed, "step_ms": step, "tokens_per_step": tokens}
+                    report.tell(case, figures, reference={"ratio": speed / plain.setdefault(streams, speed)})
+
+
+async def best_of(engine: aengine.Engine, options: argparse.Namespace, streams: int) -> tuple[float, float, float]:
+    """Return tokens per second, ms per step and tokens per step and stream of the fastest of some runs."""
+    found = []
+    rng = random.Random(streams)
+    for _ in range(options.runs):
+        prompts = [ids(rng, PROMPT) for _ in range(streams)]
+        before, began = engine.stats().steps, time.perf_counter()
+        await asyncio.gather(
+            *(
+                engine.complete(prompt, max_tokens=OUTPUT, temperature=options.temperature, ignore_eos=True)
+                for prompt in prompts
+            )
+        )
+        seconds, steps = time.perf_counter() - began, engine.stats().steps - before
+        found.append((streams * OUTPUT / seconds, 1e3 * seconds / steps, OUTPUT / steps))
+    return max(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="8b", choices=sorted(SHAPES))
+    parser.add_argument("--quantization", choices=sorted(QUANTIZATIONS))
+    parser.add_argument("--proposer", default="ngram", choices=sorted(CURVES))
+    parser.add_argument("--drafts", type=int, default=4)
+    parser.add_argument("--curve", type=float, nargs="+", help="mean tokens of a step for 1, 2, ... drafts")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    with pinned(options.curve or CURVES[options.proposer]):
+        report = Report("speculation", options.out)
+        asyncio.run(measure(options, report))
+    report.print_table()
+
+
+if __name__ == "__main__":
+    main()

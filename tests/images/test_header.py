@@ -1,0 +1,146 @@
+"""Formats and sizes are read from a file's own bytes, before anything is decoded."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from PIL import Image
+
+from aengine.errors import InvalidRequestError
+from aengine.images import header
+from aengine.images.header import read_header
+from tests.images.files import FORMATS, encoded, png_chunk, png_that_claims, scene, with_orientation
+
+MANY = 2**26
+
+
+@pytest.mark.parametrize("size", [(37, 23), (1, 1), (1, 400), (301, 2)])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_format_and_size(kind: str, size: tuple[int, int]) -> None:
+    header = read_header(encoded(scene(*size), kind), MANY)
+    assert (header.format, header.size, header.orientation) == (kind, size, 1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"lossless": False}, {"lossless": True}, {"lossless": False, "exif": Image.Exif().tobytes()}]
+)
+def test_each_kind_of_webp(options: dict[str, object]) -> None:
+    for image in (scene(), scene().convert("RGBA")):
+        image.putpixel((0, 0), (1, 2, 3, 4)[: len(image.getbands())])
+        assert read_header(encoded(image, "WebP", **options), MANY).size == (37, 23)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WebP"])
+def test_a_turned_image_has_the_size_that_is_seen(kind: str, orientation: int) -> None:
+    header = read_header(with_orientation(scene(), kind, orientation), MANY)
+    assert header.orientation == orientation
+    assert header.size == ((23, 37) if orientation > 4 else (37, 23))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_both_byte_orders_of_exif(order: str) -> None:
+    exif = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0)
+    data = encoded(scene(), "JPEG")
+    segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 8) + b"Exif\0\0" + exif
+    assert read_header(data[:2] + segment + data[2:], MANY).orientation == 6
+
+
+@pytest.mark.parametrize("exif", [b"", b"II*\0", b"II*\0\xff\xff\xff\xff", b"MM\0*\0\0\0\x08\xff\xff", b"II*\0" * 99])
+def test_damaged_exif_leaves_an_image_as_it_is_stored(exif: bytes) -> None:
+    data = encoded(scene(), "JPEG")
+    segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 8) + b"Exif\0\0" + exif
+    assert read_header(data[:2] + segment + data[2:], MANY).orientation == 1
+
+
+def test_a_thumbnail_within_a_jpeg_is_not_its_size() -> None:
+    data, small = encoded(scene(), "JPEG"), encoded(scene(8, 8), "JPEG")
+    segment = b"\xff\xe2" + struct.pack(">H", len(small) + 2) + small
+    assert read_header(data[:2] + segment + data[2:] + small, MANY).size == (37, 23)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"%!PS-Adobe-3.0 EPSF-3.0",
+        b"BM" + bytes(60),
+        b"II*\0" + bytes(60),
+        b"RIFF\x24\0\0\0WAVEfmt ",
+        b"\0\0\0\x0cjP  \r\n\x87\n",
+        b"GIF88a" + bytes(60),
+        b"just text",
+    ],
+)
+def test_other_files_are_refused_whatever_they_are(data: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="is no PNG, JPEG, WebP or GIF; convert it"):
+        read_header(data, MANY)
+
+
+def test_an_empty_file_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="is empty"):
+        read_header(b"", MANY)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_cut_anywhere_in_its_header_is_refused_or_has_its_size(kind: str) -> None:
+    data = encoded(scene(), kind)
+    for length in range(1, min(len(data), 800)):
+        try:
+            assert read_header(data[:length], MANY).size == (37, 23)
+        except InvalidRequestError as error:
+            assert str(error).startswith("image: is ")  # noqa: PT017
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_any_changed_byte_gives_a_header_or_a_refusal(kind: str) -> None:
+    data = encoded(scene(), kind)
+    for at in range(min(len(data), 300)):
+        for value in (0, 0x7F, 0xFF):
+            try:
+                read_header(data[:at] + bytes([value]) + data[at + 1 :], MANY)
+            except InvalidRequestError as error:
+                assert str(error).startswith("image: ")  # noqa: PT017
+
+
+def test_a_file_that_claims_an_enormous_size_is_refused_by_its_header() -> None:
+    with pytest.raises(InvalidRequestError, match=r"65535 x 65535 pixels, more than 67108864; make it smaller"):
+        read_header(png_that_claims(65535, 65535), MANY)
+    with pytest.raises(InvalidRequestError, match="0 x 5 pixels"):
+        read_header(png_that_claims(0, 5), MANY)
+    assert read_header(png_that_claims(8192, 8192), MANY).size == (8192, 8192)
+
+
+def test_a_jpeg_of_very_many_scans_is_refused() -> None:
+    image = bytearray(encoded(scene(), "JPEG", progressive=True))
+    frame = image.index(b"\xff\xc2")
+    image[frame + 5 : frame + 9] = struct.pack(">HH", 3000, 4000)
+    assert read_header(bytes(image), MANY).size == (4000, 3000)
+    scan = image.index(b"\xff\xda")
+    with pytest.raises(InvalidRequestError, match=r"2\d\d scans, which takes too long"):
+        read_header(bytes(image[:-2] + image[scan : scan + 14] * 200), MANY)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("PNG", png_chunk(b"teXt", b"")),
+        ("JPEG", b"\xff\xfe\0\2"),
+        ("WebP", b"VP8X\x0a\0\0\0" + bytes(10)),
+    ],
+)
+def test_a_file_of_very_many_parts_is_refused_quickly(kind: str, part: bytes) -> None:
+    data = encoded(scene(), kind)
+    start = {"PNG": 33, "JPEG": 2, "WebP": 12}[kind]
+    with pytest.raises(InvalidRequestError, match="more than 65536 parts"):
+        read_header(data[:start] + part * 70_000 + data[start:], MANY)
+
+
+def test_markers_are_found_across_the_borders_of_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = encoded(scene(60, 50), "JPEG", progressive=True)
+    whole = list(header._segments(file))
+    assert [marker for marker, _ in whole].count(0xDA) > 3
+    for size in range(1, 12):
+        monkeypatch.setattr(header, "_SLICE", size)
+        assert list(header._segments(file)) == whole
