@@ -151,10 +151,20 @@ def make_likelier(body: Any) -> None:
             for name in ("text_1", "text_2", "queries", "documents", "instruction"):
                 body.pop(name, None)
             body["text_1"], body["text_2"] = "a text", ["another", "a third"]
+        if "query" in body:  # most random texts do not fit the context together
+            body["query"] = shorter(body["query"])
+            body["documents"] = [
+                {**each, "text": shorter(each["text"])} if isinstance(each, dict) else shorter(each)
+                for each in body["documents"]
+            ]
         if "input" in body:
             make_response_likelier(body)
         elif "messages" not in body and not isinstance(body.get("prompt"), str):
             body["prompt"] = "a prompt"
+
+
+def shorter(text: str) -> str:
+    return text[:4] or "a"
 
 
 def make_response_likelier(body: dict[str, Any]) -> None:
