@@ -20,15 +20,17 @@ class TritonAttention:
     A step of decodes alone reads nothing on the host, so a CUDA graph can hold it.
     """
 
-    def __init__(self, prefill: Callable[[], PrefillKernel]) -> None:
-        """prefill: returns the prefill kernel when it is first needed. Its packages take seconds to import.
-
-        `TritonPrefill` replaces it for layers that it does not support. Layers over latents never use it.
+    def __init__(self, prefill: Callable[[], PrefillKernel], capturable: bool = False) -> None:
+        """Args:
+        prefill: Returns the prefill kernel when it is first needed. Its packages take seconds to import.
+            `TritonPrefill` replaces it for layers that it does not support. Layers over latents never use it.
+        capturable: Whether `TritonPrefill` replaces a kernel that reads lengths on the host.
         """
         self.decode = PagedDecode()
         self.decode_latents = LatentDecode()
         self._get_prefill = prefill
         self._own_prefill = TritonPrefill()
+        self._must_be_capturable = capturable
         # One layer for each (head_dim, plain scores). Layers over latents are not included.
         self._kinds: dict[tuple[int, bool], AttentionLayer] = {}
 
@@ -44,7 +46,8 @@ class TritonAttention:
 
     @cached_property
     def _prefill(self) -> PrefillKernel:
-        return self._get_prefill()
+        kernel = self._get_prefill()
+        return self._own_prefill if self._must_be_capturable and not kernel.capturable else kernel
 
     # The properties below are read at start-up, after all layers are bound.
 

@@ -124,7 +124,10 @@ def start_cuda(
         prefill_bound = longest if kv_dtype == FP8 else 0
         choices = [partial(choose_prefill, gpu, dtype, prefill_bound) for gpu in gpus]
         # Latent attention has our own kernel and needs no package.
-        attention = [TritonAttention(one if model.latents else imports.submit(one).result) for one in choices]
+        attention = [
+            TritonAttention(one if model.latents else imports.submit(one).result, job.is_drafting_asked_for)
+            for one in choices
+        ]
         placements = [
             Placement(gpu, TritonKernels(model.unpacked_copies), one, ranks)
             for gpu, one, ranks in zip(gpus, attention, collectives or (None,))
@@ -154,9 +157,7 @@ def start_cuda(
         if memory is not None:
             memory.weights.trim()
         timer.end("weights")
-        if speculation is not None and not attention[0].capturable:
-            if not speculation.is_automatic:
-                raise ConfigError(f"speculation: {NO_FLASH}; or write off")
+        if speculation is not None and not attention[0].capturable:  # the host does not know the lengths of drafts
             log.warning(chosen_line("off", NO_FLASH))
             speculation = None
         most_drafts = 0 if speculation is None else speculation.most_drafts
@@ -292,6 +293,7 @@ def _job(
         kv_bytes=left if config.kv_cache_gib is None else int(config.kv_cache_gib * GIB),
         proposer="off" if speculation is None else speculation.name,
         most_drafts=0 if speculation is None else speculation.most_drafts,
+        is_drafting_asked_for=speculation is not None and not speculation.is_automatic,
     )
 
 

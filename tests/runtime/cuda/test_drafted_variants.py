@@ -56,6 +56,9 @@ HEAD = HeadSettings(
 )  # fmt: skip
 
 
+WITHOUT_FLASH = {"draft_tokens": 2}  # prompts would be read by a kernel that needs their lengths on the host
+
+
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[DecodeShape]:
     """Return the shapes of the steps with drafts that replay graphs."""
@@ -90,6 +93,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         pytest.param("draft", 70, {"draft_tokens": 3}, {}, id="draft"),
         pytest.param("ngram", 70, {"draft_tokens": 7}, {}, id="ngram"),
         pytest.param("mtp", 5, {"cuda_graphs": False, "max_step_tokens": 64}, MTP, id="mtp-short-steps-no-graphs"),
+        pytest.param("mtp", 5, WITHOUT_FLASH, MTP, id="mtp-without-flash"),
     ],
 )
 def test_nothing_is_compiled_while_drafts_are_verified(
@@ -100,7 +104,11 @@ def test_nothing_is_compiled_while_drafts_are_verified(
     tmp_path: Path,
     compiled: Variants,
     replayed: list[DecodeShape],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if knobs is WITHOUT_FLASH:
+        monkeypatch.setattr(start_cuda, "choose_prefill", lambda *_: attention_of("torch flash", compiled.flash))
+        monkeypatch.setattr(rehearsal, "flash4_is_installed", lambda: False)
     if speculation == "eagle3":
         speculation = f"eagle3={write_head(HEAD, tmp_path / 'head', {})}"
     if speculation == "draft":
@@ -122,5 +130,8 @@ def test_nothing_is_compiled_while_drafts_are_verified(
     compiled.flash.clear()
     rehearsal.run_through(compiled.jobs[0])
     assert sorted(launched - compiled.known) == []
+    if knobs is WITHOUT_FLASH:
+        assert not attended  # our own kernel reads the prompts
+        return
     rehearsal.launch_flash(compiled.jobs[0], flash4(compiled.flash), META)
     assert attended <= compiled.flash
