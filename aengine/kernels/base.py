@@ -54,6 +54,10 @@ class Kernels(Protocol):
         """Make a linear of a quantised matrix and a bias [outputs], for inputs of `dtype`."""
         ...
 
+    def rounded(self, linear: RegisteredLinear) -> RegisteredLinear:
+        """Make a copy of a linear of these kernels that is faster and less exact. Returns `linear` if there is none."""
+        ...
+
     def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> Linear:
         """Make a linear that applies each token's adapter, too.
 

@@ -16,7 +16,7 @@ from aengine.kernels.experts.routing.router import Router, TorchRoute
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.torch_experts import TorchExperts
 from aengine.kernels.kv_scales import FP8, NO_SCALES, KVScales, as_bytes, encode
-from aengine.kernels.linear.base import Linear
+from aengine.kernels.linear.base import Linear, RegisteredLinear
 from aengine.kernels.linear.torch_linear import TorchLinear
 from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
@@ -51,6 +51,9 @@ class TorchKernels:
 
     def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> TorchLinear:
         return TorchLinear(weight.dequantize().to(dtype), bias)
+
+    def rounded(self, linear: RegisteredLinear) -> RegisteredLinear:
+        return linear
 
     def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> TorchAdapted:
         return TorchAdapted(linear, weights, tokens)

@@ -30,6 +30,7 @@ from aengine.kernels.linear.fp8.config import fp8_borders
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
 from aengine.kernels.linear.fp8.linear import Fp8Linear
+from aengine.kernels.linear.fp8.quantize import GROUP, quantize_fp8
 from aengine.kernels.linear.int4.config import int4_borders
 from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.linear import Int4Linear
@@ -80,6 +81,15 @@ class TritonKernels:
             case Int4Weight() | Mxfp4Weight() if Int4Linear.fits(weight, dtype):
                 return Int4Linear(weight, bias, self._int4_product, dtype, self._unpacked_copies)
         return self.dense(weight.dequantize().to(dtype), bias)
+
+    def rounded(self, linear: RegisteredLinear) -> RegisteredLinear:
+        """Copy a matrix of 16-bit floats to FP8, on devices that multiply it."""
+        if not isinstance(linear, TritonLinear) or linear.bias is not None or linear.weight.element_size() > 2:
+            return linear
+        weight = Fp8Weight(*quantize_fp8(linear.weight), (GROUP, GROUP), "group")
+        if not Fp8Linear.fits(weight) or not launch_for(linear.weight.device).fp8:
+            return linear
+        return Fp8Linear(weight, None, self._fp8_few_rows, self._fp8_products)
 
     def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> TritonAdapted:
         order = self._orders.get(tokens)

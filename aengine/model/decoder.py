@@ -74,6 +74,7 @@ class Decoder:
         self._halves = not config.recurrent and all(
             isinstance(layer.ffn, MLPSpec) and layer.is_pre_norm for layer in config.layers
         )
+        self._kernels = kernels
         self.config = config
         self.dtype = dtype
         self.kv_dtype = kv_dtype or dtype
@@ -104,7 +105,7 @@ class Decoder:
         self.groups = make.groups
         if config.drafting and config.mtp is not None:
             own = replace(build, make=make_parameters())  # adapters never change it
-            self.draft_head = MTPHead(own, config.mtp, self.embed, self.output, len(config.paging))
+            self.draft_head = MTPHead(own, config.mtp, self.embed, self.rounded_output(), len(config.paging))
             self.groups = [*make.groups, *own.make.groups]
         self.tower: Tower | None = None
         self._axes: Tensor | None = None  # the position that each frequency is multiplied with
@@ -114,6 +115,10 @@ class Decoder:
             self.groups = [*self.groups, *alone.groups]
             if (grid := config.tower.grid_rope) is not None:
                 self._axes = torch.tensor(grid.axes(sum(grid.sections)), device=device)
+
+    def rounded_output(self) -> Logits:
+        """Return the logits for drafts, which need not be exact. Adapters do not change them."""
+        return Logits(self.head.rounded(self._kernels), self.config.ends, None)
 
     def keep_rehearsed_layers(self) -> None:
         """Drop all layers that a rehearsal leaves out. For the meta device."""

@@ -25,13 +25,12 @@ from aengine.model.quant.read_plan import row_multiple
 from aengine.model.ranks.shard import ExpertsShare, Part, Range, Shard, Split, width
 from aengine.model.ranks.sharded import (
     Embedding,
-    Head,
     PreparedNorm,
     Sum,
     SummedEmbedding,
     SummedNorm,
 )
-from aengine.model.slots import ExpertsSlot, LinearSlot
+from aengine.model.slots import ExpertsSlot, Head, LinearSlot
 from aengine.model.spec import ExpertsSpec, NormSpec
 
 HEAD = "lm_head"  # the output matrix in checkpoints; in adapters also if it is the embedding

@@ -1,4 +1,4 @@
-"""Slots for linears and experts. Blocks are built with empty slots, and loading fills them."""
+"""Slots for linears, the output matrix and experts. Blocks are built with empty slots, and loading fills them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from aengine.errors import WeightsError
+from aengine.kernels.base import Kernels
+from aengine.kernels.collective.base import Collective
 from aengine.kernels.experts.base import Experts, RegisteredExperts
 from aengine.kernels.linear.base import Linear, Registered, RegisteredLinear
 from aengine.model.ranks.sharded import OffsetExperts
@@ -49,10 +51,55 @@ class LinearSlot(_Slot[RegisteredLinear]):
         self.inputs = inputs
         self.outputs = outputs
         self._adapt = adapt
+        self._copy: tuple[LinearSlot, Kernels] | None = None
+
+    def rounded(self, kernels: Kernels) -> LinearSlot:
+        """Return a slot with a less exact copy of the linear, without adapters. See `Kernels.rounded`."""
+        copy = LinearSlot(self.inputs, self.outputs)
+        self._copy = copy, kernels
+        if self.unadapted is not None:
+            copy.load(kernels.rounded(self.unadapted))
+        return copy
+
+    def load(self, made: RegisteredLinear) -> None:
+        super().load(made)
+        if self._copy is not None:
+            copy, kernels = self._copy
+            copy.load(kernels.rounded(made))
 
     def _bind(self, made: RegisteredLinear) -> None:
         linear: Linear = made if self._adapt is None else self._adapt(made)
         self.apply, self.apply_activated = linear.apply, linear.apply_activated
+
+
+class Head:
+    """The output matrix. Each rank computes the logits of a part of the vocabulary, its shard."""
+
+    def __init__(self, linear: LinearSlot, ranks: Collective | None, tokens: int) -> None:
+        """tokens: the size of the vocabulary. The last ranks may have fewer tokens than `linear` has outputs."""
+        self.first = 0 if ranks is None else ranks.index * linear.outputs  # this rank's first token
+        self._linear = linear
+        self._ranks = ranks
+        self._tokens = tokens
+
+    def rounded(self, kernels: Kernels) -> Head:
+        """Return a less exact copy without adapters, which is filled when this one is. See `Kernels.rounded`."""
+        return Head(self._linear.rounded(kernels), self._ranks, self._tokens)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits of all tokens, [n, tokens], for x [n, hidden]."""
+        return self.all_logits(self.shard_logits(x))
+
+    def shard_logits(self, x: Tensor) -> Tensor:
+        """Return the logits of this rank's shard, [n, outputs], for x [n, hidden].
+
+        If the shard has fewer tokens than outputs, the last columns are undefined.
+        """
+        return self._linear.apply(x)
+
+    def all_logits(self, own: Tensor) -> Tensor:
+        """Return the logits of all tokens, [n, tokens], from those of each rank's shard."""
+        return own if self._ranks is None else self._ranks.gather(own, self._tokens)
 
 
 class ExpertsSlot(_Slot[RegisteredExperts]):

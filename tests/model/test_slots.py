@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from aengine.errors import WeightsError
+from aengine.kernels import triton_kernels
 from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.products import float_experts, fp8_experts, packed_experts
 from aengine.kernels.experts.torch_experts import TorchExperts
-from aengine.kernels.linear.base import Registered
+from aengine.kernels.launch import Launch
+from aengine.kernels.linear.base import Registered, RegisteredLinear
 from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
@@ -30,6 +32,8 @@ from aengine.kernels.linear.torch_linear import TorchLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.dense import in_fp8
 from aengine.model.slots import ExpertsSlot, LinearSlot, captured, overwrite
 
@@ -134,6 +138,37 @@ def test_a_slot_calls_the_linear_that_adapters_were_added_to() -> None:
     slot = LinearSlot(8, 8, lambda linear: adapted if linear is made else linear)
     slot.load(made)
     assert (slot.apply, slot.unadapted) == (adapted.apply, made)
+
+
+class Doubling(TorchKernels):
+    def rounded(self, linear: RegisteredLinear) -> RegisteredLinear:
+        weight = linear.parameters["weight"]
+        assert isinstance(weight, Tensor)
+        return TorchLinear(2 * weight, None)
+
+
+@pytest.mark.parametrize("asked", ["before it is loaded", "after"])
+def test_a_rounded_copy_follows_the_slot(asked: str) -> None:
+    slot, x = LinearSlot(8, 8), dense(3, 2, 8)
+    copies = [slot.rounded(Doubling())] if asked != "after" else []
+    slot.load(TorchLinear(dense(1, 8, 8), None))
+    copy = copies[0] if copies else slot.rounded(Doubling())
+    for seed in (1, 2):
+        slot.load(TorchLinear(dense(seed, 8, 8), None))
+        assert torch.equal(copy.apply(x), 2 * slot.apply(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_triton_kernels_round_16_bit_floats_to_fp8(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_kernels, "launch_for", lambda device: Launch(132, True, 2**17, (9, 0)))
+    kernels, weight = TritonKernels(), dense(1, 256, 256).to(dtype)
+    made = kernels.dense(weight, None)
+    rounded = kernels.rounded(made)
+    assert (rounded is made) == (dtype == torch.float32)
+    if isinstance(rounded, Fp8Linear):
+        codes, scales = rounded.parameters["weight"], rounded.parameters["scales"]
+        near = Fp8Weight(codes, scales.scale, (128, 128), "group").dequantize()  # type: ignore[arg-type, attr-defined]
+        assert (near - weight.float()).norm() < 0.04 * weight.float().norm()
 
 
 def test_a_slot_keeps_a_captured_linear_and_overwrites_it(monkeypatch: pytest.MonkeyPatch) -> None:

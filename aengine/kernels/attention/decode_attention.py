@@ -364,6 +364,8 @@ class PagedDecode:
         workers = max(1, launch.processors * config.crowd // lanes)
         parts, weights, arrived = self._scratch_for(q.device, workers, lanes, columns, dim)
         merged = max(1, config.merged // (power_of_two(columns) * dim_pad))
+        if queries > 1 and columns > 8:  # two of these parts in one step take longer than in two (bench/KERNELS.md)
+            merged = 1
         _decode_kernel[(workers * lanes,)](
             q, k_cache, v_cache, out, page_table, seq_lens,
             seq_lens if shared is None else shared.starts,

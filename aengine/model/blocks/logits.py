@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aengine.model.lora.memory import AdapterMemory
 from aengine.model.parameters import HEAD
-from aengine.model.ranks.sharded import Head
+from aengine.model.slots import Head
 from aengine.model.spec import EndsSpec
 
 

@@ -64,8 +64,8 @@ class DFlashHead:
             attention = _BlockAttention(build, name, layer, layer.attention, kv, i == len(spec.layers) - 1)
             self._layers.append((attention, MLP(build, name, layer, layer.ffn)))
         self._norm = make.norm("model.norm", hidden, eps)
-        self._head = make.head(HEAD, spec.draft_vocab_size, hidden) if spec.has_head else None
-        self._target_logits = target.logits
+        has_head = spec.has_head
+        self._logits = make.head(HEAD, spec.draft_vocab_size, hidden).logits if has_head else target.logits()
         self._token_ids = make_token_ids(build, spec) if spec.is_mapped else None
         self.groups = make.groups
 
@@ -106,9 +106,7 @@ class DFlashHead:
 
         All ranks return all logits.
         """
-        if self._head is None:
-            return self._target_logits(hidden)
-        return self._head.all_logits(self._head.shard_logits(hidden))
+        return self._logits(hidden)
 
     @property
     def token_ids(self) -> Tensor | None:

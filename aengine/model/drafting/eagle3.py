@@ -57,8 +57,8 @@ class Eagle3Head:
             self._blocks.append(MLP(build, name, layer, layer.ffn))
         self._norm = make.norm("model.norm", hidden, eps)
         self._recycles_norm = spec.norm_output
-        self._head = make.head(HEAD, spec.draft_vocab_size, hidden) if spec.has_head else None
-        self._target_logits = target.logits
+        has_head = spec.has_head
+        self._logits = make.head(HEAD, spec.draft_vocab_size, hidden).logits if has_head else target.logits()
         self._token_ids = make_token_ids(build, spec) if spec.is_mapped else None
         self.groups = make.groups
 
@@ -88,9 +88,7 @@ class Eagle3Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `DraftHead.logits`. All ranks return all logits."""
-        if self._head is None:
-            return self._target_logits(hidden)
-        return self._head.all_logits(self._head.shard_logits(hidden))
+        return self._logits(hidden)
 
     @property
     def token_ids(self) -> Tensor | None:

@@ -23,7 +23,7 @@ class TargetEnds:
     """The embedding and the output matrix of the target. A head without its own uses them."""
 
     embed: Embed
-    logits: Callable[[Tensor], Tensor]  # [n, hidden] -> [n, vocabulary]
+    logits: Callable[[], Callable[[Tensor], Tensor]]  # makes the output matrix: [n, hidden] -> [n, vocabulary]
     first_kv_layer: int  # the number of layers that the target has in the KV pool
     near_shift: int = 0  # `Decoder.near_shift`
 

@@ -117,7 +117,7 @@ def build_head(target: Decoder, placement: Placement, device: torch.device) -> E
     make = Parameters(placement.kernels, target.dtype, device, kv_dtype=target.kv_dtype, ranks=ranks)
     tables = target.tables if device == target.device else PositionTables(1, device)
     build = BuildContext(make, spec.hidden_size, spec.rms_norm_eps, tables, placement.attention)
-    ends = TargetEnds(target.embed, target.output, len(config.paging), target.near_shift)
+    ends = TargetEnds(target.embed, target.rounded_output, len(config.paging), target.near_shift)
     return Eagle3Head(build, spec, ends) if isinstance(spec, Eagle3Spec) else DFlashHead(build, spec, ends)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aengine.kernels.collective.base import Collective
 from aengine.kernels.experts.base import Experts
-from aengine.kernels.linear.base import Linear, Norm
+from aengine.kernels.linear.base import Norm
 
 
 class PreparedNorm:
@@ -85,28 +85,6 @@ class Sum:
             for rows, one in zip(pieces, begun):
                 one.finish(residual[rows])
         return residual
-
-
-class Head:
-    """The output matrix. Each rank computes the logits of a part of the vocabulary, its shard."""
-
-    def __init__(self, linear: Linear, ranks: Collective | None, tokens: int) -> None:
-        """tokens: the size of the vocabulary. The last ranks may have fewer tokens than `linear` has outputs."""
-        self.first = 0 if ranks is None else ranks.index * linear.outputs  # this rank's first token
-        self._linear = linear
-        self._ranks = ranks
-        self._tokens = tokens
-
-    def shard_logits(self, x: Tensor) -> Tensor:
-        """Return the logits of this rank's shard, [n, outputs], for x [n, hidden].
-
-        If the shard has fewer tokens than outputs, the last columns are undefined.
-        """
-        return self._linear.apply(x)
-
-    def all_logits(self, own: Tensor) -> Tensor:
-        """Return the logits of all tokens, [n, tokens], from those of each rank's shard."""
-        return own if self._ranks is None else self._ranks.gather(own, self._tokens)
 
 
 class OffsetExperts:

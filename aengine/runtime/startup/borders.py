@@ -12,6 +12,7 @@ from aengine.kernels.launch import Launch
 from aengine.kernels.linear.gated_rows import fewest_rows
 from aengine.kernels.linear.int4.config import DENSE_ROWS
 from aengine.kernels.linear.small_linear import dense_borders
+from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.triton_kernels import LINEAR_BORDERS
 from aengine.model.config import DraftModel, ModelConfig
 from aengine.model.spec import ExpertsSpec, LayerSpec, MLPAndExpertsSpec
@@ -34,16 +35,25 @@ def head_borders(model: ModelConfig, dtype: torch.dtype, launch: Launch, most: i
     if head is not None:
         ranks, width = head.spread_over(model.ranks), head.hidden_size
         shapes = {*head.linears(model.ranks), (-(-head.draft_vocab_size // ranks), width)}
-        return _borders(model, head.layers, width, shapes, dtype, launch, most)
+        borders = set() if head.has_head else _rounded_output_borders(model, dtype, launch, most)
+        return _borders(model, head.layers, width, shapes, dtype, launch, most) | borders
     if model.drafting and model.mtp is not None:
         shapes = {*model.mtp.linears(model.hidden_size, model.ranks), output_shape(model)}
-        return _borders(model, [model.mtp.layer], model.hidden_size, shapes, dtype, launch, most)
+        borders = _borders(model, [model.mtp.layer], model.hidden_size, shapes, dtype, launch, most)
+        return borders | _rounded_output_borders(model, dtype, launch, most)
     return set()
 
 
 def output_borders(model: ModelConfig, launch: Launch, most: int) -> set[int]:
     """Return the same for the model's output matrix."""
     return _linear_borders(model, {output_shape(model)}, launch, most)
+
+
+def _rounded_output_borders(model: ModelConfig, dtype: torch.dtype, launch: Launch, most: int) -> set[int]:
+    """Return the same for the copy of the output matrix that drafts are drawn from. See `Kernels.rounded`."""
+    if dtype.itemsize > 2 or not launch.fp8:
+        return set()
+    return set(LINEAR_BORDERS[Fp8Weight](*output_shape(model), launch, most))
 
 
 def output_shape(model: ModelConfig) -> tuple[int, int]:
