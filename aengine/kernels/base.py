@@ -54,8 +54,12 @@ class Kernels(Protocol):
         """Make a linear of a quantised matrix and a bias [outputs], for inputs of `dtype`."""
         ...
 
+    def gains_by_fp8(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Return whether linears of FP8 take less time than those of floats in `dtype`."""
+        ...
+
     def rounded(self, linear: RegisteredLinear) -> RegisteredLinear:
-        """Make a copy of a linear of these kernels that is faster and less exact. Returns `linear` if there is none."""
+        """Make a copy in FP8 of a linear of these kernels. Returns the linear if that gains nothing."""
         ...
 
     def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> Linear:

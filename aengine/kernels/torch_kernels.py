@@ -52,6 +52,9 @@ class TorchKernels:
     def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> TorchLinear:
         return TorchLinear(weight.dequantize().to(dtype), bias)
 
+    def gains_by_fp8(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return False
+
     def rounded(self, linear: RegisteredLinear) -> RegisteredLinear:
         return linear
 

@@ -82,14 +82,14 @@ class TritonKernels:
                 return Int4Linear(weight, bias, self._int4_product, dtype, self._unpacked_copies)
         return self.dense(weight.dequantize().to(dtype), bias)
 
+    def gains_by_fp8(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return dtype.itemsize == 2 and launch_for(device).fp8
+
     def rounded(self, linear: RegisteredLinear) -> RegisteredLinear:
-        """Copy a matrix of 16-bit floats to FP8, on devices that multiply it."""
-        if not isinstance(linear, TritonLinear) or linear.bias is not None or linear.weight.element_size() > 2:
+        if not isinstance(linear, TritonLinear) or not self.gains_by_fp8(linear.weight.device, linear.weight.dtype):
             return linear
         weight = Fp8Weight(*quantize_fp8(linear.weight), (GROUP, GROUP), "group")
-        if not Fp8Linear.fits(weight) or not launch_for(linear.weight.device).fp8:
-            return linear
-        return Fp8Linear(weight, None, self._fp8_few_rows, self._fp8_products)
+        return self.quantized(weight, linear.bias, linear.weight.dtype)
 
     def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> TritonAdapted:
         order = self._orders.get(tokens)

@@ -61,8 +61,8 @@ class Decoder:
             first_kv_layer: The index of its first layer in the KV pool. A draft model shares the pool of its target.
         """
         device = device or torch.device("meta")
-        make_parameters = partial(Parameters, kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8, ranks)
-        make = make_parameters(config.lora, config.ignored_prefixes)
+        make_parameters = partial(Parameters, kernels, dtype, device, config.quantized, kv_dtype, ranks=ranks)
+        make = make_parameters(config.to_fp8, lora=config.lora, ignored_prefixes=config.ignored_prefixes)
         positions = max_positions or config.max_position_embeddings
         self.tables = PositionTables(positions, device)
         # Sequences that stay within longrope's trained context add this to their positions. See `rope_table`.
@@ -104,7 +104,8 @@ class Decoder:
         self.draft_head: DraftHead | DFlashHead | Decoder | None = None
         self.groups = make.groups
         if config.drafting and config.mtp is not None:
-            own = replace(build, make=make_parameters())  # adapters never change it
+            # Drafts need not be exact, so the layer may be in FP8. Adapters never change it.
+            own = replace(build, make=make_parameters(config.to_fp8 or kernels.gains_by_fp8(device, dtype)))
             self.draft_head = MTPHead(own, config.mtp, self.embed, self.rounded_output(), len(config.paging))
             self.groups = [*make.groups, *own.make.groups]
         self.tower: Tower | None = None

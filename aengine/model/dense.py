@@ -105,6 +105,7 @@ class FloatLinear:
         if self._whole is None:
             raise RuntimeError("closed without having been opened")
         if self._read:  # a reload wrote the new numbers in place
+            self._linear.renew_copy()
             return
         weight, bias = self._whole
         if not weight.is_cuda or self._to_fp8:

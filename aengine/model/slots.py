@@ -57,15 +57,18 @@ class LinearSlot(_Slot[RegisteredLinear]):
         """Return a slot with a less exact copy of the linear, without adapters. See `Kernels.rounded`."""
         copy = LinearSlot(self.inputs, self.outputs)
         self._copy = copy, kernels
-        if self.unadapted is not None:
-            copy.load(kernels.rounded(self.unadapted))
+        self.renew_copy()
         return copy
 
     def load(self, made: RegisteredLinear) -> None:
         super().load(made)
-        if self._copy is not None:
+        self.renew_copy()
+
+    def renew_copy(self) -> None:
+        """Make the rounded copy again, because the linear's numbers have changed."""
+        if self._copy is not None and self.unadapted is not None:
             copy, kernels = self._copy
-            copy.load(kernels.rounded(made))
+            copy.load(kernels.rounded(self.unadapted))
 
     def _bind(self, made: RegisteredLinear) -> None:
         linear: Linear = made if self._adapt is None else self._adapt(made)

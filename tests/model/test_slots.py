@@ -158,6 +158,16 @@ def test_a_rounded_copy_follows_the_slot(asked: str) -> None:
         assert torch.equal(copy.apply(x), 2 * slot.apply(x))
 
 
+def test_a_rounded_copy_is_renewed_after_a_reload_in_place() -> None:
+    slot, weight, x = LinearSlot(8, 8), dense(1, 8, 8), dense(3, 2, 8)
+    slot.load(TorchLinear(weight, None))
+    copy = slot.rounded(Doubling())
+    weight.copy_(dense(2, 8, 8))
+    assert not torch.equal(copy.apply(x), 2 * slot.apply(x))
+    slot.renew_copy()
+    assert torch.equal(copy.apply(x), 2 * slot.apply(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_triton_kernels_round_16_bit_floats_to_fp8(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kernels, "launch_for", lambda device: Launch(132, True, 2**17, (9, 0)))

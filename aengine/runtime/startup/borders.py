@@ -35,25 +35,18 @@ def head_borders(model: ModelConfig, dtype: torch.dtype, launch: Launch, most: i
     if head is not None:
         ranks, width = head.spread_over(model.ranks), head.hidden_size
         shapes = {*head.linears(model.ranks), (-(-head.draft_vocab_size // ranks), width)}
-        borders = set() if head.has_head else _rounded_output_borders(model, dtype, launch, most)
-        return _borders(model, head.layers, width, shapes, dtype, launch, most) | borders
+        if not head.has_head:
+            shapes.add(output_shape(model))
+        return _borders(model, head.layers, width, shapes, dtype, launch, most, drafting=True)
     if model.drafting and model.mtp is not None:
         shapes = {*model.mtp.linears(model.hidden_size, model.ranks), output_shape(model)}
-        borders = _borders(model, [model.mtp.layer], model.hidden_size, shapes, dtype, launch, most)
-        return borders | _rounded_output_borders(model, dtype, launch, most)
+        return _borders(model, [model.mtp.layer], model.hidden_size, shapes, dtype, launch, most, drafting=True)
     return set()
 
 
 def output_borders(model: ModelConfig, launch: Launch, most: int) -> set[int]:
     """Return the same for the model's output matrix."""
     return _linear_borders(model, {output_shape(model)}, launch, most)
-
-
-def _rounded_output_borders(model: ModelConfig, dtype: torch.dtype, launch: Launch, most: int) -> set[int]:
-    """Return the same for the copy of the output matrix that drafts are drawn from. See `Kernels.rounded`."""
-    if dtype.itemsize > 2 or not launch.fp8:
-        return set()
-    return set(LINEAR_BORDERS[Fp8Weight](*output_shape(model), launch, most))
 
 
 def output_shape(model: ModelConfig) -> tuple[int, int]:
@@ -69,6 +62,7 @@ def _borders(
     dtype: torch.dtype,
     launch: Launch,
     most: int,
+    drafting: bool = False,
 ) -> set[int]:
     layers = list(layers)
     borders = {
@@ -78,7 +72,7 @@ def _borders(
         if isinstance(spec, ExpertsSpec)
         for border in experts_borders(spec.router.top_k, spec.count, hidden, launch, most)
     }
-    borders |= _linear_borders(model, shapes, launch, most)
+    borders |= _linear_borders(model, shapes, launch, most, drafting and dtype.itemsize == 2 and launch.fp8)
     # `linears` lists gate_up, then down.
     gates = {shape for layer in layers for shape in layer.ffn.linears(hidden, model.ranks)[::2]}
     for (outputs, inputs), least in itertools.product(gates, {1, DENSE_ROWS if model.int4 else 1}):
@@ -90,6 +84,9 @@ def _borders(
     return borders
 
 
-def _linear_borders(model: ModelConfig, shapes: set[tuple[int, int]], launch: Launch, most: int) -> set[int]:
-    kinds = [dense_borders, *(kind for weight, kind in LINEAR_BORDERS.items() if weight in model.weight_classes)]
+def _linear_borders(
+    model: ModelConfig, shapes: set[tuple[int, int]], launch: Launch, most: int, to_fp8: bool = False
+) -> set[int]:
+    classes = model.weight_classes | ({Fp8Weight} if to_fp8 else set())
+    kinds = [dense_borders, *(kind for weight, kind in LINEAR_BORDERS.items() if weight in classes)]
     return {border for kind in kinds for n, k in shapes for border in kind(n, k, launch, most)}
