@@ -31,7 +31,12 @@ _SYNONYMS = {  # vLLM's names of equal values, and what a switch would say
     "dtype": {"half": "float16", "float": "float32"},
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
     "load_format": {"safetensors": "auto"},
-    "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "compressed_tensors": "compressed-tensors"},
+    "quantization": {
+        "awq_marlin": "awq",
+        "gptq_marlin": "gptq",
+        "compressed_tensors": "compressed-tensors",
+        "modelopt_fp4": "modelopt",
+    },
     "speculation": {"true": "auto", "false": "off", "none": "off"},
 }
 _CHECKS: Mapping[str, Callable[[str], object]] = {"speculation": Speculation.parse}  # they raise `ValueError`

@@ -37,9 +37,11 @@ from aengine.kernels.linear.int4.linear import Int4Linear
 from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
+from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.lora.order import TokenOrder
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted, TritonAdaptedExperts
@@ -49,6 +51,8 @@ from aengine.kernels.parts import Parts
 LINEAR_BORDERS: Mapping[type[QuantizedWeight], Callable[[int, int, Launch, int], list[int]]] = {
     Fp8Weight: fp8_borders,
     Int4Weight: int4_borders,
+    Mxfp4Weight: int4_borders,
+    Nvfp4Weight: int4_borders,
 }
 
 
@@ -78,7 +82,7 @@ class TritonKernels:
         match weight:
             case Fp8Weight() if Fp8Linear.fits(weight) and launch_for(weight.weight.device).fp8:
                 return Fp8Linear(weight, bias, self._fp8_few_rows, self._fp8_products)
-            case Int4Weight() | Mxfp4Weight() if Int4Linear.fits(weight, dtype):
+            case Int4Weight() | E2m1Weight() if Int4Linear.fits(weight, dtype):
                 return Int4Linear(weight, bias, self._int4_product, dtype, self._unpacked_copies)
         return self.dense(weight.dequantize().to(dtype), bias)
 
@@ -112,7 +116,7 @@ class TritonKernels:
             case (Fp8Weight() as first, Fp8Weight() as second) if rule.plain:
                 if Matrices.fits(first) and Matrices.fits(second) and launch_for(second.weight.device).fp8:
                     return fp8_experts(first, second, rule)
-            case (Int4Weight() | Mxfp4Weight() as first, Int4Weight() | Mxfp4Weight() as second):
+            case (Int4Weight() | E2m1Weight() as first, Int4Weight() | E2m1Weight() as second):
                 if PackedMatrices.fits(first) and PackedMatrices.fits(second) and dtype != torch.float32:
                     return packed_experts(first, second, rule)
         return self.experts(gate_up.dequantize().to(dtype), down.dequantize().to(dtype), rule)

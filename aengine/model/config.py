@@ -10,7 +10,7 @@ import torch
 
 from aengine.cache.kv import KVLayer, KVShape
 from aengine.cache.states import StateShape
-from aengine.errors import ConfigError, UnsupportedModelError
+from aengine.errors import ConfigError
 from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
@@ -28,7 +28,7 @@ from aengine.model.images.read import read_image_spec
 from aengine.model.images.spec import ImageSpec
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import QuantConfig
-from aengine.model.quant.config import METHODS, QUANTIZATION_KEYS, read_quantization
+from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
 from aengine.model.rope import MAX_POSITIONS
 from aengine.model.spec import AttentionSpec, DeltaSpec, EndsSpec, LatentSpec, LayerSpec
 
@@ -307,9 +307,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         quantization = _quantization(values)
         quantized = read_quantization(Fields(msgspec.json.decode(quantization), str(path)))
         if quantized is None and (beside := folder / "hf_quant_config.json").exists():
-            raise UnsupportedModelError(
-                f"{beside}: ModelOpt's formats are not supported; supported are {', '.join(METHODS)}"
-            )
+            quantization = _quantization({"quantization_config": read_json_object(beside)})
+            quantized = read_quantization(Fields(msgspec.json.decode(quantization), str(beside)))
         mtp = None if family.mtp is None or head != "vocabulary" else family.mtp.spec(fields, layers)
         stored = None if mtp is None else stores_module(folder, mtp.projection)
         tied = fields.flag("tie_word_embeddings", default=False) and not (tied_by_default and has_head(folder))

@@ -176,19 +176,23 @@ def test_products_of_few_tiles(compiler: Compiler, m: int, n: int, k: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "group", "mxfp4"),
+    ("m", "n", "k", "group", "e2m1"),
     [
         (8, 4096, 4096, 128, False),
         (16, 4096, 12288, 32, False),
         (64, 4096, 4096, 32, True),
         (128, 4096, 12288, 32, True),
+        (8, 4096, 4096, 32, True),
+        (8, 4096, 4096, 16, True),
+        (256, 4096, 4096, 16, True),
         (256, 6144, 4096, 128, False),
         (512, 24576, 4096, 64, False),
     ],
 )
-def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int, group: int, mxfp4: bool) -> None:
+def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int, group: int, e2m1: bool) -> None:
     words = torch.empty(n // 16, k // 128, 512, dtype=torch.int16, device=META)
-    weight = PackedCodes(words, ints(k // (128 if mxfp4 else group), n), None, group, n, k, mxfp4)
+    groups = k // (group if not e2m1 else 128) if group != 16 else 2 * (k // 128) + 1
+    weight = PackedCodes(words, ints(groups, n), None, group, n, k, e2m1)
     product = int4_launch.Int4Product()
     product(half(m, k), weight)
     config = int4_config(m, n, k // 128, 2, compiler.gpu.launch)

@@ -21,6 +21,7 @@ from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
+from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.conftest import relative_error
@@ -29,7 +30,7 @@ from tests.kernels.experts.test_triton_experts import spread
 pytestmark = pytest.mark.gpu
 
 # The largest errors. Rounding to bf16 alone causes 2.3e-3. Inputs of FP8 products are rounded as well.
-FORMATS = {"bf16": 2.8e-3, "fp8": 5e-2, "int4": 3e-3, "mxfp4": 2.8e-3}
+FORMATS = {"bf16": 2.8e-3, "fp8": 5e-2, "int4": 3e-3, "mxfp4": 2.8e-3, "nvfp4": 3e-3}
 ROWS = [*range(1, 130), *range(130, 513, 7), 1023, 1024, 2048]
 GATED_ROWS = [*range(479, 514), 640, 641, 959, 1023, 1024, 1025, 2048, 4095, 8192]
 TOKENS = [*range(1, 70), 96, 128, 200, 256, 333, 512, 1000, 2048]
@@ -48,6 +49,10 @@ def quantized(form: str, *shape: int, device: torch.device) -> QuantizedWeight:
         return Mxfp4Weight.from_codes(
             codes, torch.randint(119, 122, (*experts, n, k // 32), dtype=torch.uint8, device=device)
         )
+    if form == "nvfp4":
+        scale = 2.0 ** torch.randint(-4, 5, (*experts, n, k // 16), device=device)
+        factor = (torch.rand(*experts, n, 1, device=device) + 0.1) / (16 * k**0.5)
+        return Nvfp4Weight.from_codes(codes, scale.to(torch.float8_e4m3fn), factor)
     return Int4Weight(codes, (torch.rand(*experts, n, k // 128, device=device) + 0.1) / (6 * k**0.5))
 
 
@@ -102,7 +107,7 @@ def test_gate_and_up_are_activated(n: int, k: int, form: str, device: torch.devi
     [
         *((128, 8, 2048, 768, form) for form in FORMATS),
         *((8, 2, 1024, 1792, form) for form in FORMATS),
-        *((32, 4, 2880, 2880, form) for form in ("bf16", "mxfp4")),  # no multiple of 128
+        *((32, 4, 2880, 2880, form) for form in ("bf16", "mxfp4", "nvfp4")),  # no multiple of 128
     ],
 )
 def test_experts_give_their_sum(

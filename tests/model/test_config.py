@@ -213,8 +213,13 @@ class TestRefusedByName:
             read(tmp_path, {"architectures": [name], **changes, "num_hidden_layers": 4})
 
     def test_a_quantisation_that_stands_in_a_file_of_its_own(self, tmp_path: Path) -> None:
-        (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
-        with pytest.raises(UnsupportedModelError, match=r"hf_quant_config\.json: ModelOpt.*supported are fp8, .*gptq"):
+        beside = tmp_path / "hf_quant_config.json"
+        beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}))
+        quantized = read(tmp_path, {}).quantized
+        assert quantized is not None
+        assert (quantized.method, quantized.bits) == ("modelopt", 5)
+        beside.write_text(json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}}))
+        with pytest.raises(UnsupportedModelError, match=r"hf_quant_config\.json: .*quant_algo 'W4A8_AWQ'"):
             read(tmp_path, {})
 
 

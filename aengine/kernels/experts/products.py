@@ -28,9 +28,9 @@ from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig, single_rows
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.launch import Launch
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,7 +151,7 @@ def fp8_experts(gate_up: Fp8Weight, down: Fp8Weight, rule: ExpertRule = SILU) ->
 
 
 def packed_experts(
-    gate_up: Int4Weight | Mxfp4Weight, down: Int4Weight | Mxfp4Weight, rule: ExpertRule = SILU
+    gate_up: Int4Weight | E2m1Weight, down: Int4Weight | E2m1Weight, rule: ExpertRule = SILU
 ) -> TritonExperts:
     """Like `float_experts`. Raises: ValueError also if not `PackedMatrices.fits`."""
     _check(gate_up.shape, down.shape)

@@ -50,6 +50,16 @@ def hugging_face_names(fields: Fields, key: str, *more: str) -> Names:
     )
 
 
+def wildcard_names(fields: Fields, key: str) -> Names:
+    """Read a list of whole words of names, or of whole names in which * stands for any text."""
+    texts = fields.strings(key) if fields.present(key) else []
+    wild = [re.sub(r"(?:\\\*)+", ".*", re.escape(text)) for text in texts if "*" in text]
+    return Names(
+        runs=frozenset(text for text in texts if text and "*" not in text),
+        patterns=tuple(pattern(fields, key, text, ending="$") for text in wild),
+    )
+
+
 def compressed_tensors_names(fields: Fields, key: str, texts: Iterable[str]) -> Names:
     """Read `ignore` or `targets`: full names, classes, or patterns for the start of a name, which begin with "re:"."""
     exact, patterns = [], []

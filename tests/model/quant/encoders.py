@@ -21,6 +21,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 class Encoded:
     tensors: dict[str, Tensor]  # by suffix: "weight_scale" of "model.layers.0.mlp.up_proj.weight_scale"
     meant: Tensor  # [n, k] float32
+    rtol: float = 0.0  # if its definition rounds several times
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,32 @@ def pack_quantized(
 def _in_eights(numbers: Tensor) -> Tensor:
     """Divide rows into pieces of eight. Zeros follow the last number."""
     return F.pad(numbers, (0, -numbers.shape[1] % 8)).unflatten(1, (-1, 8))
+
+
+def nvfp4(w: Tensor, generator: torch.Generator, *, compressed: bool, with_inputs: bool = True) -> Encoded:
+    """A scale in e4m3 for each 16 numbers, and one for the matrix, by which compressed-tensors divides."""
+    n, k = w.shape
+    whole = (w.abs().max() / (6 * E4M3_MAX)).clamp(min=2.0**-100).view(1)
+    if compressed:
+        whole = 1 / whole
+    scale = torch.empty(n, k // 16, dtype=torch.float8_e4m3fn)
+    codes, meant = torch.empty(n, k, dtype=torch.uint8), torch.empty(n, k, dtype=torch.float64)
+    values = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=torch.float64)
+    for g in range(k // 16):
+        columns = slice(16 * g, 16 * g + 16)
+        exact = w[:, columns].double()
+        of_matrix = 1 / float(whole) if compressed else float(whole)
+        scale[:, g] = (exact.abs().amax(1) / 6 / of_matrix).clamp(2.0**-9, E4M3_MAX).to(torch.float8_e4m3fn)
+        unit = scale[:, g].double()[:, None] * of_matrix
+        codes[:, columns] = ((exact / unit)[..., None] - values).abs().argmin(-1).to(torch.uint8)
+        meant[:, columns] = values[codes[:, columns].long()] * unit
+    names = ("weight_packed", "weight_global_scale") if compressed else ("weight", "weight_scale_2")
+    tensors = {names[0]: codes[:, 0::2] + 16 * codes[:, 1::2], "weight_scale": scale, names[1]: whole}
+    if not compressed:
+        tensors[names[1]] = whole.view(())
+    if with_inputs:
+        tensors["input_global_scale" if compressed else "input_scale"] = torch.rand(1, generator=generator)
+    return Encoded(tensors, meant.float(), rtol=2.0**-22)
 
 
 def mxfp4(w: Tensor) -> Encoded:

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from .encoders import Scheme, awq, fp8, gptq, pack_quantized
+from .encoders import Scheme, awq, fp8, gptq, nvfp4, pack_quantized
 
 
 def _compressed(form: str, weights: dict[str, object], inputs: dict[str, object] | None) -> dict[str, object]:
@@ -29,6 +29,17 @@ def _float8(**changes: object) -> dict[str, object]:
 
 def _int4(**changes: object) -> dict[str, object]:
     return {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False, "strategy": "group", **changes}
+
+
+def _float4(**changes: object) -> dict[str, object]:
+    return {"num_bits": 4, "type": "float", "symmetric": True, "dynamic": False, **changes}
+
+
+_NVFP4 = _float4(strategy="tensor_group", group_size=16)
+
+
+def _modelopt(algorithm: str, **changes: object) -> dict[str, object]:
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head", "*.visual*"], **changes}
 
 
 def _gptq(**changes: object) -> dict[str, object]:
@@ -109,7 +120,61 @@ SCHEMES: dict[str, Scheme] = {
         partial(gptq, group=16, symmetric=False, version=2, shuffled=True),
     ),
 }
-_QUICK = ("fp8-blocks-part-unchanged", "ct-fp8-channel", "ct-int4-zeros", "awq", "gptq-desc-act")  # one for each layout
+SCHEMES |= {
+    "modelopt-nvfp4": Scheme(
+        _modelopt(
+            "NVFP4",
+            config_groups={
+                "group_0": {
+                    "input_activations": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+                    "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+                    "targets": ["Linear"],
+                }
+            },
+            kv_cache_scheme={"dynamic": False, "num_bits": 8, "type": "float"},
+            producer={"name": "modelopt", "version": "0.37.0"},
+        ),
+        partial(nvfp4, compressed=False),
+    ),
+    "modelopt-nvfp4-beside": Scheme(
+        {
+            "quantization": {
+                "quant_algo": "NVFP4",
+                "kv_cache_quant_algo": "FP8",
+                "group_size": 16,
+                "exclude_modules": ["lm_head", "model.layers.1.mlp*"],
+            }
+        },
+        partial(nvfp4, compressed=False),
+        ("lm_head", "model.layers.1.mlp"),
+    ),
+    "modelopt-fp8": Scheme(
+        _modelopt("FP8"), partial(fp8, block=(0, 0), scale="weight_scale", input_scale="input_scale", shape=())
+    ),
+    "modelopt-fp8-channel": Scheme(
+        _modelopt("FP8_PER_CHANNEL_PER_TOKEN"), partial(fp8, block=(1, 0), scale="weight_scale")
+    ),
+    "ct-nvfp4": Scheme(
+        _compressed(
+            "nvfp4-pack-quantized",
+            {**_NVFP4, "scale_dtype": "torch.float8_e4m3fn"},
+            {**_NVFP4, "dynamic": "local"},
+        ),
+        partial(nvfp4, compressed=True),
+    ),
+    "ct-nvfp4a16": Scheme(
+        _compressed("nvfp4-pack-quantized", _NVFP4, None), partial(nvfp4, compressed=True, with_inputs=False)
+    ),
+}
+_QUICK = (
+    "fp8-blocks-part-unchanged",
+    "ct-fp8-channel",
+    "ct-int4-zeros",
+    "awq",
+    "gptq-desc-act",
+    "modelopt-nvfp4-beside",
+    "ct-nvfp4",
+)  # one for each layout
 
 
 def slow_but_some(schemes: Iterable[str] = SCHEMES, quick: Collection[str] = _QUICK) -> list[object]:

@@ -30,7 +30,7 @@ def test_a_checkpoint_holds_what_its_twin_does(scheme: str, case: str, tmp_path:
         load_file(folder / "model.safetensors"),
         load_file(twin / "model.safetensors"),
     )
-    unread = set(stored)
+    unread, rtol = set(stored), 2.0**-22 if "nvfp4" in scheme else 0.0
     quantised: dict[str, tuple[LinearFormat, QuantizedWeight]] = {}
     for name, meant in plain.items():
         module = name.removesuffix(".weight")
@@ -50,7 +50,7 @@ def test_a_checkpoint_holds_what_its_twin_does(scheme: str, case: str, tmp_path:
             else:
                 assert one.optional
         quantised[module] = linear, linear.unpack([module], n, k, tensors)
-        torch.testing.assert_close(quantised[module][1].dequantize(), meant, rtol=0, atol=0)
+        torch.testing.assert_close(quantised[module][1].dequantize(), meant, rtol=rtol, atol=0)
     assert not unread
     for layer in range(2):
         for block, parts in (("self_attn", ["q_proj", "k_proj", "v_proj"]), ("mlp", ["gate_proj", "up_proj"])):
@@ -59,4 +59,4 @@ def test_a_checkpoint_holds_what_its_twin_does(scheme: str, case: str, tmp_path:
                 first, *others = (quantised[module][1] for module in modules)
                 fused = first.cat(others, modules)
                 meant = torch.cat([plain[f"{module}.weight"] for module in modules])
-                torch.testing.assert_close(fused.dequantize(), meant, rtol=0, atol=0)
+                torch.testing.assert_close(fused.dequantize(), meant, rtol=rtol, atol=0)

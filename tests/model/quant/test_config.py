@@ -16,6 +16,7 @@ from aengine.model.quant.formats.awq import Awq
 from aengine.model.quant.formats.fp8 import Fp8
 from aengine.model.quant.formats.gptq import Gptq
 from aengine.model.quant.formats.mxfp4 import Mxfp4
+from aengine.model.quant.formats.nvfp4 import Nvfp4
 from aengine.model.quant.formats.pack_quantized import PackQuantized
 
 from .schemes import SCHEMES
@@ -57,6 +58,12 @@ def test_without_a_word_of_it_nothing_is_quantised() -> None:
         ("ct-fp8-channel", Fp8((1, 0), "token")),
         ("ct-fp8-tensor-static", Fp8((0, 0), "static")),
         ("ct-fp8-block", Fp8((128, 128), "group")),
+        ("modelopt-nvfp4", Nvfp4(compressed=False)),
+        ("modelopt-nvfp4-beside", Nvfp4(compressed=False)),
+        ("modelopt-fp8", Fp8((0, 0), "static")),
+        ("modelopt-fp8-channel", Fp8((1, 0), "token")),
+        ("ct-nvfp4", Nvfp4(compressed=True)),
+        ("ct-nvfp4a16", Nvfp4(compressed=True)),
         ("ct-int4", PackQuantized(32, symmetric=True)),
         ("ct-int4-zeros", PackQuantized(16, symmetric=False)),
         ("ct-int4-channel", PackQuantized(-1, symmetric=True)),
@@ -163,7 +170,7 @@ def test_scales_of_keys_and_values() -> None:
         read(changed("ct-int4", kv_cache_scheme={**scheme, "type": "int"}))
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "nvfp4", "quark", "FP9", None])
+@pytest.mark.parametrize("method", ["nvfp4", "quark", "FP9", None])
 def test_an_unknown_method_is_refused_with_those_that_are_known(method: str | None) -> None:
     with pytest.raises(UnsupportedModelError) as error:
         read({"quant_method": method})
@@ -171,10 +178,37 @@ def test_an_unknown_method_is_refused_with_those_that_are_known(method: str | No
     assert str(error.value).startswith("config.json: quantization_config: quant_method ")
 
 
-def test_groups_of_another_tool_are_refused_as_its_method() -> None:
+def test_modelopt_is_known_by_its_key_and_by_longer_names() -> None:
     groups = {"group_0": {"weights": {"dynamic": False, "num_bits": 8, "type": "float"}}}
-    with pytest.raises(UnsupportedModelError, match="quant_method 'modelopt' is not supported; supported are fp8"):
-        read({"config_groups": groups, "quant_algo": "FP8", "producer": {"name": "modelopt"}})
+    for method in ({}, {"quant_method": "modelopt_fp4"}, {"quant_method": "modelopt_mixed"}):
+        quant = read({"config_groups": groups, "quant_algo": "FP8", "producer": {"name": "modelopt"}, **method})
+        assert (quant.method, quant.format_of(UP)) == ("modelopt", Fp8((0, 0), "static"))
+
+
+def test_modules_that_modelopt_excludes() -> None:
+    excluded = ["lm_head", "model.layers.0.self_attn*", "*.mlp.gate", "model.layers.3", "model.*.mlp.up_*"]
+    quant = read({"quantization": {"quant_algo": "NVFP4", "exclude_modules": excluded}})
+    assert quant.format_of(*QKV) is None
+    assert quant.format_of("model.layers.3.mlp.down_proj", UP, "model.layers.0.mlp.gate", "lm_head") is None
+    names = "model.layers.1.mlp.down_proj", "model.layers.30.mlp.gate_proj", "model.layers.1.self_attn.q_proj"
+    assert quant.format_of(*names) == Nvfp4(compressed=False)
+
+
+def test_modelopt_with_several_algorithms() -> None:
+    layers = {
+        "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+        "model.layers.0.mlp.experts": {"quant_algo": "NVFP4", "group_size": 16},
+    }
+    quant = read({"quant_method": "modelopt_mixed", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers})
+    assert quant.format_of(QKV[0]) == Fp8((0, 0), "static")
+    assert quant.format_of("model.layers.0.mlp.experts.3.up_proj") == Nvfp4(compressed=False)
+    assert quant.format_of(QKV[1], UP) is None
+
+
+def test_modelopt_that_quantises_keys_and_values_alone() -> None:
+    assert (
+        read_quantization(Fields({"quantization_config": {"quantization": {"kv_cache_quant_algo": "FP8"}}}, "")) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,6 +221,14 @@ def test_groups_of_another_tool_are_refused_as_its_method() -> None:
         (changed("fp8-blocks", activation_scheme="none"), "activation_scheme 'none'"),
         (changed("fp8-blocks", weight_block_size=[128, 64]), r"weight_block_size \[128, 64\]"),
         (changed("fp8-blocks", weight_block_size=[96, 128]), r"weight_block_size \[96, 128\]"),
+        (changed("modelopt-nvfp4", quant_algo="NVFP4_AWQ"), "quant_algo 'NVFP4_AWQ'"),
+        (changed("modelopt-nvfp4", quant_algo="W4A8_AWQ"), "quant_algo 'W4A8_AWQ'"),
+        (changed("modelopt-nvfp4", WEIGHTS, group_size=32), "NVFP4 with group_size 32"),
+        (changed("modelopt-nvfp4-beside", "quantization", group_size=32), "NVFP4 with group_size 32"),
+        (changed("modelopt-nvfp4", kv_cache_quant_algo="NVFP4"), "kv_cache_quant_algo 'NVFP4'"),
+        (changed("ct-nvfp4", WEIGHTS, group_size=32), "strategy 'tensor_group' with group_size 32 of NVFP4"),
+        (changed("ct-nvfp4", WEIGHTS, strategy="group"), "strategy 'group' with group_size 16 of NVFP4"),
+        (changed("ct-nvfp4", WEIGHTS, symmetric=False), "NVFP4 with symmetric false"),
         (changed("awq", bits=3), "AWQ with bits 3"),
         (changed("awq", version="gemv"), "version 'gemv' of AWQ"),
         (changed("awq", zero_point=False), "AWQ with zero_point false"),
@@ -201,7 +243,7 @@ def test_groups_of_another_tool_are_refused_as_its_method() -> None:
         (changed("ct-int4", transform_config={"config_groups": {}}), "transform_config that changes weights"),
         (changed("ct-int4", format="marlin-24"), "format 'marlin-24' of int with 4 bits"),
         (changed("ct-int4", WEIGHTS, num_bits=8), "type 'int' with num_bits 8"),
-        (changed("ct-int4", WEIGHTS, type="float"), "type 'float' with num_bits 4"),
+        (changed("ct-int4", WEIGHTS, type="float"), "format 'pack-quantized' of float with 4 bits"),
         (changed("ct-int4", WEIGHTS, strategy="tensor"), "strategy 'tensor' of int4"),
         (changed("ct-int4", WEIGHTS, dynamic=True), "dynamic true for weights"),
         (changed("ct-int4", "config_groups.group_0", input_activations={"num_bits": 8}), "inputs of int4 weights"),
@@ -279,5 +321,5 @@ def test_no_value_anywhere_raises_anything_else(scheme: str, data: st.DataObject
     assert (
         quant is None
         or quant.format_of(UP) is None
-        or isinstance(quant.format_of(UP), Fp8 | Gptq | Awq | PackQuantized)
+        or isinstance(quant.format_of(UP), Fp8 | Gptq | Awq | PackQuantized | Nvfp4)
     )

@@ -74,7 +74,7 @@ def test_a_matrix_that_was_encoded_comes_back_as_what_its_numbers_mean(scheme: s
     n, k = 8 * n, 32 * k
     encoded = encode(scheme, n, k, seed)
     weight = load(format_of(scheme), n, k, [encoded], [PREFIX])
-    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=encoded.rtol, atol=0)
 
 
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if name.startswith(("gptq", "awq", "ct-int4"))])
@@ -82,7 +82,7 @@ def test_a_matrix_that_was_encoded_comes_back_as_what_its_numbers_mean(scheme: s
 def test_the_last_group_of_a_row_may_be_shorter(scheme: str, k: int) -> None:
     encoded = encode(scheme, 16, k)
     weight = load(format_of(scheme), 16, k, [encoded], [PREFIX])
-    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=encoded.rtol, atol=0)
 
 
 @pytest.mark.parametrize("scheme", ["fp8-blocks", "ct-fp8-block", "fp8-blocks-part-unchanged"])
@@ -90,7 +90,7 @@ def test_the_last_group_of_a_row_may_be_shorter(scheme: str, k: int) -> None:
 def test_blocks_may_be_cut_off_at_both_edges(scheme: str, n: int, k: int) -> None:
     encoded = encode(scheme, n, k)
     weight = load(format_of(scheme), n, k, [encoded], [PREFIX])
-    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=encoded.rtol, atol=0)
 
 
 @given(n=st.integers(1, 20), k=st.integers(1, 20), symmetric=st.booleans())
@@ -104,7 +104,7 @@ def test_pack_quantized_pads_words_at_both_edges(n: int, k: int, symmetric: bool
     linear = quant.format_of(PREFIX)
     assert linear is not None
     weight = load(linear, n, k, [encoded], [PREFIX])
-    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=encoded.rtol, atol=0)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -113,7 +113,7 @@ def test_experts_stored_one_by_one_unpack_together(scheme: str) -> None:
     prefixes = [f"model.layers.0.mlp.experts.{e}.up_proj" for e in range(3)]
     weight = load(format_of(scheme, prefixes[0]), 16, 64, encoded, prefixes)
     meant = torch.stack([one.meant for one in encoded])
-    torch.testing.assert_close(weight.dequantize(), meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), meant, rtol=encoded[0].rtol, atol=0)
 
 
 @pytest.mark.gpu
@@ -126,9 +126,9 @@ def test_a_gpu_unpacks_the_same(scheme: str) -> None:
     shapes = {one.key: one.shape for one in linear.stored(PREFIX, 16, 64)}
     tensors = {key: tensor.reshape(shapes[key]).cuda() for key, tensor in stored.items() if tensor is not None}
     weight = linear.unpack([PREFIX], 16, 64, tensors)
-    torch.testing.assert_close(weight.dequantize().cpu(), encoded.meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize().cpu(), encoded.meant, rtol=encoded.rtol, atol=0)
     fused = weight.cat([weight], ["gate_proj", "up_proj"])
-    torch.testing.assert_close(fused.dequantize().cpu(), torch.cat([encoded.meant] * 2), rtol=0, atol=0)
+    torch.testing.assert_close(fused.dequantize().cpu(), torch.cat([encoded.meant] * 2), rtol=encoded.rtol, atol=0)
 
 
 def test_canonical_dtypes_and_shapes() -> None:
@@ -166,16 +166,22 @@ def test_a_zero_of_nothing_survives_the_borrow_of_gptq_v1() -> None:
     assert isinstance(weight, Int4Weight)
     assert weight.zero is not None
     assert not weight.zero.any()
-    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=0, atol=0)
+    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=encoded.rtol, atol=0)
+
+
+def used_scales(scheme: str, encoded: Encoded) -> list[str]:
+    """Return the suffixes of scales. NVFP4's scales of inputs are not used."""
+    return [suffix for suffix in encoded.tensors if "scale" in suffix and not ("nvfp4" in scheme and "input" in suffix)]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_scales_that_are_no_numbers_are_named(scheme: str, bad: float) -> None:
     encoded = encode(scheme, 16, 64)
-    for suffix in [suffix for suffix in encoded.tensors if "scale" in suffix]:
-        changed = encoded.tensors[suffix].clone()
-        changed.view(-1)[-1] = bad
+    for suffix in used_scales(scheme, encoded):
+        changed = encoded.tensors[suffix].clone().float()
+        changed.view(-1)[-1] = bad if encoded.tensors[suffix].element_size() > 1 else float("nan")
+        changed = changed.to(encoded.tensors[suffix].dtype)
         damaged = Encoded({**encoded.tensors, suffix: changed}, encoded.meant)
         with pytest.raises(WeightsError, match=f"{PREFIX}.{suffix} holds"):
             load(format_of(scheme), 16, 64, [damaged], [PREFIX])
@@ -184,8 +190,9 @@ def test_scales_that_are_no_numbers_are_named(scheme: str, bad: float) -> None:
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if "fp8" in name or name.startswith("ct")])
 def test_scales_below_zero_are_named(scheme: str) -> None:
     encoded = encode(scheme, 16, 64)
-    for suffix in [suffix for suffix in encoded.tensors if "scale" in suffix]:
-        damaged = Encoded({**encoded.tensors, suffix: -encoded.tensors[suffix]}, encoded.meant)
+    for suffix in used_scales(scheme, encoded):
+        below = (-encoded.tensors[suffix].float()).to(encoded.tensors[suffix].dtype)
+        damaged = Encoded({**encoded.tensors, suffix: below}, encoded.meant)
         with pytest.raises(WeightsError, match=f"{PREFIX}.{suffix} holds -"):
             load(format_of(scheme), 16, 64, [damaged], [PREFIX])
 

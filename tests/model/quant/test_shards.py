@@ -29,8 +29,10 @@ TOGETHER = {
     **dict.fromkeys(("fp8-blocks", "fp8-blocks-part-unchanged", "ct-fp8-block"), (1, 128)),
     **dict.fromkeys(("ct-int4", "awq"), (32, 32)),
     **dict.fromkeys(("ct-int4-zeros", "gptq"), (16, 16)),
+    **dict.fromkeys(("modelopt-nvfp4", "modelopt-nvfp4-beside", "ct-nvfp4", "ct-nvfp4a16"), (16, 16)),
     **dict.fromkeys(("ct-int4-channel", "gptq-asymmetric"), (8, 8)),
     **dict.fromkeys(("fp8-tensor-static", "autofp8", "ct-fp8-channel", "ct-fp8-tensor-static"), (1, 1)),
+    **dict.fromkeys(("modelopt-fp8", "modelopt-fp8-channel"), (1, 1)),
 }
 ORDERED = ("ct-int4-actorder", "gptq-desc-act", "gptq-v2")
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aengine.kernels.linear.int4.packed_codes import BLOCK, TILE_ROWS, pack_codes, supported_group
+from aengine.kernels.linear.int4.packed_codes import BLOCK, TILE_ROWS, has_kernel, pack_codes
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 
@@ -19,21 +20,21 @@ class PackedMatrices:
     """
 
     words: Tensor  # [E * parts * strips, blocks, 512] int16
-    scales: Tensor  # int32 [groups, E * parts * strips * 16]; of mxfp4 [blocks, ...]
+    scales: Tensor  # int32 [any, E * parts * strips * 16], as in `PackedCodes`
     group: int
-    mxfp4: bool
-    bare: bool  # of mxfp4: whether 2 ** 126 times the largest scale fits bfloat16
+    e2m1: bool  # MXFP4, or NVFP4 if `group` is 16
+    bare: bool  # of MXFP4: whether 2 ** 126 times the largest scale fits bfloat16
     rows: int  # of a part
     columns: int
 
     @staticmethod
-    def fits(weight: Int4Weight | Mxfp4Weight) -> bool:
+    def fits(weight: Int4Weight | E2m1Weight) -> bool:
         """Return whether the kernels can read it: columns in their order, in supported groups."""
-        in_order = isinstance(weight, Mxfp4Weight) or weight.order is None
-        return in_order and supported_group(weight.group, weight.shape[-1])
+        in_order = isinstance(weight, E2m1Weight) or weight.order is None
+        return in_order and has_kernel(weight)
 
     @classmethod
-    def from_weight(cls, weight: Int4Weight | Mxfp4Weight, parts: int = 1) -> PackedMatrices:
+    def from_weight(cls, weight: Int4Weight | E2m1Weight, parts: int = 1) -> PackedMatrices:
         """Pack one part at a time, so that no second copy of all codes is made. Raises: ValueError if not `fits`."""
         if not cls.fits(weight):
             raise ValueError(f"4-bit weights {list(weight.shape)} have no kernel; use them dequantised")
@@ -46,8 +47,8 @@ class PackedMatrices:
         for number in range(count):
             rows = slice(number % parts * n, (number % parts + 1) * n)
             at = number // parts, rows
-            if isinstance(weight, Mxfp4Weight):
-                one = pack_codes(Mxfp4Weight(weight.pairs[at], weight.scale[at]))
+            if isinstance(weight, E2m1Weight):
+                one = pack_codes(weight.part(at))
             else:
                 one = pack_codes(
                     Int4Weight(weight.codes[at], weight.scale[at], None if weight.zero is None else weight.zero[at])
@@ -59,14 +60,13 @@ class PackedMatrices:
             group = one.group
         if scales is None:
             raise ValueError("there are no experts")
-        mxfp4 = isinstance(weight, Mxfp4Weight)
-        bare = mxfp4 and (device.type == "meta" or int(weight.scale.max()) <= 128)
-        return cls(words.flatten(0, 1), scales.flatten(1), group, mxfp4, bare, n, k)
+        bare = isinstance(weight, Mxfp4Weight) and (device.type == "meta" or int(weight.scale.max()) <= 128)
+        return cls(words.flatten(0, 1), scales.flatten(1), group, isinstance(weight, E2m1Weight), bare, n, k)
 
     @property
     def constants(self) -> dict[str, int | bool]:
         """Return the kernels' compile-time constants of the codes."""
         return {
             "BLOCKS": self.words.shape[1], "STRIPS": -(-self.rows // TILE_ROWS), "ALL_ROWS": self.scales.shape[1],
-            "GROUP": self.group, "MXFP4": self.mxfp4,
+            "GROUP": self.group, "E2M1": self.e2m1,
         }  # fmt: skip

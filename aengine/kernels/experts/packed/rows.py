@@ -22,6 +22,7 @@ from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.int4.block import (
     add_block,
+    apply_factors,
     load_quarters,
     load_scales,
     load_strips,
@@ -59,7 +60,7 @@ def _packed_rows_kernel(
     STRIPS: tl.constexpr,
     ALL_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
-    MXFP4: tl.constexpr,
+    E2M1: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     GELU: tl.constexpr,
@@ -81,19 +82,19 @@ def _packed_rows_kernel(
         if M < 4 * LEAST:
             _tile(
                 x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
-                N, K, TOP_K, M, BLOCK_N, STAGES, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, MXFP4,
+                N, K, TOP_K, M, BLOCK_N, STAGES, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, E2M1,
                 ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
             )  # fmt: skip
         elif rows <= M // 4:  # the last tile of an expert
             _tile(
                 x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
-                N, K, TOP_K, M // 4, BLOCK_N, STAGES, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, MXFP4,
+                N, K, TOP_K, M // 4, BLOCK_N, STAGES, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, E2M1,
                 ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
             )  # fmt: skip
         else:
             _tile(
                 x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
-                N, K, TOP_K, M, BLOCK_N, STAGES, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, MXFP4,
+                N, K, TOP_K, M, BLOCK_N, STAGES, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, E2M1,
                 ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
             )  # fmt: skip
 
@@ -103,7 +104,7 @@ def _tile(
     x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr, GATED: tl.constexpr, UNFUSED: tl.constexpr, AHEAD: tl.constexpr, BLOCKS: tl.constexpr,
-    STRIPS: tl.constexpr, ALL_ROWS: tl.constexpr, GROUP: tl.constexpr, MXFP4: tl.constexpr, ALPHA: tl.constexpr,
+    STRIPS: tl.constexpr, ALL_ROWS: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr, GELU: tl.constexpr, BIASES: tl.constexpr, ASM: tl.constexpr, BASE: tl.constexpr,
     LIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -127,15 +128,16 @@ def _tile(
     acc = tl.zeros([ROWS, M], tl.float32)
     for block in tl.range(0, BLOCKS, num_stages=STAGES):
         words = load_strips(words_ptr, strip, block, BLOCKS, ROWS)
-        scales = load_scales(scales_ptr, block, scale_row, MXFP4, GROUP, ALL_ROWS)
+        scales = load_scales(scales_ptr, block, scale_row, E2M1, GROUP, ALL_ROWS)
         if AHEAD:
             inside = used[None, :] & (block * 128 + k < K) if K % 128 else used[None, :]
             x = tl.load(x_columns + k + block * 128, mask=inside, other=0.0)
-            w0, w1, w2, w3 = unpack(words, scales, x, MXFP4, True, ASM, BASE, LIFT)
+            w0, w1, w2, w3 = unpack(words, scales, x, E2M1, True, GROUP, ASM, BASE, LIFT)
             acc = tl.dot(one_after_another(w0, w1, w2, w3, ROWS), x, acc, input_precision=PRECISION)
         else:
             x0, x1, x2, x3 = load_quarters(x_columns, block, used[None, :], K)
-            acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, True, GROUP, ASM, BASE, LIFT, PRECISION)
+            acc = add_block(acc, words, scales, x0, x1, x2, x3, E2M1, True, GROUP, ASM, BASE, LIFT, PRECISION)
+    acc = apply_factors(acc, scales_ptr, scale_row, E2M1, GROUP, BLOCKS, ALL_ROWS)
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
     store_pairs(acc, out_ptr, biases_ptr, expert, pair, used, n, N, True, GATED, UNFUSED, ALPHA, LIMIT, GELU, BIASES)
 
@@ -202,7 +204,7 @@ class PackedPass:
         out = x.new_empty(self.ids.numel(), 2 * w.rows if unfused else w.rows)
         # A CPU has no assembly.
         how = unpacking(
-            x.dtype if x.device.type != "cpu" else torch.float32, w.mxfp4, True, w.bare and x.dtype == torch.bfloat16
+            x.dtype if x.device.type != "cpu" else torch.float32, w.e2m1, True, w.bare and x.dtype == torch.bfloat16
         )
         _packed_rows_kernel[(plan.capacity * -(-w.rows // cut.block_n),)](
             x, w.words, w.scales, rule.pointers(x)[0 if gated else 1], plan.order, plan.tiles, plan.count, out,

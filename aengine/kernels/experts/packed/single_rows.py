@@ -20,7 +20,7 @@ from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.int4.block import Unpacking, e2m1, unpacking
-from aengine.kernels.linear.int4.packed_codes import BLOCK
+from aengine.kernels.linear.int4.packed_codes import BLOCK, QUARTER
 from aengine.kernels.linear.int4.row import load_row, operand, parted, quarters, unpack_row
 from aengine.kernels.variants import keep_variants
 
@@ -28,7 +28,7 @@ from aengine.kernels.variants import keep_variants
 @triton.jit
 def _load(
     words_ptr, scales_ptr, strip, first, BLOCKS: tl.constexpr, ALL_ROWS: tl.constexpr, GROUP: tl.constexpr,
-    MXFP4: tl.constexpr, WARPS: tl.constexpr,
+    E2M1: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """Load a block for each warp from `first` on, of strips [T]: words [WARPS, T, 2, 256], scales [32, WARPS, T, 2].
 
@@ -42,7 +42,7 @@ def _load(
                     mask=(block < BLOCKS)[:, None, None, None], other=0)  # fmt: skip
     lane, eight = tl.arange(0, 32)[:, None, None, None], tl.arange(0, 2)[None, None, None, :]
     n = strip[None, None, :, None] * 16 + eight * 8 + lane // 4
-    group = block if MXFP4 else block * 128 // GROUP
+    group = block if E2M1 else block * 128 // GROUP
     scales = tl.load(scales_ptr + (group[None, :, None, None] * ALL_ROWS + n),
                      mask=(block < BLOCKS)[None, :, None, None], other=0)  # fmt: skip
     return words, scales
@@ -103,17 +103,17 @@ def _zeros_of(scales, ROWS: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _unpacked(
-    words, scales, like, ROWS: tl.constexpr, WARPS: tl.constexpr, MXFP4: tl.constexpr, ASM: tl.constexpr,
+    words, scales, like, ROWS: tl.constexpr, WARPS: tl.constexpr, E2M1: tl.constexpr, ASM: tl.constexpr,
     BASE: tl.constexpr, LIFT: tl.constexpr,
 ):  # fmt: skip
     """Unpack four quarters of blocks [WARPS, ROWS, 32] without their scales."""
-    if not MXFP4:
+    if not E2M1:
         return unpack_row(words, _zeros_of(scales & 255, ROWS, WARPS), like, ASM, BASE, LIFT)
     if ASM == "":
         w0, w1 = e2m1(words, 0).to(like.dtype), e2m1(words, 1).to(like.dtype)
         w2, w3 = e2m1(words, 2).to(like.dtype), e2m1(words, 3).to(like.dtype)
         return w0, w1, w2, w3
-    added = tl.zeros([1, 1, 1], like.dtype)  # MXFP4 has no zeros to subtract
+    added = tl.zeros([1, 1, 1], like.dtype)  # 4-bit floats have no zeros to subtract
     return tl.inline_asm_elementwise(
         ASM, "=r,=r,=r,=r,r,r,r,r,r", [words, added, added, added, added],
         dtype=(like.dtype, like.dtype, like.dtype, like.dtype), is_pure=True, pack=2,
@@ -122,15 +122,15 @@ def _unpacked(
 
 @triton.jit
 def _product(
-    words, scales, x0, x1, x2, x3, ROWS: tl.constexpr, WARPS: tl.constexpr, MXFP4: tl.constexpr, ASM: tl.constexpr,
+    words, scales, x0, x1, x2, x3, ROWS: tl.constexpr, WARPS: tl.constexpr, E2M1: tl.constexpr, ASM: tl.constexpr,
     BASE: tl.constexpr, LIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Multiply blocks of words, as `_load` has them, by those of a row: [WARPS, ROWS, 4], with equal columns."""
     words = tl.reshape(words, [WARPS, ROWS // 16, 2, 8, 4, 2, 2, 2])
     # warp, tile, eight of rows, r, half, t, eight of words, pair
     words = tl.reshape(tl.permute(words, [0, 1, 5, 3, 2, 4, 6, 7]), [WARPS, ROWS, 32])
-    w0, w1, w2, w3 = _unpacked(words, scales, x0, ROWS, WARPS, MXFP4, ASM, BASE, LIFT)
-    if MXFP4:
+    w0, w1, w2, w3 = _unpacked(words, scales, x0, ROWS, WARPS, E2M1, ASM, BASE, LIFT)
+    if E2M1:
         bits = _by_row(scales, ROWS, WARPS)
         if LIFT > 1:  # no byte carries into the next if 2 ** 126 times a scale fits float32
             bits += 0x7E7E7E7E
@@ -180,7 +180,7 @@ def _gate_up_kernel(
     STRIPS: tl.constexpr,
     ALL_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
-    MXFP4: tl.constexpr,
+    E2M1: tl.constexpr,
     PAIRS: tl.constexpr,  # whether two numbers are 4 bytes, and assembly may be used
     PRESCALED: tl.constexpr,  # the factor of the results
     ALPHA: tl.constexpr,
@@ -213,18 +213,18 @@ def _gate_up_kernel(
         loaded = ()
         for turn in tl.static_range(EARLY):
             at = turn * WARPS
-            loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, MXFP4, WARPS),)  # noqa: RUF005 (Triton knows no other way)
+            loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, E2M1, WARPS),)  # noqa: RUF005 (Triton knows no other way)
         x = _load_x(x_row, 0, K, WARPS, PAIRS)
         acc = tl.zeros([WARPS, ROWS, 4], tl.float32)
         for turn in tl.static_range(TURNS):
             if turn + EARLY < TURNS:
                 at = (turn + EARLY) * WARPS
-                loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, MXFP4, WARPS),)  # noqa: RUF005
+                loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, E2M1, WARPS),)  # noqa: RUF005
             words, scales = loaded[turn]
             x0, x1, x2, x3 = _operands(x, like, WARPS, PAIRS)
             if turn + 1 < TURNS:
                 x = _load_x(x_row, (turn + 1) * WARPS, K, WARPS, PAIRS)
-            acc += _product(words, scales, x0, x1, x2, x3, ROWS, WARPS, MXFP4, ASM, BASE, LIFT, PRECISION)
+            acc += _product(words, scales, x0, x1, x2, x3, ROWS, WARPS, E2M1, ASM, BASE, LIFT, PRECISION)
         result = tl.sum(tl.max(acc, axis=2), axis=0)
         gate, up = tl.split(tl.permute(tl.reshape(result, (2, BLOCK_N)), (1, 0)))
         n = column * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -257,7 +257,7 @@ def _down_kernel(
     STRIPS: tl.constexpr,
     ALL_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
-    MXFP4: tl.constexpr,
+    E2M1: tl.constexpr,
     PAIRS: tl.constexpr,
     PRESCALED: tl.constexpr,  # the factor of x
     BIASES: tl.constexpr,
@@ -283,7 +283,7 @@ def _down_kernel(
         expert = tl.load(ids_ptr + token * TOP_K + turn // TURNS, cache_modifier=".cg")
         strip = own + tl.where((expert >= 0) & (expert < E), expert, 0) * STRIPS
         at = turn % TURNS * WARPS
-        loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, MXFP4, WARPS),)  # noqa: RUF005 (Triton knows no other way)
+        loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, E2M1, WARPS),)  # noqa: RUF005 (Triton knows no other way)
     if OVERLAP:
         gdc_wait()
     like = tl.zeros([1], x_ptr.dtype.element_ty)
@@ -303,12 +303,12 @@ def _down_kernel(
                 later = tl.load(ids_ptr + token * TOP_K + (j * TURNS + turn + EARLY) // TURNS, cache_modifier=".cg")
                 strip = own + tl.where((later >= 0) & (later < E), later, 0) * STRIPS
                 at = (turn + EARLY) % TURNS * WARPS
-                loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, MXFP4, WARPS),)  # noqa: RUF005
+                loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, E2M1, WARPS),)  # noqa: RUF005
             words, scales = loaded[j * TURNS + turn]
             x0, x1, x2, x3 = _operands(x, like, WARPS, PAIRS)
             if j * TURNS + turn + 1 < TOP_K * TURNS:
                 x = _load_x(x_rows + (j * TURNS + turn + 1) // TURNS * K, (turn + 1) % TURNS * WARPS, K, WARPS, PAIRS)
-            acc += _product(words, scales, x0, x1, x2, x3, BLOCK_N, WARPS, MXFP4, ASM, BASE, LIFT, PRECISION)
+            acc += _product(words, scales, x0, x1, x2, x3, BLOCK_N, WARPS, E2M1, ASM, BASE, LIFT, PRECISION)
         # The product of a missing expert may be NaN, because its input was never written.
         total += tl.where(known, acc * weight, 0.0)
         if BIASES:
@@ -341,7 +341,7 @@ class PackedSingleConfig:
 
 def fits_single_rows(weight: PackedMatrices) -> bool:
     """Return whether a block of columns has one word of scales for each row."""
-    return weight.columns % 2 == 0 and (weight.mxfp4 or weight.group >= BLOCK)
+    return weight.columns % 2 == 0 and weight.group >= (QUARTER if weight.e2m1 else BLOCK)
 
 
 def packed_single_rows(
@@ -393,4 +393,4 @@ def _bare(x: Tensor, weight: PackedMatrices) -> bool:
 def _unpacking(x: Tensor, weight: PackedMatrices) -> Unpacking:
     """Return how codes become numbers; on a CPU without assembly."""
     dtype = x.dtype if x.device.type != "cpu" else torch.float32
-    return unpacking(dtype, weight.mxfp4, False, _bare(x, weight))
+    return unpacking(dtype, weight.e2m1, False, _bare(x, weight))

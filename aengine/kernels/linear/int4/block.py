@@ -45,16 +45,16 @@ class Unpacking:
 
 
 @lru_cache
-def unpacking(dtype: torch.dtype, mxfp4: bool, scaled: bool, bare: bool = False) -> Unpacking:
+def unpacking(dtype: torch.dtype, e2m1: bool, scaled: bool, bare: bool = False) -> Unpacking:
     """Return how codes become numbers of this dtype.
 
-    scaled: the numbers are multiplied by the last four operands. bare: numbers of MXFP4 lack `lift`, as those of int4
+    scaled: the numbers are multiplied by the last four operands. bare: 4-bit floats lack `lift`, as those of int4
     do; otherwise they are multiplied by it.
     """
     narrow = _NARROW.get(dtype)
     if narrow is None:
         return Unpacking("", 0, 1.0)
-    if mxfp4:
+    if e2m1:
         lines, base, lift = _e2m1(narrow, bare), 0, narrow.lift if bare else 1.0
     elif dtype == torch.bfloat16:
         lines, base, lift = _int4_in_place(), 0, 2.0**16
@@ -128,9 +128,15 @@ def _e2m1(narrow: _Narrow, bare: bool) -> list[str]:
 
 
 @triton.jit
-def load_scales(scales_ptr, block, n, MXFP4: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr):
-    """Load the words [BLOCK_N] with the scales of a block's four quarters. Quarters of one group share a word."""
-    if MXFP4:
+def load_scales(scales_ptr, block, n, E2M1: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr):
+    """Load the words [BLOCK_N] with the scales of a block's four quarters. Quarters of one group share a word.
+
+    NVFP4: [BLOCK_N, 2], because each half of a quarter has a scale.
+    """
+    if E2M1 and GROUP == 16:
+        first = tl.load(scales_ptr + (tl.expand_dims(2 * block * N + n, -1) + tl.arange(0, 2) * N))
+        second, third, fourth = first, first, first
+    elif E2M1:
         first = tl.load(scales_ptr + block * N + n)
         second, third, fourth = first, first, first
     else:
@@ -142,10 +148,23 @@ def load_scales(scales_ptr, block, n, MXFP4: tl.constexpr, GROUP: tl.constexpr, 
 
 
 @triton.jit
-def _scale(word, QUARTER: tl.constexpr, MXFP4: tl.constexpr, LIFT: tl.constexpr):
-    """[..., BLOCK_N] -> [..., BLOCK_N, 1] float32."""
-    bits = ((word >> (8 * QUARTER)) & 255) << 23 if MXFP4 else word & ~255
-    return tl.expand_dims(bits.to(tl.float32, bitcast=True) * LIFT, -1)
+def _scale(word, QUARTER: tl.constexpr, E2M1: tl.constexpr, GROUP: tl.constexpr, LIFT: tl.constexpr):
+    """[..., BLOCK_N] -> [..., BLOCK_N, 1] float32. NVFP4: [..., BLOCK_N, 2] -> [..., BLOCK_N, 2, 1]."""
+    if E2M1 and GROUP == 16:
+        scale = ((word >> (8 * QUARTER) & 255) << 20).to(tl.float32, bitcast=True) * 2.0**117
+    else:
+        bits = ((word >> (8 * QUARTER)) & 255) << 23 if E2M1 else word & ~255
+        scale = bits.to(tl.float32, bitcast=True) * LIFT
+    return tl.expand_dims(scale, -1)
+
+
+@triton.jit
+def apply_factors(acc, scales_ptr, n, E2M1: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr, N: tl.constexpr):
+    """Multiply sums [..., BLOCK_N, any] by the factors of their rows, which only NVFP4 has."""
+    if E2M1 and GROUP == 16:
+        factors = tl.load(scales_ptr + 2 * BLOCKS * N + n).to(tl.float32, bitcast=True)
+        acc *= tl.expand_dims(factors, -1)
+    return acc
 
 
 @triton.jit
@@ -167,36 +186,60 @@ def e2m1(words, QUARTER: tl.constexpr):
 
 
 @triton.jit
-def _plain(words, scale, QUARTER: tl.constexpr, MXFP4: tl.constexpr, SCALED: tl.constexpr, dtype: tl.constexpr):
+def _plain(
+    words, scale, QUARTER: tl.constexpr, E2M1: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr,
+    dtype: tl.constexpr,
+):  # fmt: skip
     """Unpack one quarter without assembly, for any dtype and device."""
-    if MXFP4:
+    if E2M1:
         number = e2m1(words, QUARTER)
     else:
         code = (words.to(tl.int32) >> (4 * QUARTER)) & 15
         number = (code - tl.expand_dims(scale & 255, -1)).to(tl.float32)
     if SCALED:
-        number *= _scale(scale, QUARTER, MXFP4, 1.0)
+        number *= _scale(scale, QUARTER, E2M1, GROUP, 1.0)
     return number.to(dtype)
 
 
 @triton.jit
 def unpack(
     words, scales, like,
-    MXFP4: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr, BASE: tl.constexpr, LIFT: tl.constexpr,
+    E2M1: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, ASM: tl.constexpr, BASE: tl.constexpr,
+    LIFT: tl.constexpr,
 ):  # fmt: skip
-    """words [..., BLOCK_N, 32], scales of the quarters [..., BLOCK_N] -> four quarters of a block [..., BLOCK_N, 32].
+    """words [..., BLOCK_N, 32], scales as `load_scales` has them -> four quarters of a block [..., BLOCK_N, 32].
 
     like: a tensor of the dtype of the result.
     """
+    if E2M1 and GROUP == 16:
+        if len(words.shape) == 3:
+            halves = tl.reshape(words, [words.shape[0], words.shape[1], 2, 16])
+        else:
+            halves = tl.reshape(words, [words.shape[0], 2, 16])
+        w0, w1, w2, w3 = _unpack(halves, scales, like, E2M1, SCALED, GROUP, ASM, BASE, LIFT)
+        w0, w1 = tl.reshape(w0, words.shape), tl.reshape(w1, words.shape)
+        w2, w3 = tl.reshape(w2, words.shape), tl.reshape(w3, words.shape)
+    else:
+        w0, w1, w2, w3 = _unpack(words, scales, like, E2M1, SCALED, GROUP, ASM, BASE, LIFT)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def _unpack(
+    words, scales, like,
+    E2M1: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, ASM: tl.constexpr, BASE: tl.constexpr,
+    LIFT: tl.constexpr,
+):  # fmt: skip
+    """Return the four quarters of a block. Words and scales have the same axes, of words the last one is split."""
     dtype: tl.constexpr = like.dtype
     if ASM == "":
         return (
-            _plain(words, scales[0], 0, MXFP4, SCALED, dtype),
-            _plain(words, scales[1], 1, MXFP4, SCALED, dtype),
-            _plain(words, scales[2], 2, MXFP4, SCALED, dtype),
-            _plain(words, scales[3], 3, MXFP4, SCALED, dtype),
+            _plain(words, scales[0], 0, E2M1, SCALED, GROUP, dtype),
+            _plain(words, scales[1], 1, E2M1, SCALED, GROUP, dtype),
+            _plain(words, scales[2], 2, E2M1, SCALED, GROUP, dtype),
+            _plain(words, scales[3], 3, E2M1, SCALED, GROUP, dtype),
         )
-    if MXFP4:
+    if E2M1:
         tl.static_assert(SCALED)
         o0, o1, o2, o3 = _offsets_of_none(dtype)
     else:
@@ -205,8 +248,8 @@ def unpack(
         o2 = tl.expand_dims(offset(scales[2], dtype, BASE, LIFT), -1)
         o3 = tl.expand_dims(offset(scales[3], dtype, BASE, LIFT), -1)
     if SCALED:
-        s0, s1 = _scale(scales[0], 0, MXFP4, LIFT).to(dtype), _scale(scales[1], 1, MXFP4, LIFT).to(dtype)
-        s2, s3 = _scale(scales[2], 2, MXFP4, LIFT).to(dtype), _scale(scales[3], 3, MXFP4, LIFT).to(dtype)
+        s0, s1 = _scale(scales[0], 0, E2M1, GROUP, LIFT).to(dtype), _scale(scales[1], 1, E2M1, GROUP, LIFT).to(dtype)
+        s2, s3 = _scale(scales[2], 2, E2M1, GROUP, LIFT).to(dtype), _scale(scales[3], 3, E2M1, GROUP, LIFT).to(dtype)
         return tl.inline_asm_elementwise(
             ASM, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r", [words, o0, o1, o2, o3, s0, s1, s2, s3],
             dtype=(like.dtype, like.dtype, like.dtype, like.dtype), is_pure=True, pack=2,
@@ -268,14 +311,14 @@ def one_after_another(w0, w1, w2, w3, ROWS: tl.constexpr):
 @triton.jit
 def add_block(
     acc, words, scales, x0, x1, x2, x3,
-    MXFP4: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr,
+    E2M1: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr,
     ASM: tl.constexpr, BASE: tl.constexpr, LIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add the product of a block of weights [BLOCK_N, 128] and quarters of x [32, M] to acc [BLOCK_N, M].
 
     All of them may have a leading axis.
     """
-    w0, w1, w2, w3 = unpack(words, scales, x0, MXFP4, SCALED, ASM, BASE, LIFT)
+    w0, w1, w2, w3 = unpack(words, scales, x0, E2M1, SCALED, GROUP, ASM, BASE, LIFT)
     if SCALED:
         acc = tl.dot(w0, x0, acc, input_precision=PRECISION)
         acc = tl.dot(w1, x1, acc, input_precision=PRECISION)
@@ -284,19 +327,19 @@ def add_block(
     else:
         part = tl.dot(w0, x0, input_precision=PRECISION)
         if GROUP < 64:
-            acc += part * _scale(scales[0], 0, MXFP4, LIFT)
+            acc += part * _scale(scales[0], 0, E2M1, GROUP, LIFT)
             part = tl.dot(w1, x1, input_precision=PRECISION)
         else:
             part = tl.dot(w1, x1, part, input_precision=PRECISION)
         if GROUP < 128:
-            acc += part * _scale(scales[1], 1, MXFP4, LIFT)
+            acc += part * _scale(scales[1], 1, E2M1, GROUP, LIFT)
             part = tl.dot(w2, x2, input_precision=PRECISION)
         else:
             part = tl.dot(w2, x2, part, input_precision=PRECISION)
         if GROUP < 64:
-            acc += part * _scale(scales[2], 2, MXFP4, LIFT)
+            acc += part * _scale(scales[2], 2, E2M1, GROUP, LIFT)
             part = tl.dot(w3, x3, input_precision=PRECISION)
         else:
             part = tl.dot(w3, x3, part, input_precision=PRECISION)
-        acc += part * _scale(scales[3], 3, MXFP4, LIFT)
+        acc += part * _scale(scales[3], 3, E2M1, GROUP, LIFT)
     return acc

@@ -90,7 +90,7 @@ def one_row_config(weight: PackedCodes, launch: Launch) -> OneRowConfig | Stream
 
     Measured on an H200, in the four shapes of an 8B model.
     """
-    if weight.mxfp4 or weight.group < BLOCK or weight.columns % 2:
+    if weight.e2m1 or weight.group < BLOCK or weight.columns % 2:
         return None
     each, tiles = -(-weight.blocks // ONE_ROW_WARPS), -(-weight.rows // 16)
     if tiles < launch.processors:

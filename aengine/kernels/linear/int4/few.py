@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.linear.finish import finish, store_result
-from aengine.kernels.linear.int4.block import add_block, load_quarters, load_scales, load_words
+from aengine.kernels.linear.int4.block import add_block, apply_factors, load_quarters, load_scales, load_words
 from aengine.kernels.variants import keep_variants
 
 
@@ -43,7 +43,7 @@ def int4_product_kernel(
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,  # blocks that are loaded before the wait: 0 to 2
     SCALED: tl.constexpr,  # scales are applied to the weights, not to the sums of a group
-    MXFP4: tl.constexpr,
+    E2M1: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     ASM: tl.constexpr,  # how words are unpacked; empty: without assembly
@@ -70,23 +70,24 @@ def int4_product_kernel(
     early = ()
     for step in tl.static_range(EARLY):
         words = load_words(words_ptr, tile_n, first + step, N, BLOCKS, BLOCK_N)
-        early = early + ((words, load_scales(scales_ptr, first + step, inside_n, MXFP4, GROUP, N)),)  # noqa: RUF005 (Triton knows no other way)
+        early = early + ((words, load_scales(scales_ptr, first + step, inside_n, E2M1, GROUP, N)),)  # noqa: RUF005 (Triton knows no other way)
     if OVERLAP:
         gdc_wait()
     acc = tl.zeros([BLOCK_N, M], tl.float32)
     for block in tl.range(first + EARLY, end, num_stages=STAGES):
         words = load_words(words_ptr, tile_n, block, N, BLOCKS, BLOCK_N)
-        scales = load_scales(scales_ptr, block, inside_n, MXFP4, GROUP, N)
+        scales = load_scales(scales_ptr, block, inside_n, E2M1, GROUP, N)
         x0, x1, x2, x3 = load_quarters(x_columns, block, used, K)
-        acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
-        if MXFP4 and ASM != "":
+        acc = add_block(acc, words, scales, x0, x1, x2, x3, E2M1, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
+        if E2M1 and ASM != "":
             # Products run asynchronously. This move may not be reordered, so the last one ends before the next block is
             # unpacked. ptxas 12.8 unpacked into registers that it still read.
             acc = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [acc], dtype=tl.float32, is_pure=False, pack=1)
     for step in tl.static_range(EARLY):
         words, scales = early[step]
         x0, x1, x2, x3 = load_quarters(x_columns, first + step, used, K)
-        acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
+        acc = add_block(acc, words, scales, x0, x1, x2, x3, E2M1, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
+    acc = apply_factors(acc, scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N)
     inner = tl.arange(0, M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     finish(
         tl.trans(acc), bias_ptr, residual_ptr, out_ptr, part_ptr + tile * (splits * M * BLOCK_N) + inner,
@@ -126,7 +127,7 @@ def int4_few_rows_kernel(
     WARPS: tl.constexpr,
     STAGES: tl.constexpr,
     SCALED: tl.constexpr,
-    MXFP4: tl.constexpr,
+    E2M1: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     ASM: tl.constexpr,
@@ -146,20 +147,21 @@ def int4_few_rows_kernel(
         gdc_launch_dependents()
     first = tl.minimum(warp, BLOCKS - 1)
     w_early = load_blocks(words_ptr, tile, first, N, BLOCKS, BLOCK_N, WARPS)
-    early_scales = load_scales(scales_ptr, first[:, None], inside_n, MXFP4, GROUP, N)
+    early_scales = load_scales(scales_ptr, first[:, None], inside_n, E2M1, GROUP, N)
     if OVERLAP:
         gdc_wait()
     acc = tl.zeros([WARPS, BLOCK_N, M], tl.float32)
     for step in tl.range(WARPS, BLOCKS, WARPS, num_stages=STAGES):
         block = tl.minimum(step + warp, BLOCKS - 1)
         words = load_blocks(words_ptr, tile, block, N, BLOCKS, BLOCK_N, WARPS)
-        scales = load_scales(scales_ptr, block[:, None], inside_n, MXFP4, GROUP, N)
+        scales = load_scales(scales_ptr, block[:, None], inside_n, E2M1, GROUP, N)
         mine = used & (step + warp < BLOCKS)[:, None, None]
         x0, x1, x2, x3 = load_quarters(x_columns, block[:, None, None], mine, K)
-        acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
+        acc = add_block(acc, words, scales, x0, x1, x2, x3, E2M1, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
     mine = used & (warp < BLOCKS)[:, None, None]
     x0, x1, x2, x3 = load_quarters(x_columns, warp[:, None, None], mine, K)
-    acc = add_block(acc, w_early, early_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
-    result = tl.trans(tl.sum(acc, axis=0))
+    acc = add_block(acc, w_early, early_scales, x0, x1, x2, x3, E2M1, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
+    result = tl.sum(apply_factors(acc, scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N), axis=0)
+    result = tl.trans(result)
     used = (rows_m < m)[:, None]
     store_result(result, bias_ptr, residual_ptr, out_ptr, used, rows_m.to(tl.int64), n, N, BIAS, ADD)

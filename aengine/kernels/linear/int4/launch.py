@@ -63,11 +63,11 @@ class Int4Product:
         if not m:
             return out
         tiles = -(-n // config.block_n) * -(-m // config.rows)
-        scaled = config.scaled or weight.mxfp4  # powers of two are exact
+        scaled = config.scaled or weight.e2m1  # numbers of 4-bit floats times their scales are exact
         how = _unpacking(x, weight, scaled)
         constants: dict[str, Any] = {
             "N": n, "K": k, "BLOCKS": weight.blocks, "GROUP": weight.group, "M": config.rows,
-            "BLOCK_N": config.block_n, "STAGES": config.stages, "MXFP4": weight.mxfp4, "BIAS": bias is not None,
+            "BLOCK_N": config.block_n, "STAGES": config.stages, "E2M1": weight.e2m1, "BIAS": bias is not None,
             "ADD": residual is not None, "ASM": how.assembly, "BASE": how.base, "LIFT": how.lift,
             "PRECISION": _precision(x), "OVERLAP": launch.overlap,
             "num_warps": config.warps, "launch_pdl": launch.overlap,
@@ -99,15 +99,15 @@ class Int4Product:
     ) -> Tensor:
         """Multiply one row, x [1, k]; otherwise like `__call__`.
 
-        Raises: ValueError for MXFP4, for groups of less than a block, for more blocks than the config has, and for a
-        stream of float32 or of fewer blocks than it loads ahead.
+        Raises: ValueError for 4-bit floats, for groups of less than a block, for more blocks than the config has, and
+        for a stream of float32 or of fewer blocks than it loads ahead.
         """
         blocks = weight.blocks
         if isinstance(config, StreamedRowConfig):
             fits = config.steps(blocks) >= config.ahead and x.element_size() == 2
         else:
             fits = blocks <= config.warps * config.steps
-        if weight.mxfp4 or weight.group < BLOCK or not fits or weight.columns % 2:
+        if weight.e2m1 or weight.group < BLOCK or not fits or weight.columns % 2:
             raise ValueError(f"a row of {weight.columns} in groups of {weight.group} is not for {config}")
         launch, how = launch_for(x.device), _unpacking(x, weight, scaled=False)
         out = x.new_empty(1, weight.rows) if residual is None else residual
@@ -151,14 +151,14 @@ class Int4Product:
         how = _unpacking(dense, weight, scaled=True)
         dequantise_kernel[(-(-n // 64) * weight.blocks,)](
             weight.words, weight.scales, dense, N=n, K=k, BLOCKS=weight.blocks, GROUP=weight.group, BLOCK_N=64,
-            MXFP4=weight.mxfp4, ASM=how.assembly, BASE=how.base, LIFT=how.lift, OVERLAP=overlap,
+            E2M1=weight.e2m1, ASM=how.assembly, BASE=how.base, LIFT=how.lift, OVERLAP=overlap,
             num_warps=4, launch_pdl=overlap,
         )  # fmt: skip
 
 
 def _unpacking(x: Tensor, weight: PackedCodes, scaled: bool) -> Unpacking:
     """Return how codes become numbers; on a CPU without assembly."""
-    return unpacking(x.dtype if x.device.type != "cpu" else torch.float32, weight.mxfp4, scaled)
+    return unpacking(x.dtype if x.device.type != "cpu" else torch.float32, weight.e2m1, scaled)
 
 
 def _precision(x: Tensor) -> str:

@@ -17,20 +17,20 @@ from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.gated_rows import gated_config, gated_rows
 from aengine.kernels.linear.int4.config import COPY_ROWS, DENSE_ROWS, one_row_config
 from aengine.kernels.linear.int4.launch import Int4Product
-from aengine.kernels.linear.int4.packed_codes import pack_codes, supported_group
+from aengine.kernels.linear.int4.packed_codes import has_kernel, pack_codes
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 
 
 class Int4Linear:
-    """`Linear` of int4 or MXFP4 codes on a GPU.
+    """`Linear` of int4 codes or 4-bit floats on a GPU.
 
     product: shared by all linears of a device, for its scratch memory. Use one stream at a time.
     """
 
     def __init__(
         self,
-        weight: Int4Weight | Mxfp4Weight,
+        weight: Int4Weight | E2m1Weight,
         bias: Tensor | None,
         product: Int4Product,
         dtype: torch.dtype,
@@ -53,9 +53,9 @@ class Int4Linear:
             product.reserve(self.outputs * self.inputs, dtype, weight.scale.device)
 
     @staticmethod
-    def fits(weight: Int4Weight | Mxfp4Weight, dtype: torch.dtype) -> bool:
+    def fits(weight: Int4Weight | E2m1Weight, dtype: torch.dtype) -> bool:
         """Return whether the kernels can read it, for x in `dtype`."""
-        return dtype != torch.float32 and supported_group(weight.group, weight.shape[-1])
+        return dtype != torch.float32 and has_kernel(weight)
 
     @property
     def parameters(self) -> Mapping[str, object]:

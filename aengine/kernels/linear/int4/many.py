@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.linear.finish import finish
-from aengine.kernels.linear.int4.block import load_scales, load_words, one_after_another, unpack
+from aengine.kernels.linear.int4.block import apply_factors, load_scales, load_words, one_after_another, unpack
 from aengine.kernels.variants import keep_variants
 
 
@@ -40,7 +40,7 @@ def int4_many_rows_kernel(
     BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr,  # whether any tile is split
     STAGES: tl.constexpr,
-    MXFP4: tl.constexpr,
+    E2M1: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     ASM: tl.constexpr,
@@ -68,11 +68,12 @@ def int4_many_rows_kernel(
     acc = tl.zeros([BLOCK_N, M], tl.float32)
     for block in tl.range(split * BLOCKS // pieces, (split + 1) * BLOCKS // pieces, num_stages=STAGES):
         words = load_words(words_ptr, tile_n, block, N, BLOCKS, BLOCK_N)
-        scales = load_scales(scales_ptr, block, inside_n, MXFP4, GROUP, N)
+        scales = load_scales(scales_ptr, block, inside_n, E2M1, GROUP, N)
         inside = used & (block * 128 + k < K) if K % 128 else used
         x = tl.load(x_columns + block * 128, mask=inside, other=0.0)
-        w0, w1, w2, w3 = unpack(words, scales, x, MXFP4, True, ASM, BASE, LIFT)
+        w0, w1, w2, w3 = unpack(words, scales, x, E2M1, True, GROUP, ASM, BASE, LIFT)
         acc = tl.dot(one_after_another(w0, w1, w2, w3, BLOCK_N), x, acc, input_precision=PRECISION)
+    acc = apply_factors(acc, scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N)
     inner = tl.arange(0, M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     finish(
         tl.trans(acc), bias_ptr, residual_ptr, out_ptr, part_ptr + (tile - whole) * (pieces * M * BLOCK_N) + inner,
@@ -92,7 +93,7 @@ def dequantise_kernel(
     BLOCKS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MXFP4: tl.constexpr,
+    E2M1: tl.constexpr,
     ASM: tl.constexpr,
     BASE: tl.constexpr,
     LIFT: tl.constexpr,
@@ -105,12 +106,18 @@ def dequantise_kernel(
     if OVERLAP:
         gdc_launch_dependents()
     words = load_words(words_ptr, tl.program_id(0) // BLOCKS, block, N, BLOCKS, BLOCK_N)
-    scales = load_scales(scales_ptr, block, inside_n, MXFP4, GROUP, N)
+    scales = load_scales(scales_ptr, block, inside_n, E2M1, GROUP, N)
     if OVERLAP:
         gdc_wait()
     out = out_ptr + n.to(tl.int64)[:, None] * K
     inside = (n < N)[:, None]
-    w0, w1, w2, w3 = unpack(words, scales, tl.zeros([1], out_ptr.dtype.element_ty), MXFP4, True, ASM, BASE, LIFT)
+    like = tl.zeros([1], out_ptr.dtype.element_ty)
+    w0, w1, w2, w3 = unpack(words, scales, like, E2M1, True, GROUP, ASM, BASE, LIFT)
+    if E2M1 and GROUP == 16:
+        w0 = apply_factors(w0.to(tl.float32), scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N).to(like.dtype)
+        w1 = apply_factors(w1.to(tl.float32), scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N).to(like.dtype)
+        w2 = apply_factors(w2.to(tl.float32), scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N).to(like.dtype)
+        w3 = apply_factors(w3.to(tl.float32), scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N).to(like.dtype)
     _store_quarter(out, w0, block * 128 + c, inside, K)
     _store_quarter(out, w1, block * 128 + 32 + c, inside, K)
     _store_quarter(out, w2, block * 128 + 64 + c, inside, K)

@@ -2,8 +2,8 @@
 
 A block of 128 columns is 32 words. Word c holds columns c, 32 + c, 64 + c and 96 + c, the first in its lowest bits. A
 register holds two neighbouring words; shifted and masked, it holds two neighbouring columns of one quarter of a block.
-So two instructions unpack a pair of numbers. Codes of MXFP4 are spread so that at most one shift moves a quarter into a
-bfloat16 number: see `spread`.
+So two instructions unpack a pair of numbers. Codes of 4-bit floats are spread so that at most one shift moves a quarter
+into a bfloat16 number: see `spread`.
 
 A strip of 16 rows and a block of columns is 1 KB of contiguous memory, and the strips follow one another. Words of a
 strip are in the order in which the threads of a warp hold the left operand of a matrix product: 16 bytes a thread for
@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
+from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 
 BLOCK = 128  # columns
 QUARTER = 32  # columns: the words of a block, and the smallest group
@@ -33,42 +34,46 @@ class PackedCodes:
 
     words: Tensor  # [tiles of 16 rows, blocks, 512] int16
     scales: Tensor  # int4: [groups, n] int32, the upper 24 bits of a float32, then a zero of 8 bits.
-    # mxfp4: [blocks, n] int32, the exponents of a block's quarters, the first in the lowest bits
+    # MXFP4: [blocks, n] int32, the exponents of a block's quarters, the first in the lowest bits.
+    # NVFP4: [2 * blocks + 1, n] int32, for each block the scales of the first halves of its quarters, then those of the
+    # second halves, as in `_scale_bytes`; at the end the rows' factors, the bits of a float32.
     order: Tensor | None  # [k] int64: column j multiplies x[order[j]]
     group: int  # columns; blocks * 128 if a row has one scale
     rows: int  # n
     columns: int  # k
-    mxfp4: bool
+    e2m1: bool  # MXFP4, or NVFP4 if `group` is 16
 
     @property
     def blocks(self) -> int:
         return self.words.shape[1]
 
 
-def supported_group(group: int, columns: int) -> bool:
-    """Return whether the kernels know groups of this size: 32, 64, whole blocks, or a whole row."""
-    return group in (QUARTER, 2 * QUARTER) or group % BLOCK == 0 or group == columns
+def has_kernel(weight: Int4Weight | E2m1Weight) -> bool:
+    """Return whether the kernels know groups of this size: of int4 32, 64, whole blocks, or a whole row."""
+    if isinstance(weight, E2m1Weight):
+        return True
+    group = weight.group
+    return group in (QUARTER, 2 * QUARTER) or group % BLOCK == 0 or group == weight.shape[-1]
 
 
-def pack_codes(weight: Int4Weight | Mxfp4Weight) -> PackedCodes:
+def pack_codes(weight: Int4Weight | E2m1Weight) -> PackedCodes:
     """Return the weight in the layout of the kernels, on its own device. Call it once, after loading.
 
-    Raises: ValueError for groups that are not `supported_group`.
+    Raises: ValueError if it has no kernel.
     """
     n, k = weight.shape
-    if not supported_group(weight.group, k):
+    if not has_kernel(weight):
         raise ValueError(f"groups of {weight.group} columns have no kernel: 32, 64, multiples of 128, or a whole row")
     padded = -(-k // BLOCK) * BLOCK
-    if isinstance(weight, Mxfp4Weight):
-        return PackedCodes(
-            _words(weight.codes, padded, spread), _exponents(weight.scale), None, weight.group, n, k, mxfp4=True
-        )
+    if isinstance(weight, E2m1Weight):
+        scales = _scale_bytes(weight, padded) if isinstance(weight, Nvfp4Weight) else _exponents(weight.scale)
+        return PackedCodes(_words(weight.codes, padded, spread), scales, None, weight.group, n, k, e2m1=True)
     order = weight.order
     if order is not None and not order.is_meta and torch.equal(order, torch.arange(k, device=order.device)):
         order = None
     group = weight.group if weight.group < k else padded
     scales = _scales_and_zeros(weight.scale, weight.zero, -(-padded // group))
-    return PackedCodes(_words(weight.codes, padded, _side_by_side), scales, order, group, n, k, mxfp4=False)
+    return PackedCodes(_words(weight.codes, padded, _side_by_side), scales, order, group, n, k, e2m1=False)
 
 
 def _side_by_side(codes: Tensor) -> Tensor:
@@ -79,7 +84,7 @@ def _side_by_side(codes: Tensor) -> Tensor:
 
 
 def spread(codes: Tensor) -> Tensor:
-    """Pack MXFP4 codes [..., 4, 32] uint8 -> [..., 32] int16.
+    """Pack codes of 4-bit floats [..., 4, 32] uint8 -> [..., 32] int16.
 
     A bfloat16 number takes the magnitude of a code at bits 6 to 8 and its sign at bit 15. Here the first quarter is six
     bits lower, the second three bits lower, the third in place. The last one has the remaining bits.
@@ -116,3 +121,16 @@ def _exponents(scale: Tensor) -> Tensor:
     """[n, quarters] uint8 -> [blocks, n] int32."""
     whole = F.pad(scale, (0, -scale.shape[1] % 4)).contiguous()
     return whole.view(torch.int32).t().contiguous()
+
+
+def _scale_bytes(weight: Nvfp4Weight, padded: int) -> Tensor:
+    """Return the scales and factors of NVFP4, [2 * blocks + 1, n] int32.
+
+    A byte is a scale without its sign: five bits of an exponent, which is 117 less than a float32's, and three bits of
+    mantissa. So no scale is subnormal, and 0 is 0.
+    """
+    scale = F.pad(weight.scale.float(), (0, padded // weight.group - weight.scale.shape[1]))
+    upper = scale.contiguous().view(torch.int32) >> 20
+    each = (upper - (117 << 3)).clamp(min=0).view(len(scale), -1, 4, 2)  # [n, blocks, quarter, half]
+    words = each[:, :, 0] | each[:, :, 1] << 8 | each[:, :, 2] << 16 | each[:, :, 3] << 24
+    return torch.cat((words.flatten(1).t(), weight.factor.view(torch.int32).t())).contiguous()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from aengine.kernels.linear.weights.fp8 import Activations
+from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import LinearFormat, QuantConfig
 from aengine.model.quant.checks import unsupported
 from aengine.model.quant.formats.fp8 import GROUP, Fp8, read_block
 from aengine.model.quant.formats.int4 import read_group_size
+from aengine.model.quant.formats.nvfp4 import Nvfp4
 from aengine.model.quant.formats.pack_quantized import PackQuantized
 from aengine.model.quant.names import Names, compressed_tensors_names
 
 _FP8_FORMATS = ("float-quantized", "naive-quantized")
 _INT4_FORMATS = ("pack-quantized",)
+_FP4_FORMATS = ("nvfp4-pack-quantized",)
+_FORMATS = {(8, "float"): _FP8_FORMATS, (4, "int"): _INT4_FORMATS, (4, "float"): _FP4_FORMATS}
 _MIXED = "mixed-precision"  # each group names its own
 
 
@@ -48,15 +52,17 @@ def _format(group: Fields, whole: Fields) -> LinearFormat:
     if weights is None:
         raise group.fail("weights", "is missing")
     bits, kind = weights.integer("num_bits", 1, 64, 8), weights.text("type", "int").lower()
-    known = _FP8_FORMATS if (bits, kind) == (8, "float") else _INT4_FORMATS if (bits, kind) == (4, "int") else None
-    if known is None:
-        raise unsupported(weights, f"type {shown(kind)} with num_bits {bits}", "float with 8 and int with 4")
+    if (bits, kind) not in _FORMATS:
+        raise unsupported(weights, f"type {shown(kind)} with num_bits {bits}", "float with 8 or 4, and int with 4")
+    known = _FORMATS[bits, kind]
     source = group if group.present("format") else whole
     layout = source.text("format", _MIXED)
     if layout not in known:
         raise unsupported(source, f"format {shown(layout)} of {kind} with {bits} bits", " and ".join(known))
     if weights.flag("dynamic", default=False):
         raise unsupported(weights, "dynamic true for weights", "false")
+    if (bits, kind) == (4, "float"):
+        return _fp4(weights)
     return _fp8(weights, inputs) if bits == 8 else _int4(weights, inputs)
 
 
@@ -76,6 +82,18 @@ def _int4(weights: Fields, inputs: Fields | None) -> PackQuantized:
         raise unsupported(weights, f"strategy {shown(strategy)} of int4", "group and channel")
     size = -1 if strategy == "channel" else read_group_size(weights, default=None)
     return PackQuantized(size, weights.flag("symmetric", default=True), _ordered(weights))
+
+
+def _fp4(weights: Fields) -> Nvfp4:
+    """Read NVFP4. Its inputs stay in 16 bits, which is more exact than `input_activations` of 4 bits."""
+    strategy, size = _strategy(weights), weights.integer("group_size", -1, 2**20, Nvfp4Weight.group)
+    if strategy != "tensor_group" or size != Nvfp4Weight.group:
+        raise unsupported(
+            weights, f"strategy {shown(strategy)} with group_size {size} of NVFP4", f"tensor_group, {Nvfp4Weight.group}"
+        )
+    if not weights.flag("symmetric", default=True):
+        raise unsupported(weights, "NVFP4 with symmetric false", "true")
+    return Nvfp4(compressed=True)
 
 
 def _ordered(weights: Fields) -> bool:

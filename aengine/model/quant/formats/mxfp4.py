@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.linear.weights.base import QuantizedWeight
-from aengine.kernels.linear.weights.mxfp4 import MXFP4_GROUP, Mxfp4Weight
+from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 from aengine.model.fields import Fields
 from aengine.model.quant.base import LinearFormat, QuantConfig, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_range
@@ -35,12 +35,16 @@ class Mxfp4(LinearFormat):
     def stored(self, prefix: str, outputs: int, inputs: int, experts: int | None = None) -> tuple[StoredTensor, ...]:
         if experts is None:
             raise UnsupportedModelError(f"{prefix}: MXFP4 is known of experts fused in one tensor only")
-        if inputs % MXFP4_GROUP:
+        if inputs % Mxfp4Weight.group:
             raise UnsupportedModelError(
-                f"{prefix}: {inputs} inputs are no multiple of {MXFP4_GROUP}, as MXFP4 needs them"
+                f"{prefix}: {inputs} inputs are no multiple of {Mxfp4Weight.group}, as MXFP4 needs them"
             )
-        scales, rows, groups = (experts, outputs, inputs // MXFP4_GROUP), TensorAxis(1), TensorAxis(2, MXFP4_GROUP)
-        blocks = (*scales, MXFP4_GROUP // 2)
+        scales, rows, groups = (
+            (experts, outputs, inputs // Mxfp4Weight.group),
+            TensorAxis(1),
+            TensorAxis(2, Mxfp4Weight.group),
+        )
+        blocks = (*scales, Mxfp4Weight.group // 2)
         return (
             StoredTensor("blocks", f"{prefix}_blocks", blocks, ("U8",), outputs=rows, inputs=groups),
             StoredTensor(

@@ -19,9 +19,12 @@ from aengine.kernels.experts.packed.single_rows import (
 )
 from aengine.kernels.experts.products import packed_experts
 from aengine.kernels.experts.rule import SILU
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
+from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 from tests.kernels.experts.test_triton_experts import GELU, SPREADS, reference, rule_of, spread
+from tests.kernels.linear.int4.test_product import nvfp4_scales
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,16 +38,18 @@ CUTS = {
     "tiles-ahead": PackedConfig(32, PackedCut(32, 2, 4, ahead=True), PackedCut(64, 2, 4, ahead=True)),
     "tiles-ahead-high": PackedConfig(128, PackedCut(64, 3, 8, ahead=True), PackedCut(128, 3, 8, ahead=True)),
 }
-KINDS = ["int4-32", "int4-64", "int4-128", "int4-zeros", "mxfp4"]
+KINDS = ["int4-32", "int4-64", "int4-128", "int4-zeros", "mxfp4", "nvfp4"]
 
 
-def packed_weight(experts: int, n: int, k: int, kind: str, device: torch.device) -> Int4Weight | Mxfp4Weight:
+def packed_weight(experts: int, n: int, k: int, kind: str, device: torch.device) -> Int4Weight | E2m1Weight:
     """Return scales of different magnitudes, so that a misplaced one shows."""
     codes = torch.randint(0, 16, (experts, n, k), dtype=torch.uint8, device=device)
     if kind == "mxfp4":
         return Mxfp4Weight.from_codes(
             codes, torch.randint(120, 124, (experts, n, k // 32), dtype=torch.uint8, device=device)
         )
+    if kind == "nvfp4":
+        return Nvfp4Weight.from_codes(codes, *nvfp4_scales(experts, n, k, device=device))
     group = {"int4-32": 32, "int4-64": 64}.get(kind, 128)
     shape = (experts, n, k // group)
     scale = 2.0 ** -torch.randint(4, 8, shape, device=device) * (1 + torch.rand(shape, device=device)).bfloat16()
@@ -88,7 +93,7 @@ def is_for(cut: str, kind: str, dtype: str, shape: tuple[int, ...], **_: object)
     element.
     """
     if cut.startswith("single"):
-        return kind not in ("int4-32", "int4-64") and (dtype != "float32" or shape[-1] < 2880)
+        return kind not in ("int4-32", "int4-64", "nvfp4") and (dtype != "float32" or shape[-1] < 2880)
     return not cut.endswith("high") or dtype != "float32"
 
 

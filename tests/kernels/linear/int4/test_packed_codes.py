@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from aengine.kernels.linear.int4.packed_codes import pack_codes, spread
+from aengine.kernels.linear.weights.e2m1 import E2M1
 from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.mxfp4 import E2M1, Mxfp4Weight
+from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
+from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 
 
 def codes(n: int, k: int) -> torch.Tensor:
@@ -54,11 +56,25 @@ def test_a_last_block_is_padded_and_a_row_with_one_scale_is_one_group() -> None:
 def test_exponents_of_a_block_are_one_word() -> None:
     scale = torch.randint(100, 140, (2, 5), dtype=torch.uint8)
     packed = pack_codes(Mxfp4Weight.from_codes(codes(2, 160), scale))
-    assert packed.mxfp4
+    assert packed.e2m1
     assert packed.scales.shape == (2, 2)
     for quarter in range(5):
         word = packed.scales[quarter // 4] >> (8 * (quarter % 4)) & 255
         assert torch.equal(word, scale[:, quarter].int())
+
+
+def test_scales_of_nvfp4_are_bytes_that_are_never_subnormal() -> None:
+    every = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn)  # from 0 to 448
+    scale = torch.cat((every, every[:1])).view(2, 64)
+    factor = torch.rand(2, 1)
+    packed = pack_codes(Nvfp4Weight.from_codes(codes(2, 1024), scale, factor))
+    assert packed.scales.shape == (17, 2)
+    assert torch.equal(packed.scales[16].view(torch.float32), factor[:, 0])
+    for group in range(64):
+        block, quarter, half = group // 8, group % 8 // 2, group % 2
+        byte = packed.scales[2 * block + half] >> (8 * quarter) & 255
+        assert torch.equal((byte << 20).view(torch.float32) * 2.0**117, scale[:, group].float())
+        assert ((byte == 0) | (byte >= 8)).all()
 
 
 def test_the_identity_order_is_dropped() -> None:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
+from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 from tests.kernels.conftest import relative_error, tolerance
 
 int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")
@@ -25,7 +27,7 @@ CUTS = {
     ),
     "scaled-weights": Int4Config(block_n=64, rows=32, splits=2, stages=2, warps=4, early=0, scaled=True),
 }
-FORMS = ["row", "128", "64", "32", "zeros-128", "zeros-32", "mxfp4"]
+FORMS = ["row", "128", "64", "32", "zeros-128", "zeros-32", "mxfp4", "nvfp4"]
 SHAPES = [
     pytest.param(3, 72, 256, id="tiny"),
     pytest.param(17, 40, 384, id="tiny-wide"),
@@ -35,10 +37,22 @@ SHAPES = [
 ]
 
 
-def random_weight(form: str, n: int, k: int, device: torch.device) -> Int4Weight | Mxfp4Weight:
+def nvfp4_scales(*shape: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scales and factors of a random matrix [..., n, k]. Some scales are 0 or subnormal, some the largest."""
+    *lead, n, k = shape
+    exponents = torch.randint(-10, 9, (*lead, n, k // 16), device=device)
+    scale = (2.0**exponents * (1 + torch.rand(exponents.shape, device=device))).clamp(max=448).to(torch.float8_e4m3fn)
+    return scale, 2.0 ** -torch.randint(9, 13, (*lead, n, 1), device=device) * (
+        1 + torch.rand(*lead, n, 1, device=device)
+    )
+
+
+def random_weight(form: str, n: int, k: int, device: torch.device) -> Int4Weight | E2m1Weight:
     codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
     if form == "mxfp4":
         return Mxfp4Weight.from_codes(codes, torch.randint(110, 135, (n, k // 32), dtype=torch.uint8, device=device))
+    if form == "nvfp4":
+        return Nvfp4Weight.from_codes(codes, *nvfp4_scales(n, k, device=device))
     group = k if form == "row" else int(form.removeprefix("zeros-"))
     scale = (torch.rand(n, k // group, device=device) + 0.1).half()
     zero = torch.randint(0, 16, scale.shape, dtype=torch.uint8, device=device) if "zeros" in form else None
@@ -95,11 +109,13 @@ def meets_each_shape_and_each_number_of_rows(m: int, n: int, k: int, **_: object
         pytest.param(40, 160, "zeros-32", id="tiny-uneven"),
         pytest.param(9, 288, "mxfp4", id="tiny-uneven-mxfp4"),
         pytest.param(24, 320, "row", id="tiny-uneven-row"),
+        pytest.param(9, 272, "nvfp4", id="tiny-uneven-nvfp4"),
         (6144, 4096, "128"),
         (4096, 4096, "zeros-128"),
         (24576, 4096, "128"),
         (4096, 12288, "64"),
         (5760, 2880, "mxfp4"),
+        (5760, 2880, "nvfp4"),
         (896, 4864, "128"),
     ],
 )

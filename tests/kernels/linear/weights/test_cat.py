@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from aengine.errors import WeightsError
 from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
+from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 from tests.model.quant.schemes import slow_but_some
 from tests.model.quant.test_formats import encode, format_of, load
 
@@ -94,11 +96,16 @@ def test_rows_that_are_added_are_zero(scheme: str, rows: int, more: int) -> None
     assert not padded[rows:].any()
 
 
-def test_every_operation_of_mxfp4() -> None:
+@pytest.mark.parametrize("kind", [Mxfp4Weight, Nvfp4Weight])
+def test_every_operation_of_4_bit_floats(kind: type[E2m1Weight]) -> None:
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (3, 8, 64), dtype=torch.uint8, generator=generator)
-    scale = torch.randint(100, 150, (3, 8, 2), dtype=torch.uint8, generator=generator)
+    scale = torch.randint(100, 120, (3, 8, 64 // kind.group), dtype=torch.uint8, generator=generator)
     weight = Mxfp4Weight.from_codes(codes, scale)
+    if kind is Nvfp4Weight:
+        weight = Nvfp4Weight.from_codes(
+            codes, scale.view(torch.float8_e4m3fn), torch.rand(3, 8, 1, generator=generator)
+        )
     exact = weight.dequantize()
     assert torch.equal(weight.cat([weight]).dequantize(), torch.cat([exact, exact], 1))
     assert torch.equal(weight.rows([(1, 3), (6, 8)]).dequantize(), exact[:, [1, 2, 6, 7]])

@@ -8,6 +8,7 @@ import torch
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
+from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -61,3 +62,19 @@ def test_mxfp4_keeps_two_codes_in_a_byte() -> None:
     assert weight.pairs.shape == (2, 3, 32)
     assert weight.shape == codes.shape
     assert torch.equal(weight.codes, codes)
+
+
+def test_nvfp4_scales_groups_of_sixteen_and_rows() -> None:
+    n, k = 3, 48
+    codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, generator=GENERATOR)
+    scale = torch.randint(0, 127, (n, k // 16), dtype=torch.uint8, generator=GENERATOR).view(torch.float8_e4m3fn)
+    factor = torch.rand(n, 1, generator=GENERATOR)
+    out = Nvfp4Weight.from_codes(codes, scale, factor).dequantize()
+    magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    for i in range(n):
+        for j in range(k):
+            byte, code = int(scale.view(torch.uint8)[i, j // 16]), int(codes[i, j])
+            exponent, mantissa = byte >> 3, byte & 7
+            unit = (8 + mantissa) * 2.0 ** (exponent - 10) if exponent else mantissa * 2.0**-9
+            number = magnitudes[code & 7] * (-1 if code > 7 else 1) * unit
+            assert out[i, j] == torch.tensor(number, dtype=torch.float64).mul(factor[i].double()).float()
