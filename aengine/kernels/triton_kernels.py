@@ -40,6 +40,7 @@ from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.int8 import Int8Weight
 from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
@@ -51,6 +52,7 @@ from aengine.kernels.parts import Parts
 LINEAR_BORDERS: Mapping[type[QuantizedWeight], Callable[[int, int, Launch, int], list[int]]] = {
     Fp8Weight: fp8_borders,
     Int4Weight: int4_borders,
+    Int8Weight: lambda n, k, launch, most: int4_borders(n, 2 * k, launch, most),
     Mxfp4Weight: int4_borders,
     Nvfp4Weight: int4_borders,
 }
@@ -82,7 +84,7 @@ class TritonKernels:
         match weight:
             case Fp8Weight() if Fp8Linear.fits(weight) and launch_for(weight.weight.device).fp8:
                 return Fp8Linear(weight, bias, self._fp8_few_rows, self._fp8_products)
-            case Int4Weight() | E2m1Weight() if Int4Linear.fits(weight, dtype):
+            case Int4Weight() | Int8Weight() | E2m1Weight() if Int4Linear.fits(weight, dtype):
                 return Int4Linear(weight, bias, self._int4_product, dtype, self._unpacked_copies)
         return self.dense(weight.dequantize().to(dtype), bias)
 

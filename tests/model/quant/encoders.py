@@ -34,8 +34,9 @@ class Scheme:
 
 
 def words(numbers: Tensor) -> Tensor:
-    """Pack eight 4-bit numbers [..., 8] into an int32 [...], the first in the lowest bits."""
-    return (numbers.long() << torch.arange(0, 32, 4)).sum(-1).to(torch.int32)  # wraps to negative numbers
+    """Pack eight 4-bit numbers [..., 8] or four 8-bit numbers into an int32 [...], the first in the lowest bits."""
+    places = torch.arange(0, 32, 32 // numbers.shape[-1])
+    return (numbers.long() << places).sum(-1).to(torch.int32)  # wraps to negative numbers
 
 
 def fp8(
@@ -67,8 +68,8 @@ def fp8(
 
 
 @dataclass(frozen=True)
-class Int4:
-    """A matrix of 4-bit numbers: code - zero, times the scale of its group."""
+class Integers:
+    """A matrix of 4-bit or 8-bit numbers: code - zero, times the scale of its group."""
 
     codes: Tensor  # [n, k]
     zeros: Tensor  # [n, groups]
@@ -77,10 +78,11 @@ class Int4:
     meant: Tensor  # [n, k]
 
 
-def int4(
-    w: Tensor, generator: torch.Generator, *, group: int, symmetric: bool, shuffled: bool, dtype: torch.dtype
-) -> Int4:
+def integers(
+    w: Tensor, generator: torch.Generator, *, group: int, symmetric: bool, shuffled: bool, dtype: torch.dtype, bits: int
+) -> Integers:
     n, k = w.shape
+    middle, most = 2 ** (bits - 1), 2**bits - 1
     size = k if group == -1 else group
     columns = torch.randperm(k, generator=generator) if shuffled else torch.arange(k)
     g_idx = torch.empty_like(columns)
@@ -90,13 +92,13 @@ def int4(
     members = [exact[:, g_idx == g] for g in range(groups)]
     low = torch.stack([one.amin(1).clamp(max=0) for one in members], dim=1)
     high = torch.stack([one.amax(1).clamp(min=0) for one in members], dim=1)
-    # One of the sixteen numbers is not used, so that a rounded scale still covers all values.
-    scales = (torch.maximum(-low, high) / 7 if symmetric else (high - low) / 14).to(dtype)
+    # One of the numbers is not used, so that a rounded scale still covers all values.
+    scales = (torch.maximum(-low, high) / (middle - 1) if symmetric else (high - low) / (most - 1)).to(dtype)
     s = scales.double()
-    zeros = torch.full((n, groups), 8.0).double() if symmetric else (-low / s).round().clamp(0, 15)
-    codes = ((exact / s[:, g_idx]).round() + zeros[:, g_idx]).clamp(0, 15)
+    zeros = torch.full((n, groups), middle).double() if symmetric else (-low / s).round().clamp(0, most)
+    codes = ((exact / s[:, g_idx]).round() + zeros[:, g_idx]).clamp(0, most)
     meant = (codes - zeros[:, g_idx]) * s[:, g_idx]
-    return Int4(codes, zeros, scales, g_idx, meant.float())
+    return Integers(codes, zeros, scales, g_idx, meant.float())
 
 
 def gptq(
@@ -109,13 +111,15 @@ def gptq(
     shuffled: bool = False,
     with_g_idx: bool = True,
     dtype: torch.dtype = torch.float16,
+    bits: int = 4,
 ) -> Encoded:
-    q = int4(w, generator, group=group, symmetric=symmetric, shuffled=shuffled, dtype=dtype)
-    zeros = words(q.zeros.T.unflatten(1, (-1, 8)))
+    q = integers(w, generator, group=group, symmetric=symmetric, shuffled=shuffled, dtype=dtype, bits=bits)
+    zeros = words(q.zeros.T.unflatten(1, (-1, 32 // bits)))
+    ones = sum(1 << place for place in range(0, 32, bits))
     tensors = {
-        "qweight": words(q.codes.T.unflatten(0, (-1, 8)).transpose(1, 2)),
+        "qweight": words(q.codes.T.unflatten(0, (-1, 32 // bits)).transpose(1, 2)),
         # Version 1 subtracts from the whole word, with borrows.
-        "qzeros": zeros if version == 2 else (zeros.long() - 0x11111111).to(torch.int32),
+        "qzeros": zeros if version == 2 else (zeros.long() - ones).to(torch.int32),
         "scales": q.scales.T.contiguous(),
     }
     if with_g_idx:
@@ -124,7 +128,7 @@ def gptq(
 
 
 def awq(w: Tensor, generator: torch.Generator, *, group: int, dtype: torch.dtype = torch.float16) -> Encoded:
-    q = int4(w, generator, group=group, symmetric=False, shuffled=False, dtype=dtype)
+    q = integers(w, generator, group=group, symmetric=False, shuffled=False, dtype=dtype, bits=4)
     order = [0, 2, 4, 6, 1, 3, 5, 7]
     tensors = {
         "qweight": words(q.codes.T.unflatten(1, (-1, 8))[..., order]),
@@ -142,23 +146,56 @@ def pack_quantized(
     symmetric: bool,
     shuffled: bool = False,
     dtype: torch.dtype = torch.bfloat16,
+    bits: int = 4,
 ) -> Encoded:
-    q = int4(w, generator, group=group, symmetric=symmetric, shuffled=shuffled, dtype=dtype)
+    q = integers(w, generator, group=group, symmetric=symmetric, shuffled=shuffled, dtype=dtype, bits=bits)
+    each = 32 // bits
     tensors = {
-        "weight_packed": words(_in_eights(q.codes)),
+        "weight_packed": words(_in_pieces(q.codes, each)),
         "weight_scale": q.scales,
         "weight_shape": torch.tensor(w.shape),
     }
     if shuffled:
         tensors["weight_g_idx"] = q.g_idx.to(torch.int32)
     if not symmetric:
-        tensors["weight_zero_point"] = words(_in_eights(q.zeros.T)).T.contiguous()
+        tensors["weight_zero_point"] = words(_in_pieces(q.zeros.T, each)).T.contiguous()
     return Encoded(tensors, q.meant)
 
 
-def _in_eights(numbers: Tensor) -> Tensor:
-    """Divide rows into pieces of eight. Zeros follow the last number."""
-    return F.pad(numbers, (0, -numbers.shape[1] % 8)).unflatten(1, (-1, 8))
+def _in_pieces(numbers: Tensor, each: int) -> Tensor:
+    """Divide rows into pieces of `each`. Zeros follow the last number."""
+    return F.pad(numbers, (0, -numbers.shape[1] % each)).unflatten(1, (-1, each))
+
+
+def int_quantized(w: Tensor, generator: torch.Generator, *, channels: bool, symmetric: bool = True) -> Encoded:
+    """Signed bytes, and a scale for each row or for the matrix."""
+    low, high = (w.amin(1, True), w.amax(1, True)) if channels else (w.min().view(1, 1), w.max().view(1, 1))
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    scale = (torch.maximum(-low, high) / 127 if symmetric else (high - low) / 254).bfloat16()
+    zero = torch.zeros_like(scale) if symmetric else (-127 - low / scale.float()).round().clamp(-128, 127)
+    codes = (w / scale.float() + zero.float()).round().clamp(-128, 127)
+    tensors = {"weight": codes.to(torch.int8), "weight_scale": scale if channels else scale.view(1)}
+    if not symmetric:
+        tensors["weight_zero_point"] = zero.to(torch.int8) if channels else zero.to(torch.int8).view(1)
+    return Encoded(tensors, ((codes - zero.float()).double() * scale.double()).float())
+
+
+def mx(w: Tensor, generator: torch.Generator, *, bits: int, name: str) -> Encoded:
+    """4-bit or 8-bit floats in groups of 32, times a power of two."""
+    groups = w.unflatten(1, (-1, 32)).double()
+    largest, top = (6.0, 2) if bits == 4 else (E4M3_MAX, 8)
+    exponent = torch.floor(torch.log2(groups.abs().amax(-1, True).clamp(min=2.0**-60))) - top
+    numbers = (groups / 2.0**exponent).clamp(-largest, largest)
+    if bits == 8:
+        codes = numbers.float().to(torch.float8_e4m3fn)
+        meant, stored = codes.double() * 2.0**exponent, codes.flatten(1)
+    else:
+        values = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=torch.float64)
+        indices = (numbers[..., None] - values).abs().argmin(-1)
+        meant, flat = values[indices] * 2.0**exponent, indices.flatten(1).to(torch.uint8)
+        stored = flat[:, 0::2] + 16 * flat[:, 1::2]
+    scale = (exponent.squeeze(-1) + 127).to(torch.uint8)
+    return Encoded({name: stored, "weight_scale": scale}, meant.flatten(1).float())
 
 
 def nvfp4(w: Tensor, generator: torch.Generator, *, compressed: bool, with_inputs: bool = True) -> Encoded:

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from .encoders import Scheme, awq, fp8, gptq, nvfp4, pack_quantized
+from .encoders import Scheme, awq, fp8, gptq, int_quantized, mx, nvfp4, pack_quantized
 
 
 def _compressed(form: str, weights: dict[str, object], inputs: dict[str, object] | None) -> dict[str, object]:
@@ -29,6 +29,10 @@ def _float8(**changes: object) -> dict[str, object]:
 
 def _int4(**changes: object) -> dict[str, object]:
     return {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False, "strategy": "group", **changes}
+
+
+def _int8(**changes: object) -> dict[str, object]:
+    return _int4(num_bits=8, **changes)
 
 
 def _float4(**changes: object) -> dict[str, object]:
@@ -121,6 +125,44 @@ SCHEMES: dict[str, Scheme] = {
     ),
 }
 SCHEMES |= {
+    "ct-int8-packed": Scheme(
+        _compressed("pack-quantized", _int8(strategy="channel"), None),
+        partial(pack_quantized, group=-1, symmetric=True, bits=8),
+    ),
+    "ct-int8-packed-zeros": Scheme(
+        _compressed("pack-quantized", _int8(group_size=32, symmetric=False), None),
+        partial(pack_quantized, group=32, symmetric=False, bits=8),
+    ),
+    "ct-int8": Scheme(
+        _compressed("int-quantized", _int8(strategy="channel"), _int8(strategy="token", dynamic=True)),
+        partial(int_quantized, channels=True),
+    ),
+    "ct-int8-zeros": Scheme(
+        _compressed("int-quantized", _int8(strategy="channel", symmetric=False), None),
+        partial(int_quantized, channels=True, symmetric=False),
+    ),
+    "ct-int8-tensor": Scheme(
+        _compressed("int-quantized", _int8(strategy="tensor"), _int8(strategy="token", dynamic=True)),
+        partial(int_quantized, channels=False),
+    ),
+    "gptq-int8": Scheme(
+        _gptq(bits=8, desc_act=True, group_size=32),
+        partial(gptq, group=32, symmetric=True, version=1, shuffled=True, bits=8),
+    ),
+    "gptq-int8-asymmetric": Scheme(
+        _gptq(bits=8, sym=False, checkpoint_format="gptq_v2"),
+        partial(gptq, group=16, symmetric=False, version=2, bits=8),
+    ),
+    "ct-mxfp4": Scheme(
+        _compressed("mxfp4-pack-quantized", _float4(strategy="group", group_size=32), None),
+        partial(mx, bits=4, name="weight_packed"),
+    ),
+    "ct-mxfp8": Scheme(
+        _compressed("mxfp8-quantized", _float8(strategy="group", group_size=32, scale_dtype="torch.uint8"), None),
+        partial(mx, bits=8, name="weight"),
+    ),
+    "modelopt-mxfp8": Scheme(_modelopt("MXFP8"), partial(mx, bits=8, name="weight")),
+    "modelopt-mxfp4": Scheme(_modelopt("W4A8_MXFP4_FP8"), partial(mx, bits=4, name="weight")),
     "modelopt-nvfp4": Scheme(
         _modelopt(
             "NVFP4",
@@ -166,7 +208,7 @@ SCHEMES |= {
         _compressed("nvfp4-pack-quantized", _NVFP4, None), partial(nvfp4, compressed=True, with_inputs=False)
     ),
 }
-_QUICK = (
+_QUICK = (  # one for each layout
     "fp8-blocks-part-unchanged",
     "ct-fp8-channel",
     "ct-int4-zeros",
@@ -174,7 +216,9 @@ _QUICK = (
     "gptq-desc-act",
     "modelopt-nvfp4-beside",
     "ct-nvfp4",
-)  # one for each layout
+    "ct-int8",
+    "gptq-int8",
+)
 
 
 def slow_but_some(schemes: Iterable[str] = SCHEMES, quick: Collection[str] = _QUICK) -> list[object]:

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 
 from aengine.errors import CheckpointError, UnsupportedModelError
 from aengine.model.fields import Fields
-from aengine.model.quant.base import QuantConfig
+from aengine.model.quant.base import LinearFormat, QuantConfig
 from aengine.model.quant.config import METHODS, read_quantization
 from aengine.model.quant.formats.awq import Awq
 from aengine.model.quant.formats.fp8 import Fp8
-from aengine.model.quant.formats.gptq import Gptq
-from aengine.model.quant.formats.mxfp4 import Mxfp4
+from aengine.model.quant.formats.gptq import Gptq, Gptq8
+from aengine.model.quant.formats.int_quantized import IntQuantized
+from aengine.model.quant.formats.mxfp4 import Mxfp4, Mxfp4Matrix
+from aengine.model.quant.formats.mxfp8 import Mxfp8
 from aengine.model.quant.formats.nvfp4 import Nvfp4
-from aengine.model.quant.formats.pack_quantized import PackQuantized
+from aengine.model.quant.formats.pack_quantized import PackQuantized, PackQuantized8
 
 from .schemes import SCHEMES
 
@@ -67,6 +69,17 @@ def test_without_a_word_of_it_nothing_is_quantised() -> None:
         ("ct-int4", PackQuantized(32, symmetric=True)),
         ("ct-int4-zeros", PackQuantized(16, symmetric=False)),
         ("ct-int4-channel", PackQuantized(-1, symmetric=True)),
+        ("ct-int8-packed", PackQuantized8(-1, symmetric=True)),
+        ("ct-int8-packed-zeros", PackQuantized8(32, symmetric=False)),
+        ("ct-int8", IntQuantized(channels=True)),
+        ("ct-int8-zeros", IntQuantized(channels=True)),
+        ("ct-int8-tensor", IntQuantized(channels=False)),
+        ("gptq-int8", Gptq8(32, ordered=True)),
+        ("gptq-int8-asymmetric", Gptq8(16, 2)),
+        ("ct-mxfp4", Mxfp4Matrix("weight_packed")),
+        ("ct-mxfp8", Mxfp8()),
+        ("modelopt-mxfp8", Mxfp8()),
+        ("modelopt-mxfp4", Mxfp4Matrix("weight")),
         ("awq", Awq(32)),
         ("gptq", Gptq(16)),
         ("gptq-asymmetric", Gptq(-1)),
@@ -234,7 +247,7 @@ def test_modelopt_that_quantises_keys_and_values_alone() -> None:
         (changed("awq", zero_point=False), "AWQ with zero_point false"),
         (changed("awq", group_size=12), "group_size 12"),
         (changed("awq", group_size=0), "group_size 0"),
-        (changed("gptq", bits=8), "GPTQ with bits 8"),
+        (changed("gptq", bits=3), "GPTQ with bits 3"),
         (changed("gptq", checkpoint_format="marlin"), "checkpoint_format 'marlin' of GPTQ"),
         (changed("gptq", is_marlin_format=True), "is_marlin_format"),
         (changed("gptq", pack_dtype="int64"), "pack_dtype 'int64'"),
@@ -242,7 +255,11 @@ def test_modelopt_that_quantises_keys_and_values_alone() -> None:
         (changed("ct-int4", sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config that changes weights"),
         (changed("ct-int4", transform_config={"config_groups": {}}), "transform_config that changes weights"),
         (changed("ct-int4", format="marlin-24"), "format 'marlin-24' of int with 4 bits"),
-        (changed("ct-int4", WEIGHTS, num_bits=8), "type 'int' with num_bits 8"),
+        (changed("ct-int4", WEIGHTS, num_bits=2), "type 'int' with num_bits 2"),
+        (changed("ct-int8", WEIGHTS, strategy="group"), "strategy 'group' of int8"),
+        (changed("ct-int8-packed", format="marlin-24"), "format 'marlin-24' of int with 8 bits"),
+        (changed("ct-mxfp4", WEIGHTS, group_size=16), "strategy 'group' with group_size 16 of mxfp4-pack-quantized"),
+        (changed("ct-mxfp8", WEIGHTS, strategy="channel"), "strategy 'channel' with group_size 32 of mxfp8-quantized"),
         (changed("ct-int4", WEIGHTS, type="float"), "format 'pack-quantized' of float with 4 bits"),
         (changed("ct-int4", WEIGHTS, strategy="tensor"), "strategy 'tensor' of int4"),
         (changed("ct-int4", WEIGHTS, dynamic=True), "dynamic true for weights"),
@@ -318,8 +335,4 @@ def test_no_value_anywhere_raises_anything_else(scheme: str, data: st.DataObject
         quant = read_quantization(Fields({"quantization_config": config}, "config.json"))
     except CheckpointError:
         return
-    assert (
-        quant is None
-        or quant.format_of(UP) is None
-        or isinstance(quant.format_of(UP), Fp8 | Gptq | Awq | PackQuantized | Nvfp4)
-    )
+    assert quant is None or quant.format_of(UP) is None or isinstance(quant.format_of(UP), LinearFormat)

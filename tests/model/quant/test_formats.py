@@ -27,6 +27,7 @@ SAFETENSORS = {
     torch.int32: "I32",
     torch.int64: "I64",
     torch.uint8: "U8",
+    torch.int8: "I8",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
     torch.float32: "F32",
@@ -170,8 +171,12 @@ def test_a_zero_of_nothing_survives_the_borrow_of_gptq_v1() -> None:
 
 
 def used_scales(scheme: str, encoded: Encoded) -> list[str]:
-    """Return the suffixes of scales. NVFP4's scales of inputs are not used."""
-    return [suffix for suffix in encoded.tensors if "scale" in suffix and not ("nvfp4" in scheme and "input" in suffix)]
+    """Return the suffixes of scales in floats. NVFP4's scales of inputs are not used."""
+    return [
+        suffix
+        for suffix, tensor in encoded.tensors.items()
+        if "scale" in suffix and tensor.is_floating_point() and not ("nvfp4" in scheme and "input" in suffix)
+    ]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -195,6 +200,14 @@ def test_scales_below_zero_are_named(scheme: str) -> None:
         damaged = Encoded({**encoded.tensors, suffix: below}, encoded.meant)
         with pytest.raises(WeightsError, match=f"{PREFIX}.{suffix} holds -"):
             load(format_of(scheme), 16, 64, [damaged], [PREFIX])
+
+
+@pytest.mark.parametrize("scheme", ["ct-mxfp4", "ct-mxfp8", "modelopt-mxfp8"])
+def test_exponents_beyond_float32_are_named(scheme: str) -> None:
+    encoded = encode(scheme, 16, 64)
+    encoded.tensors["weight_scale"][3, 1] = 255
+    with pytest.raises(WeightsError, match=f"{PREFIX}.weight_scale holds 255"):
+        load(format_of(scheme), 16, 64, [encoded], [PREFIX])
 
 
 def test_an_input_scale_of_zero_would_divide_by_it() -> None:

@@ -32,9 +32,13 @@ TOGETHER = {
     **dict.fromkeys(("modelopt-nvfp4", "modelopt-nvfp4-beside", "ct-nvfp4", "ct-nvfp4a16"), (16, 16)),
     **dict.fromkeys(("ct-int4-channel", "gptq-asymmetric"), (8, 8)),
     **dict.fromkeys(("fp8-tensor-static", "autofp8", "ct-fp8-channel", "ct-fp8-tensor-static"), (1, 1)),
+    **dict.fromkeys(("ct-mxfp4", "ct-mxfp8", "modelopt-mxfp4", "modelopt-mxfp8", "ct-int8-packed-zeros"), (32, 32)),
+    **dict.fromkeys(("gptq-int8-asymmetric",), (16, 16)),
+    **dict.fromkeys(("ct-int8-packed",), (4, 4)),
+    **dict.fromkeys(("ct-int8", "ct-int8-zeros", "ct-int8-tensor"), (1, 1)),
     **dict.fromkeys(("modelopt-fp8", "modelopt-fp8-channel"), (1, 1)),
 }
-ORDERED = ("ct-int4-actorder", "gptq-desc-act", "gptq-v2")
+ORDERED = ("ct-int4-actorder", "gptq-desc-act", "gptq-v2", "gptq-int8")
 
 
 def logits(folder: Path, count: int) -> Tensor:

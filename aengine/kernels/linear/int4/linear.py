@@ -20,17 +20,18 @@ from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.packed_codes import has_kernel, pack_codes
 from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.int8 import Int8Weight
 
 
 class Int4Linear:
-    """`Linear` of int4 codes or 4-bit floats on a GPU.
+    """`Linear` of int4 codes or 4-bit floats on a GPU. Codes of 8 bits are two of 4 bits.
 
     product: shared by all linears of a device, for its scratch memory. Use one stream at a time.
     """
 
     def __init__(
         self,
-        weight: Int4Weight | E2m1Weight,
+        weight: Int4Weight | Int8Weight | E2m1Weight,
         bias: Tensor | None,
         product: Int4Product,
         dtype: torch.dtype,
@@ -38,7 +39,8 @@ class Int4Linear:
     ) -> None:
         """dtype: of x. copy: whether a dense weight is kept. Raises: ValueError for a group without a kernel."""
         self.outputs, self.inputs = weight.shape
-        self._weight = pack_codes(weight)
+        copy = copy and not isinstance(weight, Int8Weight)  # it would have twice the columns
+        self._weight = pack_codes(weight.halves() if isinstance(weight, Int8Weight) else weight)
         self._bias = bias
         self._product = product
         self._dense_rows = COPY_ROWS if copy else DENSE_ROWS
@@ -50,11 +52,13 @@ class Int4Linear:
             with torch.cuda.device_of(self._copy):  # one thread makes the weights of all GPUs
                 product.write_out(self._weight, self._copy, overlap=False)
         else:
-            product.reserve(self.outputs * self.inputs, dtype, weight.scale.device)
+            product.reserve(self.outputs * self._weight.columns, dtype, weight.scale.device)
 
     @staticmethod
-    def fits(weight: Int4Weight | E2m1Weight, dtype: torch.dtype) -> bool:
+    def fits(weight: Int4Weight | Int8Weight | E2m1Weight, dtype: torch.dtype) -> bool:
         """Return whether the kernels can read it, for x in `dtype`."""
+        if isinstance(weight, Int8Weight):
+            return dtype != torch.float32 and weight.has_halves
         return dtype != torch.float32 and has_kernel(weight)
 
     @property
@@ -83,7 +87,7 @@ class Int4Linear:
     def apply_activated(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
         if len(x) < self._dense_rows or self._bias is not None:
             return None
-        config = gated_config(len(x), self.outputs // 2, self.inputs, x.element_size(), launch_for(x.device))
+        config = gated_config(len(x), self.outputs // 2, self._weight.columns, x.element_size(), launch_for(x.device))
         if config is None:
             return None
         x = x if norm is None else norm(x)
@@ -92,5 +96,5 @@ class Int4Linear:
         return gated_rows(x, self._dense(x.dtype), config)
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight [outputs, inputs] with its columns in the order of the codes."""
+        """Return the weight [outputs, columns of the codes] with its columns in the order of the codes."""
         return self._product.dequantised(self._weight, dtype) if self._copy is None else self._copy

@@ -9,14 +9,22 @@ from aengine.model.quant.base import LinearFormat, QuantConfig
 from aengine.model.quant.checks import unsupported
 from aengine.model.quant.formats.fp8 import GROUP, Fp8, read_block
 from aengine.model.quant.formats.int4 import read_group_size
+from aengine.model.quant.formats.int_quantized import IntQuantized
+from aengine.model.quant.formats.mxfp4 import Mxfp4Matrix
+from aengine.model.quant.formats.mxfp8 import Mxfp8
 from aengine.model.quant.formats.nvfp4 import Nvfp4
-from aengine.model.quant.formats.pack_quantized import PackQuantized
+from aengine.model.quant.formats.pack_quantized import PackQuantized, PackQuantized8
 from aengine.model.quant.names import Names, compressed_tensors_names
 
-_FP8_FORMATS = ("float-quantized", "naive-quantized")
-_INT4_FORMATS = ("pack-quantized",)
-_FP4_FORMATS = ("nvfp4-pack-quantized",)
-_FORMATS = {(8, "float"): _FP8_FORMATS, (4, "int"): _INT4_FORMATS, (4, "float"): _FP4_FORMATS}
+_NVFP4, _MXFP4, _MXFP8 = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
+_PACKED, _INTEGERS = "pack-quantized", "int-quantized"
+_FORMATS = {
+    (8, "float"): ("float-quantized", "naive-quantized", _MXFP8),
+    (4, "float"): (_NVFP4, _MXFP4),
+    (8, "int"): (_INTEGERS, "naive-quantized", _PACKED),
+    (4, "int"): (_PACKED,),
+}
+_MX_GROUP = 32
 _MIXED = "mixed-precision"  # each group names its own
 
 
@@ -53,7 +61,7 @@ def _format(group: Fields, whole: Fields) -> LinearFormat:
         raise group.fail("weights", "is missing")
     bits, kind = weights.integer("num_bits", 1, 64, 8), weights.text("type", "int").lower()
     if (bits, kind) not in _FORMATS:
-        raise unsupported(weights, f"type {shown(kind)} with num_bits {bits}", "float with 8 or 4, and int with 4")
+        raise unsupported(weights, f"type {shown(kind)} with num_bits {bits}", "float and int with 8 or 4")
     known = _FORMATS[bits, kind]
     source = group if group.present("format") else whole
     layout = source.text("format", _MIXED)
@@ -61,9 +69,13 @@ def _format(group: Fields, whole: Fields) -> LinearFormat:
         raise unsupported(source, f"format {shown(layout)} of {kind} with {bits} bits", " and ".join(known))
     if weights.flag("dynamic", default=False):
         raise unsupported(weights, "dynamic true for weights", "false")
-    if (bits, kind) == (4, "float"):
-        return _fp4(weights)
-    return _fp8(weights, inputs) if bits == 8 else _int4(weights, inputs)
+    if layout == _NVFP4:
+        return _nvfp4(weights)
+    if layout in (_MXFP4, _MXFP8):
+        return _mx(weights, layout)
+    if kind == "float":
+        return _fp8(weights, inputs)
+    return _packed(weights, inputs, bits) if layout == _PACKED else _integers(weights)
 
 
 def _strategy(args: Fields) -> str:
@@ -74,17 +86,36 @@ def _strategy(args: Fields) -> str:
     return "tensor" if size == 0 else "channel" if size == -1 else "group"
 
 
-def _int4(weights: Fields, inputs: Fields | None) -> PackQuantized:
+def _packed(weights: Fields, inputs: Fields | None, bits: int) -> PackQuantized:
     if inputs is not None:
-        raise unsupported(inputs, "quantising the inputs of int4 weights", "null")
+        raise unsupported(inputs, f"quantising the inputs of int{bits} weights", "null")
     strategy = _strategy(weights)
     if strategy not in ("group", "channel"):
-        raise unsupported(weights, f"strategy {shown(strategy)} of int4", "group and channel")
+        raise unsupported(weights, f"strategy {shown(strategy)} of int{bits}", "group and channel")
     size = -1 if strategy == "channel" else read_group_size(weights, default=None)
-    return PackQuantized(size, weights.flag("symmetric", default=True), _ordered(weights))
+    form = PackQuantized if bits == 4 else PackQuantized8
+    return form(size, weights.flag("symmetric", default=True), _ordered(weights))
 
 
-def _fp4(weights: Fields) -> Nvfp4:
+def _integers(weights: Fields) -> IntQuantized:
+    """Read int8. Inputs stay in floats, which is more exact than `input_activations` of 8 bits."""
+    strategy = _strategy(weights)
+    if strategy not in ("tensor", "channel"):
+        raise unsupported(weights, f"strategy {shown(strategy)} of int8", "tensor and channel")
+    return IntQuantized(strategy == "channel")
+
+
+def _mx(weights: Fields, layout: str) -> LinearFormat:
+    """Read MXFP4 or MXFP8. Inputs stay in floats."""
+    strategy, size = _strategy(weights), weights.integer("group_size", -1, 2**20, _MX_GROUP)
+    if strategy != "group" or size != _MX_GROUP or not weights.flag("symmetric", default=True):
+        raise unsupported(
+            weights, f"strategy {shown(strategy)} with group_size {size} of {layout}", f"group, {_MX_GROUP}, symmetric"
+        )
+    return Mxfp4Matrix("weight_packed") if layout == _MXFP4 else Mxfp8()
+
+
+def _nvfp4(weights: Fields) -> Nvfp4:
     """Read NVFP4. Its inputs stay in 16 bits, which is more exact than `input_activations` of 4 bits."""
     strategy, size = _strategy(weights), weights.integer("group_size", -1, 2**20, Nvfp4Weight.group)
     if strategy != "tensor_group" or size != Nvfp4Weight.group:

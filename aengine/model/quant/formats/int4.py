@@ -1,4 +1,4 @@
-"""Functions that several 4-bit formats share: groups of columns, packed words and settings."""
+"""Functions that several formats of integers share: groups of columns, packed words and settings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError, WeightsError
-from aengine.kernels.linear.weights.int4 import INT4_MIDDLE
 from aengine.model.fields import Fields
 from aengine.model.quant.checks import unsupported
 
 
-def read_bits(fields: Fields, method: str) -> None:
+def read_bits(fields: Fields, method: str, known: Sequence[int] = (4,)) -> int:
     bits = fields.integer("bits", 1, 64, 4)
-    if bits != 4:
-        raise unsupported(fields, f"{method} with bits {bits}", "4")
+    if bits not in known:
+        raise unsupported(fields, f"{method} with bits {bits}", " and ".join(map(str, known)))
+    return bits
 
 
 def read_group_size(fields: Fields, default: int | None = 128) -> int:
@@ -52,19 +52,21 @@ def even_groups(of_groups: Tensor, columns: int, size: int) -> Tensor:
     return of_groups.repeat_interleave(size // shorter, -1)[..., : columns // shorter].contiguous()
 
 
-def nibbles(words: Tensor) -> Tensor:
-    """Unpack the eight 4-bit numbers of each int32, lowest first: [..., words] -> [..., 8 * words] uint8."""
+def numbers(words: Tensor, bits: int) -> Tensor:
+    """Unpack the 4-bit or 8-bit numbers of each int32, lowest first: [..., words] -> [..., 32 / bits * words] uint8."""
     # Flattened first, because a last axis of one element may have any stride.
     pairs = words.contiguous().view(-1).view(torch.uint8).view(*words.shape[:-1], -1)  # little-endian
+    if bits == 8:
+        return pairs
     out = torch.empty((*pairs.shape, 2), dtype=torch.uint8, device=words.device)
     torch.bitwise_and(pairs, 15, out=out[..., 0])
     torch.bitwise_right_shift(pairs, 4, out=out[..., 1])
     return out.flatten(-2)
 
 
-def zeros_unless_symmetric(zero: Tensor) -> Tensor | None:
-    """Return None if all zeros are 8, as in every symmetric checkpoint, else the zeros. Waits for the device."""
-    return None if not zero.is_meta and bool((zero == INT4_MIDDLE).all()) else zero
+def zeros_unless_symmetric(zero: Tensor, middle: int = 8) -> Tensor | None:
+    """Return None if all zeros are `middle`, as in every symmetric checkpoint, else the zeros. Waits for the device."""
+    return None if not zero.is_meta and bool((zero == middle).all()) else zero
 
 
 def sort_columns(codes: Tensor, g_idx: Tensor, group: int, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:

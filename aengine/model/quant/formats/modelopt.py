@@ -9,6 +9,8 @@ from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import LinearFormat, QuantConfig
 from aengine.model.quant.checks import unsupported
 from aengine.model.quant.formats.fp8 import Fp8
+from aengine.model.quant.formats.mxfp4 import Mxfp4Matrix
+from aengine.model.quant.formats.mxfp8 import Mxfp8
 from aengine.model.quant.formats.nvfp4 import Nvfp4
 from aengine.model.quant.names import Names, wildcard_names
 
@@ -16,6 +18,8 @@ _MIXED = "MIXED_PRECISION"  # each module names its own
 _ALGORITHMS: Mapping[str, Callable[[], LinearFormat]] = {
     "NVFP4": lambda: Nvfp4(compressed=False),
     "W4A16_NVFP4": lambda: Nvfp4(compressed=False),
+    "W4A8_MXFP4_FP8": lambda: Mxfp4Matrix("weight"),
+    "MXFP8": Mxfp8,
     "FP8": lambda: Fp8((0, 0), "static"),
     "FP8_PER_CHANNEL_PER_TOKEN": lambda: Fp8((1, 0), "token"),
 }
@@ -62,7 +66,7 @@ def _check_groups(fields: Fields) -> None:
     for name in () if groups is None else groups.names():
         group = None if groups is None else groups.section(name)
         weights = None if group is None else group.section("weights")
-        if weights is not None and weights.integer("num_bits", 1, 64, 8) == 4:
+        if weights is not None and isinstance(_algorithm(fields), Nvfp4):
             _check_group_size(weights)
 
 

@@ -1,4 +1,4 @@
-"""compressed-tensors' int4 (`pack-quantized`): eight inputs in a word, zeros packed along the outputs."""
+"""compressed-tensors' int4 and int8 (`pack-quantized`): inputs packed in words, zeros packed along the outputs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import ClassVar
 from torch import Tensor
 
 from aengine.errors import WeightsError
-from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.int8 import Int8Weight
+from aengine.kernels.linear.weights.integers import IntWeight
 from aengine.model.quant.base import INTEGERS, SCALES, LinearFormat, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_finite, not_fused
-from aengine.model.quant.formats.int4 import even_groups, grouped, nibbles, sort_columns, zeros_unless_symmetric
+from aengine.model.quant.formats.int4 import even_groups, grouped, numbers, sort_columns, zeros_unless_symmetric
 
 
 @dataclass(frozen=True, slots=True)
 class PackQuantized(LinearFormat):
     """`weight_packed` [n, ceil(k/8)], `weight_scale` [n, k/group], `weight_zero_point` [ceil(n/8), k/group]."""
 
-    weight_class: ClassVar[type[QuantizedWeight]] = Int4Weight
+    weight_class: ClassVar[type[IntWeight]] = Int4Weight
     bits: ClassVar[int] = 5
+    code_bits: ClassVar[int] = 4
 
     group_size: int  # -1: the whole row
     symmetric: bool
@@ -29,15 +31,19 @@ class PackQuantized(LinearFormat):
 
     @property
     def name(self) -> str:
-        return f"pack-quantized int4, groups of {self.group_size}, {'symmetric' if self.symmetric else 'with zeros'}"
+        zeros = "symmetric" if self.symmetric else "with zeros"
+        return f"pack-quantized int{self.code_bits}, groups of {self.group_size}, {zeros}"
 
     def stored(self, prefix: str, outputs: int, inputs: int, experts: int | None = None) -> tuple[StoredTensor, ...]:
         if experts is not None:
             raise not_fused("pack-quantized", prefix)
         groups, size = grouped(prefix, inputs, self.group_size)
-        rows, along, words = TensorAxis(0), TensorAxis.of_scales(1, size, inputs), (outputs, -(-inputs // 8))
+        each = 32 // self.code_bits
+        rows, along, words = TensorAxis(0), TensorAxis.of_scales(1, size, inputs), (outputs, -(-inputs // each))
         tensors = [
-            StoredTensor("packed", f"{prefix}.weight_packed", words, ("I32",), outputs=rows, inputs=TensorAxis(1, 8)),
+            StoredTensor(
+                "packed", f"{prefix}.weight_packed", words, ("I32",), outputs=rows, inputs=TensorAxis(1, each)
+            ),
             StoredTensor("scale", f"{prefix}.weight_scale", (outputs, groups), SCALES, outputs=rows, inputs=along),
             StoredTensor("shape", f"{prefix}.weight_shape", (2,), INTEGERS, optional=True),
             StoredTensor(
@@ -45,24 +51,33 @@ class PackQuantized(LinearFormat):
             ),
         ]
         if not self.symmetric:
-            zeros = f"{prefix}.weight_zero_point", (-(-outputs // 8), groups)
-            tensors.append(StoredTensor("zero", *zeros, ("I32",), outputs=TensorAxis(0, 8), inputs=along))
+            zeros = f"{prefix}.weight_zero_point", (-(-outputs // each), groups)
+            tensors.append(StoredTensor("zero", *zeros, ("I32",), outputs=TensorAxis(0, each), inputs=along))
         return tuple(tensors)
 
-    def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Int4Weight:
+    def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> IntWeight:
         check_finite(tensors["scale"], [f"{prefix}.weight_scale" for prefix in prefixes])
         if (shape := tensors.get("shape")) is not None:
             shapes = shape.view(-1, 2).tolist()
             for prefix, found in zip(prefixes, shapes, strict=True):
                 if found != [outputs, inputs]:
                     raise WeightsError(f"{prefix}.weight_shape says {found}, config.json {[outputs, inputs]}")
-        # Codes and zeros are both stored with 8 added, which cancels out.
-        codes, order = nibbles(tensors["packed"])[..., :inputs].contiguous(), None
+        # Codes and zeros are both stored with 8 (or 128) added, which cancels out.
+        codes, order = numbers(tensors["packed"], self.code_bits)[..., :inputs].contiguous(), None
         _, group = grouped(prefixes[0], inputs, self.group_size)
         if (g_idx := tensors.get("g_idx")) is not None:
             codes, order = sort_columns(codes, g_idx, group, [f"{prefix}.weight_g_idx" for prefix in prefixes])
-        zero, columns = None, codes.shape[-1]
+        make, zero, columns = self.weight_class, None, codes.shape[-1]
         if not self.symmetric:
-            zero = even_groups(nibbles(tensors["zero"].mT)[..., : codes.shape[-2]].mT.contiguous(), columns, group)
-            zero = zeros_unless_symmetric(zero)
-        return Int4Weight(codes, even_groups(tensors["scale"], columns, group), zero, order)
+            unpacked = numbers(tensors["zero"].mT, self.code_bits)[..., : codes.shape[-2]].mT.contiguous()
+            zero = zeros_unless_symmetric(even_groups(unpacked, columns, group), make.middle)
+        return make(codes, even_groups(tensors["scale"], columns, group), zero, order)
+
+
+@dataclass(frozen=True, slots=True)
+class PackQuantized8(PackQuantized):
+    """The same with four numbers in a word."""
+
+    weight_class: ClassVar[type[IntWeight]] = Int8Weight
+    bits: ClassVar[int] = 9
+    code_bits: ClassVar[int] = 8

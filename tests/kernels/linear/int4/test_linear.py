@@ -8,6 +8,7 @@ from torch import Tensor
 
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.int8 import Int8Weight
 from tests.kernels.conftest import relative_error, tolerance
 
 int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")
@@ -54,6 +55,31 @@ def test_every_call_of_the_protocol(
     assert relative_error(linear.apply(x, norm=Halved()), expected / 2 + bias.double()) < tolerance(dtype)
     total = expected + bias.double() + residual.double()
     assert relative_error(linear.apply(x, residual=residual), total) < tolerance(dtype)
+
+
+@pytest.mark.thinned
+@pytest.mark.parametrize("rows", [1, 5, 20])
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize(("n", "k", "group"), [pytest.param(40, 192, 64, id="tiny"), (1024, 4096, 4096)])
+def test_codes_of_8_bits_are_two_of_4(
+    n: int,
+    k: int,
+    group: int,
+    dense: bool,
+    rows: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(int4_linear, "DENSE_ROWS", 1 if dense else 100)
+    codes = torch.randint(0, 256, (n, k), dtype=torch.uint8, device=device)
+    weight = Int8Weight(codes, (torch.rand(n, k // group, device=device) + 0.1).bfloat16() / 64)
+    assert int4_linear.Int4Linear.fits(weight, torch.bfloat16)
+    x, bias = (torch.randn(*shape, device=device).to(dtype) for shape in ((rows, k), (n,)))
+    linear = int4_linear.Int4Linear(weight, bias, int4_launch.Int4Product(), dtype, copy=True)
+    assert (linear.inputs, linear.outputs) == (k, n)
+    expected = x.double() @ weight.dequantize().double().t() + bias.double()
+    assert relative_error(linear.apply(x), expected) < 2 * tolerance(dtype)
 
 
 def test_few_rows_leave_a_copy_alone_and_no_scratch_is_kept_beside_it_tiny(

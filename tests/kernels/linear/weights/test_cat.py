@@ -15,6 +15,7 @@ from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.integers import IntWeight
 from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 from tests.model.quant.schemes import slow_but_some
@@ -29,7 +30,7 @@ def part(scheme: str, n: int, k: int, seed: int = 0) -> QuantizedWeight:
 
 
 def unordered(weight: QuantizedWeight) -> QuantizedWeight:
-    return replace(weight, order=None) if isinstance(weight, Int4Weight) else weight
+    return replace(weight, order=None) if isinstance(weight, IntWeight) else weight
 
 
 @pytest.mark.parametrize("scheme", slow_but_some())

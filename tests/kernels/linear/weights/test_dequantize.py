@@ -7,6 +7,7 @@ import torch
 
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.int8 import Int8Weight
 from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
 from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 
@@ -78,3 +79,22 @@ def test_nvfp4_scales_groups_of_sixteen_and_rows() -> None:
             unit = (8 + mantissa) * 2.0 ** (exponent - 10) if exponent else mantissa * 2.0**-9
             number = magnitudes[code & 7] * (-1 if code > 7 else 1) * unit
             assert out[i, j] == torch.tensor(number, dtype=torch.float64).mul(factor[i].double()).float()
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("group", [32, 96, 160, 256])
+def test_int8_is_two_halves_of_4_bits(group: int, zeros: bool, ordered: bool) -> None:
+    n, k = 5, 2 * group
+    codes = torch.randint(0, 256, (n, k), dtype=torch.uint8, generator=GENERATOR)
+    scale = torch.rand(n, 2, generator=GENERATOR).bfloat16()
+    zero = torch.randint(0, 256, scale.shape, dtype=torch.uint8, generator=GENERATOR) if zeros else None
+    weight = Int8Weight(codes, scale, zero, torch.randperm(k, generator=GENERATOR) if ordered else None)
+    middle = 128 if zero is None else zero.int().repeat_interleave(group, 1)
+    meant = (codes.int() - middle) * scale.float().repeat_interleave(group, 1)
+    exact = weight.dequantize() if weight.order is None else weight.dequantize()[:, weight.order]
+    assert torch.equal(exact, meant)
+    halves = weight.halves()
+    assert (halves.shape, halves.group % 32) == ((n, 2 * k), 0)
+    assert (halves.codes < 16).all()
+    torch.testing.assert_close(halves.dequantize(), weight.dequantize(), rtol=1e-5, atol=1e-5)
