@@ -50,6 +50,7 @@ class Entry:
     replaces: tuple[str, ...] = ()  # if the checkpoint holds this tensor, it must not hold these
     cut: Cut | None = None  # None: the whole tensor is read
     random_value: int | None = None  # fills it if weights are random. None: chosen by its dtype and name.
+    at_most: bool = False  # whether it has one axis, and may be shorter
 
     @property
     def kept(self) -> tuple[int, ...]:

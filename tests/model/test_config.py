@@ -178,8 +178,8 @@ class TestRefusedByName:
         [
             ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
             (
-                {"quantization_config": {"quant_method": "bitsandbytes"}},
-                "quantization_config.*'bitsandbytes'.*fp8.*awq.*gptq",
+                {"quantization_config": {"quant_method": "hqq"}},
+                "quantization_config.*'hqq'.*fp8.*awq.*gptq",
             ),
             ({"is_causal": False}, "is_causal"),
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

@@ -206,6 +206,7 @@ def float_linears(folder: Path) -> Iterator[str]:
         tensors.setdefault(module, set()).add(kind)
     for module, kinds in tensors.items():
         is_linear = "weight" in kinds <= {"weight", "bias"} and "norm" not in module.rpartition(".")[2]
+        is_linear = is_linear and f"{module}.weight" not in tensors  # bitsandbytes has tensors of a weight
         if is_linear or kinds <= _FUSED_EXPERTS:
             yield module
 
@@ -231,7 +232,10 @@ def find_stored(folder: Path, name: str) -> tuple[Path, TensorEntry] | None:
 
 
 def _check(source: _Source, entry: Entry) -> None:
-    if source.entry.shape not in (entry.shape, *entry.other_shapes):
+    fits = source.entry.shape in (entry.shape, *entry.other_shapes)
+    if entry.at_most and len(source.entry.shape) == 1:
+        fits = source.entry.shape <= entry.shape
+    if not fits:
         raise WeightsError(
             f"{source.path}: {source.name} has shape {list(source.entry.shape)}, config.json makes it "
             f"{list(entry.shape)}"

@@ -43,6 +43,7 @@ class StoredTensor:
     outputs: TensorAxis | None = None  # None: every part of the matrix needs the whole tensor
     inputs: TensorAxis | None = None  # likewise
     scatters_columns: bool = False  # whether its values order the columns, so that ranks cannot read single columns
+    at_most: bool = False  # whether the file's tensor has one axis, and may be shorter; zeros follow
     random_value: int | None = None  # fills the tensor if weights are random. None: chosen by its dtype and name.
 
 

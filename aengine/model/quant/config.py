@@ -8,6 +8,7 @@ from aengine.errors import UnsupportedModelError
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import QuantConfig
 from aengine.model.quant.formats.awq import read_awq
+from aengine.model.quant.formats.bitsandbytes import read_bitsandbytes
 from aengine.model.quant.formats.compressed_tensors import read_compressed_tensors
 from aengine.model.quant.formats.fp8 import read_fp8
 from aengine.model.quant.formats.gptq import read_gptq
@@ -22,6 +23,7 @@ METHODS: dict[str, Callable[[Fields], QuantConfig | None]] = {
     "gptq": read_gptq,
     "mxfp4": read_mxfp4,
     "modelopt": read_modelopt,
+    "bitsandbytes": read_bitsandbytes,
 }
 
 

@@ -46,7 +46,8 @@ class ReadPlan:
             axes = [(one, one.outputs if split == "outputs" else one.inputs) for one in stored]
             total = sizes[0 if split == "outputs" else 1]
             cuts = [(one.key, axis, _cut(axis, total, ranges)) for one, axis in axes]
-            if all(cut is not None for _, axis, cut in cuts if axis is not None):
+            divisible = any(axis is not None for _, axis in axes)
+            if divisible and all(cut is not None for _, axis, cut in cuts if axis is not None):
                 self._cuts = {key: cut for key, _, cut in cuts if cut is not None}
             else:
                 self._rows = ranges
@@ -55,13 +56,14 @@ class ReadPlan:
         """Return the entry of a tensor. optional: whether it may be missing even if its format requires it."""
         return Entry(
             one.shape, one.dtypes, one.other_shapes, one.optional or optional, replaces, self._cuts.get(one.key),
-            one.random_value,
+            one.random_value, one.at_most,
         )  # fmt: skip
 
     def allocate(self, one: StoredTensor, device: torch.device, *lead: int) -> Tensor:
         """Return memory for the part of a tensor that is read, with leading axes `lead`. Scales become float32."""
         dtype = next((DTYPES[name] for name in one.dtypes if name not in SCALES), torch.float32)
-        return torch.empty((*lead, *self.entry(one).kept), dtype=dtype, device=device)
+        shape = *lead, *self.entry(one).kept
+        return (torch.zeros if one.at_most else torch.empty)(shape, dtype=dtype, device=device)
 
     def pick(self, weight: QuantizedWeight) -> QuantizedWeight:
         """Return the part of an unpacked matrix that the rank needs."""

@@ -6,6 +6,7 @@ stand for, computed by plain arithmetic.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -222,6 +223,49 @@ def nvfp4(w: Tensor, generator: torch.Generator, *, compressed: bool, with_input
     if with_inputs:
         tensors["input_global_scale" if compressed else "input_scale"] = torch.rand(1, generator=generator)
     return Encoded(tensors, meant.float(), rtol=2.0**-22)
+
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+
+
+def nf4(w: Tensor, generator: torch.Generator, *, nested: bool) -> Encoded:
+    """Codes in blocks of 64 of the flat matrix. nested: scales are codes in blocks of 256, plus an offset."""
+    flat, table = w.flatten(), torch.tensor(NF4)
+    absmax = torch.stack([block.abs().max() for block in flat.split(64)])
+    state: dict[str, object] = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(w.shape)}
+    tensors = {"weight.absmax": absmax}
+    if nested:
+        offset, levels = float(absmax.mean()), torch.linspace(-1, 1, 256)
+        largest = torch.stack([(block - offset).abs().max() for block in absmax.split(256)])
+        whole = torch.cat([largest[i].expand(len(block)) for i, block in enumerate(absmax.split(256))])
+        codes = ((absmax - offset)[:, None] / whole.clamp(min=1e-9)[:, None] - levels).abs().argmin(1)
+        absmax = levels[codes] * whole + offset
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+        tensors = {"weight.absmax": codes.to(torch.uint8), "weight.nested_absmax": largest}
+        tensors["weight.nested_quant_map"] = levels
+    meant, indices = torch.empty_like(flat), torch.empty(len(flat), dtype=torch.uint8)
+    for i in range(0, len(flat), 64):
+        part = slice(i, i + 64)
+        indices[part] = (flat[part, None] / absmax[i // 64] - table).abs().argmin(1)
+        meant[part] = table[indices[part].long()] * absmax[i // 64]
+    tensors |= {
+        "weight": (indices[0::2] * 16 + indices[1::2])[:, None],
+        "weight.quant_map": table,
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+    }
+    return Encoded(tensors, meant.view(w.shape))
+
+
+def bnb_int8(w: Tensor, generator: torch.Generator) -> Encoded:
+    """Signed bytes, and the largest magnitude of each row."""
+    largest = w.abs().amax(1)
+    codes = (w / largest[:, None] * 127).round()
+    tensors = {"weight": codes.to(torch.int8), "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return Encoded(tensors, codes * (largest / 127)[:, None])
 
 
 def mxfp4(w: Tensor) -> Encoded:

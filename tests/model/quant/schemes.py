@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from .encoders import Scheme, awq, fp8, gptq, int_quantized, mx, nvfp4, pack_quantized
+from .encoders import Scheme, awq, bnb_int8, fp8, gptq, int_quantized, mx, nf4, nvfp4, pack_quantized
 
 
 def _compressed(form: str, weights: dict[str, object], inputs: dict[str, object] | None) -> dict[str, object]:
@@ -163,6 +163,25 @@ SCHEMES |= {
     ),
     "modelopt-mxfp8": Scheme(_modelopt("MXFP8"), partial(mx, bits=8, name="weight")),
     "modelopt-mxfp4": Scheme(_modelopt("W4A8_MXFP4_FP8"), partial(mx, bits=4, name="weight")),
+    "bnb-nf4": Scheme(
+        {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "load_in_8bit": False,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_quant_storage": "uint8",
+            "bnb_4bit_compute_dtype": "bfloat16",
+            "llm_int8_skip_modules": ["lm_head", "model.layers.1.mlp"],
+        },
+        partial(nf4, nested=True),
+        ("lm_head", "model.layers.1.mlp"),
+    ),
+    "bnb-nf4-plain": Scheme(
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        partial(nf4, nested=False),
+    ),
+    "bnb-int8": Scheme({"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": None}, bnb_int8),
     "modelopt-nvfp4": Scheme(
         _modelopt(
             "NVFP4",
@@ -218,6 +237,7 @@ _QUICK = (  # one for each layout
     "ct-nvfp4",
     "ct-int8",
     "gptq-int8",
+    "bnb-nf4",
 )
 
 

@@ -13,6 +13,7 @@ from aengine.model.fields import Fields
 from aengine.model.quant.base import LinearFormat, QuantConfig
 from aengine.model.quant.config import METHODS, read_quantization
 from aengine.model.quant.formats.awq import Awq
+from aengine.model.quant.formats.bitsandbytes import BitsAndBytes4, BitsAndBytes8
 from aengine.model.quant.formats.fp8 import Fp8
 from aengine.model.quant.formats.gptq import Gptq, Gptq8
 from aengine.model.quant.formats.int_quantized import IntQuantized
@@ -80,6 +81,9 @@ def test_without_a_word_of_it_nothing_is_quantised() -> None:
         ("ct-mxfp8", Mxfp8()),
         ("modelopt-mxfp8", Mxfp8()),
         ("modelopt-mxfp4", Mxfp4Matrix("weight")),
+        ("bnb-nf4", BitsAndBytes4("nf4", nested=True)),
+        ("bnb-nf4-plain", BitsAndBytes4("nf4", nested=False)),
+        ("bnb-int8", BitsAndBytes8()),
         ("awq", Awq(32)),
         ("gptq", Gptq(16)),
         ("gptq-asymmetric", Gptq(-1)),
@@ -242,6 +246,9 @@ def test_modelopt_that_quantises_keys_and_values_alone() -> None:
         (changed("ct-nvfp4", WEIGHTS, group_size=32), "strategy 'tensor_group' with group_size 32 of NVFP4"),
         (changed("ct-nvfp4", WEIGHTS, strategy="group"), "strategy 'group' with group_size 16 of NVFP4"),
         (changed("ct-nvfp4", WEIGHTS, symmetric=False), "NVFP4 with symmetric false"),
+        (changed("bnb-nf4", bnb_4bit_quant_type="int4"), "bnb_4bit_quant_type 'int4'"),
+        (changed("bnb-nf4", bnb_4bit_quant_storage="bfloat16"), "bnb_4bit_quant_storage 'bfloat16'"),
+        (changed("bnb-nf4", load_in_4bit=False), "bitsandbytes with neither load_in_4bit nor load_in_8bit"),
         (changed("awq", bits=3), "AWQ with bits 3"),
         (changed("awq", version="gemv"), "version 'gemv' of AWQ"),
         (changed("awq", zero_point=False), "AWQ with zero_point false"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,7 +17,7 @@ from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.fields import Fields
-from aengine.model.quant.base import LinearFormat
+from aengine.model.quant.base import LinearFormat, StoredTensor
 from aengine.model.quant.config import read_quantization
 
 from .encoders import Encoded, gptq, pack_quantized
@@ -50,6 +52,15 @@ def encode(scheme: str, n: int, k: int, seed: int = 0) -> Encoded:
     return SCHEMES[scheme].encode(random(n, k, seed), torch.Generator().manual_seed(seed))
 
 
+def as_read(stored: StoredTensor, tensor: Tensor) -> Tensor:
+    """Return the tensor as it is read: with the shape that the format expects, which may be longer."""
+    if stored.at_most:
+        assert len(tensor) <= stored.shape[0]
+        return F.pad(tensor, (0, stored.shape[0] - len(tensor)))
+    assert tuple(tensor.shape) in (stored.shape, *stored.other_shapes)
+    return tensor.reshape(stored.shape)
+
+
 def load(linear: LinearFormat, n: int, k: int, encoded: Sequence[Encoded], prefixes: Sequence[str]) -> QuantizedWeight:
     """Unpack as the loader does: check headers, then fill tensors with a leading axis if there are several experts."""
     places: dict[str, list[Tensor]] = {}
@@ -61,8 +72,7 @@ def load(linear: LinearFormat, n: int, k: int, encoded: Sequence[Encoded], prefi
                 assert stored.optional, stored.name
                 continue
             assert SAFETENSORS[tensor.dtype] in stored.dtypes
-            assert tuple(tensor.shape) in (stored.shape, *stored.other_shapes)
-            places.setdefault(stored.key, []).append(tensor.reshape(stored.shape))
+            places.setdefault(stored.key, []).append(as_read(stored, tensor))
         assert not files, "the format reads all that there is"
     alone = len(prefixes) == 1
     tensors = {key: parts[0] if alone else torch.stack(parts) for key, parts in places.items()}
@@ -121,11 +131,9 @@ def test_experts_stored_one_by_one_unpack_together(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_gpu_unpacks_the_same(scheme: str) -> None:
     linear, encoded = format_of(scheme), encode(scheme, 16, 64)
-    stored = {
-        one.key: encoded.tensors.get(one.name.removeprefix(f"{PREFIX}.")) for one in linear.stored(PREFIX, 16, 64)
-    }
-    shapes = {one.key: one.shape for one in linear.stored(PREFIX, 16, 64)}
-    tensors = {key: tensor.reshape(shapes[key]).cuda() for key, tensor in stored.items() if tensor is not None}
+    there = {f"{PREFIX}.{suffix}": tensor for suffix, tensor in encoded.tensors.items()}
+    stored = [one for one in linear.stored(PREFIX, 16, 64) if one.name in there]
+    tensors = {one.key: as_read(one, there[one.name]).cuda() for one in stored}
     weight = linear.unpack([PREFIX], 16, 64, tensors)
     torch.testing.assert_close(weight.dequantize().cpu(), encoded.meant, rtol=encoded.rtol, atol=0)
     fused = weight.cat([weight], ["gate_proj", "up_proj"])
@@ -208,6 +216,20 @@ def test_exponents_beyond_float32_are_named(scheme: str) -> None:
     encoded.tensors["weight_scale"][3, 1] = 255
     with pytest.raises(WeightsError, match=f"{PREFIX}.weight_scale holds 255"):
         load(format_of(scheme), 16, 64, [encoded], [PREFIX])
+
+
+@pytest.mark.parametrize("field", ["blocksize", "shape", "quant_type", "nested_blocksize"])
+def test_settings_of_bitsandbytes_that_differ_are_named(field: str) -> None:
+    suffix = "weight.quant_state.bitsandbytes__nf4"
+    encoded = encode("bnb-nf4", 16, 64)
+    state = json.loads(bytes(encoded.tensors[suffix].tolist()))
+    state[field] = {"shape": [64, 16], "quant_type": "fp4"}.get(field, 128)
+    encoded.tensors[suffix] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    with pytest.raises(WeightsError, match=f"{PREFIX}.{suffix}: {field} is .*, must be "):
+        load(format_of("bnb-nf4"), 16, 64, [encoded], [PREFIX])
+    encoded.tensors[suffix] = torch.tensor(list(b"{"), dtype=torch.uint8)
+    with pytest.raises(WeightsError, match=f"{PREFIX}.{suffix}: Input data was truncated"):
+        load(format_of("bnb-nf4"), 16, 64, [encoded], [PREFIX])
 
 
 def test_an_input_scale_of_zero_would_divide_by_it() -> None:

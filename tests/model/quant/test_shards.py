@@ -35,10 +35,10 @@ TOGETHER = {
     **dict.fromkeys(("ct-mxfp4", "ct-mxfp8", "modelopt-mxfp4", "modelopt-mxfp8", "ct-int8-packed-zeros"), (32, 32)),
     **dict.fromkeys(("gptq-int8-asymmetric",), (16, 16)),
     **dict.fromkeys(("ct-int8-packed",), (4, 4)),
-    **dict.fromkeys(("ct-int8", "ct-int8-zeros", "ct-int8-tensor"), (1, 1)),
+    **dict.fromkeys(("ct-int8", "ct-int8-zeros", "ct-int8-tensor", "bnb-int8"), (1, 1)),
     **dict.fromkeys(("modelopt-fp8", "modelopt-fp8-channel"), (1, 1)),
 }
-ORDERED = ("ct-int4-actorder", "gptq-desc-act", "gptq-v2", "gptq-int8")
+ORDERED = ("ct-int4-actorder", "gptq-desc-act", "gptq-v2", "gptq-int8", "bnb-nf4", "bnb-nf4-plain")
 
 
 def logits(folder: Path, count: int) -> Tensor:
@@ -93,8 +93,9 @@ def test_ranks_share_the_tensors_without_reading_any_of_it_twice(dense: tuple[st
         if not name.endswith((".weight", ".qweight", ".weight_packed")) or "norm" in name:
             continue
         kept = sum(math.prod(entries_of(rank.groups)[name].kept) for rank in ranks)
-        # If columns have their own order, all are read and some are picked afterwards.
-        whole = 2 if scheme in ORDERED and (".o_proj." in name or ".down_proj." in name) else 1
+        # If columns have their own order, all are read and some are picked afterwards. So is all of a flat matrix.
+        picked = entry.dtypes == ("U8",) if "nf4" in scheme else ".o_proj." in name or ".down_proj." in name
+        whole = 2 if scheme in ORDERED and picked else 1
         assert kept == whole * math.prod(entry.shape), name
 
 

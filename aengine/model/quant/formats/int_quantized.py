@@ -50,11 +50,11 @@ class IntQuantized(LinearFormat):
         weight = tensors["weight"]
         rows = (*weight.shape[:-1], 1)
         return Int8Weight(
-            _unsigned(weight), scale.expand(rows).contiguous(),
-            None if zero is None else _unsigned(zero).expand(rows).contiguous(),
+            unsigned(weight), scale.expand(rows).contiguous(),
+            None if zero is None else unsigned(zero).expand(rows).contiguous(),
         )  # fmt: skip
 
 
-def _unsigned(numbers: Tensor) -> Tensor:
+def unsigned(numbers: Tensor) -> Tensor:
     """Return int8 numbers plus 128 in uint8."""
     return numbers.view(torch.uint8) ^ 128
