@@ -36,6 +36,8 @@ _SYNONYMS = {  # vLLM's names of equal values, and what a switch would say
         "gptq_marlin": "gptq",
         "compressed_tensors": "compressed-tensors",
         "modelopt_fp4": "modelopt",
+        "auto_round": "auto-round",
+        "fbgemm_fp8": "fbgemm-fp8",
     },
     "speculation": {"true": "auto", "false": "off", "none": "off"},
 }

@@ -39,7 +39,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="auto: the checkpoint's on a GPU, float32 on a CPU"),
     ] = "auto"
     quantization: Annotated[
-        Literal["auto", "fp8", "awq", "gptq", "compressed-tensors", "mxfp4", "modelopt", "bitsandbytes"],
+        Literal[
+            "auto",
+            "fp8",
+            "awq",
+            "gptq",
+            "compressed-tensors",
+            "mxfp4",
+            "modelopt",
+            "bitsandbytes",
+            "auto-round",
+            "fbgemm-fp8",
+        ],
         Meta(
             description="format of the weights; auto: the checkpoint's; fp8: floats are converted to e4m3 in blocks of "
             "128 x 128 while loading; others: like auto, but the checkpoint must have this format"

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from aengine.errors import UnsupportedModelError
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import QuantConfig
+from aengine.model.quant.formats.auto_round import read_auto_round
 from aengine.model.quant.formats.awq import read_awq
 from aengine.model.quant.formats.bitsandbytes import read_bitsandbytes
 from aengine.model.quant.formats.compressed_tensors import read_compressed_tensors
-from aengine.model.quant.formats.fp8 import read_fp8
+from aengine.model.quant.formats.fp8 import read_fbgemm_fp8, read_fp8
 from aengine.model.quant.formats.gptq import read_gptq
 from aengine.model.quant.formats.modelopt import read_modelopt
 from aengine.model.quant.formats.mxfp4 import read_mxfp4
@@ -24,6 +25,8 @@ METHODS: dict[str, Callable[[Fields], QuantConfig | None]] = {
     "mxfp4": read_mxfp4,
     "modelopt": read_modelopt,
     "bitsandbytes": read_bitsandbytes,
+    "auto-round": read_auto_round,
+    "fbgemm-fp8": read_fbgemm_fp8,
 }
 
 
@@ -47,5 +50,7 @@ def read_quantization(fields: Fields) -> QuantConfig | None:
         method = "modelopt"
     if method not in METHODS:
         what = f"quant_method {shown(method)} is not supported" if method else "quant_method is missing"
-        raise UnsupportedModelError(f"{section.source}: {what}; supported are {', '.join(METHODS)}")
+        raise UnsupportedModelError(
+            f"{section.source}: {what}; use an edition of the model in floats or in one of: {', '.join(METHODS)}"
+        )
     return METHODS[method](section)

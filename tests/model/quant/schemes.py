@@ -163,6 +163,23 @@ SCHEMES |= {
     ),
     "modelopt-mxfp8": Scheme(_modelopt("MXFP8"), partial(mx, bits=8, name="weight")),
     "modelopt-mxfp4": Scheme(_modelopt("W4A8_MXFP4_FP8"), partial(mx, bits=4, name="weight")),
+    "auto-round": Scheme(
+        {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "group_size": 16,
+            "sym": True,
+            "data_type": "int",
+            "packing_format": "auto_round:auto_gptq",
+            "extra_config": {"model.layers.1.mlp": {"bits": 16, "data_type": "float"}, "lm_head": {"bits": 16}},
+        },
+        partial(gptq, group=16, symmetric=True, version=1, with_g_idx=False),
+        ("lm_head", "model.layers.1.mlp"),
+    ),
+    "fbgemm-fp8": Scheme(
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+        partial(fp8, block=(1, 0), scale="weight_scale"),
+    ),
     "bnb-nf4": Scheme(
         {
             "quant_method": "bitsandbytes",

@@ -84,6 +84,8 @@ def test_without_a_word_of_it_nothing_is_quantised() -> None:
         ("bnb-nf4", BitsAndBytes4("nf4", nested=True)),
         ("bnb-nf4-plain", BitsAndBytes4("nf4", nested=False)),
         ("bnb-int8", BitsAndBytes8()),
+        ("auto-round", Gptq(16)),
+        ("fbgemm-fp8", Fp8((1, 0), "token")),
         ("awq", Awq(32)),
         ("gptq", Gptq(16)),
         ("gptq-asymmetric", Gptq(-1)),
@@ -187,11 +189,11 @@ def test_scales_of_keys_and_values() -> None:
         read(changed("ct-int4", kv_cache_scheme={**scheme, "type": "int"}))
 
 
-@pytest.mark.parametrize("method", ["nvfp4", "quark", "FP9", None])
+@pytest.mark.parametrize("method", ["nvfp4", "quark", "torchao", "hqq", "FP9", None])
 def test_an_unknown_method_is_refused_with_those_that_are_known(method: str | None) -> None:
     with pytest.raises(UnsupportedModelError) as error:
         read({"quant_method": method})
-    assert str(error.value).endswith(f"supported are {', '.join(METHODS)}")
+    assert str(error.value).endswith(f"; use an edition of the model in floats or in one of: {', '.join(METHODS)}")
     assert str(error.value).startswith("config.json: quantization_config: quant_method ")
 
 
@@ -209,6 +211,15 @@ def test_modules_that_modelopt_excludes() -> None:
     assert quant.format_of("model.layers.3.mlp.down_proj", UP, "model.layers.0.mlp.gate", "lm_head") is None
     names = "model.layers.1.mlp.down_proj", "model.layers.30.mlp.gate_proj", "model.layers.1.self_attn.q_proj"
     assert quant.format_of(*names) == Nvfp4(compressed=False)
+
+
+def test_auto_round_with_other_bits_in_single_modules() -> None:
+    extra = {"model.layers.0.mlp.down_proj": {"bits": 8}, ".*self_attn.*": {"bits": 16}}
+    quant = read(changed("auto-round", extra_config=extra))
+    assert quant.format_of("model.layers.0.mlp.down_proj") == Gptq8(16)
+    assert quant.format_of(UP) == Gptq(16)
+    assert quant.format_of(*QKV) is None
+    assert read(changed("auto-round", packing_format="auto_round:auto_awq")).format_of(UP) == Awq(16)
 
 
 def test_modelopt_with_several_algorithms() -> None:
@@ -246,6 +257,9 @@ def test_modelopt_that_quantises_keys_and_values_alone() -> None:
         (changed("ct-nvfp4", WEIGHTS, group_size=32), "strategy 'tensor_group' with group_size 32 of NVFP4"),
         (changed("ct-nvfp4", WEIGHTS, strategy="group"), "strategy 'group' with group_size 16 of NVFP4"),
         (changed("ct-nvfp4", WEIGHTS, symmetric=False), "NVFP4 with symmetric false"),
+        (changed("auto-round", packing_format="auto_round:llm_compressor"), "packing_format 'llm_compressor'"),
+        (changed("auto-round", data_type="mx_fp"), "data_type 'mx_fp'"),
+        (changed("auto-round", bits=2), "AutoRound with bits 2"),
         (changed("bnb-nf4", bnb_4bit_quant_type="int4"), "bnb_4bit_quant_type 'int4'"),
         (changed("bnb-nf4", bnb_4bit_quant_storage="bfloat16"), "bnb_4bit_quant_storage 'bfloat16'"),
         (changed("bnb-nf4", load_in_4bit=False), "bitsandbytes with neither load_in_4bit nor load_in_8bit"),

@@ -28,6 +28,8 @@ EXPERTS = {**HEADS, "num_experts": 9, "moe_intermediate_size": 64}
 TOGETHER = {
     **dict.fromkeys(("fp8-blocks", "fp8-blocks-part-unchanged", "ct-fp8-block"), (1, 128)),
     **dict.fromkeys(("ct-int4", "awq"), (32, 32)),
+    **dict.fromkeys(("auto-round",), (16, 16)),
+    **dict.fromkeys(("fbgemm-fp8",), (1, 1)),
     **dict.fromkeys(("ct-int4-zeros", "gptq"), (16, 16)),
     **dict.fromkeys(("modelopt-nvfp4", "modelopt-nvfp4-beside", "ct-nvfp4", "ct-nvfp4a16"), (16, 16)),
     **dict.fromkeys(("ct-int4-channel", "gptq-asymmetric"), (8, 8)),

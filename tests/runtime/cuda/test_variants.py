@@ -44,6 +44,8 @@ from tests.runtime.cuda.serving import serve
 pytestmark = [*MARKS, pytest.mark.slow]
 
 FP8_STATIC = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
+NVFP4 = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+INT8 = {"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": 128, "desc_act": False, "sym": True}}
 NO_GRAPHS: dict[str, Any] = {"cuda_graphs": False}
 
 
@@ -66,6 +68,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         pytest.param("flash-attn-4", 40, 16, {"kv_cache_dtype": "fp8"}, LATENTS, id="latents-in-fp8"),
         pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, WIDE_FP8, id="wide-fp8-not-captured"),
         pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, INT4, id="int4-not-captured"),
+        pytest.param("flash-attn-4", 40, 8, {}, EXPERTS | NVFP4, id="experts-nvfp4"),
+        pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, INT8, id="int8-not-captured"),
         pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, FP8_STATIC, id="fp8-static-not-captured"),
         pytest.param("flash-attn-4", 40, 8, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
         pytest.param("flash-attn-4", 40, 8, OF_EXPERTS, EXPERTS, id="adapters-of-experts"),

@@ -114,6 +114,12 @@ def read_fp8(fields: Fields) -> QuantConfig:
     return QuantConfig(fields.source, "fp8", ((Names(all=True), linear),), unchanged)
 
 
+def read_fbgemm_fp8(fields: Fields) -> QuantConfig:
+    """Read `quant_method: "fbgemm_fp8"`: a scale for each output, as Meta publishes it. Inputs have no upper bound."""
+    unchanged = hugging_face_names(fields, "modules_to_not_convert", "lm_head")
+    return QuantConfig(fields.source, "fbgemm-fp8", ((Names(all=True), Fp8((1, 0), "token")),), unchanged)
+
+
 def read_block(fields: Fields, key: str) -> tuple[int, int]:
     """Read the rows and columns that share a scale. Raises `UnsupportedModelError` for blocks without a kernel."""
     rows, columns = fields.integers(key, 2, 1, 2**20)
