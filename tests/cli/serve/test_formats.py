@@ -15,7 +15,7 @@ from tests.cli.running import served
 from tests.http.demo_server import demo_server
 from tests.http.serving import parse_events
 from tests.model.quant.checkpoints import write_quantized
-from tests.model.quant.schemes import SCHEMES
+from tests.model.quant.schemes import OF_MODELS
 from tests.model.quant.test_mxfp4_checkpoints import write_gpt_oss
 
 TEXT = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -44,7 +44,7 @@ def served_apart(folder: Path) -> Iterator[httpx2.Client]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", [*SCHEMES, "mxfp4"])
+@pytest.mark.parametrize("scheme", [*OF_MODELS, "mxfp4"])
 def test_a_server_answers_from_it(scheme: str, tmp_path: Path) -> None:
     """Uses a Qwen3-MoE, and gpt-oss for its own format MXFP4. Two formats run in processes of their own."""
     folders = tmp_path / "quantised", tmp_path / "twin"

@@ -244,6 +244,23 @@ SCHEMES |= {
         _compressed("nvfp4-pack-quantized", _NVFP4, None), partial(nvfp4, compressed=True, with_inputs=False)
     ),
 }
+# Other schemes have the same tensors and weights. So these are only read and unpacked, and no model is built of them.
+_ALIKE = (
+    "modelopt-nvfp4",
+    "modelopt-fp8",
+    "modelopt-fp8-channel",
+    "modelopt-mxfp4",
+    "modelopt-mxfp8",
+    "ct-nvfp4a16",
+    "ct-int8-packed-zeros",
+    "ct-int8-zeros",
+    "ct-int8-tensor",
+    "gptq-int8-asymmetric",
+    "bnb-nf4-plain",
+    "auto-round",
+    "fbgemm-fp8",
+)
+OF_MODELS = tuple(name for name in SCHEMES if name not in _ALIKE)
 _QUICK = (  # one for each layout
     "fp8-blocks-part-unchanged",
     "ct-fp8-channel",
@@ -251,13 +268,11 @@ _QUICK = (  # one for each layout
     "awq",
     "gptq-desc-act",
     "modelopt-nvfp4-beside",
-    "ct-nvfp4",
     "ct-int8",
-    "gptq-int8",
     "bnb-nf4",
 )
 
 
-def slow_but_some(schemes: Iterable[str] = SCHEMES, quick: Collection[str] = _QUICK) -> list[object]:
+def slow_but_some(schemes: Iterable[str] = OF_MODELS, quick: Collection[str] = _QUICK) -> list[object]:
     """Return the parameters of a test that builds a model for each scheme. All but `quick` are slow tests."""
     return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in schemes]

@@ -154,6 +154,11 @@ def test_groups_are_chosen_by_name_then_pattern_then_class() -> None:
     assert quant.format_of("model.layers.1.mlp.down_proj") == Fp8((1, 0), "token")
 
 
+def test_inputs_of_packed_integers_stay_in_floats() -> None:
+    config = changed("ct-int4", "config_groups.group_0", input_activations={"num_bits": 8, "type": "float"})
+    assert read(config).format_of(UP) == PackQuantized(32, symmetric=True)
+
+
 def test_ignored_modules_stay_as_they_are() -> None:
     quant = read(changed("ct-int4", ignore=["lm_head", "re:.*self_attn.*", UP]))
     assert quant.format_of(*QKV) is None
@@ -284,7 +289,6 @@ def test_modelopt_that_quantises_keys_and_values_alone() -> None:
         (changed("ct-int4", WEIGHTS, type="float"), "format 'pack-quantized' of float with 4 bits"),
         (changed("ct-int4", WEIGHTS, strategy="tensor"), "strategy 'tensor' of int4"),
         (changed("ct-int4", WEIGHTS, dynamic=True), "dynamic true for weights"),
-        (changed("ct-int4", "config_groups.group_0", input_activations={"num_bits": 8}), "inputs of int4 weights"),
         (changed("ct-int4", "config_groups.group_0", output_activations={"num_bits": 8}), "output_activations"),
         (changed("ct-fp8-block", WEIGHTS, symmetric=False), "FP8 with symmetric false"),
         (changed("ct-fp8-block", WEIGHTS, strategy="group"), "strategy 'group' of FP8"),

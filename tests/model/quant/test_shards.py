@@ -18,7 +18,7 @@ from aengine.model.groups import entries_of
 from ..ranks import Ranks
 from .checkpoints import write_quantized
 from .encoders import Scheme
-from .schemes import SCHEMES, slow_but_some
+from .schemes import OF_MODELS, SCHEMES, slow_but_some
 
 PROMPTS = [list(range(1, 20)), [7, 3, 7]]
 HEADS = {"num_attention_heads": 8, "head_dim": 16}
@@ -28,19 +28,15 @@ EXPERTS = {**HEADS, "num_experts": 9, "moe_intermediate_size": 64}
 TOGETHER = {
     **dict.fromkeys(("fp8-blocks", "fp8-blocks-part-unchanged", "ct-fp8-block"), (1, 128)),
     **dict.fromkeys(("ct-int4", "awq"), (32, 32)),
-    **dict.fromkeys(("auto-round",), (16, 16)),
-    **dict.fromkeys(("fbgemm-fp8",), (1, 1)),
     **dict.fromkeys(("ct-int4-zeros", "gptq"), (16, 16)),
-    **dict.fromkeys(("modelopt-nvfp4", "modelopt-nvfp4-beside", "ct-nvfp4", "ct-nvfp4a16"), (16, 16)),
+    **dict.fromkeys(("modelopt-nvfp4-beside", "ct-nvfp4"), (16, 16)),
     **dict.fromkeys(("ct-int4-channel", "gptq-asymmetric"), (8, 8)),
     **dict.fromkeys(("fp8-tensor-static", "autofp8", "ct-fp8-channel", "ct-fp8-tensor-static"), (1, 1)),
-    **dict.fromkeys(("ct-mxfp4", "ct-mxfp8", "modelopt-mxfp4", "modelopt-mxfp8", "ct-int8-packed-zeros"), (32, 32)),
-    **dict.fromkeys(("gptq-int8-asymmetric",), (16, 16)),
+    **dict.fromkeys(("ct-mxfp4", "ct-mxfp8"), (32, 32)),
     **dict.fromkeys(("ct-int8-packed",), (4, 4)),
-    **dict.fromkeys(("ct-int8", "ct-int8-zeros", "ct-int8-tensor", "bnb-int8"), (1, 1)),
-    **dict.fromkeys(("modelopt-fp8", "modelopt-fp8-channel"), (1, 1)),
+    **dict.fromkeys(("ct-int8", "bnb-int8"), (1, 1)),
 }
-ORDERED = ("ct-int4-actorder", "gptq-desc-act", "gptq-v2", "gptq-int8", "bnb-nf4", "bnb-nf4-plain")
+ORDERED = ("ct-int4-actorder", "gptq-desc-act", "gptq-v2", "gptq-int8", "bnb-nf4")
 
 
 def logits(folder: Path, count: int) -> Tensor:
@@ -101,7 +97,7 @@ def test_ranks_share_the_tensors_without_reading_any_of_it_twice(dense: tuple[st
         assert kept == whole * math.prod(entry.shape), name
 
 
-@pytest.fixture(scope="module", params=slow_but_some(scheme for scheme in SCHEMES if scheme not in ORDERED))
+@pytest.fixture(scope="module", params=slow_but_some(scheme for scheme in OF_MODELS if scheme not in ORDERED))
 def mixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return request.param, write(tmp_path_factory.mktemp(request.param), request.param, "qwen3-moe", **EXPERTS)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aengine.kernels.linear.int4.packed_codes import BLOCK, TILE_ROWS, has_kernel, pack_codes
+from aengine.kernels.linear.int4.packed_codes import BLOCK, TILE_ROWS, can_pack, pack_codes
 from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
@@ -31,7 +31,7 @@ class PackedMatrices:
     def fits(weight: Int4Weight | E2m1Weight) -> bool:
         """Return whether the kernels can read it: columns in their order, in supported groups."""
         in_order = isinstance(weight, E2m1Weight) or weight.order is None
-        return in_order and has_kernel(weight)
+        return in_order and can_pack(weight)
 
     @classmethod
     def from_weight(cls, weight: Int4Weight | E2m1Weight, parts: int = 1) -> PackedMatrices:

@@ -17,7 +17,7 @@ from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.gated_rows import gated_config, gated_rows
 from aengine.kernels.linear.int4.config import COPY_ROWS, DENSE_ROWS, one_row_config
 from aengine.kernels.linear.int4.launch import Int4Product
-from aengine.kernels.linear.int4.packed_codes import has_kernel, pack_codes
+from aengine.kernels.linear.int4.packed_codes import can_pack, pack_codes
 from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.kernels.linear.weights.int8 import Int8Weight
@@ -59,7 +59,7 @@ class Int4Linear:
         """Return whether the kernels can read it, for x in `dtype`."""
         if isinstance(weight, Int8Weight):
             return dtype != torch.float32 and weight.has_halves
-        return dtype != torch.float32 and has_kernel(weight)
+        return dtype != torch.float32 and can_pack(weight)
 
     @property
     def parameters(self) -> Mapping[str, object]:

@@ -48,7 +48,7 @@ class PackedCodes:
         return self.words.shape[1]
 
 
-def has_kernel(weight: Int4Weight | E2m1Weight) -> bool:
+def can_pack(weight: Int4Weight | E2m1Weight) -> bool:
     """Return whether the kernels know groups of this size: of int4 32, 64, whole blocks, or a whole row."""
     if isinstance(weight, E2m1Weight):
         return True
@@ -62,7 +62,7 @@ def pack_codes(weight: Int4Weight | E2m1Weight) -> PackedCodes:
     Raises: ValueError if it has no kernel.
     """
     n, k = weight.shape
-    if not has_kernel(weight):
+    if not can_pack(weight):
         raise ValueError(f"groups of {weight.group} columns have no kernel: 32, 64, multiples of 128, or a whole row")
     padded = -(-k // BLOCK) * BLOCK
     if isinstance(weight, E2m1Weight):

@@ -75,7 +75,7 @@ def _format(group: Fields, whole: Fields) -> LinearFormat:
         return _mx(weights, layout)
     if kind == "float":
         return _fp8(weights, inputs)
-    return _packed(weights, inputs, bits) if layout == _PACKED else _integers(weights)
+    return _packed(weights, bits) if layout == _PACKED else _integers(weights)
 
 
 def _strategy(args: Fields) -> str:
@@ -86,9 +86,8 @@ def _strategy(args: Fields) -> str:
     return "tensor" if size == 0 else "channel" if size == -1 else "group"
 
 
-def _packed(weights: Fields, inputs: Fields | None, bits: int) -> PackQuantized:
-    if inputs is not None:
-        raise unsupported(inputs, f"quantising the inputs of int{bits} weights", "null")
+def _packed(weights: Fields, bits: int) -> PackQuantized:
+    """Read packed integers. Inputs stay in floats, which is more exact than `input_activations` of 8 bits."""
     strategy = _strategy(weights)
     if strategy not in ("group", "channel"):
         raise unsupported(weights, f"strategy {shown(strategy)} of int{bits}", "group and channel")
