@@ -182,7 +182,6 @@ def test_products_of_few_tiles(compiler: Compiler, m: int, n: int, k: int) -> No
         (16, 4096, 12288, 32, False),
         (64, 4096, 4096, 32, True),
         (128, 4096, 12288, 32, True),
-        (8, 4096, 4096, 32, True),
         (8, 4096, 4096, 16, True),
         (256, 4096, 4096, 16, True),
         (256, 6144, 4096, 128, False),

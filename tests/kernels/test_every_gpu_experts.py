@@ -24,6 +24,7 @@ from aengine.kernels.experts.single_rows import SharedMatrices
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.linear.weights.fp8 import Activations, Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.gpus import GPUS, HAVE_FP8, Compiler, compiling, eighth, half, ints, longs, octets, single
@@ -163,6 +164,16 @@ def test_experts_with_4_bit_weights(compiler: Compiler, tokens: int, group: int)
     )
     layer = packed_experts(gate_up, down)
     layer.add_to(half(tokens, hidden), ints(tokens, top_k), single(tokens, top_k), half(tokens, hidden))
+
+
+def test_experts_in_nvfp4(compiler: Compiler) -> None:
+    tokens = 2048
+    gate_up, down = (
+        Nvfp4Weight(octets(128, n, k // 2), eighth(128, n, k // 16), single(128, n, 1))
+        for n, k in ((1536, 2048), (2048, 768))
+    )
+    layer = packed_experts(gate_up, down)
+    layer.add_to(half(tokens, 2048), ints(tokens, 8), single(tokens, 8), half(tokens, 2048))
 
 
 @pytest.mark.parametrize(
