@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -123,7 +123,10 @@ class FloatLinear:
 
 
 class FloatExperts:
-    """A layer's experts. Checkpoints store their matrices one by one, or all in one tensor."""
+    """A layer's experts. Checkpoints store their matrices one by one, or all in one tensor.
+
+    Of some families, files have that tensor [experts, inputs, outputs] instead of [experts, outputs, inputs].
+    """
 
     def __init__(
         self,
@@ -155,19 +158,25 @@ class FloatExperts:
             for expert in range(*share.experts)
         ]
         self._fused = f"{name}.gate_up_proj", f"{name}.down_proj"
+        self._transposed = tuple(f"{fused} (transposed)" for fused in self._fused) if spec.may_be_transposed else ()
         gate_up = tuple(part for gate, up, _ in self._parts for part in (gate, up))
         down = tuple(part for _, _, part in self._parts)
         self.entries = {
-            self._fused[0]: Entry(
-                (spec.count, 2 * inner, hidden), optional=True, replaces=gate_up, cut=cut_fused(1, gates, ups)
-            ),
-            self._fused[1]: Entry((spec.count, hidden, inner), optional=True, replaces=down, cut=cut_fused(2, gates)),
             **dict.fromkeys(gate_up, Entry((inner, hidden), cut=cut(0, gates))),
             **dict.fromkeys(down, Entry((hidden, inner), cut=cut(1, gates))),
         }
+        wholes = (
+            Entry((spec.count, 2 * inner, hidden), optional=True, replaces=gate_up, cut=cut_fused(1, gates, ups)),
+            Entry((spec.count, hidden, inner), optional=True, replaces=down, cut=cut_fused(2, gates)),
+        )
+        self.entries |= dict(zip(self._fused, wholes))
+        for fused, turned, whole in zip(self._fused, self._transposed, wholes):
+            self.entries[turned] = _transposed(whole)
+            self.entries[fused] = replace(whole, transposed_as=turned)
         self._experts = experts
         self._storage = storage
         self._whole: tuple[Tensor, Tensor] | None = None
+        self._turned: list[tuple[Tensor, Tensor]] = []  # what was read transposed, and its memory in `_whole`
         self._read = False  # whether the experts use the memory of `_whole`, without a copy
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
@@ -176,6 +185,10 @@ class FloatExperts:
             self._whole = gate_up, down
         gate_up, down = self._whole
         places = dict(zip(self._fused, self._whole))
+        for name, whole in zip(self._transposed, self._whole):
+            if name in present:
+                places[name] = self._storage.empty(*self.entries[name].kept)
+                self._turned.append((places[name], whole))
         for expert, (gate, up, second) in enumerate(self._parts):
             places[gate], places[up] = gate_up[expert].chunk(2)
             places[second] = down[expert]
@@ -184,6 +197,9 @@ class FloatExperts:
     def close(self) -> None:
         if self._whole is None:
             raise RuntimeError("closed without having been opened")
+        while self._turned:
+            turned, whole = self._turned.pop()
+            whole.copy_(turned.transpose(1, 2))
         if self._read:
             return
         gate_up, down = self._whole
@@ -195,6 +211,13 @@ class FloatExperts:
             if self._to_fp8
             else self._storage.kernels.experts(gate_up, down, self._rule)
         )
+
+
+def _transposed(entry: Entry) -> Entry:
+    """Return the entry of the same matrices [experts, outputs, inputs] in a tensor [experts, inputs, outputs]."""
+    experts, outputs, inputs = entry.shape
+    cut = entry.cut if entry.cut is None or entry.cut.axis == 0 else Cut(3 - entry.cut.axis, entry.cut.ranges)
+    return replace(entry, shape=(experts, inputs, outputs), cut=cut)
 
 
 class TransposedExperts:

@@ -51,6 +51,7 @@ class Entry:
     cut: Cut | None = None  # None: the whole tensor is read
     random_value: int | None = None  # fills it if weights are random. None: chosen by its dtype and name.
     at_most: bool = False  # whether it has one axis, and may be shorter
+    transposed_as: str = ""  # the entry for a tensor of this name whose last two axes are swapped. Empty: none
 
     @property
     def kept(self) -> tuple[int, ...]:

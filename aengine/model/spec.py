@@ -210,6 +210,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     biases: bool = False  # whether the router and each expert have biases
     shared_gate: bool = False  # whether the sigmoid of a gate multiplies the shared expert's result
     transposed: bool = False  # whether checkpoints store matrices transposed, with alternating columns of gate and up
+    may_be_transposed: bool = False  # whether some files store fused matrices transposed, gate before up
     # Names in checkpoints.
     block: str = "mlp"
     router_name: str = "gate"

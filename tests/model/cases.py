@@ -75,6 +75,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    Qwen3VLMoeForConditionalGeneration,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
@@ -89,6 +90,7 @@ from tests.model.wrapped_configs import (
     muse_config,
     qwen2_5_vl_config,
     qwen3_5_config,
+    qwen3_vl_moe_config,
 )
 
 _LLAMA3 = {
@@ -208,6 +210,11 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
     ),
     "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
     "qwen3-moe-first-dense": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _EXPERTS | {"mlp_only_layers": [0]}),
+    "qwen3-vl-moe": (
+        Qwen3VLMoeForConditionalGeneration,
+        qwen3_vl_moe_config,
+        _EXPERTS | {"head_dim": 16, "moe_intermediate_size": 48},
+    ),
     "qwen3-next": (Qwen3NextForCausalLM, Qwen3NextConfig, HYBRID | _SHARED | {"norm_topk_prob": True}),
     "qwen3-next-some-layers": (Qwen3NextForCausalLM, Qwen3NextConfig, HYBRID | _SHARED | {"mlp_only_layers": [1]}),
     "qwen3-5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, HYBRID),

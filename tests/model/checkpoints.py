@@ -19,6 +19,7 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.utils import logging
 
@@ -127,15 +128,25 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
 
 
 def save(model: PreTrainedModel, folder: Path) -> None:
-    """Save a model under the names of its publisher.
+    """Save a model as its publisher does.
 
-    transformers gives the layers of Kimi K2.5's language model the name of the tower's layers.
+    transformers gives the layers of Kimi K2.5's language model the name of the tower's layers. It does not transpose
+    the experts of Qwen3-VL.
     """
     model.save_pretrained(folder)
     if isinstance(model, Kimi_K25ForConditionalGeneration):
         path = folder / "model.safetensors"
         wrong, right = "language_model.model.blocks.", "language_model.model.layers."
         save_file({name.replace(wrong, right): one for name, one in load_file(path).items()}, path, {"format": "pt"})
+    if isinstance(model, Qwen3VLMoeForConditionalGeneration):
+        transpose_experts(folder / "model.safetensors")
+
+
+def transpose_experts(path: Path) -> None:
+    """Swap the last two axes of all experts' matrices in a file."""
+    tensors = load_file(path)
+    turned = {name: one.mT.contiguous() for name, one in tensors.items() if ".experts." in name}
+    save_file(tensors | turned, path, {"format": "pt"})
 
 
 def reference(

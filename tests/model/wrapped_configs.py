@@ -12,6 +12,7 @@ from transformers import (
     MuseGlimmerConfig,
     PreTrainedConfig,
     Qwen2_5_VLConfig,
+    Qwen3VLMoeConfig,
 )
 
 VOCAB = 128
@@ -83,6 +84,13 @@ def qwen2_5_vl_config(**text: object) -> PreTrainedConfig:
     sections = [half // 4, half // 4, half - 2 * (half // 4)]
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
     return Qwen2_5_VLConfig(text_config=text, vision_config=VISION, tie_word_embeddings=tied)
+
+
+def qwen3_vl_moe_config(**text: object) -> PreTrainedConfig:
+    tied = text.get("tie_word_embeddings", False)
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    vision = VISION | {"deepstack_visual_indexes": []}
+    return Qwen3VLMoeConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
 
 
 def kimi_config(**text: object) -> PreTrainedConfig:

@@ -75,6 +75,8 @@ class Checkpoint:
                     if not _DERIVED.fullmatch(spelled):
                         unexpected.append(spelled)
                     continue
+                if entry.transposed_as and found.shape == entries[entry.transposed_as].shape:
+                    name, entry = entry.transposed_as, entries[entry.transposed_as]
                 source = _Source(path, spelled, found)
                 if name in self._sources:
                     raise WeightsError(f"{path}: {spelled} is also in {self._sources[name].path.name}")

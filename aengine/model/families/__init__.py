@@ -34,6 +34,7 @@ FAMILIES: dict[str, Family] = {
     "MixtralForCausalLM": Family("Mixtral", mixtures.mixtral),
     "Qwen2MoeForCausalLM": Family("Qwen2-MoE", mixtures.qwen2_moe),
     "Qwen3MoeForCausalLM": Family("Qwen3-MoE", mixtures.qwen3_moe),
+    "Qwen3VLMoeTextForCausalLM": Family("Qwen3-VL-MoE", mixtures.qwen3_vl_moe),
     "OlmoeForCausalLM": Family("OLMoE", mixtures.olmoe),
     "Olmo2ForCausalLM": Family("OLMo 2", plain.olmo2),
     "Olmo3ForCausalLM": Family("OLMo 3", plain.olmo3),
@@ -77,6 +78,9 @@ WRAPPERS: dict[str, Wrapper] = {
     "Qwen3_5ForConditionalGeneration": Wrapper({"qwen3_5_text": "Qwen3_5ForCausalLM"}, _QWEN, seeing.qwen3_5),
     "Qwen3_5MoeForConditionalGeneration": Wrapper({"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, _QWEN, seeing.qwen3_5),
     "Qwen3VLForConditionalGeneration": Wrapper({"qwen3_vl_text": "Qwen3ForCausalLM"}, _QWEN, seeing.qwen3_vl),
+    "Qwen3VLMoeForConditionalGeneration": Wrapper(
+        {"qwen3_vl_moe_text": "Qwen3VLMoeTextForCausalLM"}, _QWEN, seeing.qwen3_vl
+    ),
     "Qwen2_5_VLForConditionalGeneration": Wrapper({"qwen2_5_vl_text": "Qwen2ForCausalLM"}, _QWEN, flat=True),
     "Qwen2VLForConditionalGeneration": Wrapper({"qwen2_vl_text": "Qwen2ForCausalLM"}, _QWEN, flat=True),
     "KimiK25ForConditionalGeneration": Wrapper(_KIMI_TEXT, _KIMI),

@@ -13,6 +13,7 @@ from aengine.model.families.parts import (
     attention,
     expert_count,
     expert_width,
+    hidden_size,
     layer_count,
     layer_types,
     layers_of,
@@ -65,6 +66,27 @@ def qwen3_moe(fields: Fields) -> list[LayerSpec]:
     dense, sparse = mlp(fields), sparse_layers(fields)
     window = sliding_window(fields) if fields.flag("use_sliding_window", default=False) else None
     return layers_of(fields, qwen3_heads(fields), lambda i: experts if sparse[i] else dense, [window] * len(sparse))
+
+
+def qwen3_vl_moe(fields: Fields) -> list[LayerSpec]:
+    """The language model of Qwen3-VL with experts. Weights of the chosen experts are divided by their sum.
+
+    Published files have the experts' matrices transposed, files of transformers do not. The shapes say which.
+    """
+    inner, hidden = expert_width(fields), hidden_size(fields)
+    if hidden in (inner, 2 * inner):
+        raise UnsupportedModelError(
+            f"{fields.source}: hidden_size {hidden} and moe_intermediate_size {inner} do not show whether the experts' "
+            f"matrices are transposed"
+        )
+    experts = ExpertsSpec(
+        count=expert_count(fields),
+        inner=inner,
+        router=softmax_router(fields, renormalise=True),
+        may_be_transposed=True,
+    )
+    dense, sparse = mlp(fields), sparse_layers(fields)
+    return layers_of(fields, qwen3_heads(fields), lambda i: experts if sparse[i] else dense)
 
 
 def olmoe(fields: Fields) -> list[LayerSpec]:

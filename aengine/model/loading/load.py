@@ -116,7 +116,8 @@ def fill_random(groups: Iterable[Group], device: torch.device, seed: int) -> Non
     for group in groups:
         entries = group.entries
         # It is quicker to fill experts in one tensor.
-        whole = {name for name, entry in entries.items() if entry.replaces}
+        transposed = {entry.transposed_as for entry in entries.values()}
+        whole = {name for name, entry in entries.items() if entry.replaces and name not in transposed}
         covered = {name for entry in entries.values() for name in entry.replaces}
         names = [name for name in (whole | set(needed(entries))) if name not in covered]
         places = group.open(names)

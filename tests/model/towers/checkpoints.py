@@ -25,6 +25,8 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -152,6 +154,22 @@ SEEING_CASES: dict[str, SeeingCase] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
         },
         _QWEN_VISION | {"depth": 3, "deepstack_visual_indexes": [2, 0]},
+        _QWEN_IDS | {"tie_word_embeddings": False},
+        Qwen2VLImageProcessorPil(patch_size=4, size={"shortest_edge": 64, "longest_edge": 4096}),
+        _qwen,
+    ),
+    "qwen3-vl-moe": SeeingCase(
+        Qwen3VLMoeForConditionalGeneration,
+        Qwen3VLMoeConfig,
+        _TEXT
+        | {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+        },
+        _QWEN_VISION | {"deepstack_visual_indexes": [1]},
         _QWEN_IDS | {"tie_word_embeddings": False},
         Qwen2VLImageProcessorPil(patch_size=4, size={"shortest_edge": 64, "longest_edge": 4096}),
         _qwen,
