@@ -144,7 +144,8 @@ class Kernels(Protocol):
             `heads.gated`, a gate follows each head of q.
         cos_sin: [max_positions, rotated] float32: cosines of the rotated / 2 frequencies, then sines. The first
             `rotated` elements of each head are rotated; there may be none.
-        positions: [tokens] int64, rows of `cos_sin`. The rotation pairs element i with i + rotated / 2.
+        positions: [tokens] int64, rows of `cos_sin`. The rotation pairs element i with i + rotated / 2, or if
+            `heads.interleaved`, element 2 i with 2 i + 1.
         cache: of keys and of values, [pages, page_size, kv_heads, dim].
         slots: [tokens] int64, where the cache is written: page * page_size + offset. Tokens may share
             a slot only in page 0, which no sequence reads.

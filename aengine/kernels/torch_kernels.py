@@ -129,7 +129,7 @@ class TorchKernels:
             qk.narrow(1, 0, heads.count).mul_(heads.q_norm)
         if heads.k_norm is not None:
             qk.narrow(1, heads.count, kv_heads).mul_(heads.k_norm)
-        turned = _turned(qk.float(), cos_sin.index_select(0, positions).unsqueeze(1)).to(qkv.dtype)
+        turned = _turned(qk.float(), cos_sin.index_select(0, positions).unsqueeze(1), heads.interleaved).to(qkv.dtype)
         q, k = turned.narrow(1, 0, heads.count), turned.narrow(1, heads.count, kv_heads)
         if not kv_heads:
             return q if out is None else out.copy_(q)
@@ -145,15 +145,20 @@ class TorchKernels:
         _latent_inputs(latents, q, heads, cos_sin, positions, cache, slots, out, scale)
 
 
-def _turned(qk: Tensor, cos_sin: Tensor) -> Tensor:
-    """Rotate the first `rotated` elements of each head: qk [tokens, heads, dim], cos_sin [tokens, 1, rotated]."""
+def _turned(qk: Tensor, cos_sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate the first `rotated` elements of each head: qk [tokens, heads, dim], cos_sin [tokens, 1, rotated].
+
+    interleaved: pairs are neighbours in qk.
+    """
     rotated = cos_sin.shape[-1]
     if not rotated:
         return qk
     cos, sin = cos_sin.chunk(2, dim=-1)
-    first, second = qk[..., :rotated].chunk(2, dim=-1)
+    first, second = (qk[..., :rotated:2], qk[..., 1:rotated:2]) if interleaved else qk[..., :rotated].chunk(2, dim=-1)
     turned_first = torch.addcmul(first * cos, second, sin, value=-1)
     turned_second = torch.addcmul(second * cos, first, sin)
+    if interleaved:
+        turned_first, turned_second = torch.stack((turned_first, turned_second), dim=-1).flatten(-2).chunk(2, dim=-1)
     rest = (qk[..., rotated:],) if rotated < qk.shape[-1] else ()
     return torch.cat((turned_first, turned_second, *rest), dim=-1)
 

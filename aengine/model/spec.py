@@ -38,6 +38,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     out_bias: bool = False
     fused: bool = False  # whether checkpoints have q, k and v in one tensor
     rope: RopeConfig | None = RopeConfig()  # None: no rotation
+    interleaved: bool = False  # whether neighbouring dimensions are rotated as pairs, instead of pairs from both halves
     growth: QueryGrowth | None = None  # of queries, after the rotation
     scale: float | None = None  # factor of attention scores; None: head_dim ** -0.5
     softcap: float | None = None  # cap of attention scores

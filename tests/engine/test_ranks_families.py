@@ -28,7 +28,7 @@ LIKE_ANOTHER = (
     *("qwen3-yarn", "llama3", "llama-linear", "qwen2-window-upper-layer", "mistral-window", "phi3-window"),
     *("qwen2-moe-some-layers", "qwen3-next-some-layers", "qwen3-5-tied", "qwen3-5-wrapped", "qwen3-5-wrapped-tied"),
     *("qwen3-5-moe-wrapped", "smollm3-window", "mistral3", "gemma3-that-sees", "gemma4-that-sees", "gemma4-unified"),
-    *("deepseek-v3-no-query-rank", "glm4-moe-qk-norm-groups", "qwen3-vl-moe"),
+    *("deepseek-v3-no-query-rank", "glm4-moe-qk-norm-groups", "qwen3-vl-moe", "glm4v"),
 )
 PREEMPTING = {"num_pages": 48, "page_size": 3, "window_context": 20, "max_model_len": 128}
 

@@ -365,6 +365,10 @@ def test_everything_small(compiler: Compiler) -> None:
             half(70, 40 * 512), Heads(32, half(512), half(512), 1e-6, v_norm=True, kv="keys"), single(4096, 512),
             longs(70), (half(100, 16, 8, 512), half(100, 16, 8, 512)), longs(70),
         )  # fmt: skip
+        inputs.qk_norm_rope_store(
+            half(7, 36 * 128), Heads(32, interleaved=True), single(4096, 64), longs(7),
+            (half(100, 16, 2, 128), half(100, 16, 2, 128)), longs(7),
+        )  # fmt: skip
         gather_pages.gather_pages(
             cache,
             cache,

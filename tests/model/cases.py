@@ -82,6 +82,7 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
+from tests.model.unusual_cases import UNUSUAL_CASES
 from tests.model.wrapped_configs import (
     gemma3_config,
     gemma4_config,
@@ -375,4 +376,5 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
     ),
     "muse-glimmer": (MuseGlimmerForConditionalGeneration, muse_config, _MUSE),
     "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": None}),
+    **UNUSUAL_CASES,
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from transformers import (
     Gemma3Config,
     Gemma4Config,
+    Glm4vConfig,
     Kimi_K25Config,
     Mistral3Config,
     MuseGlimmerConfig,
@@ -91,6 +92,18 @@ def qwen3_vl_moe_config(**text: object) -> PreTrainedConfig:
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
     vision = VISION | {"deepstack_visual_indexes": []}
     return Qwen3VLMoeConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+
+
+def glm4v_config(**text: object) -> PreTrainedConfig:
+    tied = text.pop("tie_word_embeddings", False)
+    pairs = 64 // int(str(text["num_attention_heads"])) // 4
+    sections = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections, "partial_rotary_factor": 0.5}
+    return Glm4vConfig(
+        text_config=text | {"rope_parameters": rope},
+        vision_config=VISION | {"image_size": 28, "num_position_embeddings": 4},
+        tie_word_embeddings=tied,
+    )
 
 
 def kimi_config(**text: object) -> PreTrainedConfig:

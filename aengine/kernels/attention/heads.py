@@ -21,6 +21,7 @@ class Heads:
     eps: float = 0.0
     gated: bool = False  # a gate follows each query head in the projection, and is skipped
     v_norm: bool = False  # whether values are normed, without a weight
+    interleaved: bool = False  # rotated pairs are neighbours; else their distance is half of the rotated elements
     # What follows the queries in the projection. "keys": keys only; before norm and rotation they are the values, too.
     # "nothing": neither, and nothing is written to the cache.
     kv: Literal["both", "keys", "nothing"] = "both"

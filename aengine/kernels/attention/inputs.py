@@ -79,10 +79,11 @@ def _qk_norm_rope_store_kernel(
     GATED: tl.constexpr,
     V_NORM: tl.constexpr,
     KEYS_ARE_VALUES: tl.constexpr,
+    INTERLEAVED: tl.constexpr,  # rotated pairs are neighbours
 ):
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    # Element i is rotated with i + ROTATED / 2. The pairs of elements that are not rotated do not matter.
+    # Element i is rotated with i + ROTATED / 2, or 2 i with 2 i + 1. The pairs of other elements do not matter.
     columns = tl.arange(0, HALF_PAD)
     exists = None
     if HALF_PAD != DIM // 2:
@@ -93,6 +94,13 @@ def _qk_norm_rope_store_kernel(
         turned = columns < ROTATED // 2
         low_columns = tl.where(turned, columns, columns + ROTATED // 2)
         high_columns = tl.where(turned, columns + ROTATED // 2, columns + DIM // 2)
+    if INTERLEAVED and ROTATED < DIM:
+        low_columns = tl.where(turned, columns * 2, low_columns)
+        high_columns = tl.where(turned, columns * 2 + 1, high_columns)
+    elif INTERLEAVED:
+        low_columns = columns * 2
+        high_columns = columns * 2 + 1
+    elif ROTATED < DIM:
         low_columns = tl.max_contiguous(tl.multiple_of(low_columns, VECTOR), VECTOR)
         high_columns = tl.max_contiguous(tl.multiple_of(high_columns, VECTOR), VECTOR)
     if OVERLAP:
@@ -213,6 +221,7 @@ def qk_norm_rope_store(
             HEADS=heads.count, KV_HEADS=kv_heads, DIM=dim, HALF_PAD=half_pad, ROTATED=cos_sin.shape[1],
             VECTOR=vector, Q_NORM=heads.q_norm is not None, K_NORM=heads.k_norm is not None,
             TILE=tile, OVERLAP=overlap, GATED=heads.gated, V_NORM=heads.v_norm, KEYS_ARE_VALUES=heads.kv == "keys",
+            INTERLEAVED=heads.interleaved,
             num_warps=max(1, tile * half_pad // 256), launch_pdl=overlap,
         )  # fmt: skip
     return q

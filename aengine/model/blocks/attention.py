@@ -130,7 +130,8 @@ def _make_heads(build: BuildContext, prefix: str, spec: AttentionSpec) -> Heads:
             k_norm = _make_head_norm(build, f"{prefix}.k_norm", spec)
     kv: Literal["both", "keys", "nothing"] = ("nothing", "keys", "both")[spec.projected]
     heads = build.make.shard.units(spec.heads)
-    return Heads(heads, q_norm, k_norm, build.eps, _gates_follow_heads(spec), spec.v_norm, kv)
+    gated = _gates_follow_heads(spec)
+    return Heads(heads, q_norm, k_norm, build.eps, gated, spec.v_norm, spec.interleaved, kv)
 
 
 def _make_head_norm(build: BuildContext, name: str, spec: AttentionSpec) -> Tensor:

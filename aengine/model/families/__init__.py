@@ -39,6 +39,9 @@ FAMILIES: dict[str, Family] = {
     "Olmo2ForCausalLM": Family("OLMo 2", plain.olmo2),
     "Olmo3ForCausalLM": Family("OLMo 3", plain.olmo3),
     "Phi3ForCausalLM": Family("Phi-3 and 4", plain.phi3),
+    "GlmForCausalLM": Family("GLM-4", plain.glm, defaults=plain.GLM),
+    "Glm4ForCausalLM": Family("GLM-4-0414", plain.glm4, defaults=plain.GLM),
+    "Glm4vTextForCausalLM": Family("GLM-4.1V", plain.glm4v, defaults={"rms_norm_eps": 1e-5}),
     "GraniteForCausalLM": Family("Granite", plain.granite, plain.granite_ends),
     "SmolLM3ForCausalLM": Family("SmolLM3", plain.smollm3, defaults=plain.SMOLLM3),
     "Exaone4ForCausalLM": Family("EXAONE 4", plain.exaone4, defaults={"rms_norm_eps": 1e-5}),
@@ -83,6 +86,7 @@ WRAPPERS: dict[str, Wrapper] = {
     ),
     "Qwen2_5_VLForConditionalGeneration": Wrapper({"qwen2_5_vl_text": "Qwen2ForCausalLM"}, _QWEN, flat=True),
     "Qwen2VLForConditionalGeneration": Wrapper({"qwen2_vl_text": "Qwen2ForCausalLM"}, _QWEN, flat=True),
+    "Glm4vForConditionalGeneration": Wrapper({"glm4v_text": "Glm4vTextForCausalLM"}, _QWEN, flat=True),
     "KimiK25ForConditionalGeneration": Wrapper(_KIMI_TEXT, _KIMI),
     "Kimi_K25ForConditionalGeneration": Wrapper(_KIMI_TEXT, _KIMI),  # the name in transformers
     "Mistral3ForConditionalGeneration": Wrapper(

@@ -83,6 +83,7 @@ def attention(
     part: float = 1.0,
     theta: float = 10_000.0,
     rope: Fields | None = None,
+    interleaved: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
 ) -> AttentionSpec:
@@ -112,6 +113,7 @@ def attention(
         out_bias=out_bias,
         fused=fused,
         rope=read_rope(fields, head_dim=dim, section=rope, partial=partial, part=part, theta=theta),
+        interleaved=interleaved,
         scale=scale,
         softcap=softcap,
     )

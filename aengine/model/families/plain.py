@@ -23,6 +23,7 @@ from aengine.model.rope import MAX_POSITIONS, QueryGrowth
 from aengine.model.spec import AttentionSpec, EndsSpec, LayerNorms, LayerSpec
 
 _MAX_MULTIPLIER = 1e6
+GLM: dict[str, object] = {"num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07}
 SMOLLM3: dict[str, object] = {"tie_word_embeddings": True, "num_key_value_heads": 4, "max_window_layers": 2**31}
 
 
@@ -86,6 +87,31 @@ def phi3(fields: Fields) -> list[LayerSpec]:
     heads = attention(fields, kv_heads_default=True, fused=True, partial=True)
     window = window_in_all_layers(fields) if fields.present("sliding_window") else None
     return layers_of(fields, heads, mlp(fields, fused=True), window)
+
+
+def glm(fields: Fields) -> list[LayerSpec]:
+    """GLM-4-9B: half of each head rotated, as pairs of neighbours; biases before attention; fused gate and up."""
+    return layers_of(fields, _glm_heads(fields), mlp(fields, fused=True))
+
+
+def glm4(fields: Fields) -> list[LayerSpec]:
+    """GLM-4-0414 and GLM-Z1: GLM-4-9B with norms after attention and MLP, too."""
+    return layers_of(fields, _glm_heads(fields), mlp(fields, fused=True), norms=_glm_norms(fields))
+
+
+def glm4v(fields: Fields) -> list[LayerSpec]:
+    """The language model of GLM-4.1V: GLM-4-0414, whose files say what part of a head is rotated."""
+    heads = attention(fields, qkv_bias=True, partial=True, interleaved=True)
+    return layers_of(fields, heads, mlp(fields, fused=True), norms=_glm_norms(fields))
+
+
+def _glm_heads(fields: Fields) -> AttentionSpec:
+    bias = fields.flag("attention_bias", default=True)
+    return attention(fields, head_dim=128, qkv_bias=bias, partial=True, part=0.5, interleaved=True)
+
+
+def _glm_norms(fields: Fields) -> LayerNorms:
+    return layer_norms(fields, after_attention="post_self_attn_layernorm", after_ffn="post_mlp_layernorm")
 
 
 def granite(fields: Fields) -> list[LayerSpec]:

@@ -94,6 +94,28 @@ def test_a_part_of_each_head_is_rotated_and_gates_are_skipped(
     assert torch.equal(still[..., rotary:], out[..., rotary:])
 
 
+@pytest.mark.parametrize(
+    ("dim", "rotary"), [pytest.param(16, 16, id="tiny"), pytest.param(24, 8, id="tiny-24"), (128, 64), (96, 96)]
+)
+def test_pairs_of_neighbours_are_rotated(dim: int, rotary: int, dtype: torch.dtype, device: torch.device) -> None:
+    """The values and the elements that are not rotated keep their places."""
+    qkv = torch.randn(5, 7 * dim, device=device).to(dtype)
+    angles = torch.rand(500, rotary // 2, device=device) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    positions, slots = torch.randint(0, 500, (5,), device=device), PAGE + torch.arange(5, device=device)
+    q_norm, k_norm = (torch.rand(dim, device=device).to(dtype) + 0.5 for _ in "qk")
+    cut = Heads(3, q_norm, k_norm, 1e-6, interleaved=True)
+    caches, expected = (tuple(torch.zeros(2, PAGE, 2, dim, device=device).to(dtype) for _ in "kv") for _ in range(2))
+
+    out = inputs.qk_norm_rope_store(qkv, cut, cos_sin, positions, caches, slots)
+    want = REFERENCE.qk_norm_rope_store(qkv, cut, cos_sin, positions, expected, slots)
+
+    assert relative_error(out, want) < tolerance(dtype)
+    for got, kept in zip(caches, expected, strict=True):
+        assert relative_error(got, kept) < tolerance(dtype)
+    assert torch.equal(caches[1][1, :5], qkv.view(5, 7, dim)[:, 5:])
+
+
 @pytest.mark.parametrize("kv", ["both", "keys", "nothing"])
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "dim"), [pytest.param(3, 3, 2, 16, id="tiny"), (130, 16, 4, 256), (7, 32, 4, 512)]
