@@ -7,6 +7,7 @@ Results are rounded to the model's dtype at the same steps as in the torch refer
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import triton
@@ -114,6 +115,7 @@ class TritonNorm:
 
     weight: Tensor  # [width]
     eps: float
+    is_rms: ClassVar[bool] = True
 
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ class TorchNorm:
 
     weight: Tensor
     eps: float
+    is_rms: ClassVar[bool] = True
 
     def __call__(self, x: Tensor) -> Tensor:
         width = (x.shape[-1],)

@@ -180,14 +180,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def parameters(self) -> int:
         """The number of weights, without those of a draft head."""
         hidden = self.hidden_size
-        tables = self.end_parameters + self.second_embedding
-        return tables + hidden + sum(layer.parameters(hidden) for layer in self.layers)
+        ends = self.end_parameters + self.second_embedding + self.ends.norm.parameters(hidden)
+        return ends + sum(layer.parameters(hidden) for layer in self.layers)
 
     @property
     def active_parameters(self) -> int:
         """The number of weights that one token uses."""
         hidden = self.hidden_size
-        return self.end_parameters + hidden + sum(layer.active_parameters(hidden) for layer in self.layers)
+        ends = self.end_parameters + self.ends.norm.parameters(hidden)
+        return ends + sum(layer.active_parameters(hidden) for layer in self.layers)
 
     @property
     def end_parameters(self) -> int:
@@ -195,6 +196,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         hidden, inputs = self.hidden_size, self.ends.layer_inputs
         vocabulary = self.vocab_size * (1 if self.tie_word_embeddings else 2)
         more = 0 if inputs is None else inputs.parameters(hidden, len(self.layers))
+        more += self.vocab_size * self.ends.logit_bias
         return (vocabulary + self.labels) * hidden + more
 
     @property
@@ -302,7 +304,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         vocab = fields.vocab_size
         ropes = [layer.attention.rope for layer in layers if not isinstance(layer.attention, DeltaSpec)]
         reach = max(rope.reach if rope is not None else 0 for rope in ropes)
-        positions = min(max(fields.integer("max_position_embeddings", 1, MAX_POSITIONS), reach), MAX_POSITIONS)
+        stated = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
+        positions = min(max(fields.integer(family.positions, 1, MAX_POSITIONS, stated), reach), MAX_POSITIONS)
         bos = fields.ids("bos_token_id", vocab)
         quantization = _quantization(values)
         quantized = read_quantization(Fields(msgspec.json.decode(quantization), str(path)))

@@ -81,7 +81,8 @@ class Decoder:
         self.device = device
         hidden, eps = config.hidden_size, config.rms_norm_eps
         head = None if config.tie_word_embeddings else HEAD
-        self.embed, self.head = make.embedding("model.embed_tokens", config.vocab_size, hidden, head)
+        bias = config.ends.logit_bias
+        self.embed, self.head = make.embedding("model.embed_tokens", config.vocab_size, hidden, head, bias)
         self._after_embedding = config.ends.embedding_function(dtype)
         self.output = Logits(self.head, config.ends, self.adapters)
         inputs = config.ends.layer_inputs
@@ -96,7 +97,7 @@ class Decoder:
             # A checkpoint may quantise single layers differently, or not at all. These layers need other kernels.
             stored = [(one.shape, one.dtypes) for group in make.groups[before:] for one in group.entries.values()]
             kinds.append((layer, stored))
-        self._final_norm = make.norm(config.ends.norm.name, hidden, config.ends.norm.eps, config.ends.norm.offset)
+        self._final_norm = make.specified_norm(config.ends.norm, hidden)
         self._classes = make.tensor("score.weight", config.labels, hidden) if config.labels else None
         # One layer of each kind, and the last layer, which computes only the wanted tokens after its attention.
         self._rehearsing = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1}

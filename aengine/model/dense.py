@@ -12,7 +12,7 @@ from aengine.kernels.base import Kernels
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.linear.fp8.quantize import GROUP, quantize_fp8
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
-from aengine.model.groups import Cut, Entry
+from aengine.model.groups import Cut, Entry, PlainTensor
 from aengine.model.ranks.shard import ExpertsShare, Range, Split
 from aengine.model.slots import ExpertsSlot, LinearSlot
 from aengine.model.spec import ExpertsSpec
@@ -261,6 +261,35 @@ class TransposedExperts:
         gate_up, down = (self._places.pop(name) for name in self._names)
         gate_up = gate_first(gate_up.transpose(1, 2)).contiguous()
         self._experts.load(self._storage.kernels.experts(gate_up, down.transpose(1, 2).contiguous(), self._rule))
+
+
+def expert_biases(
+    name: str, hidden: int, spec: ExpertsSpec, share: ExpertsShare, storage: Storage, another: bool
+) -> tuple[tuple[Tensor, Tensor], tuple[PlainTensor, PlainTensor]]:
+    """Return the experts' biases for `ExpertRule`, and their groups. Checkpoints alternate biases of gate and up.
+
+    another: whether another rank adds the bias of down, because ranks sum their products.
+    """
+    first, second = None, None
+    if share.columns is not None:
+        first = Cut(1, ((2 * share.columns[0], 2 * share.columns[1]),))
+    elif share.count != spec.count:
+        first = second = Cut(0, (share.experts,))
+    entries = Entry((spec.count, 2 * spec.inner), cut=first), Entry((spec.count, hidden), cut=second)
+    gate_up, down = (storage.empty(*entry.kept) for entry in entries)
+
+    def sort() -> None:
+        gate_up.copy_(gate_first(gate_up))
+
+    def once() -> None:
+        if another:
+            down.zero_()
+
+    groups = (
+        PlainTensor(f"{name}.gate_up_proj_bias", gate_up, sort, entries[0]),
+        PlainTensor(f"{name}.down_proj_bias", down, once, entries[1]),
+    )
+    return (gate_up, down), groups
 
 
 def gate_first(rows: Tensor) -> Tensor:

@@ -14,11 +14,13 @@ from aengine.kernels.collective.base import Collective
 from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.fp8.quantize import GROUP
-from aengine.model.dense import FloatExperts, FloatLinear, Storage, StoredMatrix, TransposedExperts, gate_first
+from aengine.kernels.linear.layer_norm import LayerNorm
+from aengine.model.dense import FloatExperts, FloatLinear, Storage, StoredMatrix, TransposedExperts, expert_biases
 from aengine.model.groups import Cut, Entry, Group, PlainTensor
 from aengine.model.kv_scales import LoadedKVScales
 from aengine.model.lora.memory import AdapterMemory
 from aengine.model.lora.room import LoraRoom
+from aengine.model.norm_spec import NormSpec
 from aengine.model.quant.base import LinearFormat, QuantConfig
 from aengine.model.quant.groups import DequantizedMatrix, QuantizedExperts, QuantizedLinear, columns_divide
 from aengine.model.quant.read_plan import row_multiple
@@ -31,7 +33,7 @@ from aengine.model.ranks.sharded import (
     SummedNorm,
 )
 from aengine.model.slots import ExpertsSlot, Head, LinearSlot
-from aengine.model.spec import ExpertsSpec, NormSpec
+from aengine.model.spec import ExpertsSpec
 
 HEAD = "lm_head"  # the output matrix in checkpoints; in adapters also if it is the embedding
 
@@ -161,8 +163,19 @@ class Parameters:
         return scales
 
     def norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> Norm:
-        """Make a norm over the hidden size. Call this in the order of computation: the sum made before computes it."""
-        norm = self.kernels.norm(self.norm_weight(name, Part(1, width), offset), eps)
+        """Make an RMS norm, as `specified_norm` does."""
+        return self.specified_norm(NormSpec(name, eps, offset), width)
+
+    def specified_norm(self, spec: NormSpec, width: int, layer: str = "") -> Norm:
+        """Make a norm over the hidden size. Call this in the order of computation: the sum made before computes it.
+
+        layer: the layer's name in checkpoints. Empty: the norm is not in a layer.
+        """
+        name = f"{layer}.{spec.name}" if layer else spec.name
+        weight = self.norm_weight(name, Part(1, width), spec.offset)
+        norm: Norm = self.kernels.norm(weight, spec.eps)
+        if spec.centred:
+            norm = LayerNorm(weight, spec.eps, self.tensor(f"{name}.bias", width) if spec.bias else None)
         if self.ranks is None or self._rounds_inputs:
             return norm
         prepared = PreparedNorm(norm, self.ranks)
@@ -172,7 +185,7 @@ class Parameters:
 
     def layer_norm(self, layer: str, spec: NormSpec | None, width: int) -> Norm | None:
         """Make a norm of a layer. Returns None if there is no such norm."""
-        return None if spec is None else self.norm(f"{layer}.{spec.name}", width, spec.eps, spec.offset)
+        return None if spec is None else self.specified_norm(spec, width, layer)
 
     def sum(self, prepares: bool = True) -> Sum | None:
         """Make the sum over ranks at the end of a block. Returns None if one device holds the model.
@@ -189,9 +202,9 @@ class Parameters:
 
     def wide_norm(self, name: str, part: Part, eps: float, offset: float = 0.0) -> Norm:
         """Make a norm over all heads of a token together."""
-        if self.ranks is None:
-            return self.norm(name, part.width, eps, offset)
         weight = self.norm_weight(name, part, offset)
+        if self.ranks is None:
+            return self.kernels.norm(weight, eps)
         copies = max(1, self.shard.count // part.units)
         return SummedNorm(weight, eps, part.width, copies, self.ranks)
 
@@ -274,7 +287,11 @@ class Parameters:
         adapters = None if memory is None else memory.experts(name, hidden, spec, share)
         adapt = None if memory is None or adapters is None else partial(memory.adapted_experts, weights=adapters)
         experts = ExpertsSlot(share.count, hidden, adapt, share.experts[0])
-        biases = self._expert_biases(name, hidden, spec, share) if spec.biases else None
+        biases = None
+        if spec.biases:
+            another = share.columns is not None and self.shard.index > 0
+            biases, groups = expert_biases(name, hidden, spec, share, self._storage, another)
+            self.groups.extend(groups)
         rule = ExpertRule(spec.clamp, biases, gelu=spec.activation == "gelu")
         if forms is not None:
             self.groups.append(QuantizedExperts(experts, name, spec, forms, self._storage, share, rule))
@@ -285,28 +302,6 @@ class Parameters:
         else:
             self.groups.append(TransposedExperts(experts, name, spec, self._storage, share, rule))
         return experts
-
-    def _expert_biases(self, name: str, hidden: int, spec: ExpertsSpec, share: ExpertsShare) -> tuple[Tensor, Tensor]:
-        """Register the experts' biases for `ExpertRule`. In the checkpoint, biases of gate and up alternate."""
-        first, second = None, None
-        if share.columns is not None:
-            first = Cut(1, ((2 * share.columns[0], 2 * share.columns[1]),))
-        elif share.count != spec.count:
-            first = second = Cut(0, (share.experts,))
-        entries = Entry((spec.count, 2 * spec.inner), cut=first), Entry((spec.count, hidden), cut=second)
-        gate_up, down = (self._storage.empty(*entry.kept) for entry in entries)
-        another = share.columns is not None and self.shard.index > 0
-
-        def sort() -> None:
-            gate_up.copy_(gate_first(gate_up))
-
-        def once() -> None:  # ranks sum their products, so only one adds the bias
-            if another:
-                down.zero_()
-
-        self.groups.append(PlainTensor(f"{name}.gate_up_proj_bias", gate_up, sort, entries[0]))
-        self.groups.append(PlainTensor(f"{name}.down_proj_bias", down, once, entries[1]))
-        return gate_up, down
 
     def _share(
         self, name: str, hidden: int, spec: ExpertsSpec, forms: tuple[LinearFormat, LinearFormat] | None
@@ -357,12 +352,12 @@ class Parameters:
         bias = self.tensor(f"{name}.bias", spec.count) if spec.biases else None
         return self.kernels.route(weight, correction, spec.router, bias)
 
-    def embedding(self, name: str, count: int, width: int, head: str | None) -> tuple[Embed, Head]:
+    def embedding(self, name: str, count: int, width: int, head: str | None, bias: bool = False) -> tuple[Embed, Head]:
         """Make the embedding [count, width] and the output matrix.
 
         Tables of all ranks have the same size. The last ranks may have fewer tokens. Then their tables end with zeros.
 
-        head: the name of the output matrix. None: it is the embedding.
+        head: the name of the output matrix. None: it is the embedding. bias: whether the output matrix has a bias.
         """
         first, last = self.shard.rows(count)
         rows = self.shard.rows_per_rank(count)
@@ -378,12 +373,12 @@ class Parameters:
             )
         else:
             self.groups.append(PlainTensor(f"{name}.weight", kept, entry=entry))
-        output = Head(tied, self.ranks, count) if head is None else self.head(head, count, width)
+        output = Head(tied, self.ranks, count) if head is None else self.head(head, count, width, bias)
         if self.ranks is None:
             return Embedding(table), output
         return SummedEmbedding(table, self.shard.index * rows, self._sum(self.ranks)), output
 
-    def head(self, name: str, count: int, width: int) -> Head:
+    def head(self, name: str, count: int, width: int, bias: bool = False) -> Head:
         """Make an output matrix [count, width]. Its rows are divided among ranks."""
         stored, outputs = StoredMatrix(count, width), count
         if self.ranks is not None:
@@ -391,4 +386,4 @@ class Parameters:
             multiple = 1 if form is None else row_multiple(form.stored(name, count, width))
             stored = StoredMatrix(count, width, rows=(self.shard.rows(count, multiple),))
             outputs = self.shard.rows_per_rank(count, multiple)
-        return Head(self._linear({name: stored}, bias=False, floats=False, outputs=outputs), self.ranks, count)
+        return Head(self._linear({name: stored}, bias, floats=False, outputs=outputs), self.ranks, count)

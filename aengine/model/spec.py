@@ -14,6 +14,7 @@ from aengine.cache.kv import KVLayer
 from aengine.kernels.delta.base import DeltaHeads
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import GateClamp
+from aengine.model.norm_spec import LayerNorms, NormSpec
 from aengine.model.ranks.shard import Shard
 from aengine.model.rope import QueryGrowth, RopeConfig
 
@@ -21,7 +22,8 @@ Activation = Literal["silu", "gelu"]  # gelu: its tanh approximation
 
 
 # "head": a norm over each query or key head. "all": a norm over all query heads, and one over all key heads.
-QKNorm = Literal["none", "head", "all"]
+# "centred": a LayerNorm over each head, with a weight for each head.
+QKNorm = Literal["none", "head", "all", "centred"]
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
@@ -30,7 +32,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     heads: int
     kv_heads: int
     head_dim: int
-    # RMS norm before the rotation.
+    # RMS norms before the rotation, if they are not centred.
     qk_norm: QKNorm = "none"
     qk_norm_offset: float = 0.0  # is added to the weights of these norms
     qk_norm_weight: bool = True  # whether the norms of single heads have weights
@@ -73,7 +75,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
         projection = (1 + self.gate) * self.queries + self.projected * self.keys
         kept = self.shares_kv_of is None
         head = (1 + kept) * self.head_dim * self.qk_norm_weight
-        norms = {"none": 0, "head": head, "all": self.queries + kept * self.keys}[self.qk_norm]
+        wide = self.queries + kept * self.keys
+        norms = {"none": 0, "head": head, "all": wide, "centred": wide}[self.qk_norm]
         biases = projection * self.qkv_bias + hidden * self.out_bias + self.heads * self.sinks
         return (projection + self.queries) * hidden + norms + biases
 
@@ -179,15 +182,26 @@ class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
 
 
 class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
-    """down(activation(gate) * up)."""
+    """down(activation(gate) * up), or down(activation(up)) if it has no gate."""
 
     inner: int
     activation: Activation = "silu"
     bias: bool = False
     fused: bool = False  # whether checkpoints have gate and up in one tensor
+    gated: bool = True
+    # Names in checkpoints. An expert that all tokens pass has other names.
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+    @property
+    def columns(self) -> int:
+        """The width of gate and up together."""
+        return (1 + self.gated) * self.inner
 
     def parameters(self, hidden: int) -> int:
-        return 3 * hidden * self.inner + (2 * self.inner + hidden) * self.bias
+        return (self.columns + self.inner) * hidden + (self.columns + hidden) * self.bias
 
     def active_parameters(self, hidden: int) -> int:
         return self.parameters(hidden)
@@ -195,7 +209,7 @@ class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Return outputs and inputs of each matrix product, on each rank."""
         inner = Shard(count=ranks).units(self.inner)
-        return (2 * inner, hidden), (hidden, inner)
+        return ((1 + self.gated) * inner, hidden), (hidden, inner)
 
 
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
@@ -260,28 +274,6 @@ class MLPAndExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp_and_
 FFN = MLPSpec | ExpertsSpec | MLPAndExpertsSpec
 
 
-class NormSpec(msgspec.Struct, frozen=True):
-    """An RMS norm over the hidden size."""
-
-    name: str  # in checkpoints, within the layer or the model
-    eps: float
-    offset: float = 0.0  # is added to the weight
-
-
-class LayerNorms(msgspec.Struct, frozen=True):
-    """The norms before and after attention, and before and after the feed-forward part. None: there is no such norm."""
-
-    before_attention: NormSpec | None
-    after_attention: NormSpec | None
-    before_ffn: NormSpec | None
-    after_ffn: NormSpec | None
-
-    @property
-    def count(self) -> int:
-        norms = (self.before_attention, self.after_attention, self.before_ffn, self.after_ffn)
-        return sum(norm is not None for norm in norms)
-
-
 class LayerInputsSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A second embedding. Each layer reads its own part of it, mixed with a projection of the first embedding."""
 
@@ -303,6 +295,7 @@ class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
     embedding_norm_eps: float | None = None  # of an RMS norm of embeddings, without a weight; None: no norm
     embedding_scale: float = 1.0  # after the norm
     logit_scale: float = 1.0
+    logit_bias: bool = False  # whether the output matrix has a bias
     logit_softcap: float | None = None
     layer_inputs: LayerInputsSpec | None = None
 
@@ -327,11 +320,15 @@ class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Attention, then a feed-forward part. Each adds its result to the residual stream."""
+    """Attention, then a feed-forward part. Each adds its result to the residual stream.
+
+    If they are parallel, both read the norm before attention, and the layer has no other norm.
+    """
 
     attention: AttentionSpec | LatentSpec | DeltaSpec
     ffn: FFN
     norms: LayerNorms
+    parallel: bool = False
     residual_scale: float = 1.0  # multiplies the result of each part
     input_width: int = 0  # of the layer's part of a second embedding, which is added last; 0: there is none
     scalar: bool = False  # whether a number of the checkpoint multiplies the layer's output
@@ -341,13 +338,13 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def _around(self, hidden: int) -> int:
         added = (2 * self.input_width + 1) * hidden if self.input_width else 0
-        return self.norms.count * hidden + added + self.scalar
+        return self.norms.parameters(hidden) + added + self.scalar
 
     @property
     def is_pre_norm(self) -> bool:
         """Whether attention and feed-forward part have norms before them, but no norm and no scale after them."""
         norms = self.norms
-        normed = norms.before_attention is not None and norms.before_ffn is not None
+        normed = norms.before_attention is not None and norms.before_ffn is not None  # not if they are parallel
         return normed and norms.after_attention is None and norms.after_ffn is None and self.residual_scale == 1.0
 
     def indivisible(self, ranks: int) -> str:

@@ -182,6 +182,8 @@ def test_experts_in_nvfp4(compiler: Compiler) -> None:
 def test_the_router(compiler: Compiler, tokens: int, experts: int, hidden: int) -> None:
     Route()(half(tokens, hidden), half(experts, hidden), Router(8, "sigmoid", True, 8, 4), correction=single(experts))
     Route()(half(tokens, hidden), single(experts, hidden), Router(8, "softmax", True))
+    if experts == 256:
+        Route()(half(tokens, 4096), half(16, 4096), Router(2, "sparsemixer", jitter=0.01))
 
 
 @pytest.mark.parametrize(("experts", "hidden"), [(128, 2048), (256, 7168)])

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
     Glm4Config,
     Glm4ForCausalLM,
     Glm4vForConditionalGeneration,
     GlmConfig,
     GlmForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 from tests.model.wrapped_configs import glm4v_config
@@ -19,8 +27,19 @@ from tests.model.wrapped_configs import glm4v_config
 _NO_PAD: dict[str, object] = {"pad_token_id": None}
 _GLM = _NO_PAD | {"eos_token_id": []}  # their defaults are beyond the vocabulary
 
+_COHERE = _NO_PAD | {"logit_scale": 0.5}
+
 UNUSUAL_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], dict[str, object]]] = {
     "glm": (GlmForCausalLM, GlmConfig, _GLM | {"head_dim": 32}),
     "glm4": (Glm4ForCausalLM, Glm4Config, _GLM | {"head_dim": 24, "attention_bias": False}),
     "glm4v": (Glm4vForConditionalGeneration, glm4v_config, {}),
+    "cohere": (CohereForCausalLM, CohereConfig, _COHERE | {"tie_word_embeddings": False}),
+    "cohere-qk-norm": (CohereForCausalLM, CohereConfig, _COHERE | {"use_qk_norm": True, "attention_bias": True}),
+    "cohere2": (Cohere2ForCausalLM, Cohere2Config, _COHERE | {"num_hidden_layers": 4, "sliding_window": 20}),
+    "starcoder2": (Starcoder2ForCausalLM, Starcoder2Config, {"sliding_window": 20, "tie_word_embeddings": False}),
+    "phi-moe": (
+        PhimoeForCausalLM,
+        PhimoeConfig,
+        {"num_local_experts": 6, "router_jitter_noise": 0.2, "attention_bias": True, "lm_head_bias": True},
+    ),
 }

@@ -60,7 +60,7 @@ class CopiedSum(SideStreamSum):
 
     def finish(self, residual: Tensor, norm: Norm | None = None, normed: Tensor | None = None) -> None:
         self._wait(residual)
-        if norm is not None and norm.weight.dtype == residual.dtype:
+        if norm is not None and norm.is_rms and norm.weight.dtype == residual.dtype:
             sum_two_parts(*self._parts, residual, norm, normed)
             return
         sum_two_parts(*self._parts, residual)

@@ -148,7 +148,7 @@ class PeerCollective:
     ) -> tuple[Tensor, Tensor]:
         lanes = _lanes(part, residual)
         config = config or norm_config(part.shape[0], part.shape[1] * part.element_size() // LANE, self.count)
-        if config is None or norm.weight.dtype != part.dtype or not lanes:
+        if config is None or not norm.is_rms or norm.weight.dtype != part.dtype or not lanes:
             x = self.sum(part, residual)
             return x, norm(x)
         self._keep_order()

@@ -9,10 +9,16 @@ from torch import Tensor
 
 
 class Norm(Protocol):
-    """An RMS norm over the last axis. The scale is computed in float32; the weight is applied in x's dtype."""
+    """A norm over the last axis. The scale is computed in float32.
+
+    An RMS norm applies the weight in x's dtype. Products and sums may compute it themselves, but no other norm.
+    """
 
     weight: Tensor  # [width]
     eps: float
+
+    @property
+    def is_rms(self) -> bool: ...
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, width] -> [tokens, width]."""

@@ -258,7 +258,7 @@ class SmallLinear:
 
     def norms(self, x: Tensor, weight: Tensor, norm: Norm) -> bool:
         """Return whether the kernel norms x at no cost: it is a single row, and every program reads all of it."""
-        if len(x) != 1 or not weight.is_contiguous():
+        if len(x) != 1 or not weight.is_contiguous() or not norm.is_rms:
             return False
         n, k = weight.shape
         if (

@@ -11,6 +11,7 @@ from aengine.attention.base import AttentionLayer
 from aengine.kernels.attention.heads import Heads, Scores
 from aengine.kernels.kv_scales import KVScales
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.linear.layer_norm import HeadLayerNorms
 from aengine.model.blocks.build import BuildContext, LayerKV
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
@@ -56,7 +57,7 @@ class Attention:
         # The columns of the projection before the gates, if these have a projection of their own.
         self._before_gates = self._gates.start * spec.head_dim if self._gates and spec.gate_proj else None
         self._head_dim = spec.head_dim
-        self._wide_norms = _make_wide_norms(build, prefix, spec) if spec.qk_norm == "all" else []
+        self._wide_norms = _make_wide_norms(build, prefix, spec) if spec.qk_norm in ("all", "centred") else []
         self._cos_sin = build.tables.rope(spec.rope, spec.head_dim)
         self._growth = None if spec.growth is None else build.tables.growth(spec.growth)
         self._window = spec.window
@@ -157,11 +158,19 @@ def _find_gates(build: BuildContext, spec: AttentionSpec) -> slice:
 
 
 def _make_wide_norms(build: BuildContext, prefix: str, spec: AttentionSpec) -> list[tuple[slice, Norm]]:
-    """Make the norms over all query heads and over all key heads, each with its columns of the projection."""
+    """Make the norms over all query heads and over all key heads, each with its columns of the projection.
+
+    They are one norm each, or a LayerNorm of each head.
+    """
     make, norms, start = build.make, [], 0
     for name, heads in (("q_norm", spec.heads), ("k_norm", spec.kv_heads)):
         end = start + make.shard.units(heads) * spec.head_dim
-        norm = make.wide_norm(f"{prefix}.{name}", Part(heads, spec.head_dim), build.eps, spec.qk_norm_offset)
+        part = Part(heads, spec.head_dim)
+        norm: Norm = (
+            HeadLayerNorms(make.rows(f"{prefix}.{name}.weight", Part(heads), spec.head_dim), build.eps)
+            if spec.qk_norm == "centred"
+            else make.wide_norm(f"{prefix}.{name}", part, build.eps, spec.qk_norm_offset)
+        )
         norms.append((slice(start, end), norm))
         start = end
     return norms

@@ -13,6 +13,7 @@ from aengine.model.blocks.variants.delta_net import GatedDeltaNet
 from aengine.model.blocks.variants.latent_attention import LatentAttention
 from aengine.model.blocks.variants.layer_inputs import LayerInput, Scalar
 from aengine.model.blocks.variants.mlp_and_experts import MLPAndExperts
+from aengine.model.blocks.variants.parallel import AttentionBesideMLP
 from aengine.model.spec import DeltaSpec, LatentSpec, LayerSpec, MLPAndExpertsSpec, MLPSpec
 
 
@@ -40,7 +41,9 @@ class LayerBuilder:
     def build(self, i: int) -> list[Block]:
         """Build the blocks of layer i."""
         build, layer, name = self._build, self._layers[i], self._names[i]
-        blocks = [self._attention(i, name, layer), self._ffn(name, layer)]
+        blocks = [self._attention(i, name, layer)]
+        if not layer.parallel:
+            blocks.append(self._ffn(name, layer))
         if layer.input_width:
             blocks.append(LayerInput(build, name, layer, i))
         if layer.scalar:
@@ -55,6 +58,8 @@ class LayerBuilder:
         if spec.shares_kv_of is None:
             self._kept[i] = LayerKV(self._first_kv_layer + len(self._kept), build.make.kv_scales(f"{name}.self_attn"))
         kept = self._kept[i if spec.shares_kv_of is None else spec.shares_kv_of]
+        if layer.parallel:
+            return AttentionBesideMLP(build, name, layer, kept, last)
         if isinstance(spec, LatentSpec):
             return LatentAttention(build, name, layer, spec, kept, last)
         return Attention(build, name, layer, spec, kept, last)

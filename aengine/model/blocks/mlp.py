@@ -2,53 +2,62 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
+from aengine.model.norm_spec import NormSpec
 from aengine.model.ranks.shard import Part
-from aengine.model.spec import LayerSpec, MLPSpec, NormSpec
+from aengine.model.spec import LayerSpec, MLPSpec
 
 
 class MLP:
-    """Norm, gated MLP, and the addition to x."""
+    """Norm, MLP, and the addition to x."""
 
     def __init__(self, build: BuildContext, name: str, layer: LayerSpec, spec: MLPSpec) -> None:
         """name: the layer's name in checkpoints."""
-        self._gated = GatedMLP(build, name, layer.norms.before_ffn, spec)
+        self._inside = GatedMLP(build, name, layer.norms.before_ffn, spec)
         self._add = Addition.of_block(build, name, layer.norms.after_ffn, layer.residual_scale)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
+        return self.compute_and_add(x, x)
+
+    def compute_and_add(self, inputs: Tensor, x: Tensor) -> Tensor:
+        """Add the result for `inputs` to x, both [tokens, hidden]. x may be overwritten.
+
+        The norm before the MLP, if there is one, is applied to `inputs`.
+        """
         if not self._add.is_fused:
-            return self._add.add_result(lambda rows: self._gated(x[rows]), x)
-        return self._gated.add_to(x)
+            return self._add.add_result(lambda rows: self._inside(inputs[rows]), x)
+        return self._inside.add_to(inputs, x)
 
 
 class GatedMLP:
-    """A norm, then down(activation(gate) * up). Gate and up are one product."""
+    """A norm, then down(activation(gate) * up), where gate and up are one product. Some MLPs have no gate."""
 
     def __init__(self, build: BuildContext, name: str, norm: NormSpec | None, spec: MLPSpec) -> None:
         """name: the layer's name in checkpoints."""
         make = build.make
         self._kernels = make.kernels
-        self._activation = spec.activation
-        inner = Part(spec.inner)
+        self._spec = spec
+        inner, block = Part(spec.inner), f"{name}.{spec.block}"
         self._norm = make.layer_norm(name, norm, build.hidden)
-        parts: dict[str, Part | tuple[Part, ...]] = (
-            {f"{name}.mlp.gate_up_proj": (inner, inner)}
-            if spec.fused
-            else {f"{name}.mlp.gate_proj": inner, f"{name}.mlp.up_proj": inner}
-        )
+        parts: dict[str, Part | tuple[Part, ...]] = {f"{block}.{one}": inner for one in (spec.gate, spec.up)}
+        if not spec.gated:
+            del parts[f"{block}.{spec.gate}"]
+        elif spec.fused:
+            parts = {f"{block}.gate_up_proj": (inner, inner)}
         self._gate_up = make.linear(parts, build.hidden, spec.bias, split="outputs")
-        down = {f"{name}.mlp.down_proj": Part(build.hidden)}
+        down = {f"{block}.{spec.down}": Part(build.hidden)}
         self._down = make.linear(down, spec.inner, spec.bias, split="inputs")
 
-    def add_to(self, x: Tensor) -> Tensor:
-        """Return x [tokens, hidden] plus the result. x may be overwritten."""
-        if (inner := self._inner(x)) is not None:
+    def add_to(self, inputs: Tensor, x: Tensor) -> Tensor:
+        """Return x plus the result for `inputs`, both [tokens, hidden]. x may be overwritten."""
+        if (inner := self._inner(inputs)) is not None:
             return self._down.apply(inner, residual=x)
-        return self._down.apply(self._gate_up.apply(x, norm=self._norm), gated=True, residual=x)
+        return self._down.apply(self._gate_up.apply(inputs, norm=self._norm), gated=True, residual=x)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the result for x [tokens, hidden]. With several ranks, each rank returns a partial sum."""
@@ -57,7 +66,9 @@ class GatedMLP:
         return self._down.apply(self._gate_up.apply(x, norm=self._norm), gated=True)
 
     def _inner(self, x: Tensor) -> Tensor | None:
-        """Return activation(gate) * up [tokens, inner], or None if the down product computes SiLU itself."""
-        if self._activation == "silu":
+        """Return the activated columns [tokens, inner], or None if the down product computes SiLU(gate) * up itself."""
+        if not self._spec.gated:
+            return F.gelu(self._gate_up.apply(x, norm=self._norm), approximate="tanh")
+        if self._spec.activation == "silu":
             return self._gate_up.apply_activated(x, self._norm)
         return self._kernels.gelu_mul(self._gate_up.apply(x, norm=self._norm))

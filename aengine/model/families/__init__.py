@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from aengine.model.families import deepseek, gemma, gemma4, hybrids, mixtures, mtp, muse, plain
+from aengine.model.families import centred, deepseek, gemma, gemma4, hybrids, mixtures, mtp, muse, plain
 from aengine.model.families.parts import plain_ends
 from aengine.model.families.wrappers import Wrapper
 from aengine.model.fields import Fields
@@ -21,9 +21,12 @@ class Family:
     layers: Callable[[Fields], list[LayerSpec]]
     ends: Callable[[Fields], EndsSpec] = plain_ends
     defaults: Mapping[str, object] = field(default_factory=dict)  # for keys that config.json leaves out
+    positions: str = "max_position_embeddings"  # the key of the usable positions. If it is absent, this one.
     has_layer_settings: bool = False  # whether `layers` reads per_layer_config
     mtp: mtp.MTPReader | None = None  # None: no file of the family has a layer that drafts tokens
 
+
+PHI_MOE = Family("Phi-3.5-MoE", centred.phi_moe, centred.phi_moe_ends, centred.PHI_MOE)
 
 # By the name in `architectures`. Names that end in `Model` or `ForSequenceClassification` belong to the same family.
 FAMILIES: dict[str, Family] = {
@@ -63,6 +66,15 @@ FAMILIES: dict[str, Family] = {
     "DeepseekV3ForCausalLM": Family("DeepSeek-V3", deepseek.v3, defaults=deepseek.V3, mtp=mtp.DEEPSEEK),
     "Glm4MoeLiteForCausalLM": Family("GLM-4.7-Flash", deepseek.glm_flash, defaults=deepseek.FLASH, mtp=mtp.GLM),
     "MuseGlimmerTextForCausalLM": Family("Muse Glimmer", muse.layers, muse.ends, muse.GLIMMER),
+    "CohereForCausalLM": Family(
+        "Command R", centred.cohere, centred.cohere_ends, centred.COHERE, positions="model_max_length"
+    ),
+    "Cohere2ForCausalLM": Family(
+        "Command R7B and A", centred.cohere2, centred.cohere_ends, centred.COHERE2, positions="model_max_length"
+    ),
+    "Starcoder2ForCausalLM": Family("StarCoder2", centred.starcoder2, centred.starcoder2_ends, centred.STARCODER2),
+    "PhimoeForCausalLM": PHI_MOE,
+    "PhiMoEForCausalLM": PHI_MOE,  # the name in published files
     "GptOssForCausalLM": Family("gpt-oss", mixtures.gpt_oss, defaults=mixtures.GPT_OSS),
 }
 

@@ -19,7 +19,8 @@ from aengine.model.families.parts import (
     sliding_window,
 )
 from aengine.model.fields import Fields
-from aengine.model.spec import Activation, AttentionSpec, EndsSpec, LayerNorms, LayerSpec
+from aengine.model.norm_spec import LayerNorms
+from aengine.model.spec import Activation, AttentionSpec, EndsSpec, LayerSpec
 
 _OFFSET = 1.0  # norm weights are stored as their difference from 1
 GELU: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu"}

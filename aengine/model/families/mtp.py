@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from aengine.model.families.parts import MAX_WIDTH, norm_eps
 from aengine.model.fields import Fields
-from aengine.model.spec import AttentionSpec, LatentSpec, LayerSpec, MLPSpec, NormSpec
+from aengine.model.norm_spec import NormSpec
+from aengine.model.spec import AttentionSpec, LatentSpec, LayerSpec, MLPSpec
 
 _MAX_LAYERS = 64
 _QWEN = "mtp."

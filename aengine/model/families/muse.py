@@ -16,7 +16,8 @@ from aengine.model.families.parts import (
     sliding_window,
 )
 from aengine.model.fields import Fields
-from aengine.model.spec import EndsSpec, LayerNorms, LayerSpec, NormSpec
+from aengine.model.norm_spec import LayerNorms, NormSpec
+from aengine.model.spec import EndsSpec, LayerSpec
 
 GLIMMER: dict[str, object] = {
     "vocab_size": 202_048,

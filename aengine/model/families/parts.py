@@ -9,18 +9,9 @@ from msgspec.structs import replace
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.experts.routing.router import Router
 from aengine.model.fields import Fields, shown
+from aengine.model.norm_spec import LayerNorms, NormSpec
 from aengine.model.rope import read_rope
-from aengine.model.spec import (
-    FFN,
-    Activation,
-    AttentionSpec,
-    EndsSpec,
-    LayerNorms,
-    LayerSpec,
-    MLPSpec,
-    NormSpec,
-    QKNorm,
-)
+from aengine.model.spec import FFN, Activation, AttentionSpec, EndsSpec, LayerSpec, MLPSpec, QKNorm
 
 # Larger than any real model needs, and small enough that no product of sizes overflows.
 MAX_WIDTH = 2**20
@@ -29,6 +20,7 @@ _MAX_LAYERS = 4096
 MAX_EXPERTS = 512  # of the router's kernel
 SILU: dict[str, Activation] = {"silu": "silu", "swish": "silu"}  # names of x * sigmoid(x)
 _EPS = 1e-6  # of norms, if the file does not give it
+_EPS_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
 
 
 def hidden_size(fields: Fields) -> int:
@@ -40,7 +32,8 @@ def layer_count(fields: Fields) -> int:
 
 
 def norm_eps(fields: Fields) -> float:
-    return fields.number("rms_norm_eps", 0, 1, _EPS)
+    """Return the eps of norms. Families have different keys for it."""
+    return fields.number(next(filter(fields.present, _EPS_KEYS), _EPS_KEYS[0]), 0, 1, _EPS)
 
 
 def layer_norms(
@@ -51,14 +44,16 @@ def layer_norms(
     before_ffn: str | None = "post_attention_layernorm",
     after_ffn: str | None = None,
     offset: float = 0.0,
+    centred: bool = False,
+    bias: bool = False,
 ) -> LayerNorms:
     """Return the norms of a layer by their names in checkpoints. None: there is no such norm.
 
-    offset: is added to the weights of all four.
+    offset: is added to the weights of all four. centred, bias: as in `NormSpec`.
     """
     eps = norm_eps(fields)
     names = (before_attention, after_attention, before_ffn, after_ffn)
-    return LayerNorms(*(None if name is None else NormSpec(name, eps, offset) for name in names))
+    return LayerNorms(*(None if name is None else NormSpec(name, eps, offset, centred, bias) for name in names))
 
 
 def plain_ends(fields: Fields, norm_offset: float = 0.0) -> EndsSpec:

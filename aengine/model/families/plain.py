@@ -19,8 +19,9 @@ from aengine.model.families.parts import (
     windows_by_layer,
 )
 from aengine.model.fields import Fields
+from aengine.model.norm_spec import LayerNorms
 from aengine.model.rope import MAX_POSITIONS, QueryGrowth
-from aengine.model.spec import AttentionSpec, EndsSpec, LayerNorms, LayerSpec
+from aengine.model.spec import AttentionSpec, EndsSpec, LayerSpec
 
 _MAX_MULTIPLIER = 1e6
 GLM: dict[str, object] = {"num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07}

@@ -20,6 +20,7 @@ class PreparedNorm:
         self.norm = norm
         self.weight = norm.weight
         self.eps = norm.eps
+        self.is_rms = norm.is_rms
         self._ranks = ranks
         self._prepared: tuple[Tensor, Tensor] | None = None  # an input and its result
 
@@ -130,6 +131,8 @@ class SummedEmbedding:
 
 class SummedNorm:
     """An RMS norm over columns that are divided among ranks."""
+
+    is_rms = True
 
     def __init__(self, weight: Tensor, eps: float, width: int, copies: int, ranks: Collective) -> None:
         """weight: [columns of this rank]. width: all columns. copies: how many ranks have the same columns."""

@@ -16,9 +16,10 @@ from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.experts import MixtureOfExperts
 from aengine.model.blocks.mlp import MLP
 from aengine.model.groups import Group
+from aengine.model.norm_spec import LayerNorms, NormSpec
 from aengine.model.parameters import Parameters
 from aengine.model.rope import PositionTables
-from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerNorms, LayerSpec, MLPSpec, NormSpec
+from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerSpec, MLPSpec
 
 HIDDEN, INNER, TOKENS = 16, 24, 5
 NO_NORMS = LayerNorms(None, None, None, None)

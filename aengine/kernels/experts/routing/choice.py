@@ -36,6 +36,7 @@ def choose(
     BEST_TWO: tl.constexpr,
     CORRECTION: tl.constexpr,
     PADDED: tl.constexpr,
+    JITTER: tl.constexpr,
 ):
     """Choose for many tokens: find the best of each, TOP_K times."""
     WIDTH: tl.constexpr = triton.next_power_of_2(TOP_K)
@@ -56,6 +57,8 @@ def choose(
         best, first = _first_best(keys, e, EXPERTS)
         if CORRECTION:  # it is no part of the weight
             best = tl.max(tl.where(e == first, _ordered(scores), _NONE), axis=1)[:, None]
+        if SCORING == "sparsemixer":
+            best = _ordered(_share_of_close(_unordered(best), logits, keys, JITTER))
         ids = tl.where(j == turn, first, ids)
         chosen = tl.where(j == turn, best, chosen)
         keys = tl.where(e == first, _NONE, keys)
@@ -103,6 +106,14 @@ def choose_one(
     weights = _weights(scores, chosen, SCORING, RENORMALISE)
     tl.store(ids_ptr + rank, tl.where(nowhere, -1, e), mask=chosen)
     tl.store(weights_ptr + rank, weights * scale, mask=chosen)
+
+
+@triton.jit
+def _share_of_close(best, logits, keys, JITTER: tl.constexpr):
+    """Return the softmax of the best logits [M, 1] among logits [M, EXPERTS] that are close and not chosen yet."""
+    far = (best - logits) / tl.maximum(tl.abs(logits), best) > 2 * JITTER
+    shares = tl.where(far | (keys == _NONE), 0.0, tl.exp(logits - best))
+    return 1.0 / tl.sum(shares, axis=1)[:, None]
 
 
 @triton.jit

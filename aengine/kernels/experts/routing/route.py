@@ -62,6 +62,7 @@ def _route_kernel(
     BIAS: tl.constexpr,
     CORRECTION: tl.constexpr,
     PADDED: tl.constexpr,  # tokens of slots below first_slot go nowhere
+    JITTER: tl.constexpr,
     WIDE: tl.constexpr,  # x and the weights differ in dtype, or have 4 bytes an element
     OVERLAP: tl.constexpr,
 ):
@@ -106,7 +107,7 @@ def _route_kernel(
             logits += tl.load(bias_ptr + e, mask=e < E, other=0.0).to(tl.float32)[None, :]
         choose(
             logits, correction_ptr, slots_ptr, ids_ptr, weights_ptr, t, tokens, first_slot, scale, E, EXPERTS, M,
-            TOP_K, SCORING, RENORMALISE, GROUPS, CHOSEN_GROUPS, BEST_TWO, CORRECTION, PADDED,
+            TOP_K, SCORING, RENORMALISE, GROUPS, CHOSEN_GROUPS, BEST_TWO, CORRECTION, PADDED, JITTER,
         )  # fmt: skip
 
 
@@ -202,7 +203,7 @@ class Route:
             STAGES=config.stages, TOP_K=router.top_k, SCORING=router.scoring, RENORMALISE=router.renormalise,
             GROUPS=router.groups, CHOSEN_GROUPS=router.chosen_groups, BEST_TWO=router.group_score == "top2",
             BIAS=bias is not None, CORRECTION=correction is not None, PADDED=slots is not None, WIDE=wide,
-            OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap,
+            JITTER=router.jitter, OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap,
         )  # fmt: skip
         return ids, weights
 
@@ -230,7 +231,7 @@ class TritonRoute:
         self._route_rows = route_rows
 
     def after(self, norm: Norm | None, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
-        if norm is not None and self._route_rows.supports(x, self._weight, self._router):
+        if norm is not None and norm.is_rms and self._route_rows.supports(x, self._weight, self._router):
             return self._route_rows(
                 x, norm, self._weight, self._router, self._correction, self._bias, slots=slots, first_slot=first_slot
             )

@@ -103,13 +103,14 @@ class RouteRows:
         """Return whether x [tokens, hidden] is few rows of which a program holds one, and weight [experts, hidden]
         fits.
 
-        It fits with few experts that are not chosen by groups.
+        It fits with few experts that are not chosen by groups or by sparsemixer.
         """
         return (
             0 < len(x) <= MAX_TOKENS
             and weight.shape[0] <= MAX_EXPERTS
             and weight.shape[1] <= MAX_HIDDEN
             and router.groups == 1
+            and router.scoring != "sparsemixer"
         )
 
     def __call__(

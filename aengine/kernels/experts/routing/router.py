@@ -21,7 +21,9 @@ class Router:
 
     Args:
         scoring: what a token's weights are: the softmax over all experts (Qwen, Mixtral, OLMoE), the softmax over the
-            chosen ones (gpt-oss), or each logit's sigmoid (DeepSeek-V3, GLM).
+            chosen ones (gpt-oss), or each logit's sigmoid (DeepSeek-V3, GLM). sparsemixer (Phi-3.5-MoE): the softmax
+            over the experts that are close to the chosen one, and are not chosen before it.
+        jitter: of sparsemixer: half of the relative distance within which another expert is close.
         renormalise: divide the weights of a token by their sum.
         groups: number of equal groups of neighbouring experts. Experts are chosen from the best `chosen_groups` only.
         group_score: the best expert's score (DeepSeek-V2), or the sum of the best two (DeepSeek-V3).
@@ -29,12 +31,13 @@ class Router:
     """
 
     top_k: int
-    scoring: Literal["softmax", "softmax_of_chosen", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "softmax_of_chosen", "sigmoid", "sparsemixer"] = "softmax"
     renormalise: bool = False
     groups: int = 1
     chosen_groups: int = 1
     group_score: Literal["max", "top2"] = "top2"
     scale: float = 1.0
+    jitter: float = 0.0
 
     def check(self, experts: int) -> None:
         """Raise ValueError if this cannot choose among so many experts."""
@@ -70,11 +73,24 @@ def route_reference(logits: Tensor, router: Router, correction: Tensor | None = 
         choice = _best_groups_only(choice, router)
     ids = choice.sort(dim=-1, descending=True, stable=True).indices[:, : router.top_k]
     weights = scores.gather(1, ids)
-    if router.scoring == "softmax_of_chosen":
+    if router.scoring == "sparsemixer":
+        weights = _sparse_mixture(scores, ids, router.jitter)
+    elif router.scoring == "softmax_of_chosen":
         weights = weights.softmax(dim=-1)
     if router.renormalise:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + TINY)
     return ids.to(torch.int32), weights * router.scale
+
+
+def _sparse_mixture(logits: Tensor, ids: Tensor, jitter: float) -> Tensor:
+    """Return the weights of the chosen experts [tokens, top_k], the best first. logits: [tokens, experts]."""
+    left, weights = logits, []
+    for chosen in ids.unbind(1):
+        best = logits.gather(1, chosen[:, None])
+        far = (best - logits) / logits.abs().maximum(best) > 2 * jitter
+        weights.append(left.masked_fill(far, float("-inf")).softmax(dim=-1).gather(1, chosen[:, None]))
+        left = left.scatter(1, chosen[:, None], float("-inf"))
+    return torch.cat(weights, dim=1)
 
 
 def _best_groups_only(choice: Tensor, router: Router) -> Tensor:

@@ -68,6 +68,8 @@ class Fp8Linear:
     def apply(
         self, x: Tensor, *, norm: Norm | None = None, gated: bool = False, residual: Tensor | None = None
     ) -> Tensor:
+        if norm is not None and not norm.is_rms:
+            x, norm = norm(x), None
         m, n, k, launch = len(x), self.outputs, self.inputs, launch_for(x.device)
         if 1 <= m <= self._unrounded_rows:
             config = few_rows_config(m, n, k, x.element_size(), launch)

@@ -22,6 +22,7 @@ RULES = {
     "groups": Router(3, "sigmoid", True, 4, 2, "top2", 2.5),
     "best": Router(2, "softmax", False, 4, 2, "max"),
     "all": Router(20, "softmax"),
+    "sparsemixer": Router(2, "sparsemixer", jitter=0.2),
 }
 INF, NAN = float("inf"), float("nan")
 CUTS = {

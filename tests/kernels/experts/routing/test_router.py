@@ -18,6 +18,7 @@ from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter
+from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
@@ -26,7 +27,7 @@ GROUPED: dict[str, Any] = {"n_group": 4, "topk_group": 2, "routed_scaling_factor
 
 
 def router_of(module: Callable[[Any], torch.nn.Module], config: Any) -> torch.nn.Module:
-    router = module(config)
+    router = module(config).eval()
     for tensor in (*router.parameters(), *router.buffers()):
         torch.nn.init.normal_(tensor, std=0.3)
     return router
@@ -58,6 +59,7 @@ CASES = {
         Router(4, "sigmoid", True, scale=2.5),
     ),
     "gpt-oss": (GptOssTopKRouter, config("gpt_oss"), Router(4, "softmax_of_chosen")),
+    "phi-moe": (PhimoeTopKRouter, config("phimoe", router_jitter_noise=0.3), Router(2, "sparsemixer", jitter=0.3)),
 }
 
 

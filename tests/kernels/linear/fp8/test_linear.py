@@ -7,6 +7,7 @@ import torch
 
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
+from aengine.kernels.linear.layer_norm import LayerNorm
 from aengine.kernels.linear.weights.fp8 import Activations, Fp8Weight
 from tests.kernels.conftest import relative_error
 from tests.kernels.linear.fp8.reference import BLOCKS, exact_product, exact_weight, random_inputs, random_weight
@@ -72,6 +73,7 @@ def test_norms_and_gates_before_a_product_are_fused(m: int, n: int, k: int, devi
     class Norm:
         weight = torch.randn(k, device=device).to(dtype)
         eps = 1e-5
+        is_rms = True
 
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
             return elementwise.rms_norm(x, self.weight, self.eps)
@@ -82,6 +84,19 @@ def test_norms_and_gates_before_a_product_are_fused(m: int, n: int, k: int, devi
     assert relative_error(linear.apply(x, norm=norm), linear.apply(norm(x))) < (1e-2 if m == 1 else 5e-3)
     apart = linear.apply(elementwise.silu_mul(gate_up), residual=residual.clone())
     assert relative_error(linear.apply(gate_up, gated=True, residual=residual.clone()), apart) < 5e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [pytest.param(1, id="tiny-one"), pytest.param(3, id="tiny-few")])
+def test_a_norm_that_subtracts_the_mean_precedes_the_product(m: int, device: torch.device) -> None:
+    """The kernels that norm their inputs compute an RMS norm."""
+    dtype = NARROW[device.type]
+    norm = LayerNorm(torch.rand(256, device=device).to(dtype) + 0.5, 1e-5)
+    x = torch.randn(m, 256, device=device).to(dtype) + 1
+    linear = fp8_linear.Fp8Linear(
+        random_weight(24, 256, (128, 128), device), None, few_rows.Fp8FewRows(), BlockProducts()
+    )
+    assert torch.equal(linear.apply(x, norm=norm), linear.apply(norm(x)))
 
 
 @pytest.mark.gpu
