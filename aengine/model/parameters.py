@@ -348,7 +348,8 @@ class Parameters:
         correction = None
         if spec.correction:  # in float32, because small differences decide which experts are chosen
             correction = torch.empty(spec.count, dtype=torch.float32, device=self._storage.device)
-            self.groups.append(PlainTensor(f"{block}.{spec.correction}", correction))
+            entry = Entry((spec.count,), other_shapes=((1, spec.count),))
+            self.groups.append(PlainTensor(f"{block}.{spec.correction}", correction, entry=entry))
         bias = self.tensor(f"{name}.bias", spec.count) if spec.biases else None
         return self.kernels.route(weight, correction, spec.router, bias)
 

@@ -51,6 +51,11 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     v_norm: bool = False  # whether each value head has an RMS norm without a weight
     keys_are_values: bool = False  # whether values are the keys before their norm and rotation
     shares_kv_of: int | None = None  # the layer whose keys and values this layer reads; None: its own
+    # Names in checkpoints.
+    block: str = "self_attn"
+    fused_name: str = "qkv_proj"
+    out: str = "o_proj"
+    norms: tuple[str, str] = ("q_norm", "k_norm")
 
     def kv_layer(self, ranks: int) -> KVLayer:
         """Return the shape of a token's entry in the KV pool, on each rank."""

@@ -38,20 +38,22 @@ class Attention:
         last: Whether no later layer attends.
         inputs: The width of what is projected to queries, keys and values. None: the hidden size.
         """
-        make, prefix = build.make, f"{name}.self_attn"
+        make, prefix = build.make, f"{name}.{spec.block}"
         self._kernels = make.kernels
         self._norm = make.layer_norm(name, layer.norms.before_attention, build.hidden)
         width = spec.head_dim * (2 if _gates_follow_heads(spec) else 1)
         queries, keys = Part(spec.heads, width), Part(spec.kv_heads, spec.head_dim)
         parts: dict[str, Part | tuple[Part, ...]] = (
-            {f"{prefix}.qkv_proj": (queries, keys, keys)}
+            {f"{prefix}.{spec.fused_name}": (queries, keys, keys)}
             if spec.fused
             else {f"{prefix}.q_proj": queries, **{f"{prefix}.{one}_proj": keys for one in "kv"[: spec.projected]}}
         )
         if spec.gate_proj:
             parts[f"{prefix}.gate_proj"] = queries
         self._qkv = make.linear(parts, inputs or build.hidden, spec.qkv_bias, split="outputs")
-        self._out = make.linear({f"{prefix}.o_proj": Part(build.hidden)}, spec.queries, spec.out_bias, split="inputs")
+        self._out = make.linear(
+            {f"{prefix}.{spec.out}": Part(build.hidden)}, spec.queries, spec.out_bias, split="inputs"
+        )
         self._heads = _make_heads(build, prefix, spec)
         self._gates = _find_gates(build, spec) if spec.gate else None
         # The columns of the projection before the gates, if these have a projection of their own.
@@ -126,9 +128,9 @@ def _make_heads(build: BuildContext, prefix: str, spec: AttentionSpec) -> Heads:
     """Return the layout of the projection's columns, with the norms of single heads."""
     q_norm = k_norm = None
     if spec.qk_norm == "head":
-        q_norm = _make_head_norm(build, f"{prefix}.q_norm", spec)
+        q_norm = _make_head_norm(build, f"{prefix}.{spec.norms[0]}", spec)
         if spec.projected:
-            k_norm = _make_head_norm(build, f"{prefix}.k_norm", spec)
+            k_norm = _make_head_norm(build, f"{prefix}.{spec.norms[1]}", spec)
     kv: Literal["both", "keys", "nothing"] = ("nothing", "keys", "both")[spec.projected]
     heads = build.make.shard.units(spec.heads)
     gated = _gates_follow_heads(spec)
@@ -163,7 +165,7 @@ def _make_wide_norms(build: BuildContext, prefix: str, spec: AttentionSpec) -> l
     They are one norm each, or a LayerNorm of each head.
     """
     make, norms, start = build.make, [], 0
-    for name, heads in (("q_norm", spec.heads), ("k_norm", spec.kv_heads)):
+    for name, heads in zip(spec.norms, (spec.heads, spec.kv_heads)):
         end = start + make.shard.units(heads) * spec.head_dim
         part = Part(heads, spec.head_dim)
         norm: Norm = (

@@ -23,6 +23,7 @@ class Family:
     defaults: Mapping[str, object] = field(default_factory=dict)  # for keys that config.json leaves out
     positions: str = "max_position_embeddings"  # the key of the usable positions. If it is absent, this one.
     has_layer_settings: bool = False  # whether `layers` reads per_layer_config
+    unread: tuple[str, ...] = ()  # prefixes of the names of tensors that the decoder does not use
     mtp: mtp.MTPReader | None = None  # None: no file of the family has a layer that drafts tokens
 
 
@@ -42,6 +43,12 @@ FAMILIES: dict[str, Family] = {
     "Olmo2ForCausalLM": Family("OLMo 2", plain.olmo2),
     "Olmo3ForCausalLM": Family("OLMo 3", plain.olmo3),
     "Phi3ForCausalLM": Family("Phi-3 and 4", plain.phi3),
+    "MiMoForCausalLM": Family("MiMo", plain.qwen2, unread=("model.mtp_layers.",)),
+    "Ernie4_5ForCausalLM": Family("ERNIE 4.5", plain.ernie4_5, defaults=plain.ERNIE),
+    "Ernie4_5_MoeForCausalLM": Family(
+        "ERNIE 4.5 with experts", mixtures.ernie4_5_moe, defaults=plain.ERNIE, unread=("model.mtp_",)
+    ),
+    "BailingMoeV2ForCausalLM": Family("Ling and Ring 2.0", mixtures.bailing_moe2),
     "GlmForCausalLM": Family("GLM-4", plain.glm, defaults=plain.GLM),
     "Glm4ForCausalLM": Family("GLM-4-0414", plain.glm4, defaults=plain.GLM),
     "Glm4vTextForCausalLM": Family("GLM-4.1V", plain.glm4v, defaults={"rms_norm_eps": 1e-5}),
@@ -115,4 +122,5 @@ def ignored_prefixes(family: str) -> tuple[str, ...]:
     """Return the prefixes of tensors that files of this family may have and that the decoder does not use."""
     around = (one.ignored_prefixes for one in WRAPPERS.values() if family in one.families.values())
     drafts = FAMILIES[family].mtp
-    return (*(() if drafts is None else drafts.prefixes), *(name for names in around for name in names))
+    own = FAMILIES[family].unread
+    return (*own, *(() if drafts is None else drafts.prefixes), *(name for names in around for name in names))

@@ -14,6 +14,7 @@ from aengine.model.families.parts import (
     expert_count,
     expert_width,
     hidden_size,
+    known_activation,
     layer_count,
     layer_types,
     layers_of,
@@ -23,8 +24,8 @@ from aengine.model.families.parts import (
     sparse_layers,
     windows_by_layer,
 )
-from aengine.model.families.plain import qwen3_heads, window_in_all_layers
-from aengine.model.fields import Fields
+from aengine.model.families.plain import ernie_heads, qwen3_heads, window_in_all_layers
+from aengine.model.fields import Fields, shown
 from aengine.model.spec import ExpertsSpec, LayerSpec, MLPSpec
 
 DOTS1: dict[str, object] = {"use_sliding_window": True, "max_window_layers": 62, "norm_topk_prob": False}
@@ -143,6 +144,59 @@ def sigmoid_experts(fields: Fields) -> ExpertsSpec:
     )
 
 
+def ernie4_5_moe(fields: Fields) -> list[LayerSpec]:
+    """ERNIE 4.5 with experts in all layers but the first ones: chosen by corrected softmaxes, some shared."""
+    if fields.flag("use_bias", default=False):
+        raise UnsupportedModelError(f"{fields.source}: use_bias is true; experts with biases are not supported here")
+    known_activation(fields)
+    count, inner = fields.integer("moe_num_experts", 1, MAX_EXPERTS, 64), expert_width(fields)
+    shared, layers = fields.integer("moe_num_shared_experts", 0, 64, 2), layer_count(fields)
+    experts = ExpertsSpec(
+        count=count,
+        inner=inner,
+        router=Router(top_k=fields.integer("moe_k", 1, count, min(6, count)), renormalise=True),
+        correction="moe_statics.e_score_correction_bias",
+        shared=MLPSpec(inner=shared * inner) if shared else None,
+        shared_name="shared_experts",
+    )
+    first = fields.integer("moe_layer_start_index", 0, 2**31, 1)
+    last = fields.integer("moe_layer_end_index", -1, 2**31, -1) % layers
+    step = fields.integer("moe_layer_interval", 1, 2**31, 1)
+    dense = mlp(fields)
+    sparse = [first <= i <= last and (i + 1) % step == 0 for i in range(layers)]
+    return layers_of(fields, ernie_heads(fields, bias=False), lambda i: experts if sparse[i] else dense)
+
+
+def bailing_moe2(fields: Fields) -> list[LayerSpec]:
+    """Ling and Ring 2.0: GLM-4.5 with one matrix for queries, keys and values, and other names."""
+    if (scoring := fields.text("score_function", "sigmoid")) != "sigmoid":
+        raise UnsupportedModelError(f"{fields.source}: score_function {shown(scoring)} is not supported, only sigmoid")
+    if not fields.flag("moe_router_enable_expert_bias", default=True):
+        raise UnsupportedModelError(f"{fields.source}: moe_router_enable_expert_bias false is not supported")
+    heads = attention(
+        fields,
+        qk_norm="head" if fields.flag("use_qk_norm", default=True) else "none",
+        qkv_bias=fields.flag("use_qkv_bias", default=False),
+        out_bias=fields.flag("use_bias", default=False),
+        fused=True,
+        partial=True,
+        part=_rotary_part(fields),
+    )
+    heads = replace(
+        heads, block="attention", fused_name="query_key_value", out="dense", norms=("query_layernorm", "key_layernorm")
+    )
+    shared = fields.integer("num_shared_experts", 0, 64, 1)
+    counts = {"n_routed_experts": expert_count(fields), "n_shared_experts": shared}
+    inner = fields.integer("moe_shared_expert_intermediate_size", 1, MAX_WIDTH, expert_width(fields))
+    sparse = replace(
+        sigmoid_experts(fields.with_defaults(counts)),
+        correction="gate.expert_bias",
+        shared=MLPSpec(inner=shared * inner) if shared else None,
+    )
+    dense, first = mlp(fields), fields.integer("first_k_dense_replace", 0, 2**31, 0)
+    return layers_of(fields, heads, lambda i: dense if i < first else sparse)
+
+
 def dots1(fields: Fields) -> list[LayerSpec]:
     """dots.llm1: Qwen3's attention with DeepSeek-V3's experts; the first layers are dense."""
     dense, sparse = mlp(fields), sigmoid_experts(fields)
@@ -153,7 +207,7 @@ def dots1(fields: Fields) -> list[LayerSpec]:
 
 def minimax_m2(fields: Fields) -> list[LayerSpec]:
     """MiniMax M2 and M2.5: one norm over all query heads and one over all keys; half of each head is rotated."""
-    heads = attention(fields, head_dim=128, qk_norm="all", partial=True, part=_minimax_part(fields), theta=5e6)
+    heads = attention(fields, head_dim=128, qk_norm="all", partial=True, part=_rotary_part(fields), theta=5e6)
     experts = ExpertsSpec(
         count=expert_count(fields),
         inner=expert_width(fields, "intermediate_size"),
@@ -167,7 +221,7 @@ def minimax_m2(fields: Fields) -> list[LayerSpec]:
     return layers_of(fields, heads, experts)
 
 
-def _minimax_part(fields: Fields) -> float:
+def _rotary_part(fields: Fields) -> float:
     """Return the rotated share of a head. Published files give it as a number of dimensions."""
     if not fields.present("rotary_dim"):
         return 1.0

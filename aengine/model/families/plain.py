@@ -25,6 +25,7 @@ from aengine.model.spec import AttentionSpec, EndsSpec, LayerSpec
 
 _MAX_MULTIPLIER = 1e6
 GLM: dict[str, object] = {"num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07}
+ERNIE: dict[str, object] = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 SMOLLM3: dict[str, object] = {"tie_word_embeddings": True, "num_key_value_heads": 4, "max_window_layers": 2**31}
 
 
@@ -113,6 +114,19 @@ def _glm_heads(fields: Fields) -> AttentionSpec:
 
 def _glm_norms(fields: Fields) -> LayerNorms:
     return layer_norms(fields, after_attention="post_self_attn_layernorm", after_ffn="post_mlp_layernorm")
+
+
+def ernie4_5(fields: Fields) -> list[LayerSpec]:
+    """ERNIE 4.5: Llama that rotates pairs of neighbours."""
+    bias = fields.flag("use_bias", default=False)
+    return layers_of(fields, ernie_heads(fields, bias, head_dim=128), mlp(fields, bias=bias))
+
+
+def ernie_heads(fields: Fields, bias: bool, head_dim: int | None = None) -> AttentionSpec:
+    """head_dim: used if the file does not give it."""
+    return attention(
+        fields, kv_heads_default=True, head_dim=head_dim, qkv_bias=bias, out_bias=bias, interleaved=True, theta=5e5
+    )
 
 
 def granite(fields: Fields) -> list[LayerSpec]:

@@ -21,6 +21,8 @@ _TOWERS = {
     "model.multi_modal_projector.": "multi_modal_projector.",
     "model.embed_vision.": "embed_vision.",
 }
+# The same for an embedding of another name (Ling).
+_EMBEDDINGS = {"model.word_embeddings.": "model.embed_tokens."}
 # Settings that a file may have inside `text_config` or next to it.
 _TIED = "tie_word_embeddings"
 _ENDS = ("eos_token_id", "bos_token_id")
@@ -76,7 +78,7 @@ def ties_by_default(values: Mapping[str, object], source: str) -> bool:
 
 def language_model_name(name: str) -> str:
     """Return the name of a tensor or module in a plain language model, for its name in a multimodal model."""
-    for outer, inner in (*LANGUAGE_MODEL.items(), *_TOWERS.items()):
+    for outer, inner in (*LANGUAGE_MODEL.items(), *_TOWERS.items(), *_EMBEDDINGS.items()):
         if name.startswith(outer):
             return inner + name.removeprefix(outer)
     return name
