@@ -32,6 +32,8 @@ class StateShape:
     @property
     def key_heads(self) -> int:
         value_heads, key_dim, value_dim = self.recurrence
+        if not value_heads:  # a convolution without a recurrent state
+            return 0
         return (self.channels - value_heads * value_dim) // (2 * key_dim)
 
     @property

@@ -15,6 +15,7 @@ CallFormatName = Literal[  # how models write tool calls: `text/answer/formats/t
     "granite",
     "hermes",
     "kimi",
+    "lfm2",
     "llama3",
     "minimax",
     "mistral",

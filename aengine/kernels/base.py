@@ -119,6 +119,13 @@ class Kernels(Protocol):
         """Like silu_mul(), with GELU in its tanh approximation."""
         ...
 
+    def xielu(self, x: Tensor, values: Tensor) -> Tensor:
+        """Return xIELU of x [tokens, width]: p x^2 + b x if x > 0, else n (exp(min(x, e)) - 1 - x) + b x.
+
+        values: p, n, b and e, [4] float32.
+        """
+        ...
+
     def gate_output(self, x: Tensor, gates: Tensor) -> Tensor:
         """Return x times the sigmoids of gates, which are rounded to the dtype of x.
 

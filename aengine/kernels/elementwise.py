@@ -174,6 +174,47 @@ def _gate(gate_up: Tensor, use_gelu: bool) -> Tensor:
 
 @keep_variants
 @triton.jit
+def _xielu_kernel(
+    x_ptr,  # [tokens, SIZE]
+    values_ptr,  # [4] float32
+    out_ptr,  # [tokens, SIZE]
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    offsets = tl.program_id(0).to(tl.int64) * SIZE + columns
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    p = tl.load(values_ptr)
+    n = tl.load(values_ptr + 1)
+    b = tl.load(values_ptr + 2)
+    e = tl.load(values_ptr + 3)
+    x = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    negative = n * (tl.exp(tl.minimum(x, e)) - 1.0 - x)
+    result = tl.where(x > 0, p * x * x, negative) + b * x
+    tl.store(out_ptr + offsets, result.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def xielu(x: Tensor, values: Tensor) -> Tensor:
+    """Return xIELU of x [tokens, width]. values: as in `Kernels.xielu`."""
+    x = x.contiguous()
+    tokens, size = x.shape
+    out = torch.empty_like(x)
+    block = min(2048, power_of_two(size))
+    overlap = launch_for(x.device).overlap
+    if tokens:
+        _xielu_kernel[(tokens, triton.cdiv(size, block))](
+            x, values, out, SIZE=size, BLOCK=block, OVERLAP=overlap, num_warps=max(1, block // 512),
+            launch_pdl=overlap,
+        )  # fmt: skip
+    return out
+
+
+@keep_variants
+@triton.jit
 def _output_gate_kernel(
     x_ptr,  # [tokens, SIZE]; the result replaces it
     gates_ptr,  # [tokens, heads, DIM]

@@ -100,6 +100,11 @@ class TorchKernels:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.gelu(gate, approximate="tanh").mul_(up)
 
+    def xielu(self, x: Tensor, values: Tensor) -> Tensor:
+        wide, (p, n, b, e) = x.float(), values.unbind()
+        negative = (torch.expm1(torch.minimum(wide, e)) - wide) * n
+        return torch.where(wide > 0, p * wide * wide, negative).addcmul_(b, wide).to(x.dtype)
+
     def gate_output(self, x: Tensor, gates: Tensor) -> Tensor:
         return x.mul_(gates.sigmoid().flatten(1))
 

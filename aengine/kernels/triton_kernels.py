@@ -158,6 +158,9 @@ class TritonKernels:
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         return elementwise.gelu_mul(gate_up)
 
+    def xielu(self, x: Tensor, values: Tensor) -> Tensor:
+        return elementwise.xielu(x, values)
+
     def gate_output(self, x: Tensor, gates: Tensor) -> Tensor:
         return elementwise.gate_output(x, gates)
 

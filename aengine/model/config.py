@@ -29,8 +29,9 @@ from aengine.model.images.spec import ImageSpec
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import QuantConfig
 from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
+from aengine.model.recurrent_spec import ConvSpec, DeltaSpec
 from aengine.model.rope import MAX_POSITIONS
-from aengine.model.spec import AttentionSpec, DeltaSpec, EndsSpec, LatentSpec, LayerSpec
+from aengine.model.spec import AttentionSpec, EndsSpec, LatentSpec, LayerSpec
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +213,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def attending(self) -> list[AttentionSpec | LatentSpec]:
         """The attention of all layers that read keys and values from pages, in order."""
-        return [layer.attention for layer in self.layers if not isinstance(layer.attention, DeltaSpec)]
+        return [layer.attention for layer in self.layers if isinstance(layer.attention, (AttentionSpec, LatentSpec))]
 
     @property
     def latents(self) -> bool:
@@ -230,9 +231,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(i for i, attention in enumerate(self.paging) if attention.window is not None)
 
     @property
-    def recurrent(self) -> list[DeltaSpec]:
-        """The attention of all recurrent layers, in order."""
-        return [layer.attention for layer in self.layers if isinstance(layer.attention, DeltaSpec)]
+    def recurrent(self) -> list[DeltaSpec | ConvSpec]:
+        """The attention of all recurrent layers, in order. All are of one kind."""
+        return [layer.attention for layer in self.layers if isinstance(layer.attention, (DeltaSpec, ConvSpec))]
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Estimate the bytes of all weights on each rank, with adapters. dtype: of floats."""
@@ -272,15 +273,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         recurrent = self.recurrent
         if not recurrent:
             return None
-        delta, ranks = recurrent[0], self.ranks
-        return StateShape(
-            len(recurrent),
-            delta.conv,
-            delta.heads.channels // ranks,
-            (delta.value_heads // ranks, delta.key_dim, delta.value_dim),
-            dtype,
-            conv_dtype,
-        )
+        channels, recurrence = recurrent[0].state_shape(self.ranks)
+        return StateShape(len(recurrent), recurrent[0].conv, channels, recurrence, dtype, conv_dtype)
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
@@ -302,7 +296,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         layers = family.layers(fields)
         refuse_unsupported(fields, family, layers)
         vocab = fields.vocab_size
-        ropes = [layer.attention.rope for layer in layers if not isinstance(layer.attention, DeltaSpec)]
+        ropes = [one.attention.rope for one in layers if isinstance(one.attention, (AttentionSpec, LatentSpec))]
         reach = max(rope.reach if rope is not None else 0 for rope in ropes)
         stated = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
         positions = min(max(fields.integer(family.positions, 1, MAX_POSITIONS, stated), reach), MAX_POSITIONS)
@@ -314,7 +308,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             quantized = read_quantization(Fields(msgspec.json.decode(quantization), str(beside)))
         mtp = None if family.mtp is None or head != "vocabulary" else family.mtp.spec(fields, layers)
         stored = None if mtp is None else stores_module(folder, mtp.projection)
-        tied = fields.flag("tie_word_embeddings", default=False) and not (tied_by_default and has_head(folder))
+        tie = family.tie if family.tie and fields.present(family.tie) else "tie_word_embeddings"
+        tied = fields.flag(tie, default=bool(family.tie)) and not (tied_by_default and has_head(folder))
         return cls(
             architecture=name,
             vocab_size=vocab,

@@ -15,6 +15,7 @@ from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.layer_norm import LayerNorm
+from aengine.model.activations import XieluParameters
 from aengine.model.dense import FloatExperts, FloatLinear, Storage, StoredMatrix, TransposedExperts, expert_biases
 from aengine.model.groups import Cut, Entry, Group, PlainTensor
 from aengine.model.kv_scales import LoadedKVScales
@@ -145,6 +146,12 @@ class Parameters:
         entry = Entry((heads.width,), cut=None if self.ranks is None else Cut(0, ((first, last),)))
         self.groups.append(PlainTensor(f"{name}.sinks", sinks, entry=entry))
         return sinks
+
+    def xielu(self, name: str) -> Tensor:
+        """Register the parameters of an activation. name: in the checkpoint."""
+        parameters = XieluParameters(name, self._storage.device)
+        self.groups.append(parameters)
+        return parameters.values
 
     def scaled_norm(self, name: str, width: int, factor: float, eps: float) -> Norm:
         """Make a norm over the hidden size. Its weight is the tensor `name`, times `factor`."""

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.cache.kv import KVLayer
-from aengine.kernels.delta.base import DeltaHeads
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import GateClamp
 from aengine.model.norm_spec import LayerNorms, NormSpec
 from aengine.model.ranks.shard import Shard
+from aengine.model.recurrent_spec import ConvSpec, DeltaSpec
 from aengine.model.rope import QueryGrowth, RopeConfig
 
-Activation = Literal["silu", "gelu"]  # gelu: its tanh approximation
+Activation = Literal["silu", "gelu", "xielu"]  # gelu: its tanh approximation
 
 
 # "head": a norm over each query or key head. "all": a norm over all query heads, and one over all key heads.
@@ -156,38 +156,8 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
         )
 
 
-class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
-    """A gated delta net: linear attention with a state of fixed size for each sequence."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    conv: int  # width of each channel's convolution in tokens
-    interleaved: bool = (
-        False  # whether checkpoints have one matrix for q, k, v, z and one for b, a, ordered by key head
-    )
-
-    @property
-    def heads(self) -> DeltaHeads:
-        return DeltaHeads(self.key_heads, self.value_heads, self.key_dim, self.value_dim)
-
-    @property
-    def _projected(self) -> int:
-        """The width of q, k, v, z, b and a of a token together."""
-        return self.heads.channels + self.heads.values + 2 * self.value_heads
-
-    def parameters(self, hidden: int) -> int:
-        between = self.heads.channels * self.conv + 2 * self.value_heads + self.value_dim
-        return (self._projected + self.heads.values) * hidden + between
-
-    def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
-        """Return outputs and inputs of each matrix product, on each rank."""
-        return (self._projected // ranks, hidden), (hidden, self.heads.values // ranks)
-
-
 class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
-    """down(activation(gate) * up), or down(activation(up)) if it has no gate."""
+    """down(activation(gate) * up), or down(activation(up)) if it has no gate. Only xIELU has parameters."""
 
     inner: int
     activation: Activation = "silu"
@@ -206,7 +176,8 @@ class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
         return (1 + self.gated) * self.inner
 
     def parameters(self, hidden: int) -> int:
-        return (self.columns + self.inner) * hidden + (self.columns + hidden) * self.bias
+        more = 2 if self.activation == "xielu" else 0
+        return (self.columns + self.inner) * hidden + (self.columns + hidden) * self.bias + more
 
     def active_parameters(self, hidden: int) -> int:
         return self.parameters(hidden)
@@ -330,7 +301,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     If they are parallel, both read the norm before attention, and the layer has no other norm.
     """
 
-    attention: AttentionSpec | LatentSpec | DeltaSpec
+    attention: AttentionSpec | LatentSpec | DeltaSpec | ConvSpec
     ffn: FFN
     norms: LayerNorms
     parallel: bool = False
@@ -355,9 +326,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     def indivisible(self, ranks: int) -> str:
         """Return a description of a part that cannot be divided evenly among this many ranks. Empty: all can be."""
         attention, ffn = self.attention, self.ffn
-        if isinstance(attention, DeltaSpec):
-            if attention.key_heads % ranks:
-                return f"{attention.key_heads} key heads of linear attention"
+        if isinstance(attention, (DeltaSpec, ConvSpec)):
+            if what := attention.indivisible(ranks):
+                return what
         elif attention.heads % ranks:
             return f"{attention.heads} query heads"
         elif (

@@ -25,6 +25,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tup
     return folder, MANY.write("demo-hybrid", folder)
 
 
+@pytest.fixture(scope="module")
+def convolving(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, ...]]]:
+    """The same for a model whose states are those of short convolutions."""
+    folder = tmp_path_factory.mktemp("convolving")
+    return folder, MANY.write("lfm2", folder, vocab_size=4096, max_position_embeddings=4096)
+
+
 def engine(folder: Path, **knobs: object) -> aengine.Engine:
     return aengine.Engine(model=str(folder), device="cpu", **{"max_num_seqs": 20, "kv_cache_gib": 0.02, **knobs})
 
@@ -48,8 +55,16 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 async def test_ids_are_those_of_transformers(name: str, checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
+    await run_twice(name, *checkpoint)
+
+
+@pytest.mark.parametrize("name", ["small pool, three snapshots", "chunks of 33, no lookahead", "pages of 5"])
+async def test_short_convolutions_keep_states_too(name: str, convolving: tuple[Path, list[tuple[int, ...]]]) -> None:
+    await run_twice(name, *convolving)
+
+
+async def run_twice(name: str, folder: Path, expected: list[tuple[int, ...]]) -> None:
     """Run all prompts twice, the second time from the cache if there are snapshots."""
-    folder, expected = checkpoint
     async with engine(folder, **VARIANTS[name]) as running:
         assert await MANY.complete(running) == expected
         before = running.stats()

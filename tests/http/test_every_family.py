@@ -91,6 +91,9 @@ FAMILIES: dict[str, Family] = {
     "Hy3": Family("hy3"),
     "Qwen2.5-VL": Family("qwen2-5-vl", calls="hermes"),
     "Kimi K2.5": Family("kimi-k2-5", calls="kimi", sizes=LATENT),
+    "LFM2": Family("lfm2", calls="lfm2"),
+    "Qwen3-VL-MoE": Family("qwen3-vl-moe", calls="hermes"),
+    "Command R7B": Family("cohere2"),
     "Seed-OSS": Family("seed-oss", calls="seed"),
 }
 WEATHER = {

@@ -50,6 +50,16 @@ def test_a_norm_that_is_added_equals_the_reference(
 
 @pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize(
+    ("tokens", "inter"), [pytest.param(3, 72, id="tiny"), pytest.param(1, 21504), pytest.param(130, 3000)]
+)
+def test_xielu_equals_the_reference(tokens: int, inter: int, dtype: torch.dtype, device: torch.device) -> None:
+    x = torch.randn(tokens, inter, device=device).to(dtype) * 2
+    values = torch.tensor([0.9, 1.3, 0.5, -1e-6], device=device)
+    assert relative_error(elementwise.xielu(x, values), REFERENCE.xielu(x, values)) < tolerance(dtype)
+
+
+@pytest.mark.thinned(strength=1)
+@pytest.mark.parametrize(
     ("tokens", "inter"), [pytest.param(3, 72, id="tiny"), pytest.param(1, 15360), pytest.param(130, 3000)]
 )
 def test_gelu_mul_equals_the_reference(tokens: int, inter: int, dtype: torch.dtype, device: torch.device) -> None:

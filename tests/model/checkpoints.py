@@ -119,7 +119,7 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
             elif name.endswith("bias"):  # of experts
                 parameter.normal_(0.0, 0.25)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.25)
             elif name.endswith("layer_scalar"):
                 buffer.normal_(1.0, 0.25)

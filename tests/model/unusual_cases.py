@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from transformers import (
+    ApertusConfig,
+    ApertusForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
     CohereConfig,
@@ -18,6 +20,10 @@ from transformers import (
     Glm4vForConditionalGeneration,
     GlmConfig,
     GlmForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     PhimoeConfig,
     PhimoeForCausalLM,
     PreTrainedConfig,
@@ -32,6 +38,20 @@ _NO_PAD: dict[str, object] = {"pad_token_id": None}
 _GLM = _NO_PAD | {"eos_token_id": []}  # their defaults are beyond the vocabulary
 
 _COHERE = _NO_PAD | {"logit_scale": 0.5}
+
+_LFM2: dict[str, object] = _NO_PAD | {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "conv", "full_attention"],
+    "tie_word_embeddings": False,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 
 UNUSUAL_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], dict[str, object]]] = {
     "glm": (GlmForCausalLM, GlmConfig, _GLM | {"head_dim": 32}),
@@ -51,6 +71,21 @@ UNUSUAL_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedCo
             "moe_k": 3,
             "moe_intermediate_size": 32,
             "tie_word_embeddings": False,
+        },
+    ),
+    "apertus": (ApertusForCausalLM, ApertusConfig, _NO_PAD | {"rope_parameters": _LLAMA3}),
+    "lfm2": (Lfm2ForCausalLM, Lfm2Config, _LFM2 | {"block_multiple_of": 48, "conv_bias": True}),
+    "lfm2-moe": (
+        Lfm2MoeForCausalLM,
+        Lfm2MoeConfig,
+        _LFM2
+        | {
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.5,
+            "layer_types": ["full_attention", "conv", "conv"],
         },
     ),
     "phi-moe": (

@@ -50,6 +50,7 @@ class GatedMLP:
         elif spec.fused:
             parts = {f"{block}.gate_up_proj": (inner, inner)}
         self._gate_up = make.linear(parts, build.hidden, spec.bias, split="outputs")
+        self._xielu = make.xielu(f"{block}.act_fn") if spec.activation == "xielu" else None
         down = {f"{block}.{spec.down}": Part(build.hidden)}
         self._down = make.linear(down, spec.inner, spec.bias, split="inputs")
 
@@ -67,6 +68,8 @@ class GatedMLP:
 
     def _inner(self, x: Tensor) -> Tensor | None:
         """Return the activated columns [tokens, inner], or None if the down product computes SiLU(gate) * up itself."""
+        if self._xielu is not None:
+            return self._kernels.xielu(self._gate_up.apply(x, norm=self._norm), self._xielu)
         if not self._spec.gated:
             return F.gelu(self._gate_up.apply(x, norm=self._norm), approximate="tanh")
         if self._spec.activation == "silu":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from aengine.model.families import centred, deepseek, gemma, gemma4, hybrids, mixtures, mtp, muse, plain
+from aengine.model.families import centred, deepseek, gemma, gemma4, hybrids, lfm2, mixtures, mtp, muse, plain
 from aengine.model.families.parts import plain_ends
 from aengine.model.families.wrappers import Wrapper
 from aengine.model.fields import Fields
@@ -22,6 +22,7 @@ class Family:
     ends: Callable[[Fields], EndsSpec] = plain_ends
     defaults: Mapping[str, object] = field(default_factory=dict)  # for keys that config.json leaves out
     positions: str = "max_position_embeddings"  # the key of the usable positions. If it is absent, this one.
+    tie: str = ""  # another key of tie_word_embeddings. The embedding is tied unless one of them says otherwise.
     has_layer_settings: bool = False  # whether `layers` reads per_layer_config
     unread: tuple[str, ...] = ()  # prefixes of the names of tensors that the decoder does not use
     mtp: mtp.MTPReader | None = None  # None: no file of the family has a layer that drafts tokens
@@ -65,6 +66,11 @@ FAMILIES: dict[str, Family] = {
     "Qwen3NextForCausalLM": Family("Qwen3-Next", hybrids.qwen3_next, hybrids.ends, mtp=mtp.HYBRIDS),
     "Qwen3_5ForCausalLM": Family("Qwen3.5/3.6/3.8", hybrids.qwen3_5, hybrids.ends, mtp=mtp.HYBRIDS),
     "Qwen3_5MoeForCausalLM": Family("Qwen3.5/3.6/3.8 with experts", hybrids.qwen3_5_moe, hybrids.ends, mtp=mtp.HYBRIDS),
+    "Lfm2ForCausalLM": Family("LFM2", lfm2.layers, lfm2.ends, lfm2.DEFAULTS, tie="tie_embedding"),
+    "Lfm2MoeForCausalLM": Family(
+        "LFM2 with experts", lfm2.layers_with_experts, lfm2.ends, lfm2.DEFAULTS, tie="tie_embedding"
+    ),
+    "ApertusForCausalLM": Family("Apertus", plain.apertus, defaults=plain.APERTUS),
     "Gemma2ForCausalLM": Family("Gemma 2", gemma.gemma2, gemma.ends, gemma.GEMMA2),
     "Gemma3ForCausalLM": Family("Gemma 3", gemma.gemma3, gemma.ends, gemma.GEMMA3),
     "Gemma4ForCausalLM": Family("Gemma 4", gemma4.layers, gemma4.ends, gemma4.GEMMA4, has_layer_settings=True),

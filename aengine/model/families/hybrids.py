@@ -22,7 +22,8 @@ from aengine.model.families.parts import (
     sparse_layers,
 )
 from aengine.model.fields import Fields, shown
-from aengine.model.spec import FFN, DeltaSpec, EndsSpec, ExpertsSpec, LayerSpec, MLPSpec
+from aengine.model.recurrent_spec import DeltaSpec
+from aengine.model.spec import FFN, EndsSpec, ExpertsSpec, LayerSpec, MLPSpec
 
 _OFFSET = 1.0  # norm weights are stored as their difference from 1
 

@@ -26,6 +26,7 @@ from aengine.model.spec import AttentionSpec, EndsSpec, LayerSpec
 _MAX_MULTIPLIER = 1e6
 GLM: dict[str, object] = {"num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07}
 ERNIE: dict[str, object] = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+APERTUS: dict[str, object] = {"rms_norm_eps": 1e-5}
 SMOLLM3: dict[str, object] = {"tie_word_embeddings": True, "num_key_value_heads": 4, "max_window_layers": 2**31}
 
 
@@ -127,6 +128,15 @@ def ernie_heads(fields: Fields, bias: bool, head_dim: int | None = None) -> Atte
     return attention(
         fields, kv_heads_default=True, head_dim=head_dim, qkv_bias=bias, out_bias=bias, interleaved=True, theta=5e5
     )
+
+
+def apertus(fields: Fields) -> list[LayerSpec]:
+    """Apertus: Llama with norms of each query and key head, and an MLP without a gate, activated by xIELU."""
+    bias = fields.flag("attention_bias", default=False)
+    heads = attention(fields, kv_heads_default=True, qk_norm="head", qkv_bias=bias, out_bias=bias, theta=12e6)
+    ffn = replace(mlp(fields, activations={"xielu": "xielu"}), gated=False)
+    norms = layer_norms(fields, before_attention="attention_layernorm", before_ffn="feedforward_layernorm")
+    return layers_of(fields, heads, ffn, norms=norms)
 
 
 def granite(fields: Fields) -> list[LayerSpec]:

@@ -15,6 +15,8 @@ _SIZES = {  # only for keys that the configuration has
     "vocab_size": VOCAB,
     "vocab_size_per_layer_input": VOCAB,
     "intermediate_size": 96,
+    "block_ff_dim": 96,
+    "block_multiple_of": 16,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
     "hidden_size_per_layer_input": 8,
@@ -95,6 +97,9 @@ def _reduce_layers(config: Mapping[str, Any], small: dict[str, Any]) -> None:
         layers = 2 * (kinds.index("full_attention") + 1) if kinds else 6
     if "no_rope_layers" in config or "full_attention_interval" in config or "linear_num_value_heads" in config:
         layers = 4
+    if "full_attn_idxs" in config:
+        layers = 4
+        small["full_attn_idxs"] = [layer for layer in config["full_attn_idxs"] if layer < layers]
     small["num_hidden_layers"] = layers = min(layers, config["num_hidden_layers"])
     for key in _BY_LAYER:
         if config.get(key):

@@ -12,7 +12,8 @@ from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.shard import Part, Range
-from aengine.model.spec import DeltaSpec, LayerSpec
+from aengine.model.recurrent_spec import DeltaSpec
+from aengine.model.spec import LayerSpec
 
 Parts = dict[str, Part | tuple[Part, ...]]
 

@@ -1,7 +1,7 @@
 """Calls as Python writes them.
 
 A list that is the whole answer, `[get_weather(city="Paris"), now()]`: Llama 3.2 and 4, ToolACE. Calls on lines of their
-own between `<function_calls>` and `</function_calls>`: OLMo 3.
+own between `<function_calls>` and `</function_calls>`: OLMo 3. A list between markers: LFM2.
 """
 
 from __future__ import annotations
@@ -93,6 +93,24 @@ class PythonicLines(Pythonic):
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
         return PythonCallReader(tools, self.syntax.markers)
+
+
+class PythonicList(Pythonic):
+    syntax = CallSyntax(
+        begin="<|tool_call_start|>",
+        opening='"["',
+        separator=", ",
+        closing="]<|tool_call_end|>",
+        end="<|tool_call_end|>",
+        further=string.ascii_letters + "_",
+        noise=" \t\r\n,]",
+    )
+
+    def detect(self, template: str) -> bool:
+        return "<|tool_list_start|>" in template or self.syntax.begin in template
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return PythonCallReader(tools, (")]", *self.syntax.markers), "[" if first else "")
 
 
 def _value_rules(rule: str, schema: Schema, tool: CallableTool, where: str) -> list[str]:

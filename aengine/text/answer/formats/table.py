@@ -11,7 +11,7 @@ from aengine.text.answer.formats.gemma import Gemma4
 from aengine.text.answer.formats.glm import Glm
 from aengine.text.answer.formats.json_formats import Hermes, JsonList, Llama3
 from aengine.text.answer.formats.mistral import Mistral, MistralList
-from aengine.text.answer.formats.pythonic import Pythonic, PythonicLines
+from aengine.text.answer.formats.pythonic import Pythonic, PythonicLines, PythonicList
 from aengine.text.answer.formats.qwen3_coder import MINIMAX, Qwen3Coder
 
 # The formats with the most specific markers come first.
@@ -27,6 +27,7 @@ FORMATS: Mapping[CallFormatName, CallFormat] = {
     "phi4": JsonList(ended=True),
     "granite": JsonList(ended=False),
     "olmo": PythonicLines(),
+    "lfm2": PythonicList(),
     "hermes": Hermes(),
     "mistral": Mistral(),
     "mistral_list": MistralList(),

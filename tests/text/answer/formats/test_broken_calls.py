@@ -63,6 +63,7 @@ UNCLOSED: list[tuple[CallFormatName, str]] = [
     ("mistral", '[TOOL_CALLS]f[ARGS]{"text": "Oslo'),
     ("pythonic", '[f(text="Oslo"'),
     ("olmo", '<function_calls>f(text="Oslo"</function_calls>'),
+    ("lfm2", '<|tool_call_start|>[f(text="Oslo"]<|tool_call_end|>'),
     ("deepseek_v31", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"text": "Oslo"<｜tool▁call▁end｜>'),
 ]
 UNCLOSED_STRINGS_ENDED_BY_A_TOKEN: list[tuple[CallFormatName, str]] = [
@@ -105,7 +106,7 @@ def test_text_behind_a_string_that_is_not_closed_is_content() -> None:
 )
 def test_a_closed_string_may_hold_any_tag(form: CallFormatName, data: st.DataObject, value: str) -> None:
     arguments: dict[str, Any] = {"text": value, "maybe": {value: [value, 1]}}
-    if form not in ("olmo", "pythonic"):  # a keyword cannot be any text
+    if form not in ("olmo", "pythonic", "lfm2"):  # a keyword cannot be any text
         arguments[value] = value
     text = calls([("f", json.dumps(arguments)), ("f", '{"text": "a"}')], form)
     found = [json.loads(written) for _, written in shape(answer(parser(form), *data.draw(cuts(text))))[2]]

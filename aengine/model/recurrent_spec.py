@@ -1,0 +1,69 @@
+"""The specification of recurrent layers as data: layers with a state of fixed size for each sequence."""
+
+from __future__ import annotations
+
+import msgspec
+
+from aengine.kernels.delta.base import DeltaHeads
+
+
+class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
+    """A gated delta net: linear attention with a state of fixed size for each sequence."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int  # width of each channel's convolution in tokens
+    interleaved: bool = (
+        False  # whether checkpoints have one matrix for q, k, v, z and one for b, a, ordered by key head
+    )
+
+    @property
+    def heads(self) -> DeltaHeads:
+        return DeltaHeads(self.key_heads, self.value_heads, self.key_dim, self.value_dim)
+
+    @property
+    def _projected(self) -> int:
+        """The width of q, k, v, z, b and a of a token together."""
+        return self.heads.channels + self.heads.values + 2 * self.value_heads
+
+    def indivisible(self, ranks: int) -> str:
+        """Return a description of a part that cannot be divided evenly among this many ranks. Empty: all can be."""
+        return f"{self.key_heads} key heads of linear attention" if self.key_heads % ranks else ""
+
+    def state_shape(self, ranks: int) -> tuple[int, tuple[int, int, int]]:
+        """Return the channels of the convolution's state, and the shape of the recurrent state, on each rank."""
+        return self.heads.channels // ranks, (self.value_heads // ranks, self.key_dim, self.value_dim)
+
+    def parameters(self, hidden: int) -> int:
+        between = self.heads.channels * self.conv + 2 * self.value_heads + self.value_dim
+        return (self._projected + self.heads.values) * hidden + between
+
+    def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Return outputs and inputs of each matrix product, on each rank."""
+        return (self._projected // ranks, hidden), (hidden, self.heads.values // ranks)
+
+
+class ConvSpec(msgspec.Struct, frozen=True, kw_only=True, tag="conv"):
+    """A gated short convolution: out(c * conv(b * x)), of projections b, c and x. Its state is its last inputs."""
+
+    channels: int
+    conv: int  # width of each channel's convolution in tokens
+    bias: bool = False  # of all projections and of the convolution
+
+    def indivisible(self, ranks: int) -> str:
+        """Return a description of a part that cannot be divided evenly among this many ranks. Empty: all can be."""
+        return f"{self.channels} channels of a convolution" if self.channels % ranks else ""
+
+    def state_shape(self, ranks: int) -> tuple[int, tuple[int, int, int]]:
+        """Return the channels of the convolution's state, and the shape of the recurrent state, on each rank."""
+        return self.channels // ranks, (0, 1, 1)
+
+    def parameters(self, hidden: int) -> int:
+        biases = (4 * self.channels + hidden) * self.bias
+        return 4 * self.channels * hidden + self.channels * self.conv + biases
+
+    def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Return outputs and inputs of each matrix product, on each rank."""
+        return (3 * self.channels // ranks, hidden), (hidden, self.channels // ranks)
