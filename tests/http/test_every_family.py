@@ -93,7 +93,7 @@ FAMILIES: dict[str, Family] = {
     "Kimi K2.5": Family("kimi-k2-5", calls="kimi", sizes=LATENT),
     "LFM2": Family("lfm2", calls="lfm2"),
     "Qwen3-VL-MoE": Family("qwen3-vl-moe", calls="hermes"),
-    "Command R7B": Family("cohere2"),
+    "Command R7B": Family("cohere2", calls="cohere"),
     "Seed-OSS": Family("seed-oss", calls="seed"),
 }
 WEATHER = {

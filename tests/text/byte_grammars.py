@@ -168,6 +168,12 @@ def calls(written: Sequence[tuple[str, str]], form: CallFormatName) -> str:
         case "olmo":
             lines = [f"{name}({_keywords(json.loads(arguments))})" for name, arguments in written]
             return "<function_calls>" + "\n".join(lines) + "</function_calls>"
+        case "cohere":
+            objects = [
+                f'{{"tool_call_id": "0", "tool_name": "{name}", "parameters": {arguments}}}'
+                for name, arguments in written
+            ]
+            return f"<|START_ACTION|>[{', '.join(objects)}]<|END_ACTION|>"
         case "lfm2":
             each = ", ".join(f"{name}({_keywords(json.loads(arguments))})" for name, arguments in written)
             return f"<|tool_call_start|>[{each}]<|tool_call_end|>"

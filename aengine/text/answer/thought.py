@@ -26,7 +26,8 @@ THINK = ThoughtMarkers("<think>", "</think>")  # most families
 MISTRAL_THINK = ThoughtMarkers("[THINK]", "[/THINK]")  # Magistral and later
 SEED_THINK = ThoughtMarkers("<seed:think>", "</seed:think>")
 GEMMA_THINK = ThoughtMarkers("<|channel>thought", "<channel|>")  # Gemma 4
-ALL_THOUGHTS = (THINK, MISTRAL_THINK, SEED_THINK, GEMMA_THINK)
+COHERE_THINK = ThoughtMarkers("<|START_THINKING|>", "<|END_THINKING|>")  # Command R7B and A
+ALL_THOUGHTS = (THINK, MISTRAL_THINK, SEED_THINK, GEMMA_THINK, COHERE_THINK)
 
 
 def thoughts_of(templates: Iterable[str], vocabulary: Iterable[str]) -> ThoughtMarkers | None:

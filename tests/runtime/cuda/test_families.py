@@ -1,5 +1,5 @@
 """Families whose layers have kernels of their own, on a CUDA device: latents, experts with GELU, heads that are padded,
-scores that are capped.
+scores that are capped, pairs of neighbours that are rotated, norms that subtract the mean, short convolutions.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "phi3-96": ("phi3", {"hidden_size": 384, "num_attention_heads": 4, "num_key_value_heads": 4}),
     "llama-24": ("llama-all-biases", {}),
     "gemma2": ("gemma2", {}),
+    "glm4": ("glm4", {}),
+    "cohere2": ("cohere2", {}),
+    "phi-moe": ("phi-moe", {}),
+    "apertus": ("apertus", {}),
+    "lfm2-moe": ("lfm2-moe", {}),
 }
 WAYS: list[dict[str, object]] = [
     {},

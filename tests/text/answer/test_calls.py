@@ -272,6 +272,7 @@ def test_time_is_linear(text: str) -> None:
         ("{{ '<|tool_call|>' + calls }}", "granite"),
         ("{{ '<function_calls>' + calls + '</function_calls>' }}", "olmo"),
         ("{{ '<|tool_list_start|>' + tools }}", "lfm2"),
+        ("{{ '<|START_ACTION|>[' + calls }}", "cohere"),
         ("<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>", "glm"),
         ("{{ '<seed:tool_call>' }}<function=f>\n<parameter=a>", "seed"),
         ('[TOOL_CALLS] {"name": "parameters": }', "mistral_list"),

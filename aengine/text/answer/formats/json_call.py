@@ -58,6 +58,7 @@ class JsonValueScanner:
             self._depth += 1 if character in "{[" else -1
 
 
+_NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")  # models use either, whichever they were trained on
 
 
@@ -127,7 +128,7 @@ class JsonCallReader(JsonPartialCall):
 
     def _begin_value(self, character: str) -> bool:
         self._scan = JsonValueScanner(character)
-        if self._key == "name" and self.name is None:
+        if self._key in _NAME_KEYS and self.name is None:
             self._role = "name"
             return character == '"'
         if self._key in _ARGUMENT_KEYS and not self._json.begun:
@@ -176,12 +177,12 @@ class JsonCallReader(JsonPartialCall):
             self.broken = True
 
 
-def json_call_rules(rule: str, tool: CallableTool, key: str, extra: str = "") -> list[str]:
+def json_call_rules(rule: str, tool: CallableTool, key: str, extra: str = "", name: str = '"name"') -> list[str]:
     """Return rules of a call as a JSON object with its name, and with its arguments under `key`.
 
-    extra: text that may follow the arguments, in Lark's notation.
+    extra: text that may follow the arguments, in Lark's notation. name: the key of the name, and what precedes it.
     """
-    head = f'{{"name": {json.dumps(tool.name)}, "{key}": '
+    head = f'{{{name}: {json.dumps(tool.name)}, "{key}": '
     return [
         f"{rule}: {sequence(literal(head), f'{rule}_arguments', extra, literal('}'))}",
         arguments_rule(rule, tool),

@@ -1,4 +1,4 @@
-"""Formats whose calls are JSON objects: Hermes, Qwen, Phi-4-mini, Granite 3, Llama 3."""
+"""Formats whose calls are JSON objects: Hermes, Qwen, Phi-4-mini, Granite 3, Command R7B and A, Llama 3."""
 
 from __future__ import annotations
 
@@ -61,6 +61,26 @@ class JsonList(JsonObjects):
         if self._ended and "<|tool|>" in template and "<|/tool|>" in template:
             return True
         return _BEGIN in template and (_END in template) == self._ended
+
+
+class CohereActions(JsonObjects):
+    """A list of JSON objects with an id and `tool_name` between two markers: Command R7B and A."""
+
+    syntax = CallSyntax(
+        begin="<|START_ACTION|>",
+        opening='"["',
+        separator=", ",
+        closing="]<|END_ACTION|>",
+        end="<|END_ACTION|>",
+        further="{",
+        noise=" \t\r\n,}]",
+    )
+
+    def detect(self, template: str) -> bool:
+        return self.syntax.begin in template
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        return json_call_rules(rule, tool, "parameters", name='"tool_call_id": "0", "tool_name"')
 
 
 class Llama3(CallFormat):
