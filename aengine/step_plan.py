@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from aengine.prompt_images import PromptImages
+from aengine.prompt_images import PlacedImage, PromptImages
 from aengine.requests.sampling_params import SamplingParams
 from aengine.types import PromptLogprob
 
@@ -92,6 +92,13 @@ class MixedLimit(msgspec.Struct, frozen=True):
     multiple: int  # a cut prompt fills the step to a multiple of this many tokens
 
 
+class ImageWork(msgspec.Struct, frozen=True):
+    """A part of a tower's work on an image."""
+
+    image: PlacedImage
+    blocks: int = 0  # the tower computes so many more blocks; 0: all that are left
+
+
 class StepPlan(msgspec.Struct):
     """Everything the runtime needs to run one step.
 
@@ -119,6 +126,9 @@ class StepPlan(msgspec.Struct):
     # outside the window.
     new_window_pages: list[NewPage] = []
     window_copies: list[tuple[int, int]] = []
+    # The images that the tower works on before the forward pass. An image of a chunk is computed even if it is missing
+    # here, so this only divides the work.
+    encodings: Sequence[ImageWork] = ()
     structured: bool = False  # a row has a grammar; draws wait for its mask, which depends on the tokens before
     # Like `PrefillChunk.saves`, for decoding rows of a model with drafts: (row, tokens, slot). The slot keeps the state
     # after the row's first `tokens` tokens if the step adds the last of them to the state. It may be a refused draft;

@@ -75,6 +75,16 @@ QUANTIZATIONS: dict[str, dict[str, object]] = {
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
 }
+# The tower of Qwen3.5-9B, and a small one.
+TOWERS: dict[str, dict[str, object]] = {
+    "qwen3.5": {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16},
+    "small": {"depth": 3, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "patch_size": 16},
+}
+# The models with a tower around the text of these architectures, and the `model_type` of their text.
+_WRAPPERS = {
+    "Qwen3ForCausalLM": ("Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
+    "Qwen3_5ForCausalLM": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+}
 SMALL: dict[str, dict[str, object]] = {
     "30m": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1536}
     | {"num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "eos_token_id": 4095}
@@ -103,6 +113,23 @@ def write_config(folder: Path, shape: str, context: int = 40960, quantization: s
     if quantization is not None:
         config["quantization_config"] = QUANTIZATIONS[quantization]
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def add_tower(folder: Path, tower: str, image_token: int, **vision: object) -> None:
+    """Give the model of a config.json one of `TOWERS`, and write the file of its image processor.
+
+    image_token: the id of its tokens of images. vision: changes the tower.
+    """
+    path = folder / "config.json"
+    text = json.loads(path.read_text())
+    [architecture] = text["architectures"]
+    wrapper, text["model_type"] = _WRAPPERS[architecture]
+    shape = TOWERS[tower] | {"num_position_embeddings": 2304, "out_hidden_size": text["hidden_size"]} | vision
+    config = {"architectures": [wrapper], "image_token_id": image_token, "text_config": text, "vision_config": shape}
+    path.write_text(json.dumps(config | {"eos_token_id": text["eos_token_id"], "torch_dtype": "bfloat16"}))
+    size = {"shortest_edge": 2**16, "longest_edge": 2**24}
+    processor = {"size": size, "patch_size": shape["patch_size"], "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
 
 
 def ids(rng: random.Random, count: int) -> list[int]:

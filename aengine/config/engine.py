@@ -67,7 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     images: Annotated[
         Literal["auto", "off"],
-        Meta(description="auto: chats may contain images if the model and the device support it; off: text only"),
+        Meta(description="auto: chats may contain images if the model supports it; off: text only"),
     ] = "auto"
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8"],

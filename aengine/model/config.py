@@ -152,6 +152,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.images if self.sees else None
 
     @property
+    def shifts_positions(self) -> bool:
+        """Whether tokens after an image may have other positions than their indices."""
+        return self.tower is not None and self.tower.grid_rope is not None
+
+    @property
     def no_drafting(self) -> str:
         """Why the checkpoint has no draft head. Empty if it has one."""
         if self.mtp is not None:
@@ -252,6 +257,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         parameters = self.parameters + sum(one.parameters(self.hidden_size) for one in self._drafting)
         added = self.added_head
         head = 0 if added is None else added.weight_bytes(dtype, self.ranks)
+        if self.tower is not None:
+            head += self.tower.tower.weights * dtype.itemsize
         return (kept + (parameters - floats) * inner // 8) // self.ranks + head
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:

@@ -15,6 +15,7 @@ from aengine.attention.base import AttentionBackend, AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.kernels.base import Kernels
 from aengine.kernels.collective.base import Collective
+from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.layers import LayerBuilder
 from aengine.model.blocks.logits import Logits
@@ -111,8 +112,8 @@ class Decoder:
             self.groups = [*make.groups, *own.make.groups]
         self.tower: Tower | None = None
         self._axes: Tensor | None = None  # the position that each frequency is multiplied with
-        if config.tower is not None:  # whole on each rank
-            alone = Parameters(kernels, dtype, device, config.quantized)
+        if config.tower is not None:  # whole on each rank; torch's kernels, as ours would be compiled for each size
+            alone = Parameters(TorchKernels(), dtype, device, config.quantized)
             self.tower = build_tower(alone, config.tower)
             self.groups = [*self.groups, *alone.groups]
             if (grid := config.tower.grid_rope) is not None:

@@ -81,6 +81,10 @@ class Parameters:
         self._kv_dtype = kv_dtype or dtype
 
     @property
+    def device(self) -> torch.device:
+        return self._storage.device
+
+    @property
     def quantizes(self) -> bool:
         """Whether some or all matrices are quantised."""
         return self._to_fp8 or self._quantization is not None

@@ -126,6 +126,8 @@ class StepExecutor:
     def forward(self, plan: StepPlan) -> Forwarded:
         """Run the first half of a step: everything before its draws."""
         rows = self._rows
+        if self._images is not None:
+            self._images.advance(plan)
         rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
         if self._proposer is not None:
@@ -152,6 +154,12 @@ class StepExecutor:
             plan, logits, row_list, draw_rows, positions, scores, passed.sums, pools, sharded, passed.inputs
         )
 
+    def rehearse_images(self, begins: bool) -> None:
+        """Begin or end steps whose embeddings of images are undefined."""
+        if self._images is not None:
+            self._images.rehearsing = begins
+            self._images.forget()
+
     def _pass(self, plan: StepPlan) -> TokenPass:
         """Run the decoder over the step's tokens."""
         rows, recurrent = self._rows, self._states is not None
@@ -164,7 +172,7 @@ class StepExecutor:
         tensors = resolve(cells, shape, rows, self.kv.page_size, adapted, width)
         tensors.query_lens, tensors.context_lens = query_lens, context_lens
         if self._images is not None:
-            tensors.positions, tensors.images = self._images.place(plan, tensors.positions, rows.upload)
+            tensors.positions, tensors.images = self._images.place(plan, tensors.positions)
             if tensors.images is not None:
                 tensors.token_ids = tensors.token_ids.index_fill(0, tensors.images.at, self._images.fill)
         # In a pure decode every token draws, in order. Scores need the hidden states of all tokens.

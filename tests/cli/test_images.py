@@ -169,9 +169,9 @@ def test_a_model_without_images_is_not_loaded(tmp_path: Path, png: str) -> None:
 def test_a_loaded_model_without_images_refuses_the_flag() -> None:
     model = FakeModel()
     check_takes_images(model, [PART])  # like a server
-    model.no_images = "they are supported on a CPU only, so far"  # type: ignore[attr-defined]
+    model.no_images = "the knob images is off"  # type: ignore[attr-defined]
     check_takes_images(model, [])
-    with pytest.raises(CommandError, match="--image: the model takes no images: they are supported on a CPU only"):
+    with pytest.raises(CommandError, match="--image: the model takes no images: the knob images is off"):
         check_takes_images(model, [PART])
 
 

@@ -1,4 +1,7 @@
-"""The rules by which families choose the size that an image is resized to. They need its size only, not its pixels."""
+"""The rules by which families choose the size that an image is resized to. They need its size only, not its pixels.
+
+`largest` of a rule returns a plan with at least as many tokens as any image that has at most `most` tokens.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,12 @@ class AreaRule(msgspec.Struct, frozen=True, tag="area"):
     min_pixels: int
     max_pixels: int
 
+    def largest(self, most: int) -> ImagePlan:
+        smallest, full = (pixels // self.unit**2 for pixels in (self.min_pixels, self.max_pixels))
+        # A thin image is a token high at least, and a small one is rounded up.
+        thin, grown = (math.isqrt(_MAX_RATIO * tokens) + 1 for tokens in (full, smallest + 1))
+        return _near_square(min(most, max(full, thin, smallest + grown + math.isqrt(smallest) + 2)), self.unit)
+
     def plan(self, width: int, height: int) -> ImagePlan:
         if max(width, height) > _MAX_RATIO * min(width, height):
             raise _unfit(width, height, f"one side is more than {_MAX_RATIO} times the other")
@@ -54,6 +63,9 @@ class BudgetRule(msgspec.Struct, frozen=True, tag="budget"):
     patch: int  # the side of a patch in pixels
     max_tokens: int
 
+    def largest(self, most: int) -> ImagePlan:
+        return _near_square(min(most, self.max_tokens), self.unit)
+
     def plan(self, width: int, height: int) -> ImagePlan:
         per_token = (self.unit // self.patch) ** 2
         factor = math.sqrt(self.max_tokens * per_token * self.patch**2 / (height * width))
@@ -73,6 +85,9 @@ class EdgeRule(msgspec.Struct, frozen=True, tag="edge"):
     unit: int  # the side of a token in pixels
     longest: int  # in pixels
 
+    def largest(self, most: int) -> ImagePlan:
+        return _near_square(min(most, ((self.longest - 1) // self.unit + 1) ** 2), self.unit)
+
     def plan(self, width: int, height: int) -> ImagePlan:
         ratio = max(height / self.longest, width / self.longest)
         if ratio > 1:
@@ -88,11 +103,20 @@ class FixedRule(msgspec.Struct, frozen=True, tag="fixed"):
     unit: int  # the side of a token in pixels
     side: int  # of the square in tokens
 
+    def largest(self, most: int) -> ImagePlan:
+        return _of_tokens(self.side, self.side, self.unit)
+
     def plan(self, width: int, height: int) -> ImagePlan:
         return _of_tokens(self.side, self.side, self.unit)
 
 
 ResizeRule = AreaRule | BudgetRule | EdgeRule | FixedRule
+
+
+def _near_square(tokens: int, unit: int) -> ImagePlan:
+    """Return a plan of at least this many tokens, and hardly more."""
+    rows = max(1, math.isqrt(tokens))
+    return _of_tokens(rows, max(1, -(-tokens // rows)), unit)
 
 
 def _of_tokens(rows: int, columns: int, unit: int) -> ImagePlan:

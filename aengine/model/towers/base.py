@@ -6,9 +6,9 @@ of the token at row 0 and column 1, and so on. So the patches that become one to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,27 +33,52 @@ class ImageEmbeddings:
     deep: tuple[Tensor, ...] = ()  # [tokens, hidden] each: added to the residual stream after the first layers
 
 
-class Tower(Protocol):
+Embedding = Generator[None, None, ImageEmbeddings]  # a tower that computes a batch, and pauses after each block
+
+
+class Tower(ABC):
     """A tower whose weights are loaded. Only its launches depend on the sizes of images; it never waits for a device.
 
     Every rank of a model has the whole tower.
     """
 
-    def __call__(self, batch: PatchBatch) -> ImageEmbeddings:
-        """Return the embeddings of all images, in the order of the batch. Images do not see each other."""
+    blocks: int  # how many layers it has
+
+    @abstractmethod
+    def begin(self, batch: PatchBatch, rehearsal: bool = False) -> Embedding:
+        """Return a generator that computes a batch. It yields after each block, and returns the embeddings.
+
+        Args:
+            batch: Images do not see each other. Their embeddings are in the same order.
+            rehearsal: Compute only blocks that need kernels or memory of their own. The results are undefined.
+        """
         ...
+
+    def __call__(self, batch: PatchBatch) -> ImageEmbeddings:
+        """Return the embeddings of all images, in the order of the batch."""
+        return finish(self.begin(batch))
+
+
+def finish(embedding: Embedding) -> ImageEmbeddings:
+    """Compute all that a generator of `Tower.begin` has left."""
+    while True:
+        try:
+            next(embedding)
+        except StopIteration as stop:
+            made: ImageEmbeddings = stop.value
+            return made
 
 
 def patch_places(plans: Sequence[ImagePlan], merge: int, device: torch.device) -> Tensor:
     """Return `PatchBatch.places` of images. merge: the side of a token in patches."""
     if not plans:
         return torch.empty(0, 4, dtype=torch.int64, device=device)
-    return torch.cat([_places(plan, merge) for plan in plans]).to(device, non_blocking=True)
+    return torch.cat([_places(plan, merge, device) for plan in plans])
 
 
-def _places(plan: ImagePlan, merge: int) -> Tensor:
+def _places(plan: ImagePlan, merge: int, device: torch.device) -> Tensor:
     height, width = plan.rows * merge, plan.columns * merge
-    rows, columns = torch.arange(height), torch.arange(width)
+    rows, columns = (torch.arange(size, device=device) for size in (height, width))
     shape = (plan.rows, merge, plan.columns, merge)
     by_row, by_column = torch.meshgrid(rows, columns, indexing="ij")
     places = [one.reshape(shape).transpose(1, 2).flatten() for one in (by_row, by_column)]

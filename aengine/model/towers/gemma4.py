@@ -10,19 +10,18 @@ from aengine.model.images.spec import ImageSpec
 from aengine.model.images.tower_specs import Gemma4Tower
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
-from aengine.model.towers.base import ImageEmbeddings, PatchBatch
+from aengine.model.towers.base import Embedding, ImageEmbeddings, PatchBatch, Tower
 from aengine.model.towers.parts import activate, angles_of, attend, frequencies, rotate
 
 
-class Gemma4Vision:
-    """A `Tower`."""
-
+class Gemma4Vision(Tower):
     def __init__(self, make: Parameters, spec: ImageSpec, tower: Gemma4Tower) -> None:
+        self.blocks = tower.layers
         hidden, embedder = tower.hidden, "vision_tower.patch_embedder"
         self._patch = spec.patch
         self._embed = make.linear({f"{embedder}.input_proj": Part(hidden)}, 3 * spec.patch**2)
         self._tables = make.tensor(f"{embedder}.position_embedding_table", 2, tower.positions, hidden)
-        own = frequencies(tower.theta, tower.head_dim // 2)
+        own = frequencies(tower.theta, tower.head_dim // 2, make.device)
         self._frequencies = own, own
         self._blocks = [_Block(make, f"vision_tower.encoder.layers.{i}", tower) for i in range(tower.layers)]
         self._area, self._root, self._eps = spec.merge**2, hidden**0.5, tower.eps
@@ -30,15 +29,16 @@ class Gemma4Vision:
         self._factor = make.tensor("vision_tower.std_scale", hidden) if tower.standardised else None
         self._project = make.linear({"embed_vision.embedding_projection": Part(tower.out)}, hidden)
 
-    def __call__(self, batch: PatchBatch) -> ImageEmbeddings:
+    def begin(self, batch: PatchBatch, rehearsal: bool = False) -> Embedding:
         # The matrix has the three channels of a pixel next to each other.
         rows = (2 * (batch.rows - 0.5)).unflatten(1, (3, -1)).transpose(1, 2).flatten(1)
         row, column = batch.places[:, 0], batch.places[:, 1]
         x = self._embed.apply(rows) + F.embedding(column, self._tables[0]) + F.embedding(row, self._tables[1])
-        cos, sin = angles_of(batch.places[:, [1, 0]], self._frequencies)
+        cos, sin = angles_of(batch.places[:, :2].flip(1), self._frequencies)
         angles = cos.unflatten(-1, (2, -1)), sin.unflatten(-1, (2, -1))  # a half of each head for columns, one for rows
-        for block in self._blocks:
+        for block in self._blocks[: 1 if rehearsal else None]:
             x = block(x, angles, batch.lengths)
+            yield
         pooled = x.float().unflatten(0, (-1, self._area)).mean(1).to(x.dtype).float() * self._root
         if self._shift is not None and self._factor is not None:
             pooled = (pooled - self._shift.float()) * self._factor.float()

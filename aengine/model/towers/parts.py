@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aengine.model.groups import Entry, PlainTensor
 from aengine.model.images.tower_specs import TowerActivation
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
+
+# Torch's attention on CUDA devices, without that of cuDNN, which compiles a kernel for each length of an image.
+_COMPILED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class LayerNorm:
@@ -84,16 +89,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float
         q, k, v: [tokens, heads, dim].
         lengths: The number of tokens of each image.
     """
-    out = torch.empty_like(q)
-    start = 0
-    for length, same in groupby(lengths):
-        count = sum(1 for _ in same)
-        end = start + count * length
-        some_q, some_k, some_v = (one[start:end].unflatten(0, (count, length)).transpose(1, 2) for one in (q, k, v))
-        attended = F.scaled_dot_product_attention(some_q, some_k, some_v, scale=scale)
-        out[start:end] = attended.transpose(1, 2).flatten(0, 1)
-        start = end
-    return out.flatten(1)
+    parts, start = [], 0
+    with sdpa_kernel(_COMPILED) if q.is_cuda else nullcontext():
+        for length, same in groupby(lengths):
+            count = sum(1 for _ in same)
+            end = start + count * length
+            some_q, some_k, some_v = (one[start:end].unflatten(0, (count, length)).transpose(1, 2) for one in (q, k, v))
+            attended = F.scaled_dot_product_attention(some_q, some_k, some_v, scale=scale)
+            parts.append(attended.transpose(1, 2).flatten(0, 1))
+            start = end
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
@@ -109,13 +114,13 @@ def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 def angles_of(places: Tensor, frequencies: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return cosines and sines for `rotate`: those of rows, then those of columns.
 
-    places: of `PatchBatch`. frequencies: of rows and of columns, float32 on any device.
+    places: of `PatchBatch`. frequencies: of rows and of columns, float32 on the same device.
     """
-    whole = torch.cat([places[:, i : i + 1] * one.to(places.device) for i, one in enumerate(frequencies)], dim=1)
+    whole = torch.cat([places[:, i : i + 1] * one for i, one in enumerate(frequencies)], dim=1)
     whole = whole.unsqueeze(1)
     return whole.cos(), whole.sin()
 
 
-def frequencies(theta: float, size: int) -> Tensor:
-    """Return theta ** -(0, 2, 4... / size), float32, computed on the CPU."""
-    return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size))
+def frequencies(theta: float, size: int, device: torch.device) -> Tensor:
+    """Return theta ** -(0, 2, 4... / size), float32. Computed on the CPU, so that all devices have the same."""
+    return (1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size))).to(device)

@@ -34,5 +34,6 @@ def patch_rows(pixels: Tensor, spec: ImageSpec, dtype: torch.dtype) -> Tensor:
     rows, columns = (size // (patch * merge) for size in pixels.shape[:2])
     parts = pixels.view(rows, merge, patch, columns, merge, patch, 3).permute(0, 3, 1, 4, 6, 2, 5)
     numbers = parts.reshape(-1, 3, patch * patch).to(torch.float32).mul_(values.factor)
-    mean, std = (torch.tensor(three, device=pixels.device).view(3, 1) for three in (values.mean, values.std))
-    return numbers.sub_(mean).div_(std).flatten(1).to(dtype)
+    for channel, (mean, std) in enumerate(zip(values.mean, values.std)):  # a tensor of them would have to be uploaded
+        numbers[:, channel].sub_(mean).div_(std)
+    return numbers.flatten(1).to(dtype)

@@ -8,7 +8,7 @@ from aengine.model.images.spec import ImageSpec
 from aengine.model.images.tower_specs import PixtralTower
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
-from aengine.model.towers.base import ImageEmbeddings, PatchBatch
+from aengine.model.towers.base import Embedding, ImageEmbeddings, PatchBatch, Tower
 from aengine.model.towers.parts import (
     PatchEmbedding,
     TwoLayers,
@@ -22,14 +22,13 @@ from aengine.model.towers.parts import (
 _EPS = 1e-5
 
 
-class PixtralVision:
-    """A `Tower`."""
-
+class PixtralVision(Tower):
     def __init__(self, make: Parameters, spec: ImageSpec, tower: PixtralTower) -> None:
+        self.blocks = tower.layers
         hidden, projector = tower.hidden, "multi_modal_projector"
         self._embed = PatchEmbedding(make, "vision_tower.patch_conv", hidden, spec.patch, False)
         self._first_norm = make.norm("vision_tower.ln_pre", hidden, _EPS)
-        every = frequencies(tower.theta, hidden // tower.heads)
+        every = frequencies(tower.theta, hidden // tower.heads, make.device)
         self._frequencies = every[0::2], every[1::2]  # of rows, and of columns
         names = (f"vision_tower.transformer.layers.{i}" for i in range(tower.layers))
         self._blocks = [_Block(make, name, tower) for name in names]
@@ -45,11 +44,12 @@ class PixtralVision:
             tower.projection_bias,
         )
 
-    def __call__(self, batch: PatchBatch) -> ImageEmbeddings:
+    def begin(self, batch: PatchBatch, rehearsal: bool = False) -> Embedding:
         x = self._first_norm(self._embed(batch.rows))
         angles = angles_of(batch.places, self._frequencies)
-        for block in self._blocks:
+        for block in self._blocks[: 1 if rehearsal else None]:
             x = block(x, angles, batch.lengths)
+            yield
         merged = self._norm(x).unflatten(0, (-1, self._area)).transpose(1, 2).flatten(1)  # by channel, then by patch
         return ImageEmbeddings(self._project(self._merge.apply(merged)))
 

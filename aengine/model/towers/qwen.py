@@ -10,7 +10,7 @@ from aengine.model.images.spec import ImageSpec
 from aengine.model.images.tower_specs import QwenTower
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
-from aengine.model.towers.base import ImageEmbeddings, PatchBatch
+from aengine.model.towers.base import Embedding, ImageEmbeddings, PatchBatch, Tower
 from aengine.model.towers.parts import (
     LayerNorm,
     PatchEmbedding,
@@ -24,14 +24,13 @@ from aengine.model.towers.parts import (
 _EPS = 1e-6
 
 
-class QwenVision:
-    """A `Tower`."""
-
+class QwenVision(Tower):
     def __init__(self, make: Parameters, spec: ImageSpec, tower: QwenTower) -> None:
+        self.blocks = tower.layers
         self._embed = PatchEmbedding(make, "visual.patch_embed.proj", tower.hidden, spec.patch, True, tower.frames)
         self._table = make.tensor("visual.pos_embed.weight", tower.side**2, tower.hidden)
         self._side = tower.side
-        own = frequencies(tower.theta, tower.hidden // tower.heads // 2)
+        own = frequencies(tower.theta, tower.hidden // tower.heads // 2, make.device)
         self._frequencies = own, own
         self._blocks = [_Block(make, f"visual.blocks.{i}", tower) for i in range(tower.layers)]
         self._merger = _Merger(make, "visual.merger", spec.merge**2, tower)
@@ -39,14 +38,18 @@ class QwenVision:
         deep = [_Merger(make, name, spec.merge**2, tower, norm_merged=True) for name in mergers]
         self._deep = dict(zip(tower.deep, deep))
 
-    def __call__(self, batch: PatchBatch) -> ImageEmbeddings:
+    def begin(self, batch: PatchBatch, rehearsal: bool = False) -> Embedding:
         x = self._embed(batch.rows) + interpolated(self._table, self._side, batch.places)
         angles = angles_of(batch.places, self._frequencies)
         deep: dict[int, Tensor] = {}
         for i, block in enumerate(self._blocks):
+            merger = self._deep.get(i)
+            if rehearsal and i and merger is None:
+                continue
             x = block(x, angles, batch.lengths)
-            if (merger := self._deep.get(i)) is not None:
+            if merger is not None:
                 deep[i] = merger(x)
+            yield
         return ImageEmbeddings(self._merger(x), tuple(deep[i] for i in sorted(deep)))
 
 

@@ -9,14 +9,13 @@ from aengine.model.images.spec import ImageSpec
 from aengine.model.images.tower_specs import SiglipTower
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
-from aengine.model.towers.base import ImageEmbeddings, PatchBatch
+from aengine.model.towers.base import Embedding, ImageEmbeddings, PatchBatch, Tower
 from aengine.model.towers.parts import LayerNorm, PatchEmbedding, TwoLayers, attend
 
 
-class SiglipVision:
-    """A `Tower`."""
-
+class SiglipVision(Tower):
     def __init__(self, make: Parameters, spec: ImageSpec, tower: SiglipTower) -> None:
+        self.blocks = tower.layers
         hidden, embeddings = tower.hidden, "vision_tower.embeddings"
         self._embed = PatchEmbedding(make, f"{embeddings}.patch_embedding", hidden, spec.patch, True)
         self._table = make.tensor(f"{embeddings}.position_embedding.weight", tower.side**2, hidden)
@@ -28,11 +27,12 @@ class SiglipVision:
         # Stored with inputs before outputs.
         self._projection = make.tensor("multi_modal_projector.mm_input_projection_weight", hidden, tower.out)
 
-    def __call__(self, batch: PatchBatch) -> ImageEmbeddings:
+    def begin(self, batch: PatchBatch, rehearsal: bool = False) -> Embedding:
         places = batch.places
         x = self._embed(batch.rows) + F.embedding(places[:, 0] * self._side + places[:, 1], self._table)
-        for block in self._blocks:
+        for block in self._blocks[: 1 if rehearsal else None]:
             x = block(x, batch.lengths)
+            yield
         pooled = self._norm(x).unflatten(0, (-1, self._area)).mean(1)
         return ImageEmbeddings(self._soft_norm(pooled) @ self._projection)
 

@@ -28,6 +28,7 @@ from aengine.runtime.cuda.runner import GraphedExecutor
 from aengine.runtime.ranks import RankedExecutor
 from aengine.runtime.speculation.base import ProposerChoice, ProposerParts
 from aengine.runtime.step.executor import Executor
+from aengine.runtime.step.images import make_encoder
 from aengine.runtime.step.rows import Rows
 from aengine.sampling.sampler import Sampler
 from aengine.sampling.upload import upload
@@ -100,17 +101,19 @@ class Executors:
         self.all: Executor = ranks[0] if len(ranks) == 1 else RankedExecutor(ranks, devices)
 
     def warm_up(self, plans: Iterable[StepPlan], replays_drafts: bool = True) -> None:
-        """Run steps, ignore their results and wait for the devices.
+        """Run steps, ignore their results and wait for the devices. Towers leave out most of their work.
 
         replays_drafts: False launches the kernels of verdicts and proposers, although graphs hold them. Steps of other
         sizes, or with other draws, need them.
         """
         for rank in self.ranks:
             rank.replays_drafts = replays_drafts
+            rank.rehearse_images(True)
         for plan in plans:
             self.all.execute(plan)
         for rank in self.ranks:
             rank.replays_drafts = True
+            rank.rehearse_images(False)
         self.devices.synchronize()
 
 
@@ -140,6 +143,7 @@ def make_executor(
         sliding = None if windows is None else SlidingLayers(decoder.config.sliding, windows.num_pages)
         kv = KVPool(decoder.config.kv_shape(config.page_size, decoder.kv_dtype), num_pages, device, sliding)
         pool = None if states is None else StatePool.in_room(states, device)
+        images = make_encoder(config, decoder)
 
     def send(values: Sequence[int]) -> Tensor:
         return upload(np.array(values, dtype=np.int64), device)
@@ -148,11 +152,12 @@ def make_executor(
     most_drafts = 0 if speculation is None else speculation.most_drafts
     shift, recurrent = decoder.near_shift, states is not None
     rows = Rows(
-        config.max_num_seqs, pages_per_row, device, send, adapters, windows is not None, shift, most_drafts, recurrent
-    )
+        config.max_num_seqs, pages_per_row, device, send, adapters, windows is not None, shift, most_drafts, recurrent,
+        decoder.config.shifts_positions,
+    )  # fmt: skip
     sampler = Sampler(rows.count, decoder.config.vocab_size, device, rows.count * (1 + most_drafts))
     proposer = None if speculation is None else speculation.make(ProposerParts(decoder, kv, sampler, rows))
-    executor = GraphedExecutor(decoder, kv, sampler, rows, pool, proposer)
+    executor = GraphedExecutor(decoder, kv, sampler, rows, pool, proposer, images)
     # All graphs share one pool, because only one runs at a time.
     memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
     if sizes.decode and proposer is not None:

@@ -75,6 +75,8 @@ class GraphedExecutor(StepExecutor):
         return Forwarded(plan, self._decoder.head.all_logits(own), plan.draw_rows, draw_rows, positions)
 
     def replays(self, plan: StepPlan) -> bool:
+        if plan.encodings:
+            return False
         if self.drafted_graphs is not None:
             return self._drafted_shape_for(plan, self._sampler.kind(plan.decode)) is not None
         return self._decode_graphs_for(plan) is not None and self._draws_in_graph(plan)
@@ -109,6 +111,7 @@ class GraphedExecutor(StepExecutor):
         if (
             graphs is None
             or plan.needs_all_tokens
+            or any(chunk.images is not None for chunk in plan.prefill)  # graphs have neither embeddings nor grids
             or not (plan.prefill or any(plan.drafts) or self._reads_states(plan))
         ):
             return None
@@ -129,6 +132,8 @@ class GraphedExecutor(StepExecutor):
         return replayed
 
     def _begin_replay(self, plan: StepPlan) -> None:
+        if self._images is not None:
+            self._images.advance(plan)
         self._rows.grow(plan.new_pages, plan.new_window_pages)
         self._rows.advance(plan)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-import torch
 from msgspec.structs import replace
 
 from aengine.attention.torch_backend import TorchAttention
@@ -20,7 +19,7 @@ from aengine.model.towers.build import count_weights
 log = logging.getLogger("aengine")
 
 
-def choose_images(config: EngineConfig, model: ModelConfig, device: torch.device, files: Path) -> ModelConfig:
+def choose_images(config: EngineConfig, model: ModelConfig, files: Path) -> ModelConfig:
     """Return the model with its tower if it can take images, else with the reason why it takes none.
 
     The start-up log has one line about it, if the checkpoint has a tower. Reads headers of weights.
@@ -29,18 +28,16 @@ def choose_images(config: EngineConfig, model: ModelConfig, device: torch.device
     """
     if model.images is None:
         return model
-    if why := _why_none(config, model, device, files):
+    if why := _why_none(config, model, files):
         log.info("images: off, because %s", why)
         return replace(model, no_images=why)
     log.info("images: a tower of %d million weights", round(count_weights(model.images) / 1e6))
     return model.with_images()
 
 
-def _why_none(config: EngineConfig, model: ModelConfig, device: torch.device, files: Path) -> str:
+def _why_none(config: EngineConfig, model: ModelConfig, files: Path) -> str:
     if config.images == "off":
         return "the knob images is off"
-    if device.type != "cpu":
-        return "they are supported on a CPU only, so far"
     if model.head != "vocabulary":
         return "the model generates no text"
     if model.images is not None and not model.images.splittable:

@@ -34,7 +34,7 @@ from aengine.runtime.startup.sizing.pool import CPU_KV_GIB, host_slots, size_poo
 from aengine.runtime.startup.sizing.steps import CPU_STEP_TOKENS, mixed_limit, step_tokens
 from aengine.runtime.startup.sizing.windows import sliding_layers
 from aengine.runtime.step.executor import Executor
-from aengine.runtime.step.images import ImageEncoder
+from aengine.runtime.step.images import make_encoder
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.weights import Weights
 from aengine.sampling.sampler import Sampler
@@ -58,7 +58,7 @@ def start_cpu(
     timer = StartupTimer()
     digest = None if config.disk_cache_dir is None else WeightsDigest()
     device = torch.device("cpu")
-    model = choose_images(config, model, device, folder)
+    model = choose_images(config, model, folder)
     model = reserve_adapters(config, model)
     if speculation is None:
         model, speculation = choose_proposer(config, model, device, folder)
@@ -120,11 +120,6 @@ def start_cpu(
         adapters, windows = decoder.adapters is not None, pool.windows is not None
         recurrent = pool.states is not None
         shift = decoder.near_shift
-        images = (
-            None
-            if decoder.tower is None or model.images is None
-            else ImageEncoder(model.images, decoder.tower, dtype, device)
-        )
         rows = Rows(
             config.max_num_seqs,
             pages,
@@ -135,12 +130,12 @@ def start_cpu(
             shift,
             most_drafts,
             recurrent,
-            images is not None,
+            model.shifts_positions,
         )
         states = None if pool.states is None else StatePool.in_room(pool.states, device)
         sampler = Sampler(rows.count, model.vocab_size, device)
         proposer = None if speculation is None else speculation.make(ProposerParts(decoder, kv, sampler, rows))
-        return StepExecutor(decoder, kv, sampler, rows, states, proposer, images)
+        return StepExecutor(decoder, kv, sampler, rows, states, proposer, make_encoder(config, decoder))
 
     executor = make(decoders[0], pools[0])
     if model.ranks > 1:

@@ -43,6 +43,7 @@ from aengine.runtime.startup.compiling.compile_ahead import CompileAhead, compil
 from aengine.runtime.startup.compiling.job import Job
 from aengine.runtime.startup.drafted_steps import drafted_steps, largest_drafted_steps
 from aengine.runtime.startup.gpus import choose_gpus
+from aengine.runtime.startup.image_steps import image_steps, with_largest_images
 from aengine.runtime.startup.images import choose_images
 from aengine.runtime.startup.libraries import load_libraries
 from aengine.runtime.startup.lora import make_adapter_places, reserve_adapters
@@ -92,7 +93,7 @@ def start_cuda(
     longest = check_length(config, model)  # refuses bad settings before weights are read
     _check_heads(model)
     torch.cuda.set_device(device)
-    model = choose_images(config, model, device, folder)
+    model = choose_images(config, model, folder)
     model = reserve_adapters(config, model)
     model, speculation = choose_proposer(config, model, device, folder)
     gpus = choose_gpus(config, model, dtype, device)
@@ -215,6 +216,7 @@ def start_cuda(
             executors = make(pool.num_pages, pool.max_model_len, sizes, pool.states, pool.windows, pools)
             length = pool.max_model_len
             uncaptured = uncaptured_steps(config, model, dtype, job.launch, steps.most, length, sizes, most_drafts)
+            uncaptured += image_steps(config, model, steps.most, length)
             drafted = drafted_steps(config, model, dtype, job.launch, steps.most, length, most_drafts)
             if known is not None and config.kv_cache_gib is None:  # the largest step has not run yet
                 uncaptured.append(widest_step(config, steps.most, length))
@@ -228,10 +230,10 @@ def start_cuda(
             executors.warm_up(with_adapters(greediest_steps(), lora))
             executors.warm_up(with_adapters(drafted, lora), replays_drafts=False)
         if collectives:  # torch must cache all memory that steps need: allocating more may wait for other devices
-            largest = greediest_largest_step(config, steps.most, length)
+            largest = with_largest_images(config, model, [greediest_largest_step(config, steps.most, length)])
             largest_drafted = largest_drafted_steps(config, steps.most, length, most_drafts)
             with _pool_size_errors(config, steps.most, ahead):
-                executors.warm_up(with_adapters([largest, *largest_drafted], lora), replays_drafts=False)
+                executors.warm_up(with_adapters([*largest, *largest_drafted], lora), replays_drafts=False)
             for gpu in gpus:
                 keep_small_memory(gpu)
             keep_pinned_memory(len(gpus))

@@ -126,9 +126,7 @@ def greediest_steps() -> list[StepPlan]:
 def narrow_steps(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> list[StepPlan]:
     """Return one scored prompt for each kernel of matrix products with few rows."""
     lengths = sorted({min(border, max_step_tokens, max_model_len) for border in ROW_BORDERS})
-    return [
-        _in_page_0(_largest_step(1, length, -(-length // config.page_size), length, GREEDIEST)) for length in lengths
-    ]
+    return [one_prompt(config, length, GREEDIEST) for length in lengths]
 
 
 def short_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
@@ -142,10 +140,7 @@ def short_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int)
 def long_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> list[StepPlan]:
     """Return a step whose keys are read in their pages, and a step whose keys are gathered from their pages."""
     lengths = {min(tokens, max_step_tokens, max_model_len) for tokens in (LEAST_GATHERING - 1, LEAST_GATHERING)}
-    return [
-        _in_page_0(_largest_step(1, length, -(-length // config.page_size), length, SamplingParams()))
-        for length in sorted(lengths)
-    ]
+    return [one_prompt(config, length, SamplingParams()) for length in sorted(lengths)]
 
 
 def decode_steps(config: EngineConfig, launch: Launch, max_step_tokens: int) -> list[StepPlan]:
@@ -169,6 +164,11 @@ def widest_step(config: EngineConfig, max_step_tokens: int, max_model_len: int) 
     """Return a step with the most tokens and rows."""
     length, pages_per_row = row_share(config, max_step_tokens, max_model_len)
     return _in_page_0(_largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, SamplingParams()))
+
+
+def one_prompt(config: EngineConfig, length: int, params: SamplingParams) -> StepPlan:
+    """Return a step with one prompt of `length` tokens."""
+    return _in_page_0(_largest_step(1, length, -(-length // config.page_size), length, params))
 
 
 def prompts_in_page_0(rows: int, params: SamplingParams) -> StepPlan:

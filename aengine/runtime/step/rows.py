@@ -43,7 +43,8 @@ class Rows:
             near_shift: `Decoder.near_shift`.
             most_drafts: The most drafts of a row.
             recurrent: Whether the model has recurrent layers.
-            images: Whether rows can have `NewRow.shift`.
+            images: Whether rows can have `NewRow.shift`. On a device, positions are always shifted then, because
+                graphs read the shifts.
         """
         self.device = device
         self.padding = max_rows
@@ -66,7 +67,8 @@ class Rows:
         # What is added to the positions of each row, on the device and on the host.
         self._shifts = torch.zeros(max_rows, dtype=torch.int64, device=device) if near_shift or images else None
         self._host_shifts = [0] * max_rows
-        self._is_shifted = near_shift > 0  # whether a row may be shifted; ended rows count until they are reused
+        self._always_shifted = near_shift > 0 or (images and send is not None)
+        self._is_shifted = self._always_shifted  # whether a row may be shifted; ended rows count until they are reused
         # The adapter place of each row, on the device and on the host. The padding row has no adapter.
         self.adapter = torch.zeros(max_rows, dtype=torch.int32, device=device) if adapters else None
         self.adapters = [NO_ADAPTER] * max_rows
@@ -131,7 +133,7 @@ class Rows:
                 self._host_shifts[new.row] = shift
                 changed.append(new.row)
         if changed:
-            self._is_shifted = self._near_shift > 0 or any(self._host_shifts)
+            self._is_shifted = self._always_shifted or any(self._host_shifts)
             index, values = self.upload(changed + [self._host_shifts[row] for row in changed]).view(2, -1)
             shifts[index] = values
 

@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import aengine
-from aengine.config import EngineConfig
 from aengine.engine.requests import image_reading
 from aengine.errors import ContextLengthError, InvalidRequestError
-from aengine.model.config import ModelConfig
-from aengine.runtime.startup.images import choose_images
 from tests.engine.images.seeing import CHATS, GREEDY, Seeing, answer, make_seeing, message, words, write_model
 from tests.images.files import encoded, png_that_claims, with_orientation
 from tests.model.towers.checkpoints import picture
@@ -138,14 +134,6 @@ async def test_models_whose_image_tokens_see_later_ones(case: str, tmp_path: Pat
     async with aengine.Engine(str(tmp_path), device="cpu", kv_cache_gib=0.01, progress=False) as engine:
         assert "tokens of one image attend to later ones" in engine.no_images
         assert (await engine.chat(message([words(5, 6)]), max_tokens=2, **GREEDY)).token_ids
-
-
-def test_a_gpu_serves_text_alone(seeing: Seeing) -> None:
-    model = ModelConfig.from_folder(seeing.folder)
-    config = EngineConfig(model=str(seeing.folder))
-    chosen = choose_images(config, model, torch.device("cuda"), seeing.folder)
-    assert (chosen.sees, chosen.no_images) == (False, "they are supported on a CPU only, so far")
-    assert choose_images(config, model, torch.device("cpu"), seeing.folder).sees
 
 
 async def test_a_checkpoint_without_the_weights_of_its_tower_serves_text(tmp_path: Path) -> None:

@@ -55,6 +55,17 @@ def test_three_positions_of_each_token_and_the_shift_after_them(prompt: list[int
     assert shift == delta
 
 
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_positions_of_a_part_of_a_prompt(prompt: list[int | tuple[int, int]]) -> None:
+    pieces = [piece if isinstance(piece, int) else ImagePlan(0, 0, *piece) for piece in prompt]
+    whole, shift = grid_positions(pieces)
+    end = whole.shape[1]
+    for first in range(end):
+        for last in (first, first + 1, first + 7, end, end + 5):
+            part, same = grid_positions(pieces, first, last)
+            assert (part.tolist(), same) == (whole[:, first:last].tolist(), shift)
+
+
 def test_an_empty_prompt_has_no_positions() -> None:
     positions, shift = grid_positions([])
     assert (positions.shape, shift) == ((3, 0), 0)

@@ -10,7 +10,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from aengine.errors import InvalidRequestError
-from aengine.model.images.resizing import AreaRule, BudgetRule, EdgeRule, FixedRule
+from aengine.model.images.resizing import AreaRule, BudgetRule, EdgeRule, FixedRule, ResizeRule
 
 
 class _Size:
@@ -72,3 +72,30 @@ def test_an_image_that_cannot_be_resized_is_refused_with_its_size_and_a_remedy()
     with pytest.raises(InvalidRequestError, match=r"5000 x 1.*crop or pad") as refused:
         AreaRule(32, 65536, 16777216).plan(5000, 1)
     assert refused.value.param == "image"
+
+
+RULES = [
+    AreaRule(32, 65536, 16777216),
+    AreaRule(28, 3136, 1003520),
+    AreaRule(8, 64, 4096),
+    AreaRule(32, 400_000, 400_000),
+    BudgetRule(48, 16, 280),
+    EdgeRule(28, 1540),
+    EdgeRule(14, 1541),
+    FixedRule(56, 16),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_no_image_is_larger_than_the_largest(rule: ResizeRule) -> None:
+    largest, some = rule.largest(10**9), rule.largest(100)
+    most = 0
+    for width, height in [*sizes(), (3200, 16), (600, 3)]:
+        try:
+            plan = rule.plan(width, height)
+        except InvalidRequestError:
+            continue
+        most = max(most, plan.tokens)
+        assert plan.tokens <= largest.tokens, (width, height)
+        assert plan.tokens > 100 or plan.tokens <= some.tokens
+    assert largest.tokens < 1.1 * most + 130

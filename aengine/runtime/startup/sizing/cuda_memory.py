@@ -13,6 +13,7 @@ from aengine.errors import ConfigError
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.capture import Executors, capture
 from aengine.runtime.startup.drafted_steps import trial_steps
+from aengine.runtime.startup.image_steps import with_largest_images
 from aengine.runtime.startup.sizing.windows import trial_bytes
 from aengine.runtime.startup.warm_up import row_share, with_adapters
 
@@ -89,7 +90,7 @@ def room_for_kv(
         trial = make(num_pages, length)
         for device in devices:
             torch.cuda.reset_peak_memory_stats(device.device)
-        steps = trial_steps(config, max_step_tokens, length, most_drafts)
+        steps = with_largest_images(config, model, trial_steps(config, max_step_tokens, length, most_drafts))
         trial.warm_up(with_adapters(steps, model.lora is not None))
     except torch.OutOfMemoryError as error:
         tightest = max(devices, key=lambda device: device.weights)

@@ -103,7 +103,7 @@ def room(monkeypatch: pytest.MonkeyPatch, device: Device) -> Measure:
     monkeypatch.setattr(cuda_memory, "trial_steps", lambda *_: ["plain", "greedy"])
     monkeypatch.setattr(cuda_memory, "capture", Trial.capture)
     pages = SimpleNamespace(page_bytes=POOL)
-    shape = SimpleNamespace(lora=None, kv_shape=lambda *_: pages, windows=[], max_position_embeddings=1024)
+    shape = SimpleNamespace(lora=None, kv_shape=lambda *_: pages, windows=[], max_position_embeddings=1024, tower=None)
     decoder: Any = SimpleNamespace(device=torch.device("cuda", 0), config=shape, kv_dtype=torch.bfloat16)
 
     def measure(share: float, known: list[int] | None = None) -> tuple[int, list[int] | None]:

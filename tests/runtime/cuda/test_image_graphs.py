@@ -1,0 +1,153 @@
+"""Captured steps know the positions after images, and none of them leaves out an image. The graphs run on the CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")  # comes with the runner's kernels
+
+from aengine.kernels.delta.torch_delta import TorchDelta
+from aengine.kernels.drafted import torch_drafted
+from aengine.kernels.row_steps import DecodeInputs
+from aengine.runtime.cuda import decode_graphs
+from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
+from aengine.runtime.cuda.drafted_graphs import DecodeShape, DraftedGraphs, drafted_shapes
+from aengine.runtime.cuda.prefill_graphs import PrefillGraphs
+from aengine.runtime.cuda.runner import GraphedExecutor
+from aengine.runtime.runner import CpuRunner, TokenPass
+from aengine.runtime.speculation import choose
+from aengine.runtime.startup import start_cpu
+from aengine.runtime.step.cells import StepShape
+from aengine.runtime.step.results import read_outcome
+from aengine.runtime.step.rows import Rows
+from aengine.runtime.step.written import TURNS
+from aengine.sampling.sampler import Sampler
+from aengine.step_plan import StepPlan, StepResult
+from tests.engine.images.seeing import CHATS, Seeing, ask, make_seeing
+from tests.runtime.cuda.cpu_graph import CpuGraph, RecordableAttention, RecordableNgram, recordable
+from tests.runtime.cuda.test_prefill_graphs import Uncaptured, with_host_copies
+
+pytestmark = pytest.mark.anyio
+
+
+def begin_decode(
+    index: Tensor, last: Tensor, length: Tensor, table: Tensor, page: int, padding: int, windows: Tensor | None
+) -> DecodeInputs:
+    """Do what the kernel of this name does."""
+    assert windows is None
+    known, pages = length[index], table[index]
+    slots = pages.gather(1, (known // page)[:, None])[:, 0].long() * page + known % page
+    length[index] = torch.where(index == padding, 0, known + 1)
+    return DecodeInputs(last[index], known, slots, (known + 1).int(), known + 1, pages)
+
+
+def end_decode(
+    index: Tensor, token_ids: Tensor, finite: Tensor, last: Tensor, length: Tensor, drawn: Tensor, padding: int
+) -> None:
+    """Do what the kernel of this name does."""
+    last[index] = torch.where(index == padding, last[index], token_ids)
+    drawn[index, length[index] % TURNS] = torch.where(finite, token_ids, ~token_ids)
+
+
+class Attention(RecordableAttention):
+    """torch's attention over steps of a fixed shape, whose lengths the host does not know."""
+
+    def bind(self, layer: Any) -> Any:
+        attend = super().bind(layer)
+        return lambda q, k, v, batch: attend(q, k, v, batch if batch.query_lens else _with_lengths(batch))
+
+
+def _with_lengths(batch: Any) -> Any:
+    return batch if batch.decode_queries > 1 or len(batch.seq_lens) == batch.num_decodes else with_host_copies(batch)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Let engines on the CPU replay graphs of all kinds. Counts the steps of each kind."""
+    seen: Counter[str] = Counter()
+
+    class Executor(GraphedExecutor):
+        def _replay_decode(self, plan: StepPlan, graphs: DecodeGraphs) -> Any:
+            seen["decode"] += 1
+            return super()._replay_decode(plan, graphs)
+
+        def _pass(self, plan: StepPlan) -> TokenPass:
+            if plan.prefill:
+                images = any(chunk.images is not None for chunk in plan.prefill)
+                captured = self._prefill_shape_for(plan) is not None
+                seen["images" if images else "prefill" if captured else "eager"] += 1
+                assert not (images and captured)
+            return super()._pass(plan)
+
+    class Drafted(DraftedGraphs):
+        def _replay_forward(self, plan: StepPlan, shape: DecodeShape) -> Any:
+            seen["drafted"] += 1
+            return super()._replay_forward(plan, shape)
+
+    def executor(*parts: Any) -> GraphedExecutor:
+        decoder, kv, sampler, rows, states, proposer = parts[:6]
+        made = Executor(*parts)
+        with torch.inference_mode():
+            if proposer is None:
+                graphs: Any = DecodeGraphs(decoder, kv, sampler, rows, graph_sizes(rows.padding), None, states)
+                made.decode_graphs = graphs
+            else:
+                shapes = [*map(DecodeShape, graph_sizes(rows.padding)), *drafted_shapes(rows.padding, rows.most_drafts)]
+                graphs = Drafted(decoder, kv, sampler, rows, proposer, torch_drafted, shapes, None, states)
+                made.drafted_graphs = graphs
+            for size in reversed(graphs.sizes):
+                graphs.record(size)
+            graphs.rehearse(graphs.sizes[0])
+        taps = None if proposer is None else proposer.taps
+        prefill = PrefillGraphs(decoder, kv, rows, [8, 16, 32, 64], lambda *_: True, None, states, taps)
+        made.prefill_graphs = prefill
+        for size in prefill.sizes:
+            shape = StepShape.padded(size, rows.padding, rows.most_drafts)
+            prefill._graphs[size, False] = Uncaptured(prefill, shape, False)  # type: ignore[assignment]
+        return made
+
+    class Runner(CpuRunner):
+        def _run(self, plan: StepPlan) -> StepResult:
+            for new in plan.new_rows:
+                self._logprob_counts[new.row] = new.params.logprobs
+            return read_outcome(self._executor.execute(plan), self._logprob_counts.get, plan)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", CpuGraph)
+    monkeypatch.setattr(decode_graphs, "begin_decode", begin_decode)
+    monkeypatch.setattr(decode_graphs, "end_decode", end_decode)
+    monkeypatch.setattr(start_cpu, "StepExecutor", executor)
+    monkeypatch.setattr(start_cpu, "CpuRunner", Runner)
+    monkeypatch.setattr(start_cpu, "TorchAttention", Attention)
+    # As on a device, where integers are sent.
+    monkeypatch.setattr(start_cpu, "Rows", lambda *a: Rows(*a[:3], torch.tensor, *a[4:]))
+    for name in ("draw_simple", "draw_filtered"):
+        monkeypatch.setattr(Sampler, name, recordable(getattr(Sampler, name)))
+    monkeypatch.setattr(choose, "_ngram_kernels", lambda device: RecordableNgram)
+    monkeypatch.setattr(TorchDelta, "__call__", recordable(TorchDelta.__call__))
+    return seen
+
+
+@pytest.fixture(scope="module", params=["qwen3-5", "qwen3-vl", "mistral3"])
+def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+    return make_seeing(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("speculation", ["off", "ngram"])
+async def test_ids_are_those_of_transformers(seeing: Seeing, steps: Counter[str], speculation: str) -> None:
+    knobs = {"page_size": 4, "max_num_seqs": 3, "max_step_tokens": 24, "torch_threads": 1}
+    async with seeing.engine(speculation=speculation, **knobs) as engine:
+        for _ in range(2):
+            assert [answer.token_ids for answer in await ask(engine)] == seeing.expected
+        for chat, expected in zip(CHATS, seeing.expected):
+            [answer] = await ask(engine, [chat])
+            assert answer.token_ids == expected
+        assert steps["decode" if speculation == "off" else "drafted"] > 20
+        assert steps["images"] > 5
+        assert steps["prefill"] > 0
+        shifted = seeing.case.startswith("qwen")
+        assert engine._ready().runtime.runner._executor._rows._is_shifted == shifted  # type: ignore[attr-defined]
