@@ -196,6 +196,10 @@ class Loaded:
             self.tier_tasks.tiers.fingerprint = _fingerprint(folder, self._config, self.runtime)
         if self.runtime.adapters is not None:
             self.runtime.adapters.rebase(folder)
+
+    def flush_caches(self) -> None:
+        """Drop cached prefixes and embeddings of images. Nothing may run."""
+        self.scheduler.flush_cache()
         if self.images is not None:
             self.images.forget_keys()
 

@@ -57,7 +57,7 @@ class DeviceChanges:
             if self.asleep:
                 return
             async with self._paused(partial(self._requests.gate.refuse, _ASLEEP), mode):
-                self._loaded.scheduler.flush_cache()
+                self._loaded.flush_caches()
                 await run_to_end(memory.sleep, self._fell_asleep)
 
     async def wake_up(self) -> None:
@@ -88,7 +88,7 @@ class DeviceChanges:
             path = await anyio.to_thread.run_sync(_existing, self._config, folder)
             checkpoint = await anyio.to_thread.run_sync(_matching, weights, self._config, path)
             async with self._paused(self._requests.gate.hold):
-                self._loaded.scheduler.flush_cache()
+                self._loaded.flush_caches()
                 await run_to_end(partial(weights.reload, checkpoint), partial(self._loaded.note_reload, path))
 
     def _sleepable(self) -> SleepableMemory:

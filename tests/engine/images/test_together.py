@@ -90,6 +90,16 @@ async def test_new_weights_see_anew(qwen: Seeing, tmp_path: Path) -> None:
         assert tuple(drawn) == expected[0]  # a prompt of before
 
 
+async def test_a_device_that_slept_has_no_embeddings(qwen: Seeing) -> None:
+    async with qwen.engine(sleep_mode=True) as engine:
+        before = await ask(engine)
+        seen = computed(engine)
+        await engine.sleep()
+        await engine.wake_up()
+        assert [one.token_ids for one in await ask(engine)] == [one.token_ids for one in before] == qwen.expected
+        assert computed(engine) == 2 * seen
+
+
 async def _read(stream: Any) -> list[aengine.Fragment]:
     found = []
     while fragments := await stream.take():
