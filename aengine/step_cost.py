@@ -146,7 +146,7 @@ class MeasuredCost:
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Note how long a step took."""
         rows = len(plan.decode)
-        if plan.prefill or not rows or seconds <= 0 or not self.prior.is_measured:
+        if plan.prefill or plan.encodings or not rows or seconds <= 0 or not self.prior.is_measured:
             return
         drafts = max(plan.drafts, default=0)
         if drafts != plan.proposals or 4 * (plan.decode_tokens - rows) < 3 * rows * drafts:

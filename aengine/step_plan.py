@@ -92,6 +92,19 @@ class MixedLimit(msgspec.Struct, frozen=True):
     multiple: int  # a cut prompt fills the step to a multiple of this many tokens
 
 
+class ImageCost(msgspec.Struct, frozen=True):
+    """How many tokens of text take as long as the tower's work on an image."""
+
+    token: float  # for each token of the image
+    pair: float  # for each pair of its tokens, in attention
+    blocks: int  # of the tower; the work can be divided between them
+
+    def of_block(self, image: PlacedImage) -> float:
+        """Return the cost of one block."""
+        tokens = image.rows * image.columns
+        return tokens * (self.token + tokens * self.pair) / self.blocks
+
+
 class ImageWork(msgspec.Struct, frozen=True):
     """A part of a tower's work on an image."""
 
@@ -128,7 +141,7 @@ class StepPlan(msgspec.Struct):
     window_copies: list[tuple[int, int]] = []
     # The images that the tower works on before the forward pass. An image of a chunk is computed even if it is missing
     # here, so this only divides the work.
-    encodings: Sequence[ImageWork] = ()
+    encodings: list[ImageWork] = []
     structured: bool = False  # a row has a grammar; draws wait for its mask, which depends on the tokens before
     # Like `PrefillChunk.saves`, for decoding rows of a model with drafts: (row, tokens, slot). The slot keeps the state
     # after the row's first `tokens` tokens if the step adds the last of them to the state. It may be a refused draft;

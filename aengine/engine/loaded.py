@@ -107,6 +107,7 @@ class Loaded:
             waiting=None if adapters is None else adapters.queue,
             holdings=_holdings(config, runtime.pool, runtime.most_drafts),
             most_drafts=runtime.most_drafts,
+            image_cost=runtime.image_cost,
             step_cost=runtime.step_cost,
         )
         self.tier_tasks: TierTasks | None = None  # None: there are no tiers below the pool

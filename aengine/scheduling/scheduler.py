@@ -24,7 +24,7 @@ from aengine.scheduling.planning.prefills import Prefills
 from aengine.scheduling.queue import Queue, WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update, sibling_of
 from aengine.step_cost import StepCost
-from aengine.step_plan import MixedLimit, StepPlan, StepResult
+from aengine.step_plan import ImageCost, MixedLimit, StepPlan, StepResult
 
 
 class Scheduler:
@@ -52,6 +52,7 @@ class Scheduler:
         make_sibling: Callable[[Sequence, int], Sequence] = sibling_of,
         waiting: Queue | None = None,
         holdings: Seq[Holding] = (),
+        image_cost: ImageCost | None = None,
         most_drafts: int = 0,
         step_cost: StepCost | None = None,
     ) -> None:
@@ -63,6 +64,7 @@ class Scheduler:
             make_sibling: (leader, index) -> the choice with this index, which forks from the leader.
             waiting: the queue. None: a `WaitingQueue`.
             holdings: memory that sequences hold in addition to pages.
+            image_cost: the cost of a tower's work. None: it costs nothing.
             most_drafts: the most drafts that a sequence verifies in a step. 0: none does.
             step_cost: from which the number of drafts is chosen. None: `FREE`, so rows always verify the most drafts.
         """
@@ -76,7 +78,9 @@ class Scheduler:
         self.counters = self._transitions.counters
         self._drafting = Drafting(most_drafts, step_cost)
         self._decodes = Decodes(self.memory, self._transitions, self._drafting, max_step_tokens, mixed_limit)
-        self._prefills = Prefills(self.memory, self._transitions, max_step_tokens, mixed_limit, on_begin, make_sibling)
+        self._prefills = Prefills(
+            self.memory, self._transitions, max_step_tokens, mixed_limit, on_begin, make_sibling, image_cost
+        )  # fmt: skip
         self._flights: deque[Flight] = deque()
         self._next_step = 0
 

@@ -109,6 +109,8 @@ class Sequence:
     owner: object = None  # set and used by the engine only
     speculates: bool = True  # whether it may verify drafts
     images: PromptImages | None = None
+    encoded: int = 0  # images at the begin of the prompt that steps since it got its row compute, or that are cached
+    encoded_blocks: int = 0  # blocks of the tower that these steps compute of the next image
     prompt_keys: array[int] | None = None  # the prompt with the keys of its images; None: it has no images
     acceptance: Acceptance | None = None  # of its drafts; None: none was verified yet
     grammar: Grammar | None = None  # has accepted exactly the committed output

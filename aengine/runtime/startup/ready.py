@@ -17,7 +17,7 @@ from aengine.runtime.speculation.base import ProposerChoice
 from aengine.runtime.startup.sizing.pool import PoolSize
 from aengine.runtime.weights import Weights
 from aengine.step_cost import StepCost
-from aengine.step_plan import MixedLimit
+from aengine.step_plan import ImageCost, MixedLimit
 
 log = logging.getLogger("aengine")
 
@@ -38,6 +38,7 @@ class Runtime:
     memory: SleepableMemory | None = None  # None: the engine never sleeps
     most_drafts: int = 0  # the most drafts that a row verifies in a step; 0: there is no speculation
     speculation: str = "off"  # the proposer that drafts tokens
+    image_cost: ImageCost | None = None  # of the tower's work; None: the model takes no images
     step_cost: StepCost | None = None  # from which the number of drafts is chosen; None if there is no speculation
 
     def close(self) -> None:

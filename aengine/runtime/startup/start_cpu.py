@@ -31,7 +31,7 @@ from aengine.runtime.startup.images import choose_images
 from aengine.runtime.startup.lora import make_adapter_places, reserve_adapters
 from aengine.runtime.startup.ready import Runtime, StartupTimer, log_ready
 from aengine.runtime.startup.sizing.pool import CPU_KV_GIB, host_slots, size_pool
-from aengine.runtime.startup.sizing.steps import CPU_STEP_TOKENS, mixed_limit, step_tokens
+from aengine.runtime.startup.sizing.steps import CPU_STEP_TOKENS, image_cost, mixed_limit, step_tokens
 from aengine.runtime.startup.sizing.windows import sliding_layers
 from aengine.runtime.step.executor import Executor
 from aengine.runtime.step.images import make_encoder
@@ -161,5 +161,6 @@ def start_cpu(
         memory=HostSleep() if config.sleep_mode else None,
         most_drafts=most_drafts,
         speculation="off" if speculation is None else speculation.name,
+        image_cost=image_cost(model),
         step_cost=None if speculation is None else speculation.cost,
     )

@@ -51,7 +51,7 @@ from aengine.runtime.startup.ready import Runtime, StartupTimer, log_ready
 from aengine.runtime.startup.sizing.cuda_memory import GIB, Budget, room_for_kv
 from aengine.runtime.startup.sizing.pool import check_length, host_slots, size_pool
 from aengine.runtime.startup.sizing.states import states_of_rows
-from aengine.runtime.startup.sizing.steps import STEP_TOKENS, StepSizes, step_tokens
+from aengine.runtime.startup.sizing.steps import STEP_TOKENS, StepSizes, image_cost, step_tokens
 from aengine.runtime.startup.sizing.windows import trial_windows
 from aengine.runtime.startup.unpacked_copies import with_copies
 from aengine.runtime.startup.warm_up import (
@@ -262,7 +262,8 @@ def start_cuda(
     return Runtime(
         runner, model, pool, steps.most, steps.mixed, adapters, copies, (str(dtype), str(kv_dtype)),
         Weights(decoders, model, config.progress, digest, head_digest), memory, most_drafts,
-        "off" if speculation is None else speculation.name, None if speculation is None else speculation.cost,
+        "off" if speculation is None else speculation.name, image_cost(model),
+        None if speculation is None else speculation.cost,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from aengine.scheduling.batch import Transitions
 from aengine.scheduling.flight import Flight
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.sequence import Sequence
-from aengine.step_plan import MixedLimit, NewRow, PrefillChunk, StepPlan
+from aengine.step_plan import ImageCost, ImageWork, MixedLimit, NewRow, PrefillChunk, StepPlan
 
 # A burst of requests must not delay the steps of running sequences. These constants bound the sequences that enter in
 # one step, including forks, and the tokens that are looked up in the cache for them.
@@ -29,6 +29,7 @@ class Prefills:
         mixed_limit: MixedLimit | None,
         on_begin: Callable[[Sequence], None] | None,
         make_sibling: Callable[[Sequence, int], Sequence],
+        image_cost: ImageCost | None = None,
     ) -> None:
         self.loading: Loading | None = None  # set if there are tiers below the pool
         self._memory = memory
@@ -37,6 +38,7 @@ class Prefills:
         self._mixed_limit = mixed_limit
         self._on_begin = on_begin
         self._make_sibling = make_sibling
+        self._image_cost = image_cost
 
     def plan(self, plan: StepPlan, flight: Flight) -> None:
         """Add prefill chunks after the decodes: first of prompts that have begun, then of admitted sequences."""
@@ -78,6 +80,7 @@ class Prefills:
     def _enter(self, sequence: Sequence, plan: StepPlan, leader: Sequence | None = None) -> None:
         """Give a sequence a row, and add the row to the plan. A sibling's row is a copy of its leader's row."""
         self._transitions.batch.enter(sequence)
+        sequence.encoded = sequence.encoded_blocks = 0
         if leader is not None:
             self._memory.fork(leader, sequence, plan)
         row = NewRow(
@@ -106,9 +109,12 @@ class Prefills:
         if memory.holdings and (ready := min(known, self._find_memory(sequence))) <= start:
             budget.close()
             return
-        end = start + budget.take(start, ready - start)
-        if ready < known:
+        ready = self._plan_images(sequence, ready, budget, plan)
+        end = start if ready <= start else start + budget.take(start, ready - start)
+        if end < known:
             budget.close()
+        if end == start:
+            return
         chunk = PrefillChunk(row=sequence.row, start=start, token_ids=sequence.ids(start, end), samples=end == known)
         if end < known:
             chunk.next_id = sequence.ids(end, end + 1)[0]
@@ -132,6 +138,31 @@ class Prefills:
             chunk.forks = [fork.row for fork in forks]
         plan.prefill.append(chunk)
         flight.prefill.append((sequence, chunk, forks))
+
+    def _plan_images(self, sequence: Sequence, end: int, budget: PrefillBudget, plan: StepPlan) -> int:
+        """Add the tower's work for the next chunk, which ends at `end` or before. Return where it ends at the latest.
+
+        An image is computed before the step, or in the step, that computes its first tokens.
+        """
+        start, cost = sequence.launched, self._image_cost
+        if sequence.images is None or cost is None:
+            return end
+        for image in sequence.images.images[sequence.encoded :]:
+            if image.start >= end:
+                break
+            if image.end > start:
+                if not budget.reaches(start, image.start - start):
+                    return max(start, image.start)
+                left = cost.blocks - sequence.encoded_blocks
+                blocks = budget.take_blocks(cost.of_block(image), left)
+                if blocks:
+                    plan.encodings.append(ImageWork(image, 0 if blocks == left else blocks))
+                if blocks < left:
+                    sequence.encoded_blocks += blocks
+                    return max(start, image.start)
+            sequence.encoded += 1
+            sequence.encoded_blocks = 0
+        return end
 
     def _find_memory(self, sequence: Sequence) -> int:
         """Return for how many tokens of a sequence the holdings have memory, after preempting if necessary.
@@ -198,6 +229,7 @@ class PrefillBudget:
         if self._limit is not None:
             self._time = max(self._limit.tokens - decodes, self._limit.multiple)
         self._planned = decodes  # tokens in the step so far
+        self._images = False  # whether the step computes images
 
     @property
     def left(self) -> bool:
@@ -212,7 +244,7 @@ class PrefillBudget:
             cost = 1 + start / self._limit.context
             timely = int(self._time / cost)
             taken = max(1, min(most, timely))
-            if timely and taken < count:
+            if timely > 0 and taken < count:
                 taken = self._round(taken, min(most, self._limit.tokens - self._planned), cost)
             self._time -= taken * cost
         if taken < count:
@@ -220,6 +252,28 @@ class PrefillBudget:
         self._planned += taken
         self._tokens = max(0, self._tokens - taken)
         return taken
+
+    def reaches(self, start: int, count: int) -> bool:
+        """Return whether the step has time for more than `count` tokens from position `start` on."""
+        if self._limit is not None and count * (1 + start / self._limit.context) >= self._time:
+            return False
+        return count < self._tokens
+
+    def take_blocks(self, cost: float, count: int) -> int:
+        """Return how many of the last `count` blocks of a tower the step computes for an image.
+
+        If the step also decodes, it computes as many as it has time for, and at least one. Otherwise it computes all
+        or none, and at least the first image of the step. cost: of a block, in tokens.
+        """
+        if self._limit is not None:
+            count = min(count, max(1, int(self._time / cost)))
+            self._time -= count * cost
+        elif (self._planned or self._images) and count * cost >= self._tokens:
+            return 0
+        else:
+            self._tokens = max(1, self._tokens - math.ceil(count * cost))
+        self._images = True
+        return count
 
     def close(self) -> None:
         """Allow no further chunk in the step."""

@@ -11,8 +11,11 @@ from safetensors.torch import load_file, save_file
 
 import aengine
 from aengine.engine.requests import image_reading
+from aengine.runtime.startup import start_cpu
 from aengine.runtime.step import image_memory
 from aengine.runtime.step.image_memory import KeptEmbeddings
+from aengine.runtime.step.images import ImageEncoder
+from aengine.step_plan import ImageCost, StepPlan
 from tests.engine.addons.chats import all_copied, bring_whatever_there_is
 from tests.engine.checkpoints import other_numbers
 from tests.engine.images.seeing import CHATS, GREEDY, NEW, Seeing, answer, ask, computed, make_seeing, message
@@ -155,6 +158,25 @@ async def test_embeddings_that_are_not_kept_are_computed_again(qwen: Seeing, mon
                 assert one.token_ids == expected
             engine.flush_cache()
         assert computed(engine) == 13  # six differ; one of seven begins in the cache, which ends within the image
+
+
+async def test_streams_beside_which_a_tower_takes_several_steps(qwen: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = ImageCost(50.0, 0.0, blocks=3)  # for each block more than a step with decodes has time for
+    monkeypatch.setattr(start_cpu, "image_cost", lambda model: cost)
+    parts: list[tuple[int, bool]] = []  # blocks, and whether the step has a prompt
+    advance = ImageEncoder.advance
+
+    def noted(encoder: ImageEncoder, plan: StepPlan) -> None:
+        parts.extend((work.blocks, bool(plan.prefill)) for work in plan.encodings)
+        advance(encoder, plan)
+
+    monkeypatch.setattr(ImageEncoder, "advance", noted)
+    async with qwen.engine(page_size=4, max_mixed_tokens=128) as engine:
+        for _ in range(2):
+            assert [one.token_ids for one in await ask(engine)] == qwen.expected
+            engine.flush_cache()
+        assert computed(engine) == 6
+    assert {(1, False), (0, True)} <= set(parts)
 
 
 async def test_text_alone_calls_no_tower(qwen: Seeing) -> None:

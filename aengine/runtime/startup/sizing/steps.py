@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
-from aengine.step_plan import MixedLimit
+from aengine.step_plan import ImageCost, MixedLimit
 
 CPU_STEP_TOKENS = 512  # a longer chunk would make running streams wait too long
 STEP_TOKENS = 8192
@@ -15,6 +15,7 @@ LONG_STEP_TOKENS = 16384
 STEP_FLOP = 1.4e14  # about 0.2 s on an H100 or H200: 8192 tokens of an 8B model
 MIXED_STEP_FLOP = 5.1e13  # about 75 ms on an H100 or H200, which have 132 multiprocessors
 MIXED_MULTIPLE = 128  # tokens; the tile of matrix products and the distance of prefill graphs
+SLOWER_ATTENTION = 2.0  # a multiply-add of a tower's attention takes so much longer than one of a product
 # Work of a multiprocessor's tensor cores in one cycle, relative to an H100, by major compute capability.
 TENSOR_SPEED = {9: 1.0, 10: 2.0}
 
@@ -36,6 +37,19 @@ def mixed_limit(config: EngineConfig, model: ModelConfig, default: int) -> Mixed
     products = model.active_parameters - model.end_parameters
     attention = sum(2 * paging.queries for paging in model.attending)
     return MixedLimit(config.max_mixed_tokens or default, products / attention, MIXED_MULTIPLE)
+
+
+def image_cost(model: ModelConfig) -> ImageCost | None:
+    """Return what the tower's work costs, from the numbers of multiply-adds. None: the model has no tower.
+
+    Every rank computes the whole tower, but only its part of the layers.
+    """
+    if (spec := model.tower) is None:
+        return None
+    text = (model.active_parameters - model.end_parameters) / model.ranks
+    tower, patches = spec.tower, spec.merge**2
+    attention = 2 * tower.layers * tower.hidden * patches**2
+    return ImageCost(tower.weights * patches / text, SLOWER_ATTENTION * attention / text, tower.layers)
 
 
 @dataclass(frozen=True, slots=True)
