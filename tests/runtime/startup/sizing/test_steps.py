@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
-from aengine.runtime.startup.sizing.steps import default_mixed_tokens, default_step_tokens, device_speed
+from aengine.model.config import ModelConfig
+from aengine.runtime.startup.sizing.steps import default_mixed_tokens, default_step_tokens, device_speed, image_cost
+from bench.shapes import add_tower, write_config
 
 H200, A100, RTX_4090 = ((9, 0), 132), ((8, 0), 108), ((8, 9), 128)
 
@@ -37,3 +41,19 @@ def test_streams_wait_about_as_long_on_every_device() -> None:
 @pytest.mark.parametrize(("parameters", "tokens"), [(600_000_000, 8192), (70_000_000_000, 256), (10**13, 128)])
 def test_at_least_a_tile_and_at_most_a_step(parameters: int, tokens: int) -> None:
     assert default_mixed_tokens(parameters, 8192, device_speed(*H200)) == tokens
+
+
+def test_what_the_tower_of_a_9b_costs(tmp_path: Path) -> None:
+    """An image of a megapixel has 1,024 tokens. Its tower needs 6 TFLOP, and a token of the 9B 0.014."""
+    write_config(tmp_path, "qwen3.5-9b")
+    add_tower(tmp_path, "qwen3.5", 248056)
+    model = ModelConfig.from_folder(tmp_path)
+    assert image_cost(model) is None
+    cost = image_cost(model.with_images())
+    assert cost is not None
+    assert cost.blocks == 27
+    assert 1024 * cost.token == pytest.approx(240, rel=0.1)
+    assert 1024**2 * cost.pair == pytest.approx(300, rel=0.1)
+    two_ranks = image_cost(model.with_images().spread_over(2))
+    assert two_ranks is not None
+    assert two_ranks.token == 2 * cost.token
