@@ -124,6 +124,9 @@ def add_tower(folder: Path, tower: str, image_token: int, **vision: object) -> N
     text = json.loads(path.read_text())
     [architecture] = text["architectures"]
     wrapper, text["model_type"] = _WRAPPERS[architecture]
+    if "rope_parameters" not in text:
+        part = text["head_dim"] // 6
+        text["rope_scaling"] = {"rope_type": "default", "mrope_section": [text["head_dim"] // 2 - 2 * part, part, part]}
     shape = TOWERS[tower] | {"num_position_embeddings": 2304, "out_hidden_size": text["hidden_size"]} | vision
     config = {"architectures": [wrapper], "image_token_id": image_token, "text_config": text, "vision_config": shape}
     path.write_text(json.dumps(config | {"eos_token_id": text["eos_token_id"], "torch_dtype": "bfloat16"}))

@@ -30,6 +30,11 @@ class _Tower(msgspec.Struct, frozen=True, kw_only=True):
         """The number of values that the tower computes of each token."""
         return self.out
 
+    @property
+    def rehearsed(self) -> int:
+        """The number of blocks that a rehearsal computes."""
+        return 1
+
 
 class QwenTower(_Tower, frozen=True, kw_only=True, tag="qwen"):
     """Qwen3-VL and Qwen3.5: positions from an interpolated table and from a rotation."""
@@ -44,6 +49,10 @@ class QwenTower(_Tower, frozen=True, kw_only=True, tag="qwen"):
     @property
     def width(self) -> int:
         return self.out * (1 + len(self.deep))
+
+    @property
+    def rehearsed(self) -> int:
+        return len({0, *self.deep})
 
 
 class SiglipTower(_Tower, frozen=True, kw_only=True, tag="siglip"):

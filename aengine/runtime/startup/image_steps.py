@@ -36,13 +36,13 @@ def image_steps(config: EngineConfig, model: ModelConfig, max_step_tokens: int, 
 def with_largest_images(config: EngineConfig, model: ModelConfig, steps: Sequence[StepPlan]) -> list[StepPlan]:
     """Return the steps, with an image in all prompts if the model takes images.
 
-    The image is the largest one. Before it, a part of another one is computed. So no step needs more memory.
+    The image is the largest one. Before it, another one is computed in part. So no step needs more memory.
     """
-    if (largest := largest_image(config, model)) is None:
+    if (largest := largest_image(config, model)) is None or model.tower is None:
         return list(steps)
-    image = _image(largest, 0)
+    image, blocks = _image(largest, 0), model.tower.tower.rehearsed
     return [
-        replace(_seeing(step, image), encodings=[ImageWork(_image(largest, key), blocks=1)])
+        replace(_seeing(step, image), encodings=[ImageWork(_image(largest, key), blocks)])
         for key, step in enumerate(steps, 1)
     ]
 

@@ -35,10 +35,10 @@ def base(case: str) -> str:
     return "gemma4" if case == LAYERS else case
 
 
-def write_model(case: str, folder: Path) -> Any:
-    """Write a checkpoint with a tokenizer of 128 words. Returns the model of transformers."""
+def write_model(case: str, folder: Path, **text: object) -> Any:
+    """Write a checkpoint with a tokenizer of 128 words. Returns transformers' model. text: changes its decoder."""
     sizes = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 128} if case == LAYERS else {}
-    model = write_seeing(base(case), folder, **sizes)
+    model = write_seeing(base(case), folder, **sizes, **text)
     with torch.no_grad():
         model.get_output_embeddings().weight[120] = 0.0  # transformers fails if a model draws this token
     model.save_pretrained(folder)
@@ -96,12 +96,12 @@ class Seeing:
     expected: list[tuple[int, ...]]
 
     def engine(self, **knobs: Any) -> aengine.Engine:
-        defaults = {"max_num_seqs": 8, "kv_cache_gib": 0.02, "max_model_len": 512, "progress": False}
-        return aengine.Engine(model=str(self.folder), device="cpu", **{**defaults, **knobs})
+        defaults = {"device": "cpu", "max_num_seqs": 8, "kv_cache_gib": 0.02, "max_model_len": 512, "progress": False}
+        return aengine.Engine(model=str(self.folder), **{**defaults, **knobs})
 
 
-def make_seeing(case: str, folder: Path) -> Seeing:
-    model = write_model(case, folder)
+def make_seeing(case: str, folder: Path, **text: object) -> Seeing:
+    model = write_model(case, folder, **text)
     seeing = Seeing(case, folder, model, [])
     for chat, token_ids in zip(CHATS, asyncio.run(_encode(seeing)), strict=True):
         seeing.expected.append(answer(case, model, token_ids, chat))
