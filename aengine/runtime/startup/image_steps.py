@@ -40,10 +40,10 @@ def with_largest_images(config: EngineConfig, model: ModelConfig, steps: Sequenc
     """
     if (largest := largest_image(config, model)) is None or model.tower is None:
         return list(steps)
-    image, blocks = _image(largest, 0), model.tower.tower.rehearsed
+    image, blocks = _image(largest, -1), model.tower.tower.rehearsed
     return [
-        replace(_seeing(step, image), encodings=[ImageWork(_image(largest, key), blocks)])
-        for key, step in enumerate(steps, 1)
+        replace(_seeing(step, image), encodings=[ImageWork(_image(largest, -key), blocks)])
+        for key, step in enumerate(steps, 2)
     ]
 
 
