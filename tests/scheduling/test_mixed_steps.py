@@ -7,7 +7,7 @@ import pytest
 
 from aengine.cache.radix import packed
 from aengine.requests.sampling_params import SamplingParams
-from aengine.scheduling.planning.prefills import PrefillBudget
+from aengine.scheduling.planning.prefill_budget import PrefillBudget
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
 from aengine.step_plan import MixedLimit, StepPlan, StepResult
