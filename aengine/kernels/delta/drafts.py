@@ -60,6 +60,27 @@ def _filtered(
 
 
 @triton.jit
+def _inputs_of(
+    weight_ptr, ring_ptr, draft_ptr, x_ptr, x_stride, q_channels, k_channels, v_channels, in_k, in_v, position, read,
+    length, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """Return the filtered query, key and value at a position."""
+    query = _filtered(
+        weight_ptr, ring_ptr, draft_ptr, x_ptr, x_stride, q_channels, in_k, position, read, length,
+        CHANNELS, WIDTH, ENTRIES,
+    )  # fmt: skip
+    key = _filtered(
+        weight_ptr, ring_ptr, draft_ptr, x_ptr, x_stride, k_channels, in_k, position, read, length,
+        CHANNELS, WIDTH, ENTRIES,
+    )  # fmt: skip
+    value = _filtered(
+        weight_ptr, ring_ptr, draft_ptr, x_ptr, x_stride, v_channels, in_v, position, read, length,
+        CHANNELS, WIDTH, ENTRIES,
+    )  # fmt: skip
+    return query, key, value
+
+
+@triton.jit
 def _write_ring(
     to_ptr, ring_ptr, draft_ptr, x_ptr, x_stride, channels, inside, position, begin, read, length,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ENTRIES: tl.constexpr,
@@ -179,16 +200,18 @@ def _drafts_kernel(
         s = s * tl.exp(tl.load(decays_at + entry * VALUE_HEADS)) + key[:, None] * correction[None, :]
         if (save > 0) & (save_after == position + 1):
             tl.store(saved_state, s.to(recurrence_ptr.dtype.element_ty), mask=within)
+    # The inputs of the next token are loaded while this one's are added to the state.
+    next_query, next_key, next_value = _inputs_of(
+        weight_ptr, ring, drafts, x, qkv_stride, q_channels, k_channels, v_channels, in_k, in_v, length, read, length,
+        CHANNELS, WIDTH, ENTRIES,
+    )  # fmt: skip
     for position in range(length, length + count):
-        query = _filtered(
-            weight_ptr, ring, drafts, x, qkv_stride, q_channels, in_k, position, read, length, CHANNELS, WIDTH, ENTRIES
-        )
-        key = _filtered(
-            weight_ptr, ring, drafts, x, qkv_stride, k_channels, in_k, position, read, length, CHANNELS, WIDTH, ENTRIES
-        )
-        value = _filtered(
-            weight_ptr, ring, drafts, x, qkv_stride, v_channels, in_v, position, read, length, CHANNELS, WIDTH, ENTRIES
-        )
+        query, key, value = next_query, next_key, next_value
+        follows = position + 1 < length + count
+        next_query, next_key, next_value = _inputs_of(
+            weight_ptr, ring, drafts, x, qkv_stride, q_channels, k_channels, v_channels,
+            only_if(follows, in_k), only_if(follows, in_v), position + 1, read, length, CHANNELS, WIDTH, ENTRIES,
+        )  # fmt: skip
         query, key, match = unit_vectors(query, key, KEY_DIM)
         token = (first + position - length).to(tl.int64)
         z = tl.load(z_ptr + token * z_stride + head * VALUE_DIM + v, mask=in_v, other=0.0).to(tl.float32)
