@@ -57,13 +57,10 @@ class Timeline:
         except OSError as error:
             raise ConfigError(f"timeline: {self._path} cannot be written ({error.strerror}); name another") from error
 
-    def mark(self, name: str, plan: StepPlan | None = None, count: int | None = None) -> None:
+    def mark(self, name: str, plan: StepPlan | None = None, **counts: int) -> None:
         """Record a span of the step loop, from the last mark until now."""
         now = time.perf_counter()
-        counts = {} if plan is None else plan_counts(plan)
-        if count is not None:
-            counts["count"] = count
-        self.span(LOOP, name, self._marked, now, counts)
+        self.span(LOOP, name, self._marked, now, counts if plan is None else plan_counts(plan) | counts)
         self._marked = now
         if len(self._spans) >= FLUSH_EVENTS:
             self.flush()
@@ -123,7 +120,7 @@ def plan_counts(plan: StepPlan) -> dict[str, int]:
     }
 
 
-def ignore_mark(name: str, plan: StepPlan | None = None, count: int | None = None) -> None:
+def ignore_mark(name: str, plan: StepPlan | None = None, **counts: int) -> None:
     """Do nothing. Takes the place of `Timeline.mark` if there is no timeline."""
 
 

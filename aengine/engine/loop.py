@@ -174,7 +174,7 @@ class StepLoop:
             self._observe(step.plan, now - max(before, self._launched[step.plan.step]))
         del self._launched[step.plan.step]
         committed = self._scheduler.commit(step.plan, result)
-        self._mark("commit", count=len(committed))
+        self._mark("commit", count=len(committed), accepted=sum(result.counts) - len(result.counts))
         updates = _by_sequence(committed)
         if step.plan.structured:
             for sequence in (first.sequence for first, *_ in updates):

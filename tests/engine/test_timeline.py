@@ -52,6 +52,16 @@ async def run(path: Path, device: str, **options: Any) -> aengine.Stats:
         return engine.stats()
 
 
+async def test_commits_have_the_accepted_drafts(tmp_path: Path) -> None:
+    knobs: dict[str, Any] = {"kv_cache_gib": 0.1, "progress": False, "timeline": str(tmp_path / "trace.json")}
+    whole_demo = Path(aengine.__file__).parent / "demo" / "model"  # with two layers it accepts no draft
+    async with aengine.Engine(str(whole_demo), device="cpu", **knobs) as engine:
+        await engine.chat([{"role": "user", "content": "What is 12 + 30?"}], max_tokens=20, temperature=0)
+        stats = engine.stats()
+    commits = of(tracks(tmp_path / "trace.json")[LOOP], "commit")
+    assert sum(span["args"]["accepted"] for span in commits) >= stats.accepted_tokens > 0
+
+
 async def test_every_step_is_recorded_from_its_launch_to_its_delivery(tmp_path: Path) -> None:
     stats = await run(tmp_path / "trace.json", "cpu")
     found = tracks(tmp_path / "trace.json")
