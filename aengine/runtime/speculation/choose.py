@@ -30,8 +30,8 @@ from aengine.runtime.speculation.ngram import NgramProposer
 
 log = logging.getLogger("aengine")
 
-# Types of devices on which models with recurrent layers draft by default. CUDA is missing because the kernel for their
-# drafts was never run on a GPU.
+# Types of devices on which models with recurrent layers draft by default. CUDA is missing because whole
+# answers were not compared there; the kernel for their drafts was.
 RECURRENT_DEVICES = frozenset({"cpu"})
 # Drafts of a row in a step, unless the knob `draft_tokens` says otherwise.
 NGRAM_DRAFTS = 4
@@ -58,7 +58,7 @@ def choose_proposer(
         if kind == "auto":
             return model, None
         log.warning(
-            "speculation: for models with recurrent layers it was never tested on a GPU; "
+            "speculation: for models with recurrent layers whole answers were not tested on a GPU; "
             "compare its tokens at temperature 0 with those of speculation off"
         )
     asked = "the knob speculation asks for it"
