@@ -91,7 +91,7 @@ class World:
 
 
 @pytest.mark.parametrize("width", [1, 3, 4])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_steps_mix_chunks_decodes_padding_and_saved_states(width: int, seed: int) -> None:
     world, rng = World(width, seed), random.Random(seed)
     done = dict.fromkeys(range(3), 0)
@@ -121,7 +121,7 @@ def test_steps_mix_chunks_decodes_padding_and_saved_states(width: int, seed: int
 
 
 @pytest.mark.parametrize("width", [3, 4])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_rows_accept_any_number_of_drafts(width: int, seed: int) -> None:
     """A saved state is read by a prompt that continues from it."""
     world, rng = World(width, seed, drafts=True), random.Random(seed)
