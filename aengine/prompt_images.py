@@ -29,8 +29,23 @@ class PromptImages(msgspec.Struct, frozen=True):
 
     images: tuple[PlacedImage, ...]
     shift: int = 0  # added to the positions of the tokens after the last image; see `grid_positions`
+    splittable: bool = True  # whether a chunk of the prompt may end within an image
 
     @property
     def end(self) -> int:
         """The index after the last token of an image."""
         return self.images[-1].end
+
+    def least_end(self, start: int) -> int:
+        """Return where a chunk that begins at `start` may end at the earliest."""
+        return start + 1 if (cut := self._cut(start, start)) is None else cut.end
+
+    def last_end(self, end: int) -> int:
+        """Return the last index up to `end` where a chunk may end."""
+        return end if (cut := self._cut(end - 1, end)) is None else cut.start
+
+    def _cut(self, first: int, last: int) -> PlacedImage | None:
+        """Return the image that begins at or before `first` and ends after `last`, if it may not be split."""
+        if self.splittable:
+            return None
+        return next((one for one in self.images if one.start <= first and last < one.end), None)

@@ -42,6 +42,8 @@ class AttentionBatch:
     # Runs of pages that several decodes share. A backend can read them once; it may also ignore them. The CUDA backend
     # ignores them if decodes have several query tokens.
     shared: SharedRuns | None = None
+    # None: all tokens attend causally. Only the CPU's backend supports others.
+    mutual: MutualSpans | None = None
     # The same step for layers whose pages are in the window group. None: all layers use the same pages.
     sliding: AttentionBatch | None = None
     # Plans that a backend makes once per step, by their type and the layers' window. A caller that reuses this object
@@ -123,6 +125,18 @@ class AttentionBatch:
         if not isinstance(known, kind):
             self.plans[kind, window] = known = make()
         return known
+
+
+@dataclass(frozen=True, slots=True)
+class MutualSpans:
+    """Positions whose tokens also see later ones: all tokens of a span see each other."""
+
+    spans: Sequence[Sequence[tuple[int, int]]]  # of each sequence of the step: the first position, and the end
+    everywhere: bool  # whether this is so in all layers; False: in those with a window
+
+    def of(self, sequence: int, window: int | None) -> Sequence[tuple[int, int]]:
+        """Return the spans of a sequence in layers with this window."""
+        return self.spans[sequence] if self.everywhere or window is not None else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

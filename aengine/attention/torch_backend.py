@@ -218,16 +218,20 @@ def _plan_decodes(
 def _plan_chunk(row: int, start: int, q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None) -> _Chunk:
     queries, context = batch.query_lens[row], batch.context_lens[row]
     pages = batch.page_table[row, : -(-context // k_cache.shape[1])].long()
-    is_causal = queries == context and (window is None or context <= window)
+    spans = () if batch.mutual is None else batch.mutual.of(row, window)
+    is_causal = queries == context and (window is None or context <= window) and not spans
     if is_causal:
         return _Chunk(pages, [_QueryBlock(slice(start, start + queries), context, None)])
     blocks = []
     for first in range(0, queries, _QUERY_BLOCK):
         last = min(first + _QUERY_BLOCK, queries)
-        visible = context - queries + last
-        at = torch.arange(visible - (last - first), visible, device=q.device).unsqueeze(1)  # positions of the queries
+        end = context - queries + last
+        at = torch.arange(end - (last - first), end, device=q.device).unsqueeze(1)  # positions of the queries
+        visible = max([end, *(after for begin, after in spans if begin < end)])
         key = torch.arange(visible, device=q.device)
         hidden = key > at
+        for begin, after in spans:
+            hidden &= ~((at >= begin) & (at < after) & (key >= begin) & (key < after))
         if window is not None:
             hidden |= key <= at - window
         mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, float("-inf"))

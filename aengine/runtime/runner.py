@@ -173,6 +173,7 @@ class StepExecutor:
         tensors.query_lens, tensors.context_lens = query_lens, context_lens
         if self._images is not None:
             tensors.positions, tensors.images = self._images.place(plan, tensors.positions)
+            tensors.mutual = self._images.mutual_spans(plan)
             if tensors.images is not None:
                 tensors.token_ids = tensors.token_ids.index_fill(0, tensors.images.at, self._images.fill)
         # In a pure decode every token draws, in order. Scores need the hidden states of all tokens.

@@ -33,7 +33,8 @@ def image(start: int, rows: int, columns: int, key: int = 7) -> PlacedImage:
 class Engine:
     """A scheduler whose plans are checked: no token of an image is computed before its embedding."""
 
-    def __init__(self, **knobs: int) -> None:
+    def __init__(self, splittable: bool = True, **knobs: int) -> None:
+        self.splittable = splittable
         sizes = {"num_pages": 1000, "page_size": 4, "max_rows": 8, "max_step_tokens": 1000, "max_queue": 100} | knobs
         self.scheduler = Scheduler(mixed_limit=LIMIT, image_cost=COST, **sizes)
         self.added = 0
@@ -47,7 +48,8 @@ class Engine:
         ids = packed([self.added] * prompt)
         sequence = Sequence(
             prompt=ids, params=SamplingParams(), seed=0, stop_ids=(), max_total=prompt + new, rank=(0.0, self.added),
-            images=PromptImages(tuple(images)) if images else None, prompt_keys=ids if images else None,
+            images=PromptImages(tuple(images), 0, self.splittable) if images else None,
+            prompt_keys=ids if images else None,
         )  # fmt: skip
         self.scheduler.add(sequence)
         return sequence
@@ -77,6 +79,7 @@ class Engine:
             for one in () if chunk.images is None else chunk.images.images:
                 if one.start < chunk.start + len(chunk.token_ids) and one.end > chunk.start:
                     assert self.computed[one.key] == BLOCKS
+                    assert self.splittable or one.end <= chunk.start + len(chunk.token_ids)
 
     def run(self) -> list[StepPlan]:
         plans = []
@@ -176,10 +179,13 @@ def test_a_cached_prefix_needs_no_image() -> None:
     assert [work.image.key for work in plan.encodings] == [2]
 
 
-def test_whatever_comes_no_token_is_computed_before_its_embedding() -> None:
+@pytest.mark.parametrize("splittable", [True, False])
+def test_whatever_comes_no_token_is_computed_before_its_embedding(splittable: bool) -> None:
+    """If images may not be split, no chunk ends within one."""
     for seed in range(30):
         rng = random.Random(seed)
-        engine = Engine(num_pages=rng.choice([120, 400]), max_step_tokens=rng.choice([40, 200, 1000]))
+        step = rng.choice([40 if splittable else 71, 200, 1000])  # 63 tokens of an image, and 8 rows
+        engine = Engine(splittable, num_pages=rng.choice([120, 400]), max_step_tokens=step)
         key = 0
         for _ in range(12):
             images, tokens = [], rng.randint(0, 30)

@@ -115,7 +115,7 @@ class ImageReading:
         _check_fits(len(ids), context)
         images = [await self._decode(one) for one in sized]
         placed = tuple(replace(image, start=start) for image, start in zip(images, starts))
-        return ids, PromptImages(placed, self._shift(placed))
+        return ids, PromptImages(placed, self._shift(placed), self._spec.splittable)
 
     def with_keys(self, images: PromptImages) -> PromptImages:
         """Return the images with their keys in the prefix cache. Call it when the request is enqueued."""

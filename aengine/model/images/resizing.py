@@ -1,6 +1,7 @@
 """The rules by which families choose the size that an image is resized to. They need its size only, not its pixels.
 
-`largest` of a rule returns a plan with at least as many tokens as any image that has at most `most` tokens.
+`most_tokens` of a rule bounds the tokens of an image. `largest` returns a plan with at least as many tokens as any
+image that has at most `most` of them.
 """
 
 from __future__ import annotations
@@ -35,11 +36,15 @@ class AreaRule(msgspec.Struct, frozen=True, tag="area"):
     min_pixels: int
     max_pixels: int
 
-    def largest(self, most: int) -> ImagePlan:
+    @property
+    def most_tokens(self) -> int:
         smallest, full = (pixels // self.unit**2 for pixels in (self.min_pixels, self.max_pixels))
         # A thin image is a token high at least, and a small one is rounded up.
         thin, grown = (math.isqrt(_MAX_RATIO * tokens) + 1 for tokens in (full, smallest + 1))
-        return _near_square(min(most, max(full, thin, smallest + grown + math.isqrt(smallest) + 2)), self.unit)
+        return max(full, thin, smallest + grown + math.isqrt(smallest) + 2)
+
+    def largest(self, most: int) -> ImagePlan:
+        return _near_square(min(most, self.most_tokens), self.unit)
 
     def plan(self, width: int, height: int) -> ImagePlan:
         if max(width, height) > _MAX_RATIO * min(width, height):
@@ -63,8 +68,12 @@ class BudgetRule(msgspec.Struct, frozen=True, tag="budget"):
     patch: int  # the side of a patch in pixels
     max_tokens: int
 
+    @property
+    def most_tokens(self) -> int:
+        return self.max_tokens
+
     def largest(self, most: int) -> ImagePlan:
-        return _near_square(min(most, self.max_tokens), self.unit)
+        return _near_square(min(most, self.most_tokens), self.unit)
 
     def plan(self, width: int, height: int) -> ImagePlan:
         per_token = (self.unit // self.patch) ** 2
@@ -85,8 +94,12 @@ class EdgeRule(msgspec.Struct, frozen=True, tag="edge"):
     unit: int  # the side of a token in pixels
     longest: int  # in pixels
 
+    @property
+    def most_tokens(self) -> int:
+        return int(((self.longest - 1) // self.unit + 1) ** 2)
+
     def largest(self, most: int) -> ImagePlan:
-        return _near_square(min(most, ((self.longest - 1) // self.unit + 1) ** 2), self.unit)
+        return _near_square(min(most, self.most_tokens), self.unit)
 
     def plan(self, width: int, height: int) -> ImagePlan:
         ratio = max(height / self.longest, width / self.longest)
@@ -102,6 +115,10 @@ class FixedRule(msgspec.Struct, frozen=True, tag="fixed"):
 
     unit: int  # the side of a token in pixels
     side: int  # of the square in tokens
+
+    @property
+    def most_tokens(self) -> int:
+        return int(self.side**2)
 
     def largest(self, most: int) -> ImagePlan:
         return _of_tokens(self.side, self.side, self.unit)

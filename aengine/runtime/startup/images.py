@@ -19,29 +19,43 @@ from aengine.model.towers.build import count_weights
 log = logging.getLogger("aengine")
 
 
-def choose_images(config: EngineConfig, model: ModelConfig, files: Path) -> ModelConfig:
+def choose_images(config: EngineConfig, model: ModelConfig, files: Path, room: int | None) -> ModelConfig:
     """Return the model with its tower if it can take images, else with the reason why it takes none.
 
     The start-up log has one line about it, if the checkpoint has a tower. Reads headers of weights.
 
     files: the folder of the model.
+    room: how many tokens of an image a step can hold. None: the device does not support images that must be whole.
     """
     if model.images is None:
         return model
-    if why := _why_none(config, model, files):
+    if why := _why_none(config, model, files, room):
         log.info("images: off, because %s", why)
         return replace(model, no_images=why)
     log.info("images: a tower of %d million weights", round(count_weights(model.images) / 1e6))
     return model.with_images()
 
 
-def _why_none(config: EngineConfig, model: ModelConfig, files: Path) -> str:
+def whole_image(config: EngineConfig, model: ModelConfig) -> int:
+    """Return how many tokens of an image a step must hold at once. 0: images may be split, or there are none."""
+    if config.images == "off" or model.images is None or model.images.splittable:
+        return 0
+    return model.images.rule.most_tokens
+
+
+def _why_none(config: EngineConfig, model: ModelConfig, files: Path, room: int | None) -> str:
     if config.images == "off":
         return "the knob images is off"
     if model.head != "vocabulary":
         return "the model generates no text"
-    if model.images is not None and not model.images.splittable:
-        return "tokens of one image attend to later ones in this model, which is not supported yet"
+    if whole := whole_image(config, model):
+        if room is None:
+            return "tokens of one image attend to later ones in this model, which is supported on a CPU only, so far"
+        if room < whole:
+            return (
+                f"a step must hold the {whole} tokens of an image beside a token of each other row, and has room for "
+                f"{room}; raise max_step_tokens or lower max_num_seqs"
+            )
     return _defect(config, model, files)
 
 

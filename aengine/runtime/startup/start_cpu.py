@@ -27,7 +27,7 @@ from aengine.runtime.runner import CpuRunner, StepExecutor
 from aengine.runtime.sleep import HostSleep
 from aengine.runtime.speculation.base import ProposerChoice, ProposerParts
 from aengine.runtime.speculation.choose import choose_proposer
-from aengine.runtime.startup.images import choose_images
+from aengine.runtime.startup.images import choose_images, whole_image
 from aengine.runtime.startup.lora import make_adapter_places, reserve_adapters
 from aengine.runtime.startup.ready import Runtime, StartupTimer, log_ready
 from aengine.runtime.startup.sizing.pool import CPU_KV_GIB, host_slots, size_pool
@@ -58,7 +58,8 @@ def start_cpu(
     timer = StartupTimer()
     digest = None if config.disk_cache_dir is None else WeightsDigest()
     device = torch.device("cpu")
-    model = choose_images(config, model, folder)
+    max_step_tokens = step_tokens(config, max(CPU_STEP_TOKENS, config.max_num_seqs + whole_image(config, model)))
+    model = choose_images(config, model, folder, max_step_tokens - config.max_num_seqs)
     model = reserve_adapters(config, model)
     if speculation is None:
         model, speculation = choose_proposer(config, model, device, folder)
@@ -67,7 +68,6 @@ def start_cpu(
         raise ConfigError(f"attention: {config.attention!r} needs a CUDA device; use auto or torch")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
-    max_step_tokens = step_tokens(config, CPU_STEP_TOKENS)
     memory = host_memory()
     if memory is not None:
         memory //= model.ranks  # each rank has its own pool

@@ -93,7 +93,7 @@ def start_cuda(
     longest = check_length(config, model)  # refuses bad settings before weights are read
     _check_heads(model)
     torch.cuda.set_device(device)
-    model = choose_images(config, model, folder)
+    model = choose_images(config, model, folder, room=None)
     model = reserve_adapters(config, model)
     model, speculation = choose_proposer(config, model, device, folder)
     gpus = choose_gpus(config, model, dtype, device)

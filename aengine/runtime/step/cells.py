@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionBatch
+from aengine.attention.base import AttentionBatch, MutualSpans
 from aengine.cache.kv import KVPool
 from aengine.cache.states import StatePool
 from aengine.kernels.delta.base import StateBatch
@@ -180,6 +180,7 @@ class StepTensors:
     decode_queries: int = 1
     shared: SharedRuns | None = None
     images: ImageRows | None = None  # None: the step has no tokens of images
+    mutual: MutualSpans | None = None  # as in `AttentionBatch`
 
     def forward(
         self,
@@ -217,6 +218,7 @@ class StepTensors:
             context_lens=self.context_lens,
             decode_queries=self.decode_queries,
             shared=self.shared,
+            mutual=self.mutual,
         )
         if self.window_slots is not None and self.window_table is not None:
             batch.sliding = batch.with_pages(self.window_slots, self.window_table)

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.attention.base import MutualSpans
 from aengine.config import EngineConfig
 from aengine.model.blocks.step import ImageRows
 from aengine.model.decoder import Decoder
@@ -103,6 +104,17 @@ class ImageEncoder:
             return positions, None
         tokens, *deep = self._gather(needed, total, plan.step).split(self._spec.tower.out, dim=1)
         return positions, ImageRows(numbers[:total], tokens, tuple(deep))
+
+    def mutual_spans(self, plan: StepPlan) -> MutualSpans | None:
+        """Return the images of a step whose tokens all see each other. None: there are none."""
+        if self._spec.splittable:
+            return None
+        spans: list[list[tuple[int, int]]] = [[] for _ in plan.decode]
+        for chunk in plan.prefill:
+            start, end = chunk.start, chunk.start + len(chunk.token_ids)
+            images = () if chunk.images is None else chunk.images.images
+            spans.append([(one.start, one.end) for one in images if one.start < end and start < one.end])
+        return MutualSpans(spans, self._spec.mutual == "all") if any(spans) else None
 
     def _gather(self, needed: Sequence[tuple[PlacedImage, slice]], total: int, step: int) -> Tensor:
         """Return the embeddings of some tokens of images, [total, width]. Images that are not kept are computed."""

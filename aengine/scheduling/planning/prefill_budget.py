@@ -28,15 +28,21 @@ class PrefillBudget:
         """Whether another chunk may begin."""
         return self._tokens > 0 and self._time >= 1
 
-    def take(self, start: int, count: int) -> int:
-        """Return how many of `count` tokens from position `start` on the step contains. At least one if `left`."""
+    def take(self, start: int, count: int, least: int = 1) -> int:
+        """Return how many of `count` tokens from position `start` on the step contains.
+
+        It contains at least the first `least` ones, however long they take. If there is no room for them, it has none.
+        """
+        if least > min(count, self._tokens):
+            self._tokens = 0
+            return 0
         most = min(count, self._tokens)
         taken = most
         if self._limit is not None:
             cost = 1 + start / self._limit.context
             timely = int(self._time / cost)
-            taken = max(1, min(most, timely))
-            if timely > 0 and taken < count:
+            taken = max(least, min(most, timely))
+            if timely >= least and taken < count:
                 taken = self._round(taken, min(most, self._limit.tokens - self._planned), cost)
             self._time -= taken * cost
         if taken < count:
@@ -51,11 +57,12 @@ class PrefillBudget:
             return False
         return count < self._tokens
 
-    def take_blocks(self, cost: float, count: int) -> int:
+    def take_blocks(self, cost: float, count: int, least: int = 1) -> int:
         """Return how many of the last `count` blocks of a tower the step computes for an image.
 
         If the step also decodes, it computes as many as it has time for, and at least one. Otherwise it computes all
-        or none, and at least the first image of the step. cost: of a block, in tokens.
+        or none, and at least the first image of the step. cost: of a block, in tokens. least: how many tokens of the
+        prompt still fit after that image, because a step must have tokens.
         """
         if self._limit is not None:
             count = min(count, max(1, int(self._time / cost)))
@@ -63,7 +70,7 @@ class PrefillBudget:
         elif (self._planned or self._images) and count * cost >= self._tokens:
             return 0
         else:
-            self._tokens = max(1, self._tokens - math.ceil(count * cost))
+            self._tokens = max(min(least, self._tokens), self._tokens - math.ceil(count * cost))
         self._images = True
         return count
 

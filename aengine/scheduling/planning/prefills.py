@@ -106,11 +106,14 @@ class Prefills:
         """Add the next chunk of a prefill."""
         memory, start = self._memory, sequence.launched
         known = ready = sequence.length  # ready: tokens for which there is memory
-        if memory.holdings and (ready := min(known, self._find_memory(sequence))) <= start:
+        least = start + 1 if sequence.images is None else sequence.images.least_end(start)
+        if memory.holdings and (ready := min(known, self._find_memory(sequence, least))) < least:
             budget.close()
             return
         ready = self._plan_images(sequence, ready, budget, plan)
-        end = start if ready <= start else start + budget.take(start, ready - start)
+        end = start if ready <= start else start + budget.take(start, ready - start, least - start)
+        if sequence.images is not None and end > start:
+            end = max(start, sequence.images.last_end(end))
         if end < known:
             budget.close()
         if end == start:
@@ -154,7 +157,7 @@ class Prefills:
                 if not budget.reaches(start, image.start - start):
                     return max(start, image.start)
                 left = cost.blocks - sequence.encoded_blocks
-                blocks = budget.take_blocks(cost.of_block(image), left)
+                blocks = budget.take_blocks(cost.of_block(image), left, sequence.images.least_end(start) - start)
                 if blocks:
                     plan.encodings.append(ImageWork(image, 0 if blocks == left else blocks))
                 if blocks < left:
@@ -164,16 +167,16 @@ class Prefills:
             sequence.encoded_blocks = 0
         return end
 
-    def _find_memory(self, sequence: Sequence) -> int:
+    def _find_memory(self, sequence: Sequence, least: int) -> int:
         """Return for how many tokens of a sequence the holdings have memory, after preempting if necessary.
 
-        If the result is at most `launched`, the next chunk waits for a later step.
+        If the result is less than `least`, the next chunk waits for a later step.
         """
         batch = self._transitions.batch
         while True:
             limit = self._memory.token_limit(sequence, headroom=len(batch.running))
             # The commit of its last chunk, or sequences that leave, will free memory.
-            if limit > sequence.launched or sequence.in_flight or batch.promised:
+            if limit >= least or sequence.in_flight or batch.promised:
                 return limit
             victim = batch.running[-1]
             self._transitions.preempt(victim)

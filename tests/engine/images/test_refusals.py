@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import aengine
 from aengine.engine.requests import image_reading
 from aengine.errors import ContextLengthError, InvalidRequestError
-from tests.engine.images.seeing import CHATS, GREEDY, Seeing, answer, make_seeing, message, words, write_model
+from tests.engine.images.seeing import CHATS, GREEDY, Seeing, answer, make_seeing, message, write_model
 from tests.images.files import encoded, png_that_claims, with_orientation
 from tests.model.towers.checkpoints import picture
 
@@ -126,14 +126,6 @@ async def test_text_alone(seeing: Seeing, caplog: pytest.LogCaptureFixture) -> N
         prompt = await engine.encode_chat(message(text))
         assert prompt.images is None
     assert "images: off, because the knob images is off" in caplog.text
-
-
-@pytest.mark.parametrize("case", ["gemma3", "gemma4-plain"])
-async def test_models_whose_image_tokens_see_later_ones(case: str, tmp_path: Path) -> None:
-    write_model(case, tmp_path)
-    async with aengine.Engine(str(tmp_path), device="cpu", kv_cache_gib=0.01, progress=False) as engine:
-        assert "tokens of one image attend to later ones" in engine.no_images
-        assert (await engine.chat(message([words(5, 6)]), max_tokens=2, **GREEDY)).token_ids
 
 
 async def test_a_checkpoint_without_the_weights_of_its_tower_serves_text(tmp_path: Path) -> None:

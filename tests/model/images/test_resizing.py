@@ -97,5 +97,6 @@ def test_no_image_is_larger_than_the_largest(rule: ResizeRule) -> None:
             continue
         most = max(most, plan.tokens)
         assert plan.tokens <= largest.tokens, (width, height)
+        assert plan.tokens <= rule.most_tokens
         assert plan.tokens > 100 or plan.tokens <= some.tokens
     assert largest.tokens < 1.1 * most + 130

@@ -44,6 +44,8 @@ class PageGroups:
         every, own = model.kv_shape(config.page_size, kv_dtype).split(model.sliding)
         context = min(config.window_context or max(2 * window, LEAST_CONTEXT), longest)
         least = WindowRoom.min_pages(window, size)
+        if model.tower is not None and not model.tower.splittable:  # one chunk has a whole image
+            least += -(-min(model.tower.rule.most_tokens, longest) // size) + 1
         chunk = -(-min(config.max_step_tokens or CHUNK, CHUNK) // size)
         share = min(1.0, window / context)
         running = 0 if config.window_context else config.max_num_seqs * WindowRoom.decode_pages(window, size)
