@@ -26,13 +26,7 @@ from aengine.model.quant.base import LinearFormat, QuantConfig
 from aengine.model.quant.groups import DequantizedMatrix, QuantizedExperts, QuantizedLinear, columns_divide
 from aengine.model.quant.read_plan import row_multiple
 from aengine.model.ranks.shard import ExpertsShare, Part, Range, Shard, Split, width
-from aengine.model.ranks.sharded import (
-    Embedding,
-    PreparedNorm,
-    Sum,
-    SummedEmbedding,
-    SummedNorm,
-)
+from aengine.model.ranks.sharded import Embedding, PreparedNorm, Sum, SummedEmbedding, SummedNorm
 from aengine.model.slots import ExpertsSlot, Head, LinearSlot
 from aengine.model.spec import ExpertsSpec
 
