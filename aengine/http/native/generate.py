@@ -36,11 +36,13 @@ from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, no_prompt_log
 from aengine.http.streams.sse import EventEncoder, EventStreamResponse
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.reader import ReadStream
-from aengine.types import Choice, Completion, FinishReason, Fragment, TokenLogprob, Usage
+from aengine.types import Choice, Completion, FinishReason, Fragment, TokenLogprob, ToolCall, Usage
 
 DEFAULT_MAX_TOKENS = 128
 
-_CALLS_ARE_TEXT = Unsupported("calls are part of the text here; send it to /v1/chat/completions", ("auto", True))
+_CALLS_ARE_FREE = Unsupported(
+    "calls are neither forced nor restricted here; send it to /v1/chat/completions", ("auto", True)
+)
 
 
 class GenerateRequest(MultiChoiceRequest, kw_only=True):
@@ -48,8 +50,8 @@ class GenerateRequest(MultiChoiceRequest, kw_only=True):
 
     refused: ClassVar[Mapping[str, Unsupported]] = {
         **REFUSED_WITH_PROMPTS,
-        "tool_choice": _CALLS_ARE_TEXT,
-        "parallel_tool_calls": _CALLS_ARE_TEXT,
+        "tool_choice": _CALLS_ARE_FREE,
+        "parallel_tool_calls": _CALLS_ARE_FREE,
         "return_token_ids": Unsupported("they are always in the answer here", (True, False)),
     }
 
@@ -73,6 +75,8 @@ class GeneratedChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     finish_reason: FinishReason
     stop_string: str | msgspec.UnsetType = msgspec.UNSET  # the stop string that ended it
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET  # of a chat that thinks
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET  # of a chat with tools
     logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -84,6 +88,8 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     finish_reason: FinishReason
     stop_string: str | msgspec.UnsetType = msgspec.UNSET  # the stop string that ended it
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET  # of a chat that thinks
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET  # of a chat with tools
     logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
     choices: list[GeneratedChoice] | msgspec.UnsetType = msgspec.UNSET  # if n > 1
     prompt_logprobs: PromptLogprobs = msgspec.UNSET

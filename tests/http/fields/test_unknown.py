@@ -113,9 +113,9 @@ def test_values_that_ask_for_nothing_are_taken(path: str, caplog: pytest.LogCapt
         (CHAT, {"best_of": 2}, "/v1/chat/completions has no such field"),
         (CHAT, {"add_special_tokens": True}, "its template"),
         (COMPLETIONS, {"add_special_tokens": False}, "the tokenizer's"),
-        (GENERATE, {"tool_choice": "required"}, "calls are part of the text here"),
-        (GENERATE, {"tool_choice": "none"}, "calls are part of the text here"),
-        (GENERATE, {"parallel_tool_calls": False}, "calls are part of the text here"),
+        (GENERATE, {"tool_choice": "required"}, "calls are neither forced nor restricted here"),
+        (GENERATE, {"tool_choice": "none"}, "calls are neither forced nor restricted here"),
+        (GENERATE, {"parallel_tool_calls": False}, "calls are neither forced nor restricted here"),
         (CHAT, {"text": {"format": {"type": "json_object"}}}, "send response_format"),
     ],
 )

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from aengine import Client
-from aengine.http.native.generate import GenerateRequest
+from aengine.http.native.generate import Generated, GeneratedChoice, GenerateRequest
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
-from aengine.types import join_calls
+from aengine.types import ToolCall, join_calls
 from tests.http.fake_engine import CACHED_TOKENS, WORDS, FakeEngine
 from tests.http.serving import serving
 
@@ -241,12 +241,16 @@ async def test_of_a_chat_thoughts_and_calls_come_apart_from_the_text() -> None:
     async with serving(engine) as server:
         whole = (await server.post("/generate", stream=False, **chat)).json()
         *events, _ = await server.events("/generate", **chat)
+        two = (await server.post("/generate", stream=False, n=2, **chat)).json()
         raw = (await server.post("/generate", prompt=PROMPT, stream=False)).json()
         async with Client(server.url) as client:
             reported = await client.chat(**chat)
             fragments = [fragment async for fragment in client.chat_stream(**chat, n=2)]
     assert (whole["text"], whole["reasoning"], whole["finish_reason"]) == ("I look.", "A <tool_call>", "stop")
     (call,) = whole["tool_calls"]
+    assert {"reasoning", "tool_calls"} <= whole.keys() <= {*Generated.__struct_fields__}  # as /openapi.json says
+    assert {"reasoning", "tool_calls"} <= two["choices"][1].keys() <= {*GeneratedChoice.__struct_fields__}
+    assert call.keys() == {*ToolCall.__struct_fields__}
     assert (call["name"], call["arguments"]) == ("f", '{"a": 1}')
     assert (reported.text, reported.reasoning) == (whole["text"], whole["reasoning"])
     assert [(call.name, call.arguments) for call in reported.tool_calls] == [("f", '{"a": 1}')]
