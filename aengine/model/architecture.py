@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Literal
 
 from aengine.errors import UnsupportedModelError
@@ -16,6 +17,7 @@ Head = Literal["vocabulary", "classes", "none"]
 # By the end of a name in `architectures`.
 _HEADS: dict[str, Head] = {"ForCausalLM": "vocabulary", "ForSequenceClassification": "classes", "Model": "none"}
 _MAX_LABELS = 2**16
+_LONGEST_NAME = 100  # of an architecture, so that the search for near names is short
 
 
 def find_architecture(fields: Fields) -> tuple[str, str, Head, Wrapper | None]:
@@ -28,10 +30,12 @@ def find_architecture(fields: Fields) -> tuple[str, str, Head, Wrapper | None]:
             family = f"{name.removesuffix(ending)}ForCausalLM"
             if name.endswith(ending) and family in FAMILIES:
                 return name, family, head, None
+    known = [*FAMILIES, *WRAPPERS]
     what = f"architecture {shown(names)} is not supported" if names else "architectures is missing"
+    near = [one for name in names[:1] for one in get_close_matches(name[:_LONGEST_NAME], known, 3)]
+    hint = f"; the nearest are {', '.join(near)}" if near else ""
     raise UnsupportedModelError(
-        f"{fields.source}: {what}; supported are {', '.join(name.removesuffix('ForCausalLM') for name in FAMILIES)} "
-        f"with ForCausalLM, Model or ForSequenceClassification at the end, and {', '.join(WRAPPERS)}"
+        f'{fields.source}: {what}{hint}; "Families" in aengine/model/README.md lists all {len(known)}'
     )
 
 

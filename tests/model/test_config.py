@@ -97,6 +97,13 @@ def test_old_llama_files_name_no_kv_heads(tmp_path: Path) -> None:
         read(tmp_path, {}, without=("num_key_value_heads",))
 
 
+def test_an_unknown_architecture_is_refused_with_the_nearest_names(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"nearest are Qwen3ForCausalLM, .*README\.md lists all"):
+        read(tmp_path, {"architectures": ["Qwen3ForCasualLM"]})
+    with pytest.raises(UnsupportedModelError, match="'Evil'] is not supported; \"Families\""):
+        read(tmp_path, {"architectures": ["Evil"]})
+
+
 @pytest.mark.parametrize(
     ("architecture", "flags", "qkv", "out", "mlp"),
     [

@@ -126,7 +126,7 @@ def test_on_a_gpu_speculation_is_off_unless_it_is_asked_for(
     choice = choose_proposer(EngineConfig(speculation=kind), model, gpu, target.folder)[1]
     assert choice is not None
     assert choice.name == kind
-    assert "never tested on a GPU" in caplog.text
+    assert "whole answers were not tested on a GPU" in caplog.text
 
 
 @pytest.mark.slow
