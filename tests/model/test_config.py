@@ -175,10 +175,8 @@ class TestSlidingWindow:
 class TestRefusedByName:
     @pytest.mark.parametrize("architectures", [["GPT2LMHeadModel"], [], None])
     def test_other_architectures(self, tmp_path: Path, architectures: object) -> None:
-        with pytest.raises(UnsupportedModelError) as error:
+        with pytest.raises(UnsupportedModelError, match=r"architecture.*lists all \d+$"):
             read(tmp_path, {"architectures": architectures})
-        for known in (" Qwen3,", " Qwen2,", " Llama,", " Mistral,", "ForCausalLM"):
-            assert known in str(error.value)
 
     @pytest.mark.parametrize(
         ("changes", "named"),
