@@ -22,7 +22,7 @@ class DecodeConfig:
     stages: int  # stages of the copy pipeline
     warps: int
     crowd: int  # programs on each processor at once
-    merged: int = 4096  # elements of parts that are added up in one step
+    merged: int = 4096  # elements of parts that are added up in one step; see `parts_at_once`
     piece: int = 1  # the fewest blocks of a program; with a larger number a short row has fewer parts
 
     def shared_memory(
@@ -105,6 +105,16 @@ def decode_config(
         config = replace(config, block=config.block // 2)
     # CUDA reserves 1 KB for each program.
     return replace(config, crowd=max(1, min(config.crowd, (launch.shared_memory + 1024) // (need + 1024))))
+
+
+def parts_at_once(config: DecodeConfig, columns: int, dim: int, drafted: bool) -> int:
+    """Return how many parts of a row are added up in one step. dim: padded. drafted: as in `decode_config`.
+
+    Two parts with more than 8 columns of several queries take longer in one step than in two.
+    """
+    if drafted and columns > 8:
+        return 1
+    return max(1, config.merged // (power_of_two(columns) * dim))
 
 
 def tile_queries(queries: int, group: int, dim: int) -> int:

@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.codes import LEAST, PAIRS_ASM, code_pairs, divisor, in_float16
-from aengine.kernels.attention.config import DecodeConfig, decode_config, group_pad, tile_queries
+from aengine.kernels.attention.config import DecodeConfig, decode_config, group_pad, parts_at_once, tile_queries
 from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.attention.shared_part import SharedPart
 from aengine.kernels.attention.softmax import (
@@ -363,9 +363,7 @@ class PagedDecode:
         )  # fmt: skip
         workers = max(1, launch.processors * config.crowd // lanes)
         parts, weights, arrived = self._scratch_for(q.device, workers, lanes, columns, dim)
-        merged = max(1, config.merged // (power_of_two(columns) * dim_pad))
-        if queries > 1 and columns > 8:  # two of these parts in one step take longer than in two (bench/KERNELS.md)
-            merged = 1
+        merged = parts_at_once(config, columns, dim_pad, queries > 1)
         _decode_kernel[(workers * lanes,)](
             q, k_cache, v_cache, out, page_table, seq_lens,
             seq_lens if shared is None else shared.starts,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -17,7 +16,6 @@ from aengine.attention.triton_backend import TritonAttention
 from aengine.cache.states import StateRoom
 from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
-from aengine.config.speculation import chosen_line
 from aengine.errors import ConfigError
 from aengine.kernels.collective.peers import connect
 from aengine.kernels.kv_scales import FP8
@@ -63,9 +61,6 @@ from aengine.runtime.startup.warm_up import (
 )
 from aengine.runtime.weights import Weights
 
-log = logging.getLogger("aengine")
-
-NO_FLASH = "it needs flash-attn-4 (pip install '.[cuda]') on this GPU"
 PATIENCE = 2.5  # seconds that a GPU waits for another GPU; the host launches on all of them in far less
 
 
@@ -126,7 +121,7 @@ def start_cuda(
         choices = [partial(choose_prefill, gpu, dtype, prefill_bound) for gpu in gpus]
         # Latent attention has our own kernel and needs no package.
         attention = [
-            TritonAttention(one if model.latents else imports.submit(one).result, job.is_drafting_asked_for)
+            TritonAttention(one if model.latents else imports.submit(one).result, speculation is not None)
             for one in choices
         ]
         placements = [
@@ -158,9 +153,6 @@ def start_cuda(
         if memory is not None:
             memory.weights.trim()
         timer.end("weights")
-        if speculation is not None and not attention[0].capturable:  # the host does not know the lengths of drafts
-            log.warning(chosen_line("off", NO_FLASH))
-            speculation = None
         most_drafts = 0 if speculation is None else speculation.most_drafts
         steps = StepSizes.from_config(config, model, job.capability, job.launch.processors)
         sizes = GraphSizes.from_config(
@@ -296,7 +288,6 @@ def _job(
         kv_bytes=left if config.kv_cache_gib is None else int(config.kv_cache_gib * GIB),
         proposer="off" if speculation is None else speculation.name,
         most_drafts=0 if speculation is None else speculation.most_drafts,
-        is_drafting_asked_for=speculation is not None and not speculation.is_automatic,
     )
 
 

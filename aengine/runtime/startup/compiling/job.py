@@ -23,7 +23,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int  # approximate bytes of the KV pool
     proposer: str = "off"  # `ProposerChoice.name`, or off
     most_drafts: int = 0
-    is_drafting_asked_for: bool = False  # it is not the engine's own choice
     package: Literal["triton", "flash-attn-4"] = "triton"
     index: int = 0  # of this process
     count: int = 1  # processes that share the kernels of `package`

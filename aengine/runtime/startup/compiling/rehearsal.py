@@ -66,7 +66,7 @@ def run_through(job: Job) -> None:
     """Run the steps of a start-up in its order on the meta device."""
     config, dtype = job.config, getattr(torch, job.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
-    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype), job.is_drafting_asked_for)
+    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype), job.most_drafts > 0)
     ranks = _AbsentRanks(job.model.ranks) if job.model.ranks > 1 else None
     kernels = TritonKernels(job.model.unpacked_copies)
     decoder = Decoder(job.model, kernels, attention, dtype, META, config.max_model_len, kv_dtype, ranks)
