@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import torch
 
 from aengine.kernels.delta.across import run_across
-from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, StateBatch
-from aengine.kernels.delta.blocks import Blocks
+from aengine.kernels.delta.base import DeltaHeads, DeltaWeights
 from aengine.kernels.delta.convolve import convolve
 from aengine.kernels.delta.triton_delta import TritonDelta, across_config, convolve_config
 from aengine.kernels.delta.within import solve_within
 from aengine.kernels.launch import launch_for
+from aengine.kernels.recurrent.blocks import Blocks
+from aengine.kernels.recurrent.state import RecurrentState, StateBatch
 from bench.kernel_timing import DEVICE, graph_time, random_half
 
 COPY_TB_S = 4.24  # of an H200, measured: states are read and written
@@ -31,10 +32,10 @@ def weights() -> DeltaWeights:
     return DeltaWeights(HEADS, conv, random_half(HEADS.value_heads), random_half(HEADS.value_heads), norm, 1e-6)
 
 
-def state(slots: int, kept: torch.dtype) -> DeltaState:
+def state(slots: int, kept: torch.dtype) -> RecurrentState:
     conv = torch.zeros(slots, WIDTH, HEADS.channels, dtype=torch.bfloat16, device=DEVICE)
     matrices = (HEADS.value_heads, HEADS.key_dim, HEADS.value_dim)
-    return DeltaState(conv, torch.zeros(slots, *matrices, dtype=kept, device=DEVICE))
+    return RecurrentState(conv, torch.zeros(slots, *matrices, dtype=kept, device=DEVICE))
 
 
 def step(slots: Sequence[int], chunks: Sequence[int]) -> StateBatch:

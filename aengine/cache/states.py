@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from aengine.cache.snapshots import SnapshotRoom, slot_of
-from aengine.kernels.delta.base import DeltaState, DraftUpdates
+from aengine.kernels.recurrent.state import DraftUpdates, RecurrentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class StatePool:
         )
         drafts = self._drafts(slot_of(rows), draft_entries(most_drafts), device) if most_drafts else None
         self._layers = [
-            DeltaState(self._conv[:, i], self._recurrence[:, i], None if drafts is None else drafts[i])
+            RecurrentState(self._conv[:, i], self._recurrence[:, i], None if drafts is None else drafts[i])
             for i in range(shape.num_layers)
         ]
 
@@ -124,7 +124,7 @@ class StatePool:
         corrections, decays = empty(value_heads, value_dim), empty(value_heads)
         return [DraftUpdates(*parts) for parts in zip(inputs, keys, corrections, decays)]
 
-    def layer(self, i: int) -> DeltaState:
+    def layer(self, i: int) -> RecurrentState:
         """Return views of the i-th recurrent layer's states."""
         return self._layers[i]
 

@@ -29,7 +29,7 @@ from aengine.model.images.spec import ImageSpec
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import QuantConfig
 from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
-from aengine.model.recurrent_spec import ConvSpec, DeltaSpec
+from aengine.model.recurrent_spec import RecurrentSpec
 from aengine.model.rope import MAX_POSITIONS
 from aengine.model.spec import AttentionSpec, EndsSpec, LatentSpec, LayerSpec
 
@@ -218,7 +218,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def attending(self) -> list[AttentionSpec | LatentSpec]:
         """The attention of all layers that read keys and values from pages, in order."""
-        return [layer.attention for layer in self.layers if isinstance(layer.attention, (AttentionSpec, LatentSpec))]
+        return [layer.attending for layer in self.layers if layer.attending is not None]
 
     @property
     def latents(self) -> bool:
@@ -236,9 +236,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(i for i, attention in enumerate(self.paging) if attention.window is not None)
 
     @property
-    def recurrent(self) -> list[DeltaSpec | ConvSpec]:
-        """The attention of all recurrent layers, in order. All are of one kind."""
-        return [layer.attention for layer in self.layers if isinstance(layer.attention, (DeltaSpec, ConvSpec))]
+    def recurrent(self) -> list[RecurrentSpec]:
+        """The recurrent parts of all layers that have one, in order. All are of one kind."""
+        return [layer.recurrent for layer in self.layers if layer.recurrent is not None]
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Estimate the bytes of all weights on each rank, with adapters. dtype: of floats."""
@@ -303,7 +303,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         layers = family.layers(fields)
         refuse_unsupported(fields, family, layers)
         vocab = fields.vocab_size
-        ropes = [one.attention.rope for one in layers if isinstance(one.attention, (AttentionSpec, LatentSpec))]
+        ropes = [one.attending.rope for one in layers if one.attending is not None]
         reach = max(rope.reach if rope is not None else 0 for rope in ropes)
         stated = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
         positions = min(max(fields.integer(family.positions, 1, MAX_POSITIONS, stated), reach), MAX_POSITIONS)

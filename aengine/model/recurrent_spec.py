@@ -67,3 +67,6 @@ class ConvSpec(msgspec.Struct, frozen=True, kw_only=True, tag="conv"):
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Return outputs and inputs of each matrix product, on each rank."""
         return (3 * self.channels // ranks, hidden), (hidden, self.channels // ranks)
+
+
+RecurrentSpec = DeltaSpec | ConvSpec

@@ -15,7 +15,7 @@ from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import GateClamp
 from aengine.model.norm_spec import LayerNorms, NormSpec
 from aengine.model.ranks.shard import Shard
-from aengine.model.recurrent_spec import ConvSpec, DeltaSpec
+from aengine.model.recurrent_spec import RecurrentSpec
 from aengine.model.rope import QueryGrowth, RopeConfig
 
 Activation = Literal["silu", "gelu", "xielu"]  # gelu: its tanh approximation
@@ -301,13 +301,23 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     If they are parallel, both read the norm before attention, and the layer has no other norm.
     """
 
-    attention: AttentionSpec | LatentSpec | DeltaSpec | ConvSpec
+    attention: AttentionSpec | LatentSpec | RecurrentSpec
     ffn: FFN
     norms: LayerNorms
     parallel: bool = False
     residual_scale: float = 1.0  # multiplies the result of each part
     input_width: int = 0  # of the layer's part of a second embedding, which is added last; 0: there is none
     scalar: bool = False  # whether a number of the checkpoint multiplies the layer's output
+
+    @property
+    def attending(self) -> AttentionSpec | LatentSpec | None:
+        """The attention that reads keys and values from pages, if the layer has one."""
+        return self.attention if isinstance(self.attention, AttentionSpec | LatentSpec) else None
+
+    @property
+    def recurrent(self) -> RecurrentSpec | None:
+        """The part with a state of fixed size, if the layer has one."""
+        return self.attention if isinstance(self.attention, RecurrentSpec) else None
 
     def parameters(self, hidden: int) -> int:
         return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + self._around(hidden)
@@ -326,7 +336,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     def indivisible(self, ranks: int) -> str:
         """Return a description of a part that cannot be divided evenly among this many ranks. Empty: all can be."""
         attention, ffn = self.attention, self.ffn
-        if isinstance(attention, (DeltaSpec, ConvSpec)):
+        if isinstance(attention, RecurrentSpec):
             if what := attention.indivisible(ranks):
                 return what
         elif attention.heads % ranks:

@@ -28,7 +28,7 @@ from aengine.kernels.collective.kernels import arrived_kernel
 from aengine.kernels.collective.mailboxes import LANES, PROGRAMS, Mailbox
 from aengine.kernels.collective.overlapped import sum_two_parts
 from aengine.kernels.collective.peers import PeerCollective
-from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, DraftedBatch, DraftUpdates, StateBatch
+from aengine.kernels.delta.base import DeltaHeads, DeltaWeights
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
 from aengine.kernels.elementwise import gate_output
 from aengine.kernels.experts.shared_gate import gated_silu_mul
@@ -46,6 +46,7 @@ from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.kernels.ngram import triton_ngram
 from aengine.kernels.parts import Parts
+from aengine.kernels.recurrent.state import DraftedBatch, DraftUpdates, RecurrentState, StateBatch
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.gpus import (
     GPUS,
@@ -116,7 +117,7 @@ def test_delta_nets(compiler: Compiler, kept: torch.dtype) -> None:
     recurrence = maker(kept)(9, values, heads.key_dim, heads.value_dim)
     batch = StateBatch(ints(12), ints(12), ints(5), longs(300), ints(300), num_decodes=8)
     x = half(300, count + heads.values + 2 * values).split((count, heads.values, values, values), dim=1)
-    TritonKernels().delta_net(weights)(*x, DeltaState(half(9, 4, count), recurrence), batch)
+    TritonKernels().delta_net(weights)(*x, RecurrentState(half(9, 4, count), recurrence), batch)
 
 
 def test_delta_nets_with_drafts(compiler: Compiler) -> None:
@@ -129,7 +130,7 @@ def test_delta_nets_with_drafts(compiler: Compiler) -> None:
         single(9, entries, values, 128),
         single(9, entries, values),
     )
-    state = DeltaState(half(9, 4, count), single(9, values, heads.key_dim, heads.value_dim), drafts)
+    state = RecurrentState(half(9, 4, count), single(9, values, heads.key_dim, heads.value_dim), drafts)
     batch = StateBatch(
         ints(12), ints(12), ints(5), longs(300), ints(300), 8, DraftedBatch(longs(12), longs(12), ints(12))
     )

@@ -13,7 +13,7 @@ from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.cache.snapshots import slot_of
 from aengine.cache.states import StatePool
-from aengine.kernels.delta.base import StateBatch
+from aengine.kernels.recurrent.state import StateBatch
 from aengine.model.blocks.step import ImageRows, States
 from aengine.model.decoder import Decoder
 

@@ -16,11 +16,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.delta.base import BLOCK, DeltaState, DeltaWeights, StateBatch
-from aengine.kernels.delta.blocks import Blocks
+from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.within import Within
 from aengine.kernels.elementwise import gated_norm, only_if
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.recurrent.blocks import Blocks
+from aengine.kernels.recurrent.state import BLOCK, RecurrentState, StateBatch
 from aengine.kernels.variants import keep_variants
 
 
@@ -185,7 +186,7 @@ def run_across(
     qkv: Tensor,
     z: Tensor,
     within: Within,
-    state: DeltaState,
+    state: RecurrentState,
     weights: DeltaWeights,
     batch: StateBatch,
     blocks: Blocks,

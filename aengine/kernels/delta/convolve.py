@@ -16,10 +16,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.delta.base import BLOCK, DeltaState, DeltaWeights, StateBatch
-from aengine.kernels.delta.blocks import Blocks
+from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.elementwise import only_if, silu
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.recurrent.blocks import Blocks
+from aengine.kernels.recurrent.state import BLOCK, RecurrentState, StateBatch
 from aengine.kernels.variants import keep_variants
 
 # These tensors are slices of a batch with any alignment, and are read one number at a time. So no variant is compiled
@@ -272,7 +273,7 @@ class ConvolveConfig:
 
 def convolve(
     qkv: Tensor,
-    state: DeltaState,
+    state: RecurrentState,
     weights: DeltaWeights,
     batch: StateBatch,
     blocks: Blocks,

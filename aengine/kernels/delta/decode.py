@@ -19,9 +19,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.delta.base import DeltaState, DeltaWeights, StateBatch
+from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.elementwise import gated_norm, log_decay, only_if, silu
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.recurrent.state import RecurrentState, StateBatch
 from aengine.kernels.variants import keep_variants
 
 
@@ -217,7 +218,7 @@ def delta_decode(
     z: Tensor,
     b: Tensor,
     a: Tensor,
-    state: DeltaState,
+    state: RecurrentState,
     weights: DeltaWeights,
     batch: StateBatch,
     config: DeltaDecodeConfig,

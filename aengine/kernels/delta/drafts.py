@@ -17,10 +17,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.delta.base import DeltaState, DeltaWeights, DraftedBatch, DraftUpdates, StateBatch
+from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.decode import add_token, unit_vectors
 from aengine.kernels.elementwise import gated_norm, log_decay, only_if, silu
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.recurrent.state import DraftedBatch, DraftUpdates, RecurrentState, StateBatch
 from aengine.kernels.variants import keep_variants
 
 # They are slices of a batch with any alignment.
@@ -259,7 +260,7 @@ def decode_drafts(
     z: Tensor,
     b: Tensor,
     a: Tensor,
-    state: DeltaState,
+    state: RecurrentState,
     updates: DraftUpdates,
     weights: DeltaWeights,
     batch: StateBatch,

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.delta.base import BLOCK, DeltaState, DeltaWeights, StateBatch
+from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.torch_drafts import decode_drafts
+from aengine.kernels.recurrent.state import BLOCK, RecurrentState, StateBatch
 
 
 class TorchDelta:
@@ -19,7 +20,9 @@ class TorchDelta:
     def __init__(self, weights: DeltaWeights) -> None:
         self._weights = weights
 
-    def __call__(self, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: DeltaState, batch: StateBatch) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: RecurrentState, batch: StateBatch
+    ) -> Tensor:
         weights = self._weights
         g = -weights.a_log.float().exp() * F.softplus(a.float() + weights.dt_bias.float())  # [tokens, value_heads]
         beta = b.float().sigmoid()
@@ -41,7 +44,7 @@ class TorchDelta:
         return out
 
     def _decode(
-        self, out: Tensor, qkv: Tensor, z: Tensor, g: Tensor, beta: Tensor, state: DeltaState, batch: StateBatch
+        self, out: Tensor, qkv: Tensor, z: Tensor, g: Tensor, beta: Tensor, state: RecurrentState, batch: StateBatch
     ) -> None:
         rows = (batch.slots[: batch.num_decodes] > 0).nonzero().flatten()  # decodes that are not padding
         if not len(rows):
@@ -73,7 +76,7 @@ class TorchDelta:
         z: Tensor,
         g: Tensor,
         beta: Tensor,
-        state: DeltaState,
+        state: RecurrentState,
         source: int,
         slot: int,
         first: int,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aengine.kernels.delta.base import DeltaState, DraftedBatch, DraftUpdates, StateBatch
+from aengine.kernels.recurrent.state import DraftedBatch, DraftUpdates, RecurrentState, StateBatch
 
 # Inputs of the convolution [rows, width, channels], the token's own last -> q, k, v [rows, value_heads, dim].
 Filter = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -40,7 +40,7 @@ class DecodingRows:
 class _States:
     """The states of decoding rows in float32 while a step adds tokens to them."""
 
-    def __init__(self, rows: DecodingRows, state: DeltaState, drafts: DraftUpdates) -> None:
+    def __init__(self, rows: DecodingRows, state: RecurrentState, drafts: DraftUpdates) -> None:
         self.s = state.recurrence[rows.slots].float()  # [rows, value_heads, key_dim, value_dim]
         self._rows, self._state, self._drafts = rows, state, drafts
 
@@ -78,7 +78,13 @@ class _States:
 
 
 def decode_drafts(
-    filtered: Filter, qkv: Tensor, g: Tensor, beta: Tensor, state: DeltaState, batch: StateBatch, drafted: DraftedBatch
+    filtered: Filter,
+    qkv: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: RecurrentState,
+    batch: StateBatch,
+    drafted: DraftedBatch,
 ) -> tuple[Tensor, Tensor]:
     """Compute all tokens of the sequences that decode, and update their slots.
 

@@ -8,13 +8,14 @@ from functools import lru_cache
 from torch import Tensor
 
 from aengine.kernels.delta.across import AcrossConfig, run_across
-from aengine.kernels.delta.base import BLOCK, DeltaHeads, DeltaState, DeltaWeights, StateBatch
-from aengine.kernels.delta.blocks import Blocks
+from aengine.kernels.delta.base import DeltaHeads, DeltaWeights
 from aengine.kernels.delta.convolve import ConvolveConfig, convolve
 from aengine.kernels.delta.decode import DeltaDecodeConfig, delta_decode
 from aengine.kernels.delta.drafts import decode_drafts
 from aengine.kernels.delta.within import solve_within
 from aengine.kernels.launch import Launch, launch_for, power_of_two
+from aengine.kernels.recurrent.blocks import Blocks
+from aengine.kernels.recurrent.state import BLOCK, RecurrentState, StateBatch
 
 
 @lru_cache
@@ -59,7 +60,9 @@ class TritonDelta:
     def __init__(self, weights: DeltaWeights) -> None:
         self._weights = weights
 
-    def __call__(self, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: DeltaState, batch: StateBatch) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: RecurrentState, batch: StateBatch
+    ) -> Tensor:
         weights, drafted = self._weights, batch.drafted
         out = qkv.new_empty(len(qkv), weights.heads.values)
         config = delta_decode_config(weights.heads, state.recurrence.element_size())
@@ -75,7 +78,7 @@ class TritonDelta:
         return out
 
     def _prefill(
-        self, out: Tensor, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: DeltaState, batch: StateBatch
+        self, out: Tensor, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: RecurrentState, batch: StateBatch
     ) -> None:
         """Write the chunks' results to `out`, and update their states."""
         weights = self._weights

@@ -17,11 +17,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.delta.base import BLOCK, DeltaState, DeltaWeights, StateBatch
-from aengine.kernels.delta.blocks import Blocks
+from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.convolve import keep_inputs
 from aengine.kernels.elementwise import log_decay
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.recurrent.blocks import Blocks
+from aengine.kernels.recurrent.state import BLOCK, RecurrentState, StateBatch
 from aengine.kernels.variants import keep_variants
 
 
@@ -178,7 +179,7 @@ def solve_within(
     qkv: Tensor,
     b: Tensor,
     a: Tensor,
-    state: DeltaState,
+    state: RecurrentState,
     weights: DeltaWeights,
     batch: StateBatch,
     blocks: Blocks,

@@ -13,8 +13,8 @@ from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.cache.states import StatePool
 from aengine.kernels.collective.base import Collective
-from aengine.kernels.delta.base import StateBatch
 from aengine.kernels.lora.base import TokenAdapters
+from aengine.kernels.recurrent.state import StateBatch
 from aengine.model.rope import rotate_by_axes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
-from aengine.kernels.delta.base import BLOCK
+from aengine.kernels.recurrent.state import BLOCK
 from aengine.model.families.parts import (
     MAX_HEADS,
     MAX_WIDTH,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
-from aengine.kernels.delta.base import BLOCK
 from aengine.kernels.experts.routing.router import Router
+from aengine.kernels.recurrent.state import BLOCK
 from aengine.model.families.parts import (
     MAX_WIDTH,
     attention,

@@ -19,7 +19,7 @@ from aengine.cache.kv import KVPool
 from aengine.cache.snapshots import slot_of
 from aengine.cache.states import StatePool
 from aengine.kernels.attention.prefix_attention import SharedRuns
-from aengine.kernels.delta.base import StateBatch
+from aengine.kernels.recurrent.state import StateBatch
 from aengine.kernels.row_steps import begin_decode, end_decode
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.recording import non_owning_view, recorded

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from aengine.cache.snapshots import slot_of
 from aengine.cache.states import StatePool
-from aengine.kernels.delta.base import DraftedBatch, StateBatch
 from aengine.kernels.drafted.base import DraftedInputs
+from aengine.kernels.recurrent.state import DraftedBatch, StateBatch
 from aengine.runtime.step.rows import Rows
 from aengine.step_plan import StepPlan
 

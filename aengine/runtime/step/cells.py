@@ -24,7 +24,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch, MutualSpans
 from aengine.cache.kv import KVPool
 from aengine.cache.states import StatePool
-from aengine.kernels.delta.base import StateBatch
+from aengine.kernels.recurrent.state import StateBatch
 from aengine.model.blocks.step import ImageRows, States
 from aengine.model.decoder import Decoder
 from aengine.model.drafting.base import TapStates

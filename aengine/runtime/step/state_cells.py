@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.cache.snapshots import slot_of
-from aengine.kernels.delta.base import DraftedBatch, StateBatch
+from aengine.kernels.recurrent.state import DraftedBatch, StateBatch
 from aengine.runtime.step.rows import Rows
 from aengine.step_plan import StepPlan
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aengine.kernels.delta.base import DeltaHeads, DeltaNet, DraftedBatch, DraftUpdates
+from aengine.kernels.delta.base import DeltaHeads, DeltaNet
+from aengine.kernels.recurrent.state import DraftedBatch, DraftUpdates
 from tests.kernels.conftest import relative_error
 from tests.kernels.delta.reference import WIDTH, Entry, World
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.delta.base import DeltaHeads, DeltaNet, DeltaState, DeltaWeights, StateBatch
+from aengine.kernels.delta.base import DeltaHeads, DeltaNet, DeltaWeights
+from aengine.kernels.recurrent.state import RecurrentState, StateBatch
 from tests.kernels.conftest import relative_error
 
 WIDTH = 4
@@ -69,7 +70,7 @@ class World:
         conv = torch.full((slots, 2, WIDTH, heads.channels), float("nan"), dtype=dtype, device=device)
         matrices = (heads.value_heads, heads.key_dim, heads.value_dim)
         recurrence = torch.full((slots, 2, *matrices), float("nan"), dtype=kept, device=device)
-        self.state = DeltaState(conv[:, 1], recurrence[:, 0])
+        self.state = RecurrentState(conv[:, 1], recurrence[:, 0])
 
     def _random(self, *shape: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(*shape, generator=self._generator) * scale).to(self.dtype).to(self.device)

@@ -9,9 +9,10 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from aengine.kernels.delta import triton_delta
-from aengine.kernels.delta.base import DeltaHeads, DeltaState, StateBatch
+from aengine.kernels.delta.base import DeltaHeads
 from aengine.kernels.delta.convolve import ConvolveConfig
 from aengine.kernels.delta.triton_delta import TritonDelta
+from aengine.kernels.recurrent.state import RecurrentState, StateBatch
 from tests.kernels.delta.reference import Entry, World, reference
 
 pytestmark = pytest.mark.gpu
@@ -174,7 +175,9 @@ class Captured:
         with torch.cuda.graph(self._graph):
             self._out = self._net(*self._inputs, it.state, self._batch)
 
-    def __call__(self, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: DeltaState, batch: StateBatch) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: RecurrentState, batch: StateBatch
+    ) -> Tensor:
         for own, new in zip(self._inputs, (qkv, z, b, a), strict=True):
             own.copy_(new)
         for name in ("slots", "sources", "starts", "positions", "saves"):

@@ -7,8 +7,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from aengine.kernels.delta.base import DeltaHeads, DraftedBatch
+from aengine.kernels.delta.base import DeltaHeads
 from aengine.kernels.delta.triton_delta import TritonDelta
+from aengine.kernels.recurrent.state import DraftedBatch
 from tests.kernels.delta.drafting import DraftingWorld
 from tests.kernels.delta.reference import Entry
 from tests.kernels.delta.test_triton_delta import HEADS, exactness

@@ -10,10 +10,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, StateBatch
+from aengine.kernels.delta.base import DeltaHeads, DeltaWeights
 from aengine.kernels.delta.triton_delta import TritonDelta
 from aengine.kernels.launch import Launch
 from aengine.kernels.offline import OfflineDriver
+from aengine.kernels.recurrent.state import RecurrentState, StateBatch
 from tests.kernels.offline import MARKS, take_over
 
 pytestmark = MARKS
@@ -37,7 +38,7 @@ def test_steps_of_all_sizes_use_the_same_variants(monkeypatch: pytest.MonkeyPatc
         return torch.zeros(shape, dtype=torch.bfloat16)
 
     weights = DeltaWeights(heads, half(channels, 4), torch.zeros(each), torch.zeros(each), half(8), 1e-6)
-    state = DeltaState(half(3, 4, channels), torch.zeros(3, each, 8, 8))
+    state = RecurrentState(half(3, 4, channels), torch.zeros(3, each, 8, 8))
     net = TritonDelta(weights)
     for chunks in (1, 2, 3, 72):
         for tokens in (65, 66, 130, 200, 3000, 3064, 3130, 3200):

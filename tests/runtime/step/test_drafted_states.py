@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aengine.cache.snapshots import slot_of
-from aengine.kernels.delta.base import DraftedBatch, StateBatch
+from aengine.kernels.recurrent.state import DraftedBatch, StateBatch
 from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.step.cells import StepShape
 from aengine.runtime.step.rows import Rows

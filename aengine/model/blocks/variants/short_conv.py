@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from aengine.kernels.delta.short_conv import ShortConv
+from aengine.kernels.recurrent.short_conv import ShortConv
 from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step

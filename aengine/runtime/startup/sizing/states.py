@@ -10,7 +10,7 @@ from aengine.cache.snapshots import SnapshotRoom
 from aengine.cache.states import StateRoom
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
-from aengine.kernels.delta.base import BLOCK
+from aengine.kernels.recurrent.state import BLOCK
 from aengine.model.config import ModelConfig
 from aengine.runtime.device import DTYPES
 

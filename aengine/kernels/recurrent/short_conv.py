@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from aengine.kernels.delta.base import BLOCK, DeltaState, StateBatch
+from aengine.kernels.recurrent.state import BLOCK, RecurrentState, StateBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Inputs:
             self.entry[:, i], draft,
         )  # fmt: skip
 
-    def read(self, x: Tensor, state: DeltaState) -> Tensor:
+    def read(self, x: Tensor, state: RecurrentState) -> Tensor:
         """Return the inputs, [n, m, channels]. x: of the step's tokens."""
         ring = state.conv[self.slot, self.ring_row]
         found = torch.where(self.in_ring.unsqueeze(-1), ring, 0)
@@ -153,7 +153,7 @@ class ShortConv:
         self._weight = weight
         self._bias = bias
 
-    def __call__(self, x: Tensor, state: DeltaState, batch: StateBatch) -> Tensor:
+    def __call__(self, x: Tensor, state: RecurrentState, batch: StateBatch) -> Tensor:
         """Return [tokens, channels], and update the state in place. Padding has any result. x: [tokens, channels].
 
         Raises ValueError if rows have drafts and the states have no memory for them.

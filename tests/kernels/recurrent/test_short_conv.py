@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.delta.base import BLOCK, DeltaState, DraftedBatch, DraftUpdates, StateBatch
-from aengine.kernels.delta.short_conv import ShortConv
+from aengine.kernels.recurrent.short_conv import ShortConv
+from aengine.kernels.recurrent.state import BLOCK, DraftedBatch, DraftUpdates, RecurrentState, StateBatch
 
 CHANNELS, MOST = 6, 3  # MOST: drafts of a row
 NAN = float("nan")
@@ -47,7 +47,7 @@ class World:
         updates = DraftUpdates(torch.full((12, entries, CHANNELS), NAN), empty, empty, empty)
         # Another layer lies between the slots.
         ring = torch.full((12, 2, width, CHANNELS), NAN)[:, 1]
-        self.state = DeltaState(ring, torch.empty(12, 0, 1, 1), updates if drafts else None)
+        self.state = RecurrentState(ring, torch.empty(12, 0, 1, 1), updates if drafts else None)
 
     def run(self, decodes: Sequence[Part], chunks: Sequence[Part] = (), unused: int = 0) -> None:
         """Run a step and check its results. unused: decodes whose tokens belong to chunks."""

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.delta.base import BLOCK, StateBatch
 from aengine.kernels.launch import power_of_two
+from aengine.kernels.recurrent.state import BLOCK, StateBatch
 from aengine.kernels.variants import keep_variants
 
 
