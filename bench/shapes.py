@@ -20,6 +20,18 @@ _HYBRID: dict[str, object] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
 }
 _NOT_MXFP4 = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+# transformers' GptOssConfig(), without the numbers of layers and experts.
+_GPT_OSS: dict[str, object] = (
+    {"hidden_size": 2880, "num_attention_heads": 64, "intermediate_size": 2880}
+    | {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 64, "vocab_size": 201088}
+    | {"num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True}
+    | {"rms_norm_eps": 1e-5, "eos_token_id": 200002, "swiglu_limit": 7.0, "rope_theta": 150000.0}
+    | {
+        "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+        | {"original_max_position_embeddings": 4096}
+    }
+    | {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": _NOT_MXFP4}}
+)
 SHAPES: dict[str, dict[str, object]] = {
     "8b": {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12288},
     "0.6b": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072}
@@ -40,16 +52,8 @@ SHAPES: dict[str, dict[str, object]] = {
     | {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "num_experts": 256}
     | {"num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
     | _HYBRID,
-    # transformers' GptOssConfig(), of 24 layers and 32 experts.
-    "gpt-oss-20b": {"hidden_size": 2880, "num_hidden_layers": 24, "num_attention_heads": 64, "intermediate_size": 2880}
-    | {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 64, "vocab_size": 201088}
-    | {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True}
-    | {"rms_norm_eps": 1e-5, "eos_token_id": 200002, "swiglu_limit": 7.0, "rope_theta": 150000.0}
-    | {
-        "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
-        | {"original_max_position_embeddings": 4096}
-    }
-    | {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": _NOT_MXFP4}},
+    "gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
+    "gpt-oss-120b": _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
     "gemma3-12b": {"hidden_size": 3840, "num_hidden_layers": 48, "num_attention_heads": 16, "intermediate_size": 15360}
     | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262208}
     | {"sliding_window": 1024, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
@@ -135,6 +139,6 @@ def add_tower(folder: Path, tower: str, image_token: int, **vision: object) -> N
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
 
 
-def ids(rng: random.Random, count: int) -> list[int]:
-    """A prompt."""
-    return [rng.randint(0, 10000) for _ in range(count)]
+def ids(rng: random.Random, count: int, most: int = 10000) -> list[int]:
+    """A prompt. most: the largest id."""
+    return [rng.randint(0, most) for _ in range(count)]

@@ -2,11 +2,13 @@
 
     python bench/speculation.py --shape 8b --proposer ngram --drafts 4 --streams 1 8 [--out results.jsonl]
     python bench/speculation.py --shape qwen3.5-9b --proposer mtp --drafts 3
+    python bench/speculation.py --proposer eagle3 --streams 1 64 256 --rejected --prompts
 
 Random weights accept almost no draft. So each draft is replaced before its verification: it is the token that the model
 draws with the probability of the curve, and another token otherwise. Proposers and heads run at full cost. A curve has
 the mean number of tokens of a step, for 1, 2, 3 ... drafts. The defaults are the acceptance that the field agreed on:
-Kimi-K2.5 with EAGLE-3, and Qwen3.5-397B with its MTP layer.
+Kimi-K2.5 with EAGLE-3, and Qwen3.5-397B with its MTP layer. `--rejected` measures once more, with no draft accepted.
+`--prompts` also measures what a head costs while prompts are read.
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.verdict import Drafted
 from aengine.sampling.sampler import Draws
 from bench.results import Report
-from bench.shapes import QUANTIZATIONS, SHAPES, ids, write_config
+from bench.shapes import QUANTIZATIONS, SHAPES, SMALL, ids, write_config
 
 CURVES = {"ngram": [1.8, 2.44, 2.95, 3.36], "mtp": [1.93, 2.73, 3.39, 3.97], "eagle3": [1.83, 2.43, 2.88, 3.24]}
 CONTEXT = 4096
 PROMPT, OUTPUT = 512, 256  # tokens
+LONG, LONG_PROMPTS = 4000, 32  # tokens of a prompt, and how many are read together, in the case `prompts`
 SETTLED = 160  # steps of a number of streams after which the engine knows the times of its steps
 
 
@@ -106,23 +109,45 @@ def write_eagle3(folder: Path) -> str:
 
 async def measure(options: argparse.Namespace, report: Report) -> None:
     """Measure tokens per second for each number of streams, without speculation and with it."""
-    plain: dict[int, float] = {}
-    for proposer in ("off", options.proposer):
-        with tempfile.TemporaryDirectory() as name:
+    curve = options.curve or CURVES[options.proposer]
+    kinds = [("off", curve), (options.proposer, curve)]
+    if options.rejected:
+        kinds.append((options.proposer, [1.0] * len(curve)))
+    plain: dict[str, float] = {}
+    for proposer, curve in kinds:
+        with tempfile.TemporaryDirectory() as name, pinned(curve):
             folder = Path(name)
             write_target(folder, options.shape, options.quantization, proposer)
             knob = write_eagle3(folder) if proposer == "eagle3" else proposer
             drafts = 0 if proposer == "off" else options.drafts
+            case = {"shape": options.shape, "quantization": options.quantization or "none", "proposer": proposer}
+            case |= {"drafts": drafts, "curve": "-" if proposer == "off" else " ".join(map(str, curve))}
             async with aengine.Engine(
                 str(folder), load_format="dummy", max_model_len=CONTEXT, speculation=knob, draft_tokens=drafts,
                 progress=False,
             ) as engine:  # fmt: skip
                 for streams in options.streams:
                     speed, step, tokens = await median_of(engine, options, streams)
-                    case = {"shape": options.shape, "quantization": options.quantization or "none"}
-                    case |= {"proposer": proposer, "drafts": drafts, "streams": streams}
                     figures = {"tokens_per_second": speed, "step_ms": step, "tokens_per_step": tokens}
-                    report.tell(case, figures, reference={"ratio": speed / plain.setdefault(streams, speed)})
+                    ratio = speed / plain.setdefault(f"streams {streams}", speed)
+                    report.tell(case | {"streams": streams}, figures, reference={"ratio": ratio})
+                if options.prompts:
+                    for prompts in (1, LONG_PROMPTS):
+                        seconds = await reading(engine, prompts, options.runs)
+                        figures = {"tokens_per_second": prompts * LONG / seconds, "first_token_ms": 1e3 * seconds}
+                        ratio = plain.setdefault(f"prompts {prompts}", seconds) / seconds
+                        report.tell(case | {"prompts": prompts}, figures, reference={"ratio": ratio})
+
+
+async def reading(engine: aengine.Engine, prompts: int, runs: int) -> float:
+    """Return the median seconds until the first tokens of new prompts are all there."""
+    found, rng = [], random.Random(-prompts)
+    for _ in range(runs + 1):
+        texts = [ids(rng, LONG, 4000) for _ in range(prompts)]
+        began = time.perf_counter()
+        await asyncio.gather(*(engine.complete(text, max_tokens=1, temperature=0, ignore_eos=True) for text in texts))
+        found.append(time.perf_counter() - began)
+    return sorted(found[1:])[runs // 2]  # the first run warms up
 
 
 async def median_of(engine: aengine.Engine, options: argparse.Namespace, streams: int) -> tuple[float, float, float]:
@@ -133,7 +158,7 @@ async def median_of(engine: aengine.Engine, options: argparse.Namespace, streams
     found: list[tuple[float, float, float]] = []
     rng, first = random.Random(streams), engine.stats().steps
     while len(found) < options.runs:
-        prompts = [ids(rng, PROMPT) for _ in range(streams)]
+        prompts = [ids(rng, PROMPT, 4000) for _ in range(streams)]
         before, began = engine.stats().steps, time.perf_counter()
         await asyncio.gather(
             *(
@@ -149,19 +174,20 @@ async def median_of(engine: aengine.Engine, options: argparse.Namespace, streams
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="8b", choices=sorted(SHAPES))
+    parser.add_argument("--shape", default="8b", choices=sorted(SHAPES | SMALL))
     parser.add_argument("--quantization", choices=sorted(QUANTIZATIONS))
     parser.add_argument("--proposer", default="ngram", choices=sorted(CURVES))
     parser.add_argument("--drafts", type=int, default=4)
     parser.add_argument("--curve", type=float, nargs="+", help="mean tokens of a step for 1, 2, ... drafts")
+    parser.add_argument("--rejected", action="store_true", help="measure also with no draft accepted")
+    parser.add_argument("--prompts", action="store_true", help="measure also how fast prompts are read")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with pinned(options.curve or CURVES[options.proposer]):
-        report = Report("speculation", options.out)
-        asyncio.run(measure(options, report))
+    report = Report("speculation", options.out)
+    asyncio.run(measure(options, report))
     report.print_table()
 
 
