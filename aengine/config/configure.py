@@ -21,6 +21,7 @@ _LISTS = {
     "allowed_hosts",
     "allowed_origins",
     "api_keys",
+    "image_url_hosts",
     "lora_folders",
     "reload_folders",
     "served_model_name",

@@ -58,6 +58,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "no key is needed"
         ),
     ] = ()
+    image_url_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="hosts from which images are fetched by their http(s) URLs: names, *.name for all below it, "
+            "addresses, each with an optional :port, or * for every public host; private addresses must be named "
+            "themselves; default: no URL is fetched"
+        ),
+    ] = ()
+    image_url_timeout: Annotated[
+        float, Meta(gt=0, description="seconds in which all images of a request must be fetched")
+    ] = 10.0
     salt_by_key: Annotated[
         bool | None,
         Meta(

@@ -98,8 +98,8 @@ class Endpoint:
         """
         reading = self._reading(engine, tools, params, (options.get("template_kwargs") or {}).get("enable_thinking"))
         offered = tools_for_template(tools.offered) if tools.offered else None
-        turns = self._state.image_turns
-        prompt = await encode_chat(engine, turns, messages, tools=offered, context=context, **options)
+        images = self._state.image_loader.for_request()
+        prompt = await encode_chat(engine, images, messages, tools=offered, context=context, **options)
         return RenderedChat(prompt.token_ids, prompt.opens_thought, reading, prompt.images)
 
     def _reading(

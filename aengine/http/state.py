@@ -9,6 +9,7 @@ from aengine.errors import EngineClosedError, EngineNotReadyError, ModelNotFound
 from aengine.http.engine_like import EngineLike
 from aengine.http.entry.body import BodyReader, IterationLimiter
 from aengine.http.entry.errors import public_message
+from aengine.http.fields.image_sources import ImageLoader
 from aengine.http.fields.unknown import UnknownFields
 from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.loop_delay import LoopDelay
@@ -27,6 +28,7 @@ class ServerState:
     """The state of a server. Its phases are loading, then ready or failed, then stopping."""
 
     def __init__(self, config: ServerConfig) -> None:
+        """Raises `ConfigError` for a malformed host in `image_url_hosts`."""
         self.config = config
         self.engine: EngineLike | None = None
         # The names under which the model is listed; answers show the first. Empty until the engine is ready.
@@ -36,7 +38,7 @@ class ServerState:
         self.loop_delay = LoopDelay()
         self.bodies = BodyReader(config)
         self.iteration_limiter = IterationLimiter()
-        self.image_turns = IterationLimiter(1)  # one slice of base64 in each iteration of the loop
+        self.image_loader = ImageLoader(config)
         self.unknown_fields = UnknownFields()
         self.in_flight: InFlight | None = None  # set when the server starts
 

@@ -186,7 +186,7 @@ async def test_hostile_images_get_errors_that_name_the_part(checkpoint: Path) ->
             answer = await http.post("/v1/chat/completions", json=body(encoded(picture(9, 9, 1), "PNG"), data))
             error = answer.json()["error"]
             assert answer.status_code == 400, (name, error)
-            assert error["param"] == "messages[0].content[2].image_url"
+            assert error["param"] == "messages[0].content[2].image_url.url"
             assert error["message"].startswith(f"{error['param']}: {text}"), name
             assert "0x" not in error["message"]
         many = await http.post("/v1/chat/completions", json=body(*[encoded(picture(9, 9, 1), "PNG")] * 100))

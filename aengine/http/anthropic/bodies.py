@@ -13,12 +13,13 @@ from aengine.http.fields.sampling import Count, Probability, StopStrings, Temper
 from aengine.http.fields.unknown import REFUSED_WITH_PROMPTS, RequestBody, Unsupported
 
 
-class ImageSource(msgspec.Struct, kw_only=True):
-    """The source of an image, of type `base64`. `url` and `file` are refused: nothing is fetched or kept."""
+class BlockSource(msgspec.Struct, kw_only=True):
+    """The source of an image, of type `base64` or `url`. `file` is refused, because no files are kept."""
 
     type: str | None = None
     media_type: str | None = None  # without effect: the image's own bytes say it
-    data: str | None = None
+    data: str | None = None  # of type base64
+    url: str | None = None  # of type url: fetched if the server's knob `image_url_hosts` allows
 
 
 class ResultPart(msgspec.Struct, kw_only=True):
@@ -26,7 +27,7 @@ class ResultPart(msgspec.Struct, kw_only=True):
 
     type: str
     text: str | None = None
-    source: ImageSource | str | None = None  # of an image
+    source: BlockSource | str | None = None  # of an image
 
 
 class ContentBlock(msgspec.Struct, kw_only=True):
@@ -38,7 +39,7 @@ class ContentBlock(msgspec.Struct, kw_only=True):
 
     type: str
     text: str | None = None
-    source: ImageSource | str | None = None  # of an image
+    source: BlockSource | str | None = None  # of an image
     thinking: str | None = None
     id: str | None = None
     name: WrittenName | None = None

@@ -20,6 +20,7 @@ from aengine.http.anthropic.tools import tool_use_of
 from aengine.http.endpoint import Endpoint, RenderedChat, json_response
 from aengine.http.engine_like import EngineLike
 from aengine.http.entry.errors import OVERLOADED, MessagesErrorBody
+from aengine.http.fields.image_sources import RequestImages
 from aengine.http.fields.images import MediaRules, encode_chat
 from aengine.http.fields.messages import tools_for_template
 from aengine.http.fields.tools import ToolUse
@@ -70,18 +71,20 @@ class Messages(Endpoint):
     ) -> ChatPrompt:
         """Render and tokenize. Raises `InvalidRequestError`, and `ContextLengthError` for `context` tokens or more."""
         rules = MediaRules(engine.no_images, engine.images_in_results)
+        images = self._state.image_loader.for_request()
         try:
-            return await self._rendered(engine, await _chat(body, rules, "system"), body, tools, context)
+            return await self._rendered(engine, images, await _chat(body, rules, "system"), body, tools, context)
         except ContextLengthError:
             raise
         except InvalidRequestError:  # the template may allow system messages only at the beginning
             if not has_late_system(body):
                 raise
-            return await self._rendered(engine, await _chat(body, rules, "user"), body, tools, context)
+            return await self._rendered(engine, images, await _chat(body, rules, "user"), body, tools, context)
 
     async def _rendered(
         self,
         engine: EngineLike,
+        images: RequestImages,
         messages: list[dict[str, Any]],
         body: CountTokensRequest,
         tools: ToolUse,
@@ -95,7 +98,7 @@ class Messages(Endpoint):
         with renamed_param({"prompt": "messages", "continue_final_message": "messages"}):
             return await encode_chat(
                 engine,
-                self._state.image_turns,
+                images,
                 messages,
                 tools=tools_for_template(tools.offered),
                 template_kwargs=kwargs or None,

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from aengine.errors import InvalidRequestError
-from aengine.http.anthropic.bodies import ContentBlock, CountTokensRequest, ImageSource, ResultPart
-from aengine.http.fields.images import EncodedImage, MediaRules, Piece, content_of
+from aengine.http.anthropic.bodies import BlockSource, ContentBlock, CountTokensRequest, ResultPart
+from aengine.http.fields.image_sources import EncodedImage, ImageSource, LinkedImage
+from aengine.http.fields.images import MediaRules, Piece, content_of
 
 _BLOCKS = {
     "system": ("text",),
@@ -24,10 +25,6 @@ _REQUIRED = {
     "tool_result": ("tool_use_id",),
 }
 _NO_TEXT = ("document", "search_result", "container_upload")
-_SOURCES = {
-    "url": "this server fetches no URLs; send the image with a source of type base64",
-    "file": "no files are kept here; send the image with a source of type base64",
-}
 # Claude Code's system prompt begins with a billing line that differs for each conversation. With this line no two
 # conversations would share a cached prefix.
 _BILLING_LINE = "x-anthropic-billing-header:"
@@ -173,15 +170,18 @@ def _pieces(block: ContentBlock | ResultPart, path: str) -> Iterator[Piece]:
         yield block.text
 
 
-def _image(source: ImageSource | str | None, path: str) -> EncodedImage:
-    if not isinstance(source, ImageSource):
+def _image(source: BlockSource | str | None, path: str) -> ImageSource:
+    if not isinstance(source, BlockSource):
         raise InvalidRequestError(f"{path}: a block of type 'image' must have it, with type, media_type and data", path)
-    if source.type != "base64":
-        remedy = _SOURCES.get(source.type or "", "must be base64")
+    field = {"base64": "data", "url": "url"}.get(source.type or "")
+    if field is None:
+        remedy = "no files are kept here; send the image with a source of type base64"
+        remedy = remedy if source.type == "file" else "must be base64 or url"
         raise InvalidRequestError(f"{path}.type: {remedy}", f"{path}.type")
-    if source.data is None:
-        raise InvalidRequestError(f"{path}.data: a source of type base64 must have it", f"{path}.data")
-    return EncodedImage(f"{path}.data", source.data)
+    value: str | None = getattr(source, field)
+    if value is None:
+        raise InvalidRequestError(f"{path}.{field}: a source of type {source.type} must have it", f"{path}.{field}")
+    return (EncodedImage if field == "data" else LinkedImage)(f"{path}.{field}", value)
 
 
 def _result(block: ContentBlock, path: str) -> str | list[dict[str, Any]]:

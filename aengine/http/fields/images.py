@@ -1,12 +1,7 @@
-"""Parts of messages that are not text: images that the model reads, and texts in place of everything else.
-
-Images come as base64 within the body, up to tens of megabytes. They are decoded in slices, one in each iteration of the
-loop.
-"""
+"""Parts of messages that are not text: images that the model reads, and texts in place of everything else."""
 
 from __future__ import annotations
 
-import binascii
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple, Unpack
@@ -15,7 +10,7 @@ import msgspec
 
 from aengine.errors import ContextLengthError, InvalidRequestError
 from aengine.http.engine_like import EngineLike
-from aengine.http.entry.body import IterationLimiter
+from aengine.http.fields.image_sources import EncodedImage, ImageSource, LinkedImage, RequestImages
 from aengine.text.answer.parser import ChatPrompt
 from aengine.text.template.messages import TemplateOptions
 
@@ -25,27 +20,18 @@ _MEDIA = {
     **dict.fromkeys(("audio", "input_audio", "audio_url"), "audio"),
     **dict.fromkeys(("video", "video_url"), "video"),
 }
-_SLICE = 2**18  # characters of base64; decoding them takes 0.6 ms
 _LONGEST_HEAD = 256  # characters of a data URL before its data
 _DATA_URL = "a data URL in base64, such as data:image/png;base64,iVBO..."
 
 
 class ImageUrl(msgspec.Struct, kw_only=True):
-    """A data URL in base64. Other URLs are refused, because nothing is fetched."""
+    """A data URL in base64, or an http or https URL that the server fetches if its knob `image_url_hosts` allows."""
 
     url: str
     detail: str | None = None  # accepted without effect: the model decides
 
 
-class EncodedImage(NamedTuple):
-    """An image in base64 that is not decoded yet."""
-
-    path: str  # of its field, for errors
-    text: str
-    start: int = 0  # where the base64 begins in the text
-
-
-Piece = str | EncodedImage
+Piece = str | ImageSource
 
 
 class MediaRules(NamedTuple):
@@ -78,14 +64,14 @@ class MediaRules(NamedTuple):
         return f"[{media} left out: this model reads {reads}]"
 
 
-def image_of_url(url: str | None, path: str) -> EncodedImage:
-    """Return the image of a data URL. path: of its field. Raises `InvalidRequestError`."""
+def image_of_url(url: str | None, path: str) -> ImageSource:
+    """Return the image of a URL. path: of its field. Raises `InvalidRequestError`."""
     if url is None:
         raise InvalidRequestError(f"{path}: an image must have it: {_DATA_URL}", path)
     head, comma, _ = url[:_LONGEST_HEAD].partition(",")
     form = head.strip().lower()
     if form.startswith(("http:", "https:")):
-        raise InvalidRequestError(f"{path}: this server fetches no URLs; send the image as {_DATA_URL}", path)
+        return LinkedImage(path, url)
     if not comma or not form.startswith("data:") or not form.endswith(";base64"):
         raise InvalidRequestError(f"{path}: must be {_DATA_URL}", path)
     return EncodedImage(path, url, len(head) + 1)
@@ -110,24 +96,27 @@ def content_of(pieces: Iterable[Piece], between: str = "") -> str | list[dict[st
 
 async def encode_chat(
     engine: EngineLike,
-    turns: IterationLimiter,
+    images: RequestImages,
     messages: list[dict[str, Any]],
     *,
     tools: list[dict[str, Any]] | None,
     context: int | None = None,
     **options: Unpack[TemplateOptions],
 ) -> ChatPrompt:
-    """Decode the images of messages, and call `engine.encode_chat`. turns: for slices of images of all requests.
+    """Load the images of messages, and call `engine.encode_chat`. images: loads those of the request.
 
     Raises its errors; those about an image have its field as `param`.
     """
     paths: dict[str, str] = {}
+    parts: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
         if isinstance(content := message.get("content"), list):
             for j, part in enumerate(content):
-                if isinstance(image := part.get("image"), EncodedImage):
+                if isinstance(image := part.get("image"), (EncodedImage, LinkedImage)):
                     paths[f"messages[{i}].content[{j}]"] = image.path
-                    part["image"] = await _decoded(image, turns)
+                    parts.append(part)
+    for part, data in zip(parts, await images.load([part["image"] for part in parts])):
+        part["image"] = data
     try:
         return await engine.encode_chat(messages, tools=tools, context=context, **options)
     except InvalidRequestError as error:
@@ -140,22 +129,3 @@ def _about_field(error: InvalidRequestError, paths: Mapping[str, str]) -> Invali
     if part not in paths or isinstance(error, ContextLengthError):
         return error
     return InvalidRequestError(f"{paths[part]}: {text}", paths[part])
-
-
-async def _decoded(image: EncodedImage, turns: IterationLimiter) -> bytes:
-    """Return the bytes of an image. Raises `InvalidRequestError` for anything but strict base64."""
-    path, text, start = image
-    pieces = []
-    for begin in range(start, len(text), _SLICE):
-        await turns.enter()
-        base64 = text[begin : begin + _SLICE]
-        try:
-            piece = binascii.a2b_base64(base64, strict_mode=True)
-        except ValueError:  # also for characters that are not ASCII
-            piece = b""
-        if not piece or (begin + _SLICE < len(text) and len(piece) * 4 != len(base64) * 3):
-            raise InvalidRequestError(f"{path}: is not base64 of the standard alphabet, with padding", path)
-        pieces.append(piece)
-    if not pieces:
-        raise InvalidRequestError(f"{path}: is empty; send the bytes of a file", path)
-    return b"".join(pieces)

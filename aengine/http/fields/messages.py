@@ -89,8 +89,8 @@ class ChatMessage(msgspec.Struct, kw_only=True):
             if instead is not None:
                 yield instead
             elif part.type in _IMAGES:
-                url = part.image_url
-                yield image_of_url(url.url if isinstance(url, ImageUrl) else url, f"{path}.image_url")
+                url, field = part.image_url, f"{path}.image_url"
+                yield image_of_url(url.url, f"{field}.url") if isinstance(url, ImageUrl) else image_of_url(url, field)
             elif part.type not in ("text", "refusal"):
                 raise InvalidRequestError(
                     f"{path}.type: a message has parts of type text and image_url, not {part.type!r}", f"{path}.type"

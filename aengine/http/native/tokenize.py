@@ -124,7 +124,8 @@ class Tokens:
         if body.add_special_tokens:
             raise InvalidRequestError("a chat template writes its special tokens itself", "add_special_tokens")
         messages, tools = messages_for_template(body.messages, engine), tools_for_template(body.tools)
-        prompt = await encode_chat(engine, self._state.image_turns, messages, tools=tools, **template_options(body))
+        images = self._state.image_loader.for_request()
+        prompt = await encode_chat(engine, images, messages, tools=tools, **template_options(body))
         return prompt.token_ids
 
     async def info(self, request: Request) -> Response:

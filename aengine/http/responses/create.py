@@ -85,7 +85,7 @@ class Responses(Endpoint):
             _params(engine, body).validate(engine.vocab_size)  # a request that is refused has no prompt to count
             prompt = await encode_chat(
                 engine,
-                self._state.image_turns,
+                self._state.image_loader.for_request(),
                 await self._messages(engine, body, context_of(request.scope).caller),
                 tools=tools_for_template(offered) if offered else None,
                 **template_options(body),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from aengine.errors import InvalidRequestError
-from aengine.http.fields.images import EncodedImage, content_of
+from aengine.http.fields.image_sources import EncodedImage
+from aengine.http.fields.images import content_of
 from aengine.prompt_images import PlacedImage, PromptImages
 from aengine.text.answer.parser import ChatPrompt
 from tests.http.fake_engine import Chat, FakeEngine
@@ -19,8 +20,8 @@ pytestmark = pytest.mark.anyio
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 NAMES = {CHAT: "messages", "/generate": "messages", MESSAGES: "messages", RESPONSES: "input"}
 FIELDS = {
-    CHAT: "image_url",
-    "/generate": "image_url",
+    CHAT: "image_url.url",
+    "/generate": "image_url.url",
     MESSAGES: "source.data",
     RESPONSES: "image_url",
 }
@@ -131,8 +132,8 @@ async def test_the_url_may_be_a_string_and_the_media_type_anything() -> None:
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"type": "image_url"}, "image_url", "an image must have it"),
     (CHAT, {"type": "image_url", "image_url": {}}, "image_url.url", "missing required field"),
-    (CHAT, {"type": "image_url", "image_url": "https://example.com/a.png"}, "image_url", "fetches no URLs; send"),
-    (CHAT, {"type": "image_url", "image_url": {"url": "HTTP://10.0.0.1/"}}, "image_url", "fetches no URLs; send"),
+    (CHAT, {"type": "image_url", "image_url": "https://example.com/a.png"}, "image_url", "fetches no URLs, because"),
+    (CHAT, {"type": "image_url", "image_url": {"url": "HTTP://10.0.0.1/"}}, "image_url.url", "knob image_url_hosts"),
     (CHAT, {"type": "image_url", "image_url": "file:///etc/passwd"}, "image_url", "must be a data URL"),
     (CHAT, {"type": "image_url", "image_url": "/etc/passwd"}, "image_url", "must be a data URL"),
     (CHAT, {"type": "image_url", "image_url": "data:image/png,AAAA"}, "image_url", "must be a data URL"),
@@ -145,7 +146,9 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (MESSAGES, {"type": "image"}, "source", "must have it"),
     (MESSAGES, {"type": "image", "source": "AAAA"}, "source", "must have it"),
     (MESSAGES, {"type": "image", "source": {"type": "base64"}}, "source.data", "must have it"),
-    (MESSAGES, {"type": "image", "source": {"type": "url", "url": "https://a.b"}}, "source.type", "fetches no URLs"),
+    (MESSAGES, {"type": "image", "source": {"type": "url", "url": "https://a.b"}}, "source.url", "fetches no URLs"),
+    (MESSAGES, {"type": "image", "source": {"type": "url"}}, "source.url", "must have it"),
+    (MESSAGES, {"type": "image", "source": {"type": "text"}}, "source.type", "must be base64 or url"),
     (MESSAGES, {"type": "image", "source": {"type": "file", "file_id": "f"}}, "source.type", "no files are kept"),
     (MESSAGES, {"type": "document", "source": {}}, "type", "not 'document'"),
     *((path, image(path, ""), FIELDS[path], "is empty") for path in NAMES),
@@ -202,8 +205,8 @@ async def test_errors_about_an_image_name_its_field_in_the_request() -> None:
                 answer = await server.post(path + counted, **body)
                 assert answer.status_code == 400
                 where = {
-                    CHAT: "messages[2].content[2].image_url",
-                    "/generate": "messages[2].content[2].image_url",
+                    CHAT: "messages[2].content[2].image_url.url",
+                    "/generate": "messages[2].content[2].image_url.url",
                     MESSAGES: "messages[2].content[0].content[2].source.data",
                     RESPONSES: "input[2].output[2].image_url",
                 }[path]
