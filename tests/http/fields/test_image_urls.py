@@ -71,9 +71,8 @@ async def test_refusals_name_the_field_and_the_remedy(path: str) -> None:
             for url in ("http://user@example.com/", "http://2130706433/", "http://a.b\\@c/"):
                 assert "must be http:// or https://" in await refusal(server, path, linked(path, url))
             assert len(host.requests) == 1
-            assert "image_url_hosts names" in await refusal(
-                server, path, linked(path, at(host)), linked(path, at(other))
-            )
+            many = [linked(path, at(host, f"/{index}")) for index in range(5)]
+            assert "knob image_url_hosts names; send" in await refusal(server, path, *many, linked(path, at(other)))
             assert len(host.requests) == 1  # nothing is fetched if another URL is refused
         async with serving(seeing()) as server:
             assert "this server fetches no URLs, because its knob" in await refusal(
