@@ -6,34 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aengine.http.entry.errors import HTTPError
-from aengine.model.loading.hub import is_hub_id
+from aengine.model.loading.hub import is_hub_id, outward_link
 
 
-def folder_below(tops: Sequence[str], path: str) -> str | None:
+def folder_below(tops: Sequence[str], path: str, *, shared: bool = True) -> str | None:
     """Return the folder of this path; None if it is not below one of `tops`.
 
     Relative paths are tried in each of `tops`. Symbolic links are resolved. A folder with a link to a file elsewhere is
     refused as well, so that no error reveals that file. Does blocking I/O; call it in a worker thread.
+
+    shared: whether links may lead to other folders below the same one of `tops`.
     """
     for folder in tops:
         try:
             top = Path(folder).expanduser().resolve()
             found = (top / path).resolve()
-            if found.is_relative_to(top) and found.is_dir() and not _leads_out(found, top):
+            below = found.is_relative_to(top) and found.is_dir()
+            if below and outward_link(found, top if shared else None) is None:
                 return str(found)
         except (OSError, ValueError, RuntimeError):  # a path that is too long, a null byte, or circular links
             continue
     return None
-
-
-def _leads_out(folder: Path, top: Path, depth: int = 1) -> bool:
-    """Whether a file in the folder or its subfolders is a link to a file that is not below `top`."""
-    for path in folder.iterdir():
-        if path.is_symlink() and not path.resolve().is_relative_to(top):
-            return True
-        if depth and path.is_dir() and _leads_out(path, top, depth - 1):
-            return True
-    return False
 
 
 class AdapterFolders:
@@ -49,7 +42,7 @@ class AdapterFolders:
         Raises the same `HTTPError` for a path elsewhere and for a missing one. Does blocking I/O; call it in a worker
         thread.
         """
-        found = folder_below(self._folders, path)
+        found = folder_below(self._folders, path, shared=False)
         if found is not None:
             return found
         if self._hub and is_hub_id(path) and not Path(path).exists():  # an existing path would be read instead

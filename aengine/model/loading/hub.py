@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from aengine.errors import HubError, UnsupportedModelError
+from aengine.errors import AdapterError, HubError, UnsupportedModelError
 from aengine.model.checkpoint.foreign import refuse_file, refuse_layout
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
@@ -41,8 +42,54 @@ def resolve_model(model: str | None, revision: str | None = None) -> Path:
 
 
 def resolve_adapter(path: str) -> Path:
-    """Return the folder of a PEFT adapter, as `resolve_model` does. Raises `HubError`."""
-    return _resolved("adapter", path, None, _OF_ADAPTERS)
+    """Return the folder of a PEFT adapter, as `resolve_model` does.
+
+    Raises `HubError`, and `AdapterError` if the folder has a link to a file elsewhere or a circular link.
+    """
+    folder = _resolved("adapter", path, None, _OF_ADAPTERS)
+    try:
+        link = outward_link(folder.resolve())
+    except OSError:
+        raise AdapterError(f"adapter: {path} cannot be listed; check its permissions") from None
+    if link is not None:
+        raise AdapterError(
+            f"adapter: {path} has a link that leads to no file within it, {link.name}; copy the file into the folder"
+        )
+    return folder
+
+
+def outward_link(folder: Path, top: Path | None = None) -> Path | None:
+    """Return a link in a folder or its subfolders that is circular or leads elsewhere; None if there is none.
+
+    No such file is read, so that no error reveals its content or size. The folder of a repository in the hub's cache
+    has links to the repository's `blobs`, which are not elsewhere.
+
+    folder: without links in its own path. top: below which links may lead; None: the folder.
+
+    Does blocking I/O; call it in a worker thread. Raises OSError if a folder cannot be listed.
+    """
+    allowed = [folder if top is None else top]
+    snapshots = next((above for above in folder.parents if above.name == "snapshots"), None)
+    if snapshots is not None and snapshots.parent.name.startswith("models--"):
+        allowed.append(snapshots.parent / "blobs")
+    return _outward_link(folder, allowed)
+
+
+def _outward_link(folder: Path, allowed: Sequence[Path], depth: int = 1) -> Path | None:
+    for path in folder.iterdir():
+        if path.is_symlink() and not _leads_below(path, allowed):
+            return path
+        if depth and path.is_dir() and (found := _outward_link(path, allowed, depth - 1)) is not None:
+            return found
+    return None
+
+
+def _leads_below(link: Path, allowed: Sequence[Path]) -> bool:
+    try:
+        target = link.resolve()
+    except RuntimeError:  # circular links, before Python 3.13
+        return False
+    return not target.is_symlink() and any(target.is_relative_to(one) for one in allowed)
 
 
 def is_hub_id(text: str) -> bool:

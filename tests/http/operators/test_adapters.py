@@ -181,7 +181,7 @@ async def test_adapters_need_the_key(engine: FakeEngine, path: str) -> None:
 
 
 def test_paths_below_the_folders(folder: Path) -> None:
-    (folder / "deep/two/weights").symlink_to(folder / "one")  # the hub's cache links files like this
+    (folder / "deep/two/weights").symlink_to(folder / "deep/two")
     folders = AdapterFolders(("/nowhere", str(folder)), hub=False)
     assert folders.find("one") == folders.find(str(folder / "one")) == str(folder / "one")
     assert folders.find("deep/two") == folders.find("one/../deep/./two") == str(folder / "deep/two")
@@ -201,6 +201,7 @@ def test_paths_below_the_folders(folder: Path) -> None:
         "owner/name",
         "a-file",
         "a-folder",
+        "a-neighbour",
     ],
 )
 def test_paths_elsewhere_and_missing_paths_get_the_same_answer(folder: Path, path: str) -> None:
@@ -209,12 +210,25 @@ def test_paths_elsewhere_and_missing_paths_get_the_same_answer(folder: Path, pat
     for name in ("a-file", "a-folder/deep"):  # links in an adapter's folder
         (folder / name).mkdir(parents=True)
         (folder / name / "adapter_model.safetensors").symlink_to(folder.parent / "beside" / "secret")
+    (folder / "a-neighbour").mkdir()
+    (folder / "a-neighbour" / "adapter_model.safetensors").symlink_to(folder / "one")
     folders = AdapterFolders((str(folder),), hub=False)
     with pytest.raises(HTTPError) as elsewhere:
         folders.find(path)
     with pytest.raises(HTTPError) as nowhere:
         folders.find("nowhere")
     assert (elsewhere.value.status, str(elsewhere.value)) == (404, str(nowhere.value))
+
+
+def test_a_snapshot_of_the_hub_is_found_below_its_cache_or_its_snapshots(tmp_path: Path) -> None:
+    repository = tmp_path / "models--some--adapter"
+    snapshot = repository / "snapshots" / "abc"
+    for made in (snapshot, repository / "blobs"):
+        made.mkdir(parents=True)
+    (snapshot / "adapter_config.json").symlink_to("../../blobs/1")
+    for top in (tmp_path, repository / "snapshots"):
+        path = str(snapshot.relative_to(top))
+        assert AdapterFolders((str(top),), hub=False).find(path) == str(snapshot)
 
 
 def test_hugging_face_ids_need_the_knob(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from aengine.attention.torch_backend import TorchAttention
-from aengine.errors import HubError, UnsupportedModelError, WeightsError
+from aengine.errors import AdapterError, HubError, UnsupportedModelError, WeightsError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
-from aengine.model.loading.hub import DEMO, resolve_model
+from aengine.model.loading.hub import DEMO, resolve_adapter, resolve_model
 from tests.model.checkpoints import write_checkpoint
 from tests.model.loading_one import load_model
 
@@ -183,3 +183,43 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(HubError, match="is a file; give the folder"):
         resolve_model(str(file))
+
+
+def test_the_links_of_a_cached_adapter_are_followed(snapshot: Path, tmp_path: Path) -> None:
+    assert resolve_adapter(str(snapshot)) == snapshot
+    (tmp_path / "latest").symlink_to(snapshot)  # the folder itself may be a link
+    assert resolve_adapter(str(tmp_path / "latest")) == tmp_path / "latest"
+    within = snapshot / "within"
+    within.mkdir()
+    (within / "adapter_config.json").symlink_to("../../../blobs/0")
+    assert resolve_adapter(str(within)) == within
+
+
+@pytest.mark.parametrize("target", ["secret", "models--other--model/blobs/0", "cache/models--some--model/refs/main"])
+@pytest.mark.parametrize("where", ["adapter", "cache/models--some--model/snapshots/abc", "snapshots/abc"])
+def test_links_out_of_the_folder_of_an_adapter_are_refused(
+    snapshot: Path, tmp_path: Path, where: str, target: str
+) -> None:
+    secret, folder = tmp_path / target, tmp_path / where
+    secret.parent.mkdir(parents=True, exist_ok=True)
+    secret.write_bytes(b"12345678 of the secret")
+    (folder / "within").mkdir(parents=True)
+    (folder / "adapter_config.json").write_text("{}")
+    for link in ("adapter_model.safetensors", "within/adapter_model.safetensors"):
+        (folder / link).symlink_to(secret)
+        with pytest.raises(AdapterError) as error:
+            resolve_adapter(str(folder))
+        assert str(error.value) == (
+            f"adapter: {folder} has a link that leads to no file within it, adapter_model.safetensors; copy the file "
+            "into the folder"
+        )
+        (folder / link).unlink()
+    (folder / "other.json").symlink_to("adapter_config.json")
+    (folder / "within" / "up").symlink_to("..")
+    assert resolve_adapter(str(folder)) == folder
+
+
+def test_circular_links_in_the_folder_of_an_adapter_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").symlink_to("adapter_config.json")
+    with pytest.raises(AdapterError, match=r"leads to no file within it, adapter_config\.json"):
+        resolve_adapter(str(tmp_path))
