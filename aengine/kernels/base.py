@@ -16,6 +16,7 @@ from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.linear.base import Linear, Norm, RegisteredLinear
 from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
+from aengine.kernels.mamba.base import Mamba, MambaWeights
 
 
 class Route(Protocol):
@@ -105,6 +106,10 @@ class Kernels(Protocol):
 
     def delta_net(self, weights: DeltaWeights) -> DeltaNet:
         """Make the computation of a linear attention layer between its projections."""
+        ...
+
+    def mamba(self, weights: MambaWeights) -> Mamba:
+        """Make the computation of a Mamba2 layer between its projections."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from aengine.kernels.linear.torch_linear import TorchLinear
 from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.lora.torch_adapted import TorchAdapted, TorchAdaptedExperts
+from aengine.kernels.mamba.base import MambaWeights
+from aengine.kernels.mamba.torch_mamba import TorchMamba
 
 
 @dataclass(slots=True)
@@ -88,6 +90,9 @@ class TorchKernels:
 
     def delta_net(self, weights: DeltaWeights) -> TorchDelta:
         return TorchDelta(weights)
+
+    def mamba(self, weights: MambaWeights) -> TorchMamba:
+        return TorchMamba(weights)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from aengine.errors import UnsupportedModelError
 from aengine.kernels import elementwise
 from aengine.kernels.attention.heads import Heads, LatentHeads
 from aengine.kernels.attention.inputs import latent_inputs, qk_norm_rope_store
@@ -46,6 +47,7 @@ from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.lora.order import TokenOrder
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted, TritonAdaptedExperts
+from aengine.kernels.mamba.base import Mamba, MambaWeights
 from aengine.kernels.parts import Parts
 
 # For warm-up: functions that return the numbers of rows after which linears of a weight class use other kernels.
@@ -148,6 +150,9 @@ class TritonKernels:
 
     def delta_net(self, weights: DeltaWeights) -> TritonDelta:
         return TritonDelta(weights)
+
+    def mamba(self, weights: MambaWeights) -> Mamba:
+        raise UnsupportedModelError("Mamba2 layers have no kernels for a GPU; use device cpu")
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return elementwise.silu_mul(gate_up)

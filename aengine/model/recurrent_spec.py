@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from aengine.kernels.delta.base import DeltaHeads
+from aengine.kernels.mamba.base import MambaHeads
+from aengine.model.ranks.shard import Shard
 
 
 class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
@@ -69,4 +71,50 @@ class ConvSpec(msgspec.Struct, frozen=True, kw_only=True, tag="conv"):
         return (3 * self.channels // ranks, hidden), (hidden, self.channels // ranks)
 
 
-RecurrentSpec = DeltaSpec | ConvSpec
+class MambaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mamba"):
+    """Mamba2: a convolution, and a state that every token fades and adds to."""
+
+    groups: int  # heads of a group share what spreads inputs over the state, and what reads it
+    heads: int
+    state_dim: int
+    head_dim: int
+    conv: int  # width of each channel's convolution in tokens
+    conv_bias: bool = True
+    in_bias: bool = False
+    out_bias: bool = False
+    norm: bool = True  # whether each group's results have an RMS norm after their gates
+    block: str = "mamba"  # name in checkpoints
+
+    def rank_heads(self, ranks: int = 1) -> MambaHeads:
+        """Return the heads on each rank. If there are fewer groups than ranks, several ranks have the same group."""
+        units = Shard(count=ranks).units
+        return MambaHeads(units(self.groups), units(self.heads), self.state_dim, self.head_dim)
+
+    def indivisible(self, ranks: int) -> str:
+        """Return a description of a part that cannot be divided evenly among this many ranks. Empty: all can be."""
+        if self.heads % ranks:
+            return f"{self.heads} Mamba heads"
+        return f"{self.groups} groups of Mamba heads" if self.groups > 1 and self.groups % ranks else ""
+
+    def state_shape(self, ranks: int) -> tuple[int, tuple[int, int, int]]:
+        """Return the channels of the convolution's state, and the shape of the recurrent state, on each rank."""
+        heads = self.rank_heads(ranks)
+        return heads.channels, (heads.heads, self.state_dim, self.head_dim)
+
+    def parameters(self, hidden: int) -> int:
+        heads = self.rank_heads()
+        between = heads.channels * (self.conv + self.conv_bias) + 3 * self.heads + heads.values * self.norm
+        biases = self._projected(heads) * self.in_bias + hidden * self.out_bias
+        return (self._projected(heads) + heads.values) * hidden + between + biases
+
+    def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Return outputs and inputs of each matrix product, on each rank."""
+        heads = self.rank_heads(ranks)
+        return (self._projected(heads), hidden), (hidden, heads.values)
+
+    def _projected(self, heads: MambaHeads) -> int:
+        """Return the width of z, x, b, c and dt of a token together."""
+        return heads.values + heads.channels + heads.heads
+
+
+RecurrentSpec = DeltaSpec | ConvSpec | MambaSpec

@@ -164,8 +164,9 @@ class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
     bias: bool = False
     fused: bool = False  # whether checkpoints have gate and up in one tensor
     gated: bool = True
-    # Names in checkpoints. An expert that all tokens pass has other names.
+    # Names in checkpoints. `ExpertsSpec` has the block's name of an expert that all tokens pass.
     block: str = "mlp"
+    fused_name: str = "gate_up_proj"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -206,6 +207,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     block: str = "mlp"
     router_name: str = "gate"
     shared_name: str = "shared_expert"
+    shared_beside: bool = False  # whether the shared expert is beside the block, not within it
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"

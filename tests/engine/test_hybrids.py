@@ -32,6 +32,13 @@ def convolving(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tup
     return folder, MANY.write("lfm2", folder, vocab_size=4096, max_position_embeddings=4096)
 
 
+@pytest.fixture(scope="module")
+def selective(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, ...]]]:
+    """The same for a model with Mamba2."""
+    folder = tmp_path_factory.mktemp("selective")
+    return folder, MANY.write("granite4-hybrid", folder, vocab_size=4096, max_position_embeddings=4096)
+
+
 def engine(folder: Path, **knobs: object) -> aengine.Engine:
     return aengine.Engine(model=str(folder), device="cpu", **{"max_num_seqs": 20, "kv_cache_gib": 0.02, **knobs})
 
@@ -61,6 +68,11 @@ async def test_ids_are_those_of_transformers(name: str, checkpoint: tuple[Path, 
 @pytest.mark.parametrize("name", ["small pool, three snapshots", "chunks of 33, no lookahead", "pages of 5"])
 async def test_short_convolutions_keep_states_too(name: str, convolving: tuple[Path, list[tuple[int, ...]]]) -> None:
     await run_twice(name, *convolving)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+async def test_mamba2_keeps_states_too(name: str, selective: tuple[Path, list[tuple[int, ...]]]) -> None:
+    await run_twice(name, *selective)
 
 
 async def run_twice(name: str, folder: Path, expected: list[tuple[int, ...]]) -> None:

@@ -116,6 +116,8 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
                 adds_one = case.startswith(("gemma2", "gemma3")) or not parameter.any()
                 low = name.endswith("bias") or adds_one
                 parameter.normal_(0.0 if low else 1.0, 0.25)
+                if name.endswith(("mamba.A_log", "mixer.A_log")):  # else states would be forgotten at once
+                    parameter.sub_(3.0)
             elif name.endswith("bias"):  # of experts
                 parameter.normal_(0.0, 0.25)
         for name, buffer in model.named_buffers():

@@ -20,6 +20,8 @@ from transformers import (
     Glm4vForConditionalGeneration,
     GlmConfig,
     GlmForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
@@ -43,6 +45,19 @@ _LFM2: dict[str, object] = _NO_PAD | {
     "num_hidden_layers": 3,
     "layer_types": ["conv", "conv", "full_attention"],
     "tie_word_embeddings": False,
+}
+_GRANITE4: dict[str, object] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 24,
+    "mamba_d_head": 16,
+    "shared_intermediate_size": 48,
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 3.0,
 }
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -74,6 +89,32 @@ UNUSUAL_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedCo
         },
     ),
     "apertus": (ApertusForCausalLM, ApertusConfig, _NO_PAD | {"rope_parameters": _LLAMA3}),
+    "granite4-hybrid": (GraniteMoeHybridForCausalLM, GraniteMoeHybridConfig, _GRANITE4 | {"num_local_experts": 0}),
+    "granite4-hybrid-moe": (
+        GraniteMoeHybridForCausalLM,
+        GraniteMoeHybridConfig,
+        _GRANITE4
+        | {
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 32,
+            "mamba_n_groups": 2,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+        },
+    ),
+    "granite4": (
+        GraniteMoeHybridForCausalLM,
+        GraniteMoeHybridConfig,
+        _GRANITE4
+        | {
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "tie_word_embeddings": True,
+        },
+    ),
     "lfm2": (Lfm2ForCausalLM, Lfm2Config, _LFM2 | {"block_multiple_of": 48, "conv_bias": True}),
     "lfm2-moe": (
         Lfm2MoeForCausalLM,

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from aengine.kernels.recurrent.decoding_rows import DecodingRows, most
 from aengine.kernels.recurrent.state import DraftedBatch, DraftUpdates, RecurrentState, StateBatch
 
 # Inputs of the convolution [rows, width, channels], the token's own last -> q, k, v [rows, value_heads, dim].
 Filter = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-
-
-@dataclass(slots=True)
-class DecodingRows:
-    """The sequences of a batch that decode."""
-
-    slots: Tensor  # [rows] int64
-    first: Tensor  # [rows] int64: the first token of each
-    counts: Tensor  # [rows] int64: how many tokens each has
-    read: Tensor  # as in `DraftedBatch`, like the next two
-    save_after: Tensor
-    save_slots: Tensor
-
-    @classmethod
-    def from_batch(cls, batch: StateBatch, drafted: DraftedBatch) -> DecodingRows:
-        decodes = torch.arange(batch.num_decodes, device=batch.starts.device)
-        first = torch.cat((decodes, batch.starts[:-1].long()))
-        counts = torch.cat((torch.ones_like(decodes), batch.starts.diff().long()))
-        of = ((drafted.read >= 0) & (batch.slots > 0) & (counts > 0)).nonzero().flatten()
-        slots = batch.slots[of].long()
-        return cls(
-            slots, first[of], counts[of], drafted.read[of], drafted.save_after[of], drafted.save_slots[of].long()
-        )
 
 
 class _States:
@@ -102,13 +79,13 @@ def decode_drafts(
     length = batch.positions[rows.first]  # before the step
     back = torch.arange(1 - width, 1, device=qkv.device)
     window = states.inputs(length.unsqueeze(-1) + back[:-1])
-    for j in range(_most(length - rows.read)):  # accepted drafts
+    for j in range(most(length - rows.read)):  # accepted drafts
         on, positions = (length - rows.read > j).nonzero().flatten(), rows.read + j
         at = rows.slots[on], positions[on] % updates.entries
         states.add(on, states.fade(on, updates.decays[at]), updates.keys[at], updates.corrections[at])
         states.save(on, positions[on], states.inputs(positions.unsqueeze(-1) + back)[on])
     tokens, results = [rows.first[:0]], [g.new_empty(0, *updates.corrections.shape[2:])]
-    for j in range(_most(rows.counts)):
+    for j in range(most(rows.counts)):
         on = (rows.counts > j).nonzero().flatten()
         token, positions = rows.first[on] + j, length[on] + j
         seen = torch.cat((window[on], qkv[token].unsqueeze(1)), dim=1)  # [n, width, channels]
@@ -127,7 +104,3 @@ def decode_drafts(
             states.write(on, rows.slots, positions, seen)
         window[on] = seen[:, 1:]
     return torch.cat(tokens), torch.cat(results)
-
-
-def _most(counts: Tensor) -> int:
-    return int(counts.max()) if len(counts) else 0

@@ -108,7 +108,7 @@ class _Plan:
         of = decodes + torch.searchsorted(batch.starts[1:].long().contiguous(), token, right=True)
         if decodes:
             is_decode = torch.zeros_like(token, dtype=torch.bool)
-            is_decode[:decodes] = batch.slots[:decodes] >= 0
+            is_decode[:decodes] = batch.slots[: min(decodes, tokens)] >= 0
             of = torch.where(is_decode, token, of)
         count = len(sequences.slots)
         exists = of < count

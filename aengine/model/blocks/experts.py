@@ -6,6 +6,7 @@ from torch import Tensor
 
 from aengine.kernels.experts.base import Experts
 from aengine.model.blocks.build import BuildContext
+from aengine.model.blocks.mlp import gate_up_parts
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.shard import Part
@@ -22,7 +23,7 @@ class MixtureOfExperts:
         self._norm = make.layer_norm(name, layer.norms.before_ffn, hidden)
         self._route = make.route(block, hidden, spec)
         self._experts = make.experts(f"{block}.experts", hidden, spec)
-        self._shared = None if spec.shared is None else SharedExpert(build, block, spec)
+        self._shared = None if spec.shared is None else SharedExpert(build, name if spec.shared_beside else block, spec)
         self._add = Addition.of_block(build, name, layer.norms.after_ffn, layer.residual_scale)
         # Without a norm the experts read x itself. Then x must not change before they have read it.
         self._adds_in_place = self._add.is_fused and self._norm is not None
@@ -50,15 +51,15 @@ class SharedExpert:
     """
 
     def __init__(self, build: BuildContext, block: str, spec: ExpertsSpec) -> None:
-        """block: the name of the layer's experts and router in checkpoints."""
+        """block: the name in checkpoints of the block that has the shared expert."""
         if spec.shared is None:
             raise ValueError("there is no shared expert")
         make, hidden, name = build.make, build.hidden, f"{block}.{spec.shared_name}"
         self._kernels = make.kernels
-        inner, bias = Part(spec.shared.inner), spec.shared.bias
-        parts = {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}
-        self._gate_up = make.linear(parts, hidden, bias, split="outputs")
-        self._down = make.linear({f"{name}.down_proj": Part(hidden)}, inner.width, bias, split="inputs")
+        shared = spec.shared
+        self._gate_up = make.linear(gate_up_parts(name, shared), hidden, shared.bias, split="outputs")
+        down = {f"{name}.{shared.down}": Part(hidden)}
+        self._down = make.linear(down, shared.inner, shared.bias, split="inputs")
         self._gate = make.shared_gate(f"{name}_gate", hidden) if spec.shared_gate else None
         self._adapters = None if make.adapters is None else make.adapters.tokens
 

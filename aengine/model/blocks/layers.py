@@ -12,10 +12,11 @@ from aengine.model.blocks.step import Block
 from aengine.model.blocks.variants.delta_net import GatedDeltaNet
 from aengine.model.blocks.variants.latent_attention import LatentAttention
 from aengine.model.blocks.variants.layer_inputs import LayerInput, Scalar
+from aengine.model.blocks.variants.mamba import Mamba2
 from aengine.model.blocks.variants.mlp_and_experts import MLPAndExperts
 from aengine.model.blocks.variants.parallel import AttentionBesideMLP
 from aengine.model.blocks.variants.short_conv import GatedShortConv
-from aengine.model.recurrent_spec import ConvSpec, DeltaSpec
+from aengine.model.recurrent_spec import ConvSpec, DeltaSpec, MambaSpec
 from aengine.model.spec import LatentSpec, LayerSpec, MLPAndExpertsSpec, MLPSpec
 
 
@@ -60,6 +61,9 @@ class LayerBuilder:
         if isinstance(spec, ConvSpec):
             self._recurrent += 1
             return GatedShortConv(build, name, layer, spec, self._recurrent - 1, last)
+        if isinstance(spec, MambaSpec):
+            self._recurrent += 1
+            return Mamba2(build, name, layer, spec, self._recurrent - 1, last)
         if spec.shares_kv_of is None:
             self._kept[i] = LayerKV(self._first_kv_layer + len(self._kept), build.make.kv_scales(f"{name}.self_attn"))
         kept = self._kept[i if spec.shares_kv_of is None else spec.shares_kv_of]

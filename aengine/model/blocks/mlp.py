@@ -34,6 +34,14 @@ class MLP:
         return self._inside.add_to(inputs, x)
 
 
+def gate_up_parts(block: str, spec: MLPSpec) -> dict[str, Part | tuple[Part, ...]]:
+    """Return the matrices of gate and up by their names in checkpoints. block: the MLP's name."""
+    inner = Part(spec.inner)
+    if spec.gated and spec.fused:
+        return {f"{block}.{spec.fused_name}": (inner, inner)}
+    return {f"{block}.{one}": inner for one in ((spec.gate, spec.up) if spec.gated else (spec.up,))}
+
+
 class GatedMLP:
     """A norm, then down(activation(gate) * up), where gate and up are one product. Some MLPs have no gate."""
 
@@ -42,14 +50,9 @@ class GatedMLP:
         make = build.make
         self._kernels = make.kernels
         self._spec = spec
-        inner, block = Part(spec.inner), f"{name}.{spec.block}"
+        block = f"{name}.{spec.block}"
         self._norm = make.layer_norm(name, norm, build.hidden)
-        parts: dict[str, Part | tuple[Part, ...]] = {f"{block}.{one}": inner for one in (spec.gate, spec.up)}
-        if not spec.gated:
-            del parts[f"{block}.{spec.gate}"]
-        elif spec.fused:
-            parts = {f"{block}.gate_up_proj": (inner, inner)}
-        self._gate_up = make.linear(parts, build.hidden, spec.bias, split="outputs")
+        self._gate_up = make.linear(gate_up_parts(block, spec), build.hidden, spec.bias, split="outputs")
         self._xielu = make.xielu(f"{block}.act_fn") if spec.activation == "xielu" else None
         down = {f"{block}.{spec.down}": Part(build.hidden)}
         self._down = make.linear(down, spec.inner, spec.bias, split="inputs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from aengine.model.families import centred, deepseek, gemma, gemma4, hybrids, lfm2, mixtures, mtp, muse, plain
+from aengine.model.families import centred, deepseek, gemma, gemma4, hybrids, lfm2, mamba, mixtures, mtp, muse, plain
 from aengine.model.families.parts import plain_ends
 from aengine.model.families.wrappers import Wrapper
 from aengine.model.fields import Fields
@@ -70,6 +70,7 @@ FAMILIES: dict[str, Family] = {
     "Lfm2MoeForCausalLM": Family(
         "LFM2 with experts", lfm2.layers_with_experts, lfm2.ends, lfm2.DEFAULTS, tie="tie_embedding"
     ),
+    "GraniteMoeHybridForCausalLM": Family("Granite 4", mamba.granite, plain.granite_ends),
     "ApertusForCausalLM": Family("Apertus", plain.apertus, defaults=plain.APERTUS),
     "Gemma2ForCausalLM": Family("Gemma 2", gemma.gemma2, gemma.ends, gemma.GEMMA2),
     "Gemma3ForCausalLM": Family("Gemma 3", gemma.gemma3, gemma.ends, gemma.GEMMA3),

@@ -23,7 +23,7 @@ from aengine.model.norm_spec import LayerNorms
 from aengine.model.rope import MAX_POSITIONS, QueryGrowth
 from aengine.model.spec import AttentionSpec, EndsSpec, LayerSpec
 
-_MAX_MULTIPLIER = 1e6
+MAX_MULTIPLIER = 1e6
 GLM: dict[str, object] = {"num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07}
 ERNIE: dict[str, object] = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 APERTUS: dict[str, object] = {"rms_norm_eps": 1e-5}
@@ -142,18 +142,18 @@ def apertus(fields: Fields) -> list[LayerSpec]:
 def granite(fields: Fields) -> list[LayerSpec]:
     """Granite: Llama with factors for embeddings, attention scores, residuals and logits."""
     bias = fields.flag("attention_bias", default=False)
-    scale = fields.number("attention_multiplier", 0, _MAX_MULTIPLIER, 1.0)
+    scale = fields.number("attention_multiplier", 0, MAX_MULTIPLIER, 1.0)
     heads = attention(fields, kv_heads_default=True, qkv_bias=bias, out_bias=bias, scale=scale)
     ffn = mlp(fields, bias=fields.flag("mlp_bias", default=False))
-    residual_scale = fields.number("residual_multiplier", 0, _MAX_MULTIPLIER, 1.0)
+    residual_scale = fields.number("residual_multiplier", 0, MAX_MULTIPLIER, 1.0)
     return layers_of(fields, heads, ffn, residual_scale=residual_scale)
 
 
 def granite_ends(fields: Fields) -> EndsSpec:
     return replace(
         plain_ends(fields),
-        embedding_scale=fields.number("embedding_multiplier", 0, _MAX_MULTIPLIER, 1.0),
-        logit_scale=1 / fields.number("logits_scaling", 1 / _MAX_MULTIPLIER, _MAX_MULTIPLIER, 1.0),
+        embedding_scale=fields.number("embedding_multiplier", 0, MAX_MULTIPLIER, 1.0),
+        logit_scale=1 / fields.number("logits_scaling", 1 / MAX_MULTIPLIER, MAX_MULTIPLIER, 1.0),
     )
 
 

@@ -23,6 +23,12 @@ _TOWERS = {
 }
 # The same for an embedding of another name (Ling).
 _EMBEDDINGS = {"model.word_embeddings.": "model.embed_tokens."}
+# The same for parts within a layer (Granite with experts).
+_PARTS = {
+    ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
+    ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
+    ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",
+}
 # Settings that a file may have inside `text_config` or next to it.
 _TIED = "tie_word_embeddings"
 _ENDS = ("eos_token_id", "bos_token_id")
@@ -78,6 +84,8 @@ def ties_by_default(values: Mapping[str, object], source: str) -> bool:
 
 def language_model_name(name: str) -> str:
     """Return the name of a tensor or module in a plain language model, for its name in a multimodal model."""
+    for part, own in _PARTS.items():
+        name = name.replace(part, own)
     for outer, inner in (*LANGUAGE_MODEL.items(), *_TOWERS.items(), *_EMBEDDINGS.items()):
         if name.startswith(outer):
             return inner + name.removeprefix(outer)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 SLOW = pytest.mark.slow
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 PREEMPTING = {"num_pages": 40, "page_size": 8, "max_model_len": 300}
-FAMILIES = ["qwen3-next", pytest.param("demo-hybrid", marks=SLOW)]
+FAMILIES = ["qwen3-next", pytest.param("demo-hybrid", marks=SLOW), pytest.param("granite4-hybrid", marks=SLOW)]
 
 
 @dataclass(frozen=True)

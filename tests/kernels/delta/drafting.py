@@ -45,9 +45,10 @@ class DraftingWorld(World):
         most: int,
         rows: int = 8,
         kept: torch.dtype = torch.float32,
+        decay: float = 1.0,
     ) -> None:
         """most: drafts of a row in a step. Slots below `rows` can be those of rows."""
-        super().__init__(heads, lengths, dtype, device, kept)
+        super().__init__(heads, lengths, dtype, device, kept, decay=decay)
         # As for states, another layer lies between the slots.
         entries = 2 * most + 1
 

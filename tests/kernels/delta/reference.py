@@ -57,20 +57,28 @@ class World:
         """decay: how strong the gates decay the state."""
         self._generator = torch.Generator().manual_seed(sum(lengths) + heads.channels)
         self.heads, self.dtype, self.device = heads, dtype, device
-        self.weights = DeltaWeights(
-            heads,
-            self._random(heads.channels, WIDTH, scale=0.5),
-            self._random(heads.value_heads, scale=0.5) + torch.tensor(decay).log().to(dtype).to(device),
-            self._random(heads.value_heads),
-            self._random(heads.value_dim),
-            EPS,
-        )
+        self._make_weights(decay)
         self.sequences = [self._sequence(length) for length in lengths]
         # Slots are not adjacent, as if other layers were between them.
         conv = torch.full((slots, 2, WIDTH, heads.channels), float("nan"), dtype=dtype, device=device)
         matrices = (heads.value_heads, heads.key_dim, heads.value_dim)
         recurrence = torch.full((slots, 2, *matrices), float("nan"), dtype=kept, device=device)
         self.state = RecurrentState(conv[:, 1], recurrence[:, 0])
+
+    def _make_weights(self, decay: float) -> None:
+        heads = self.heads
+        self.weights = DeltaWeights(
+            heads,
+            self._random(heads.channels, WIDTH, scale=0.5),
+            self._random(heads.value_heads, scale=0.5) + torch.tensor(decay).log().to(self.dtype).to(self.device),
+            self._random(heads.value_heads),
+            self._random(heads.value_dim),
+            EPS,
+        )
+
+    def _expected(self, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Return results [tokens, values], and the state after each token, in float64."""
+        return reference(self.weights, qkv, z, b, a)
 
     def _random(self, *shape: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(*shape, generator=self._generator) * scale).to(self.dtype).to(self.device)
@@ -79,7 +87,7 @@ class World:
         heads = self.heads
         qkv, z = self._random(tokens, heads.channels), self._random(tokens, heads.values)
         b, a = self._random(tokens, heads.value_heads), self._random(tokens, heads.value_heads)
-        return Sequence64(qkv, z, b, a, *reference(self.weights, qkv, z, b, a))
+        return Sequence64(qkv, z, b, a, *self._expected(qkv, z, b, a))
 
     def batch(self, decodes: Sequence[Entry], chunks: Sequence[Entry], absent: int = 0) -> tuple[StateBatch, int]:
         """Return the batch and the number of tokens. absent: how many decodes have slot -1."""
