@@ -33,12 +33,13 @@ class StepCost:
     draft: float = 0.06  # share of a step that the proposer takes for each draft that it makes in all rows
     # Share of a step that the proposer takes if it only reads the step's tokens. 0: it reads every step.
     reading: float = 0.03
+    block: float = 0.0  # share of a step for a run that makes all drafts at once, if the proposer has such runs
     context: float = 0.0  # share of a step for reading the keys and values of one token
     is_measured: bool = True  # whether the times of steps correct the estimate
 
     def __post_init__(self) -> None:
         """Raises `ValueError` if a value is not above 0, or a share is below 0."""
-        if self.free_tokens <= 0 or min(self.draft, self.reading, self.context) < 0:
+        if self.free_tokens <= 0 or min(self.draft, self.reading, self.block, self.context) < 0:
             raise ValueError(f"free_tokens must be above 0, the shares at least 0, got {self}")
 
     def time(self, rows: int, tokens: int, context: int, proposals: int, is_read: bool) -> float:
@@ -56,7 +57,8 @@ class StepCost:
 
     def proposing(self, rows: int, proposals: int) -> float:
         """Return the part of a step's time in which the proposer makes drafts."""
-        return self.draft * proposals * self._forward(rows)
+        block = self.block * self._forward(rows * (1 + proposals)) if proposals else 0.0
+        return self.draft * proposals * self._forward(rows) + block
 
     def _forward(self, tokens: int) -> float:
         """Return the time of a forward pass. It is smooth where computing begins to take longer than reading."""
@@ -181,7 +183,8 @@ class MeasuredCost:
         if not is_read:
             return time
         # More work does not take less time. Measurements are not that exact.
-        overhead = (self.prior.reading + self.prior.draft * drafts) / 2
+        prior = self.prior
+        overhead = (prior.reading + prior.draft * drafts + prior.block * (drafts > 0)) / 2
         return max(time, (1 + overhead) * self._uniform(rows, context, 0, False))
 
     def _factor(self, rows: int, kind: int) -> float:

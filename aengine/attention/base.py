@@ -23,8 +23,8 @@ class AttentionBatch:
     """The sequences of one step: first the decodes, then the prefill chunks.
 
     A sequence's query tokens are the last tokens of its context. Each sees the positions up to its own. All decodes
-    have `decode_queries` query tokens: one, and the drafts that the step verifies. A padding row is a decode whose page
-    table names page 0. Its length is 0, or less than `decode_queries`.
+    have `decode_queries` query tokens: one, and the drafts that the step verifies, or those of a draft head's block. A
+    padding row is a decode whose page table names page 0. Its length is 0, or less than `decode_queries`.
 
     A captured step may have more entries than sequences. Its unused decodes come last among the decodes. They have
     length -1 and no token. Only a `capturable` backend takes chunks in a captured step, because the host does
@@ -39,6 +39,8 @@ class AttentionBatch:
     query_lens: list[int]  # host copy; empty for a captured step
     context_lens: list[int]  # host copy of seq_lens, for decodes an upper bound; empty for a captured step
     decode_queries: int = 1  # query tokens of each decode
+    # False: all query tokens of a decode see its whole context. Layers with a window or over latents do not support it.
+    causal_decodes: bool = True
     # Runs of pages that several decodes share. A backend can read them once; it may also ignore them. The CUDA backend
     # ignores them if decodes have several query tokens.
     shared: SharedRuns | None = None

@@ -207,7 +207,8 @@ def _plan_decodes(
     position = torch.arange(num_pages * page_size, device=device)
     gathered = torch.where(position < used_pages * page_size, position, position % page_size)
     stale = (gathered >= lens).flatten().nonzero().flatten()
-    ends = (lens - torch.arange(queries - 1, -1, -1, device=device)).unsqueeze(2)  # [n, queries, 1]
+    after = torch.arange(queries - 1, -1, -1, device=device) if batch.causal_decodes else lens.new_zeros(queries)
+    ends = (lens - after).unsqueeze(2)  # [n, queries, 1]
     hidden = position >= ends
     if window is not None:
         hidden = hidden | (position < ends - window)

@@ -110,7 +110,7 @@ class PagedLayer:
                 shared = attend_shared(q, k_cache, v_cache, batch.page_table, batch.shared, layer.scale)
             return self._decode(
                 q, k_cache, v_cache, batch.page_table, batch.seq_lens, layer.scale, layer.window, shared,
-                value_scale=layer.value_scale, scores=layer.scores, queries=queries,
+                value_scale=layer.value_scale, scores=layer.scores, queries=queries, causal=batch.causal_decodes,
             )  # fmt: skip
         out = self._prefill(q, k_cache, v_cache, batch.chunks())
         decodes = rows_with_tokens(batch, len(q))

@@ -168,6 +168,24 @@ def test_each_query_of_a_decode_sees_the_positions_up_to_its_own(
     check(decodes, chunks, 16, 2, 2, window, softcap=0.5, sinks=True, queries=2)
 
 
+@pytest.mark.parametrize("lens", [[9, 40, 3], [3, 300, 2, 0]])
+def test_queries_that_are_not_causal_see_the_whole_context(lens: list[int]) -> None:
+    """Each attends like the only query of a decode, also if there are more queries than tokens."""
+    caches, q = torch.randn(2, 80, 4, 2, DIM), torch.randn(3 * len(lens), 4, DIM)
+    table, attend = torch.randperm(79)[None, :75] + 1, TorchAttention().bind(AttentionLayer(DIM, SCALE))
+
+    def run(lens: list[int], queries: int) -> Tensor:
+        starts = torch.arange(len(lens) + 1, dtype=torch.int32) * queries
+        batch = AttentionBatch(
+            slots=torch.zeros(0, dtype=torch.int64), page_table=table.int().repeat(len(lens), 1),
+            seq_lens=torch.tensor(lens, dtype=torch.int32), query_starts=starts, num_decodes=len(lens),
+            query_lens=[queries] * len(lens), context_lens=lens, decode_queries=queries, causal_decodes=queries == 1,
+        )  # fmt: skip
+        return attend(q, caches[0], caches[1], batch)
+
+    torch.testing.assert_close(run(lens, 3), run([length for length in lens for _ in range(3)], 1))
+
+
 @pytest.mark.parametrize("window", [None, 5])
 def test_chunks_longer_than_a_block_of_queries(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_backend, "_QUERY_BLOCK", 4)

@@ -81,6 +81,7 @@ def _decode_kernel(
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,  # of a row, at its last positions
     TILE: tl.constexpr,  # queries of a program
+    CAUSAL: tl.constexpr,  # whether a query sees the positions up to its own; else all of its row
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,  # the next power of two from DIM
     PAGE: tl.constexpr,
@@ -208,7 +209,7 @@ def _decode_kernel(
             if SOFTCAP:
                 scores = 2 * tl.sigmoid(2 * scores * (row_scale / cap)[None, :]) - 1  # the hyperbolic tangent
             seen = visible[:, None]
-            if QUERIES > 1:
+            if CAUSAL and QUERIES > 1:
                 seen = positions[:, None] < (seq_len - (QUERIES - 1) + queries)[None, :]
                 if WINDOWED:
                     seen &= positions[:, None] >= (seq_len - window + queries)[None, :]
@@ -320,6 +321,7 @@ class PagedDecode:
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
         queries: int = 1,
+        causal: bool = True,
     ) -> Tensor:
         """Return the attention of each row's queries, [rows * queries, heads, dim].
 
@@ -335,6 +337,7 @@ class PagedDecode:
             scores: The softcap and the sinks.
             queries: Query tokens of each row, at its last positions. Each sees the positions up to its own. A query
                 before the start of its row gives zeros.
+            causal: False: each query sees all positions of its row. No layer with a window has this.
 
         Needs no host sync. Raises ValueError for another layout.
         """
@@ -353,8 +356,7 @@ class PagedDecode:
             out = q.new_empty(tokens, heads, dim)
         if rows == 0:
             return out
-        group, dim_pad = heads // kv_heads, power_of_two(dim)
-        launch = launch_for(q.device)
+        group, dim_pad, launch = heads // kv_heads, power_of_two(dim), launch_for(q.device)
         tile = tile_queries(queries, group, dim_pad)
         columns, lanes = tile * group, kv_heads * -(-queries // tile)
         config = config or decode_config(
@@ -372,9 +374,9 @@ class PagedDecode:
             parts, weights, arrived, weights if scores.sinks is None else scores.sinks,
             rows, page_table.stride(0), q.stride(0), window + queries - 1 if window else 0, scale * LOG2_E, value_scale,
             (scores.softcap or 0.0) * LOG2_E, workers,
-            KV_HEADS=kv_heads, GROUP=group, QUERIES=queries, TILE=tile, DIM=dim, DIM_PAD=dim_pad, PAGE=page_size,
+            KV_HEADS=kv_heads, GROUP=group, QUERIES=queries, TILE=tile, CAUSAL=causal, DIM=dim, DIM_PAD=dim_pad,
             ROWS_PAD=max(64, power_of_two(rows)), COLUMNS_PAD=group_pad(columns), MERGE_GROUP=power_of_two(columns),
-            MERGE=merged, PARTS=merged if queries == 1 else max(merged, PARTS_OF_DRAFTS),
+            MERGE=merged, PARTS=merged if queries == 1 else max(merged, PARTS_OF_DRAFTS), PAGE=page_size,
             BLOCK=config.block, PIECE=config.piece, RUN=math.gcd(config.block, page_size), STAGES=config.stages,
             WIDE=k_cache.numel() >= 2**31, WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),
             SOFTCAP=scores.softcap is not None, SINKS=scores.sinks is not None,

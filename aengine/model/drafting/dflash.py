@@ -90,7 +90,7 @@ class DFlashHead:
         Args:
             token_ids: [tokens] int64. Each block is the last drawn token of a sequence and masks.
             positions: [tokens] int64, as `Decoder.forward` takes them.
-            batch: Each token of a block is a decode. Its length says what it sees, later tokens of its block included.
+            batch: Each block is a decode.
             wanted: [n] int64, the tokens at whose positions a token is drafted.
         """
         step = Step(self._own_positions(positions), batch, kv, wanted, None, self._ranks, None)
@@ -170,8 +170,5 @@ class _BlockAttention:
 
     def _rotate_and_store(self, qkv: Tensor, heads: Heads, positions: Tensor, slots: Tensor, kv: KVPool) -> Tensor:
         """Return the queries of `qkv`, and write its keys and values into the cache."""
-        last = len(self._cos_sin) - 1  # a block may reach beyond the longest sequence
         cache = kv.layer(self._index)
-        return self._kernels.qk_norm_rope_store(
-            qkv, heads, self._cos_sin, positions.clamp(max=last), cache, slots, self._scales
-        )
+        return self._kernels.qk_norm_rope_store(qkv, heads, self._cos_sin, positions, cache, slots, self._scales)

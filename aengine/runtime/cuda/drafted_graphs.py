@@ -35,6 +35,7 @@ from aengine.runtime.cuda.decode_graphs import (
 from aengine.runtime.cuda.drafted_states import DraftedStates
 from aengine.runtime.cuda.recording import non_owning_view, recorded
 from aengine.runtime.speculation.base import Kept, Proposer
+from aengine.runtime.speculation.runs import draft_counts
 from aengine.runtime.step.cells import StepTensors
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
 # Drafts are worth their time while a step mostly reads weights. Then padding costs little, so few sizes are captured.
-DRAFTS = (1, 2, 4, 8, 16)
 DRAFTED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MOST_PLACES = 320
 
@@ -68,11 +68,6 @@ class DecodeShape(NamedTuple):
     def places(self) -> int:
         """The tokens of the step. It draws at each of them."""
         return self.rows * self.queries
-
-
-def draft_counts(most_drafts: int) -> list[int]:
-    """Return the numbers of drafts that are captured, ascending: `most_drafts` and some lower ones."""
-    return sorted({*(drafts for drafts in DRAFTS if drafts < most_drafts), most_drafts} - {0})
 
 
 def drafted_shapes(max_rows: int, most_drafts: int) -> list[DecodeShape]:

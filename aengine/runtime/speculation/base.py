@@ -15,6 +15,7 @@ from aengine.config.speculation import chosen_line
 from aengine.model.config import DraftModel, ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.drafting.base import Taps
+from aengine.model.families.dflash import DFlashSpec
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.verdict import Drafted
@@ -85,6 +86,29 @@ class Proposer(Protocol):
         ...
 
 
+class PagedProposer:
+    """A `Proposer` that runs a head or a model over every step. The pages hold all that it knows of a row."""
+
+    def __init__(self, name: str, taps: Taps) -> None:
+        self.name = name
+        self.taps: Taps | None = taps
+
+    def admit(self, new_rows: Sequence[NewRow]) -> None:
+        """Do nothing."""
+
+    def propose(self, plan: StepPlan, kept: Kept | None, rows: Rows, inputs: HeadInputs | None) -> None:
+        """See `Proposer.propose`."""
+        if inputs is None:
+            raise RuntimeError(f"{self.name} needs the tokens and the hidden states of the step")
+        drafts = self._draft(plan, kept, rows, inputs)
+        if drafts is not None and kept is not None:
+            rows.next_tokens[1 : len(drafts) + 1].index_copy_(1, kept.rows, drafts)
+
+    def _draft(self, plan: StepPlan, kept: Kept | None, rows: Rows, inputs: HeadInputs) -> Tensor | None:
+        """Read the step, and return the drafts of its drawing rows, [proposals, n] int64. None: there are none."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
 class ProposerParts:
     """The parts of a rank's runtime from which a proposer is made."""
@@ -124,6 +148,11 @@ def step_cost(proposer: str, model: ModelConfig, device: torch.device) -> StepCo
     if isinstance(model.added_head, DraftModel):
         share = model.added_head.model.active_parameters / parameters
         return StepCost(free_tokens, draft=share, reading=share, context=context)
+    if isinstance(added := model.added_head, DFlashSpec):
+        join, *others = (n * k / parameters for n, k in added.linears(1))
+        output = added.draft_vocab_size * added.hidden_size / parameters
+        keys = sum(2 * one.kv_heads * one.head_dim * added.hidden_size for one in added.attention) / parameters
+        return StepCost(free_tokens, draft=0.0, reading=join + keys, block=sum(others) + output, context=context)
     head = (parameters - model.end_parameters) / len(model.layers)  # a draft head is about one layer
     output = model.vocab_size * model.hidden_size
     return StepCost(free_tokens, draft=(head + output) / parameters, reading=head / parameters, context=context)

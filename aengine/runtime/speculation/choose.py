@@ -78,7 +78,13 @@ def choose_proposer(
         drafts, cost = config.draft_tokens or DRAFT_MODEL_DRAFTS, step_cost("draft", model, device)
         return model, ProposerChoice("draft", asked, drafts, _make_head, cost=cost, head_folder=folder)
     if kind == "dflash" and wanted.path is not None:
-        return _choose_dflash(wanted.path, config, model, device, asked)
+        folder = resolve_model(wanted.path, None)
+        head = read_dflash(folder, model)
+        model, most = model.with_head(head), head.block_size - 1
+        if config.draft_tokens > most:
+            raise ConfigError(f"draft_tokens: is {config.draft_tokens}, the head drafts at most {most}; lower it")
+        drafts, cost = config.draft_tokens or min(most, MAX_DRAFT_TOKENS), step_cost("dflash", model, device)
+        return model, ProposerChoice("dflash", asked, drafts, _make_head, cost=cost, head_folder=folder)
     if model.mtp is None:
         raise ConfigError(f"speculation: mtp cannot be used, because {model.no_drafting}; write ngram, auto or off")
     automatic = kind == "auto"
@@ -91,21 +97,6 @@ def choose_proposer(
     drafts = config.draft_tokens or MTP_DRAFTS
     cost = step_cost("mtp", model, device)
     return model.with_drafting(), ProposerChoice("mtp", reason, drafts, _make_head, automatic, cost)
-
-
-def _choose_dflash(
-    path: str, config: EngineConfig, model: ModelConfig, device: torch.device, reason: str
-) -> tuple[ModelConfig, ProposerChoice]:
-    """Return the model with a DFlash head, and its proposer. A block limits the number of drafts."""
-    if device.type != "cpu":
-        raise ConfigError("speculation: on a GPU, dflash is not supported; write eagle3=PATH, mtp, ngram or off")
-    folder = resolve_model(path, None)
-    head = read_dflash(folder, model)
-    most = head.block_size - 1
-    if config.draft_tokens > most:
-        raise ConfigError(f"draft_tokens: is {config.draft_tokens}, the head drafts at most {most}; lower it")
-    drafts = config.draft_tokens or min(most, MAX_DRAFT_TOKENS)
-    return model.with_head(head), ProposerChoice("dflash", reason, drafts, _make_head, head_folder=folder)
 
 
 def _mtp_defect(config: EngineConfig, model: ModelConfig, files: Path) -> str:
@@ -153,7 +144,7 @@ def _make_head(parts: ProposerParts) -> Proposer:
     if isinstance(head, Decoder):
         return DraftModelProposer(head, parts.decoder, parts.kv, parts.sampler)
     if isinstance(head, DFlashHead):
-        return BlockProposer(head, parts.kv, parts.sampler)
+        return BlockProposer(head, parts.kv, parts.sampler, parts.decoder.tables.length)
     return HeadProposer(head, parts.kv, parts.sampler, parts.decoder.tables.length)
 
 

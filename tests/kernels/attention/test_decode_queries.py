@@ -75,6 +75,18 @@ def test_each_query_sees_the_positions_up_to_its_own(
 
 
 @pytest.mark.thinned(strength=1)
+@pytest.mark.interpreted(2)
+@pytest.mark.parametrize(("lengths", "heads", "kv_heads", "dim", "queries"), TINY + FULL)
+def test_queries_that_are_not_causal_see_the_whole_row(
+    lengths: list[int], heads: int, kv_heads: int, dim: int, queries: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    q, k, v, table, lens = step(lengths, heads, kv_heads, dim, queries, dtype, device)
+    out = decode_attention.PagedDecode()(q, k, v, table, lens, dim**-0.5, queries=queries, causal=False)
+    expected = torch.stack([reference(q[i::queries], k, v, table, lens, dim**-0.5) for i in range(queries)], dim=1)
+    assert relative_error(out, expected.flatten(0, 1)) < tolerance(dtype)
+
+
+@pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize("window", [1, 16, 40, 1000])
 @pytest.mark.parametrize(
     ("lengths", "dim"),

@@ -25,13 +25,13 @@ from aengine.runtime.cuda.drafted_graphs import (
     MOST_PLACES,
     DecodeShape,
     DraftedGraphs,
-    draft_counts,
     drafted_shapes,
 )
 from aengine.runtime.cuda.runner import GraphedExecutor
 from aengine.runtime.runner import CpuRunner
 from aengine.runtime.speculation import choose
 from aengine.runtime.speculation.base import Kept, ProposerChoice, ProposerParts
+from aengine.runtime.speculation.runs import draft_counts
 from aengine.runtime.startup import start_cpu
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.results import read_outcome

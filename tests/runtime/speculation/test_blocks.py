@@ -86,7 +86,7 @@ class Rig:
         )  # fmt: skip
         kept = Kept(index, last[:, None], torch.ones_like(last), torch.arange(len(last)), last)
         assert isinstance(self.decoder.draft_head, DFlashHead)
-        proposer = BlockProposer(self.decoder.draft_head, kv, sampler)
+        proposer = BlockProposer(self.decoder.draft_head, kv, sampler, self.decoder.tables.length)
         with torch.inference_mode():
             proposer.propose(plan, kept, rows, HeadInputs(token_rows, ends - 1, positions, batch, states))
         return [list(one) for one in rows.drafts(index, DRAFTS).tolist()]
