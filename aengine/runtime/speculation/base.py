@@ -14,7 +14,8 @@ from aengine.cache.kv import KVPool
 from aengine.config.speculation import chosen_line
 from aengine.model.config import DraftModel, ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.drafting.base import Taps
+from aengine.model.drafting.base import DraftHead, Taps
+from aengine.model.drafting.dflash import DFlashHead
 from aengine.model.families.dflash import DFlashSpec
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows
@@ -107,6 +108,18 @@ class PagedProposer:
     def _draft(self, plan: StepPlan, kept: Kept | None, rows: Rows, inputs: HeadInputs) -> Tensor | None:
         """Read the step, and return the drafts of its drawing rows, [proposals, n] int64. None: there are none."""
         raise NotImplementedError
+
+
+def choose(head: DraftHead | DFlashHead, hidden: Tensor, rows: Tensor, positions: Tensor, sampler: Sampler) -> Tensor:
+    """Return drafts, [n] int64.
+
+    hidden: [n, width], of a head's run. rows, positions: [n] int64, of the drafts. sampler: the target's. A draft has
+    the noise that the target will have at its position, so that a row with a temperature accepts more drafts.
+    """
+    logits, token_ids = head.logits(hidden), head.token_ids
+    if token_ids is None:
+        return sampler.draw_simple(logits, rows, positions).token_ids
+    return token_ids.index_select(0, logits.argmax(dim=-1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from aengine.cache.kv import KVPool
 from aengine.model.drafting.dflash import DFlashHead
-from aengine.runtime.speculation.base import Kept, PagedProposer
-from aengine.runtime.speculation.heads import choose
+from aengine.runtime.speculation.base import Kept, PagedProposer, choose
 from aengine.runtime.speculation.runs import block_run, prepared_drafts
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows

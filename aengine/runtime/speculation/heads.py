@@ -9,8 +9,7 @@ from torch import Tensor
 
 from aengine.cache.kv import KVPool
 from aengine.model.drafting.base import DraftHead
-from aengine.model.drafting.dflash import DFlashHead
-from aengine.runtime.speculation.base import Kept, PagedProposer
+from aengine.runtime.speculation.base import Kept, PagedProposer, choose
 from aengine.runtime.speculation.runs import one_token_runs
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows
@@ -65,15 +64,3 @@ class HeadProposer(PagedProposer):
         if kept is not None and inputs.wanted is not None:
             next_ids[inputs.wanted[: len(kept.drawn)]] = kept.drawn
         return next_ids
-
-
-def choose(head: DraftHead | DFlashHead, hidden: Tensor, rows: Tensor, positions: Tensor, sampler: Sampler) -> Tensor:
-    """Return drafts, [n] int64.
-
-    hidden: [n, width], of a head's run. rows, positions: [n] int64, of the drafts. sampler: the target's. A draft has
-    the noise that the target will have at its position, so that a row with a temperature accepts more drafts.
-    """
-    logits, token_ids = head.logits(hidden), head.token_ids
-    if token_ids is None:
-        return sampler.draw_simple(logits, rows, positions).token_ids
-    return token_ids.index_select(0, logits.argmax(dim=-1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable
 
 import msgspec
@@ -12,7 +14,9 @@ from aengine.kernels.attention.config import decode_borders
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.model.config import ModelConfig
+from aengine.model.families.dflash import DFlashSpec
 from aengine.requests.sampling_params import SamplingParams
+from aengine.runtime.speculation.runs import prepared_drafts
 from aengine.runtime.startup.borders import head_borders, output_borders
 from aengine.runtime.startup.warm_up import GREEDIEST, largest_steps, prompts_in_page_0
 from aengine.step_plan import StepPlan
@@ -43,6 +47,7 @@ def drafted_steps(
     unique = dict.fromkeys(batch for batch in batches if len(batch) <= rows and (reads_states or any(batch)))
     plain, filtered = SamplingParams(), SamplingParams(top_p=0.9)
     steps = [step for batch in unique for params in (plain, filtered) for step in _verified(batch, params, most)]
+    steps += _block_steps(model, dtype, launch, rows, most_drafts)
     return steps + [step for params in (GREEDIEST, AT_ONCE) for step in _verified((most,), params, most)]
 
 
@@ -74,6 +79,30 @@ def proposing(steps: Iterable[StepPlan], most_drafts: int) -> list[StepPlan]:
 def _fitting(config: EngineConfig, max_model_len: int, most_drafts: int) -> int:
     """Return how many drafts fit into a row's pages after a prompt and its last token."""
     return max(0, min(most_drafts, -(-max_model_len // config.page_size) * config.page_size - 2))
+
+
+def _block_steps(model: ModelConfig, dtype: torch.dtype, launch: Launch, rows: int, most: int) -> list[StepPlan]:
+    """Return steps that launch all kernels of a head that drafts blocks. Empty for other proposers.
+
+    rows: the most rows of a step.
+    """
+    if not isinstance(model.added_head, DFlashSpec):
+        return []
+    powers = {2**power for power in range((rows * (1 + most)).bit_length())}
+    borders = sorted({*ROW_BORDERS, *powers, *head_borders(model, dtype, launch, rows * (1 + most))})
+    row_borders = sorted({*powers, *decode_borders(launch, rows)})
+    steps, known = list[StepPlan](), set[tuple[str | int, int]]()
+    for count, drafts in itertools.product(range(1, rows + 1), range(1, most + 1)):
+        queries = 1 + prepared_drafts(drafts, most)
+        launched: set[tuple[str | int, int]] = {
+            ("tokens", bisect.bisect_left(borders, count * queries)),
+            ("masks", bisect.bisect_left(borders, count * drafts)),
+            (queries, bisect.bisect_left(row_borders, count)),
+        }
+        if not launched <= known:
+            known |= launched
+            steps += proposing([prompts_in_page_0(count, SamplingParams())], drafts)
+    return steps
 
 
 def _of_rows(rows: int, most: int, max_step_tokens: int) -> tuple[int, ...]:

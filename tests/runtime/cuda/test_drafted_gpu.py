@@ -23,7 +23,7 @@ from tests.engine.speculation.test_heads import with_tokenizer
 from tests.model.drafting.head_reference import write_head
 from tests.runtime.cuda.known_answers import KnownAnswers
 from tests.runtime.cuda.no_gpu import LATENTS, checkpoint
-from tests.runtime.cuda.test_drafted_variants import HEAD, MTP, RECURRENT
+from tests.runtime.cuda.test_drafted_variants import BLOCK, HEAD, MTP, RECURRENT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
 
@@ -85,6 +85,8 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         pytest.param("ngram", "heads", {"cuda_graphs": False}, id="ngram"),
         pytest.param("mtp", "heads", {"lookahead": False}, id="mtp"),
         pytest.param("eagle3", "heads", {"draft_tokens": 1}, id="eagle3"),
+        pytest.param("dflash", "heads", {"cuda_graphs": False, "draft_tokens": 3}, id="dflash"),
+        pytest.param("dflash", "latents", {"lookahead": False}, id="dflash-latents"),
         pytest.param("draft", "heads", {"max_num_seqs": 3}, id="draft"),
         pytest.param("ngram", "recurrent", {"max_num_seqs": 3}, id="ngram-recurrent"),
         pytest.param("mtp", "recurrent", {"cuda_graphs": False}, id="mtp-recurrent"),
@@ -98,6 +100,8 @@ async def test_ids_are_those_without_graphs_and_without_speculation(
     """A start takes seconds, so each case has one other knob."""
     if speculation == "eagle3":
         speculation = f"eagle3={write_head(HEAD, tmp_path / 'head', {})}"
+    if speculation == "dflash":
+        speculation = f"dflash={write_head(BLOCK, tmp_path / 'head', {})}"
     if speculation == "draft":
         (tmp_path / "draft").mkdir()
         speculation = f"draft={checkpoint(tmp_path / 'draft', 8, {'num_hidden_layers': 1, 'head_dim': 64})}"

@@ -43,6 +43,7 @@ from aengine.step_plan import StepPlan, StepResult
 from tests.engine.speculation.replay import Book, Drafts, ReplayProposer
 from tests.engine.speculation.test_heads import VOCAB, with_tokenizer
 from tests.model.checkpoints import write_checkpoint
+from tests.model.drafting.dflash_reference import DFlashSettings
 from tests.model.drafting.eagle3_reference import HeadSettings
 from tests.model.drafting.head_reference import write_head
 from tests.model.drafting.mtp_checkpoints import write_mtp_checkpoint
@@ -157,6 +158,9 @@ def knob(speculation: str, folder: Path) -> str:
     if speculation == "draft":
         write_checkpoint("llama2", folder / "draft", vocab_size=VOCAB, num_hidden_layers=1)
         return f"draft={folder / 'draft'}"
+    if speculation == "dflash":
+        block = DFlashSettings(target_vocab=VOCAB, draft_vocab=VOCAB, mask=5, taps=(1, 2))
+        return f"dflash={write_head(block, folder / 'head')}"
     if speculation != "eagle3":
         return speculation
     settings = HeadSettings(target_vocab=VOCAB, draft_vocab=1000, taps=(0, 1, 2))
@@ -165,7 +169,7 @@ def knob(speculation: str, folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.anyio
-@pytest.mark.parametrize("speculation", ["ngram", "mtp", "eagle3", "draft"])
+@pytest.mark.parametrize("speculation", ["ngram", "mtp", "eagle3", "dflash", "draft"])
 async def test_ids_are_those_without_graphs_and_without_drafts(
     speculation: str, target: Path, expected: list[list[int]], tmp_path: Path, replays: Replays
 ) -> None:

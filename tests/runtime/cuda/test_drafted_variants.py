@@ -20,8 +20,10 @@ from aengine.runtime.startup import start_cuda
 from aengine.runtime.startup.compiling import rehearsal
 from aengine.runtime.step.written import WrittenVerdicts
 from aengine.sampling.sampler import Kind
+from aengine.scheduling.planning.drafting import Drafting
 from aengine.step_plan import StepPlan
 from tests.kernels.offline import MARKS
+from tests.model.drafting.dflash_reference import DFlashSettings
 from tests.model.drafting.eagle3_reference import HeadSettings
 from tests.model.drafting.head_reference import write_head
 from tests.runtime.cuda.no_gpu import (
@@ -54,9 +56,18 @@ HEAD = HeadSettings(
     target_hidden=1024, target_vocab=9000, hidden=512, heads=4, kv_heads=4, head_dim=64, inner=1536, taps=(0, 1, 2),
     draft_vocab=3000, own_embedding=True,
 )  # fmt: skip
+BLOCK = DFlashSettings(
+    target_hidden=1024, target_vocab=9000, hidden=512, heads=4, kv_heads=1, head_dim=64, inner=1536, taps=(1, 2),
+    draft_vocab=9000, mask=3, block=8, own_embedding=True, own_head=True,
+)  # fmt: skip
 
 
 WITHOUT_FLASH = {"draft_tokens": 2}  # prompts would be read by a kernel that needs their lengths on the host
+
+
+def propose_in_turns(drafting: Drafting, running: object, plan: StepPlan) -> None:
+    """Let steps make any number of drafts."""
+    plan.proposals = plan.step % (drafting.most + 1)
 
 
 @pytest.fixture
@@ -90,6 +101,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         pytest.param("mtp", 20, {"kv_cache_dtype": "fp8"}, LATENTS | DEEPSEEK, id="mtp-latents-experts"),
         pytest.param("mtp", 20, {}, RECURRENT, id="mtp-recurrent"),
         pytest.param("eagle3", 200, {"draft_tokens": 5}, {}, id="eagle3"),
+        pytest.param("dflash", 70, {}, {}, id="dflash"),
+        pytest.param("dflash", 3, {"cuda_graphs": False, "draft_tokens": 5}, FP8, id="dflash-no-graphs-fp8"),
         pytest.param("draft", 70, {"draft_tokens": 3}, {}, id="draft"),
         pytest.param("ngram", 70, {"draft_tokens": 7}, {}, id="ngram"),
         pytest.param("mtp", 5, {"cuda_graphs": False, "max_step_tokens": 64}, MTP, id="mtp-short-steps-no-graphs"),
@@ -111,6 +124,9 @@ def test_nothing_is_compiled_while_drafts_are_verified(
         monkeypatch.setattr(rehearsal, "flash4_is_installed", lambda: False)
     if speculation == "eagle3":
         speculation = f"eagle3={write_head(HEAD, tmp_path / 'head', {})}"
+    if speculation == "dflash":
+        speculation = f"dflash={write_head(BLOCK, tmp_path / 'head', {})}"
+        monkeypatch.setattr(Drafting, "begin", propose_in_turns)
     if speculation == "draft":
         (tmp_path / "draft").mkdir()
         draft = checkpoint(tmp_path / "draft", 8, {"num_hidden_layers": 1, "intermediate_size": 768, "head_dim": 64})
