@@ -126,14 +126,7 @@ class StepExecutor:
     def forward(self, plan: StepPlan) -> Forwarded:
         """Run the first half of a step: everything before its draws."""
         rows = self._rows
-        if self._images is not None:
-            self._images.advance(plan)
-        rows.admit(plan.new_rows)
-        self._sampler.set_rows(plan.new_rows)
-        if self._proposer is not None:
-            self._proposer.admit(plan.new_rows)
-        rows.grow(plan.new_pages, plan.new_window_pages)
-        self._load_states(plan)
+        self._begin(plan)
         passed = self._pass(plan)
         rows.advance(plan)
         self._copy_states(plan)
@@ -153,6 +146,18 @@ class StepExecutor:
         return Forwarded(
             plan, logits, row_list, draw_rows, positions, scores, passed.sums, pools, sharded, passed.inputs
         )
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Do what precedes the forward pass. A row may be new although the step has no tokens of it."""
+        if self._images is not None:
+            self._images.advance(plan)
+        if plan.new_rows:
+            self._rows.admit(plan.new_rows)
+            self._sampler.set_rows(plan.new_rows)
+            if self._proposer is not None:
+                self._proposer.admit(plan.new_rows)
+        self._rows.grow(plan.new_pages, plan.new_window_pages)
+        self._load_states(plan)
 
     def rehearse_images(self, begins: bool) -> None:
         """Begin or end steps whose embeddings of images are undefined."""

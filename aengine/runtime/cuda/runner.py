@@ -132,9 +132,7 @@ class GraphedExecutor(StepExecutor):
         return replayed
 
     def _begin_replay(self, plan: StepPlan) -> None:
-        if self._images is not None:
-            self._images.advance(plan)
-        self._rows.grow(plan.new_pages, plan.new_window_pages)
+        self._begin(plan)
         self._rows.advance(plan)
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 pytest.importorskip("triton")  # comes with the runner's kernels
@@ -28,7 +29,7 @@ from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.written import TURNS
 from aengine.sampling.sampler import Sampler
 from aengine.step_plan import StepPlan, StepResult
-from tests.engine.images.seeing import CHATS, Seeing, ask, make_seeing
+from tests.engine.images.seeing import CHATS, GREEDY, Seeing, ask, make_seeing
 from tests.runtime.cuda.cpu_graph import CpuGraph, RecordableAttention, RecordableNgram, recordable
 from tests.runtime.cuda.test_prefill_graphs import Uncaptured, with_host_copies
 
@@ -39,11 +40,16 @@ def begin_decode(
     index: Tensor, last: Tensor, length: Tensor, table: Tensor, page: int, padding: int, windows: Tensor | None
 ) -> DecodeInputs:
     """Do what the kernel of this name does."""
-    assert windows is None
-    known, pages = length[index], table[index]
-    slots = pages.gather(1, (known // page)[:, None])[:, 0].long() * page + known % page
+    known = length[index]
+
+    def slots(pages: Tensor) -> Tensor:
+        return pages.gather(1, (known // page)[:, None])[:, 0].long() * page + known % page
+
+    tables = [table[index], *([] if windows is None else [windows[index]])]
+    own, *of_window = [(slots(pages), pages) for pages in tables]
     length[index] = torch.where(index == padding, 0, known + 1)
-    return DecodeInputs(last[index], known, slots, (known + 1).int(), known + 1, pages)
+    window = of_window[0] if of_window else (None, None)
+    return DecodeInputs(last[index], known, own[0], (known + 1).int(), known + 1, own[1], *window)
 
 
 def end_decode(
@@ -72,6 +78,10 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     seen: Counter[str] = Counter()
 
     class Executor(GraphedExecutor):
+        def _begin_replay(self, plan: StepPlan) -> None:
+            seen["new rows"] += bool(plan.new_rows)
+            super()._begin_replay(plan)
+
         def _replay_decode(self, plan: StepPlan, graphs: DecodeGraphs) -> Any:
             seen["decode"] += 1
             return super()._replay_decode(plan, graphs)
@@ -151,3 +161,22 @@ async def test_ids_are_those_of_transformers(seeing: Seeing, steps: Counter[str]
         assert steps["prefill"] > 0
         shifted = seeing.case.startswith("qwen")
         assert engine._ready().runtime.runner._executor._rows._is_shifted == shifted  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("speculation", ["off", "ngram"])
+async def test_a_row_may_be_new_in_a_step_that_only_decodes(
+    seeing: Seeing, steps: Counter[str], speculation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tokens before an image are cached, and the tower needs several steps beside a stream."""
+    real: Any = start_cpu.image_cost
+    monkeypatch.setattr(start_cpu, "image_cost", lambda model: replace(real(model), token=1e6))
+    async with seeing.engine(speculation=speculation, page_size=1, torch_threads=1) as engine:
+        await ask(engine, CHATS[:1])
+        stream = engine.generate([5, 9, 3], max_tokens=300, **GREEDY)
+        await anext(stream)
+        steps.clear()
+        [answer] = await ask(engine, CHATS[4:5])
+        assert answer.token_ids == seeing.expected[4]
+        # A cached prefix of a model with recurrent layers ends earlier.
+        assert (steps["new rows"] > 0) == (seeing.case != "qwen3-5")
+        await stream.aclose()
