@@ -1,4 +1,8 @@
-"""EAGLE-3 heads: one or several Llama layers that read hidden states of three layers of the target."""
+"""EAGLE-3 heads: one or several Llama layers that read hidden states of three layers of the target.
+
+P-EAGLE heads are of the same kind. A further run of theirs makes all drafts after the first. It reads a mask for each
+of them: the embedding of a token of its own, and trained hidden states instead of the target's.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +44,9 @@ class Eagle3Head:
         self._near_shift = target.near_shift
         # Blocks are made in the order of computation, as `Parameters.norm` demands.
         self._join = _StateJoin(make, spec)
+        self.mask_id = spec.mask_id
+        if spec.mask_id is not None:
+            self._mask = make.tensor("model.mask_hidden", 1, len(spec.taps) * spec.target_hidden_size)
         self._embed = target.embed
         if spec.has_embedding:
             self._embed, _ = make.embedding("model.embed_tokens", spec.target_vocab_size, hidden, None)
@@ -85,6 +92,10 @@ class Eagle3Head:
                 x = block(x, step)
         normed = self._norm(x)
         return Drafted(normed, normed if self._recycles_norm else x)
+
+    def mask_states(self, count: int) -> Tensor:
+        """Return the states of masks for a recycled run of a P-EAGLE head, [count, hidden]."""
+        return self._join(self._mask).repeat(count, 1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `DraftHead.logits`. All ranks return all logits."""

@@ -1,4 +1,4 @@
-"""Reads the configuration of an EAGLE-3 head, in the two layouts in which heads are published."""
+"""Reads the configuration of an EAGLE-3 or P-EAGLE head, in the two layouts in which heads are published."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from aengine.model.fields import Fields, read_json_object, shown
 _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _LLAMA = "LlamaForCausalLM"
 _TAPS = "eagle_aux_hidden_state_layer_ids"
-_PARALLEL = ("parallel_drafting", "ptd_token_id", "pard_token")  # settings of heads that draft several tokens at once
+_MASKS = ("pard_token", "ptd_token_id", "mask_token_id")  # name the token of masks in P-EAGLE heads
+_PARALLEL = ("parallel_drafting", *_MASKS[:2])  # other heads do not have these settings
 
 
 def read_eagle3(folder: Path, target: ModelConfig) -> Eagle3Spec:
@@ -37,15 +38,12 @@ def read_eagle3(folder: Path, target: ModelConfig) -> Eagle3Spec:
     fields = Fields(read_json_object(path), str(path))
     refuse_quantized(fields)
     settings = _settings(fields)
-    _refuse_parallel(settings)
-    inner, read_layers, norm_before_residual = _layout(fields)
+    kind, inner, read_layers, norm_before_residual = _layout(fields)
     stored = stored_head_names(folder)
     head = asdict(read_head(inner, read_layers, settings, target, stored))
     fc_norm, norm_before_fc = (settings.flag(key, default=False) for key in ("fc_norm", "norm_before_fc"))
     if fc_norm and norm_before_fc:
         raise settings.fail("fc_norm", "and norm_before_fc are both true; set one of them to false")
-    if "mask_hidden" in stored:
-        raise _parallel(str(folder), "mask_hidden")
     changes = {"taps": _taps(settings, len(target.layers)), "has_head": not stored or head["has_head"]}
     return Eagle3Spec(
         **{**head, **changes},
@@ -53,30 +51,29 @@ def read_eagle3(folder: Path, target: ModelConfig) -> Eagle3Spec:
         norm_before_fc=norm_before_fc,
         fc_norm=fc_norm,
         norm_output=settings.flag("norm_output", default=False),
+        mask_id=_mask_id(settings, kind, stored, target.vocab_size),
         first_layer="layers.0" if any(name.startswith("layers.0.") for name in stored) else "midlayer",
     )
 
 
-def _layout(fields: Fields) -> tuple[Fields, ReadLayers, bool]:
-    """Return the settings of the layers, the function that reads them, and the default of `norm_before_residual`."""
+def _layout(fields: Fields) -> tuple[str, Fields, ReadLayers, bool]:
+    """Return the kind of head, the settings of its layers, their reader, and the default of `norm_before_residual`."""
     if fields.present("speculators_model_type"):
         kind = fields.text("speculators_model_type")
-        if kind == "peagle":
-            raise _parallel(fields.source, "speculators_model_type")
-        if kind != "eagle3":
+        if kind not in ("eagle3", "peagle"):
             raise UnsupportedModelError(
-                f"{fields.source}: speculators_model_type {shown(kind)} is not supported, only eagle3"
+                f"{fields.source}: speculators_model_type {shown(kind)} is not supported, only eagle3 and peagle"
             )
-        return *speculators_layers(fields, "llama"), True
+        return kind, *speculators_layers(fields, "llama"), True
     names = fields.strings("architectures") if fields.present("architectures") else []
     is_first = _LLAMA in names and fields.present("draft_vocab_size")
     if not is_first and not any(name in _ARCHITECTURES for name in names):
         what = f"architectures {shown(names)} is no EAGLE-3 head" if names else "architectures is missing"
         raise UnsupportedModelError(
             f"{fields.source}: {what}; supported are {', '.join(_ARCHITECTURES)}, {_LLAMA} with a draft_vocab_size, "
-            f"and speculators_model_type eagle3"
+            f"and speculators_model_type eagle3 or peagle"
         )
-    return fields, llama, False
+    return "eagle3", fields, llama, False
 
 
 def _settings(fields: Fields) -> Fields:
@@ -104,14 +101,10 @@ def _taps(settings: Fields, layers: int) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-def _refuse_parallel(settings: Fields) -> None:
-    for key in _PARALLEL:
-        if settings.present(key) and dict(settings.items())[key] is not False:
-            raise _parallel(settings.source, key)
-
-
-def _parallel(source: str, key: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{source}: {key}: heads that draft several tokens at once (P-EAGLE) are not supported; use a head that was "
-        f"trained as EAGLE-3"
-    )
+def _mask_id(settings: Fields, kind: str, stored: frozenset[str], vocab_size: int) -> int | None:
+    """Return the token of masks, or None if the head is no P-EAGLE head. kind: `speculators_model_type`."""
+    is_set = (settings.present(key) and dict(settings.items())[key] is not False for key in _PARALLEL)
+    if kind != "peagle" and "mask_hidden" not in stored and not any(is_set):
+        return None
+    key = next((key for key in _MASKS if settings.present(key)), _MASKS[-1])
+    return settings.integer(key, 0, vocab_size - 1)

@@ -13,6 +13,10 @@ class DFlashSpec(HeadSpec, frozen=True, kw_only=True, tag="dflash"):
     mask_id: int  # the token that stands for each draft of a block
     is_causal: bool = False  # whether a token of a block sees only the block's tokens up to itself
 
+    @property
+    def drafts_blocks(self) -> bool:
+        return True
+
     def linears(self, ranks: int) -> tuple[tuple[int, int], ...]:
         """See `HeadSpec.linears`. Queries have a projection of their own, because the target's states have none."""
         spread, found = Shard(count=self.spread_over(ranks)), [super().linears(ranks)[0]]

@@ -24,6 +24,11 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_mapped: bool = False  # whether the files say which token of the target each token of the head is
 
     @property
+    def drafts_blocks(self) -> bool:
+        """Whether several drafts of a row are made in one run."""
+        return False
+
+    @property
     def attention(self) -> tuple[AttentionSpec, ...]:
         """The attention of each layer."""
         return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, AttentionSpec))

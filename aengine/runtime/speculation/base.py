@@ -161,11 +161,13 @@ def step_cost(proposer: str, model: ModelConfig, device: torch.device) -> StepCo
     if isinstance(model.added_head, DraftModel):
         share = model.added_head.model.active_parameters / parameters
         return StepCost(free_tokens, draft=share, reading=share, context=context)
-    if isinstance(added := model.added_head, DFlashSpec):
-        join, *others = (n * k / parameters for n, k in added.linears(1))
-        output = added.draft_vocab_size * added.hidden_size / parameters
-        keys = sum(2 * one.kv_heads * one.head_dim * added.hidden_size for one in added.attention) / parameters
-        return StepCost(free_tokens, draft=0.0, reading=join + keys, block=sum(others) + output, context=context)
+    if (added := model.added_head) is not None and added.drafts_blocks:
+        join, *of_layers = (n * k / parameters for n, k in added.linears(1))
+        reading = layers = sum(of_layers)
+        if isinstance(added, DFlashSpec):  # it reads states only for their keys and values
+            reading = sum(2 * one.kv_heads * one.head_dim * added.hidden_size for one in added.attention) / parameters
+        block = layers + added.draft_vocab_size * added.hidden_size / parameters
+        return StepCost(free_tokens, draft=0.0, reading=join + reading, block=block, context=context)
     head = (parameters - model.end_parameters) / len(model.layers)  # a draft head is about one layer
     output = model.vocab_size * model.hidden_size
     return StepCost(free_tokens, draft=(head + output) / parameters, reading=head / parameters, context=context)

@@ -19,13 +19,14 @@ from aengine.model.decoder import Decoder
 from aengine.model.drafting.dflash import DFlashHead
 from aengine.model.drafting.dflash_config import read_dflash
 from aengine.model.drafting.draft_config import read_draft_model
+from aengine.model.drafting.eagle3 import Eagle3Head
 from aengine.model.drafting.eagle3_config import read_eagle3
 from aengine.model.loading.hub import resolve_model
 from aengine.model.loading.load import open_checkpoint
 from aengine.runtime.speculation.base import Proposer, ProposerChoice, ProposerParts, step_cost
 from aengine.runtime.speculation.blocks import BlockProposer
 from aengine.runtime.speculation.draft_model import DraftModelProposer
-from aengine.runtime.speculation.heads import HeadProposer
+from aengine.runtime.speculation.heads import HeadProposer, ParallelProposer
 from aengine.runtime.speculation.ngram import NgramProposer
 
 log = logging.getLogger("aengine")
@@ -37,6 +38,7 @@ RECURRENT_DEVICES = frozenset({"cpu"})
 NGRAM_DRAFTS = 4
 MTP_DRAFTS = 3
 EAGLE3_DRAFTS = 4
+PEAGLE_DRAFTS = 7
 DRAFT_MODEL_DRAFTS = 4
 
 
@@ -68,10 +70,10 @@ def choose_proposer(
         return model, ProposerChoice("ngram", asked, drafts, _maker("ngram", config, model, device), cost=cost)
     if kind == "eagle3" and wanted.path is not None:
         folder = resolve_model(wanted.path, None)
-        drafts = config.draft_tokens or EAGLE3_DRAFTS
-        return model.with_head(read_eagle3(folder, model)), ProposerChoice(
-            "eagle3", asked, drafts, _make_head, cost=step_cost("eagle3", model, device), head_folder=folder
-        )
+        model = model.with_head(eagle := read_eagle3(folder, model))
+        drafts = config.draft_tokens or (PEAGLE_DRAFTS if eagle.drafts_blocks else EAGLE3_DRAFTS)
+        cost = step_cost("eagle3", model, device)
+        return model, ProposerChoice("eagle3", asked, drafts, _make_head, cost=cost, head_folder=folder)
     if kind == "draft" and wanted.path is not None:
         folder = resolve_model(wanted.path, None)
         model = model.with_head(read_draft_model(folder, model))
@@ -145,6 +147,8 @@ def _make_head(parts: ProposerParts) -> Proposer:
         return DraftModelProposer(head, parts.decoder, parts.kv, parts.sampler)
     if isinstance(head, DFlashHead):
         return BlockProposer(head, parts.kv, parts.sampler, parts.decoder.tables.length)
+    if isinstance(head, Eagle3Head) and head.mask_id is not None:
+        return ParallelProposer(head, head.mask_id, parts.kv, parts.sampler, parts.decoder.tables.length)
     return HeadProposer(head, parts.kv, parts.sampler, parts.decoder.tables.length)
 
 

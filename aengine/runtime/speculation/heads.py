@@ -1,4 +1,4 @@
-"""Drafts with a head: a small model that reads the target's hidden states."""
+"""Drafts with a head that reads the target's hidden states, and the id of the token after each of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from aengine.cache.kv import KVPool
 from aengine.model.drafting.base import DraftHead
+from aengine.model.drafting.eagle3 import Eagle3Head
 from aengine.runtime.speculation.base import Kept, PagedProposer, choose
-from aengine.runtime.speculation.runs import one_token_runs
+from aengine.runtime.speculation.runs import block_run, one_token_runs, prepared_drafts
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows
 from aengine.sampling.sampler import Sampler
@@ -41,13 +42,24 @@ class HeadProposer(PagedProposer):
         # positions[:, i] are those of row i's drafts. The draft at p comes from the run over the state at p - 2.
         columns = torch.arange(1, plan.proposals + 1, device=rows.device)
         positions = rows.length.index_select(0, kept.rows) + columns[:, None]
-        batches = []
-        if plan.proposals > 1:
-            batches = one_token_runs(self._kv, positions[1:] - 2, kept.rows, rows, plan, self._table_length)
-        drafts = [choose(self._head, drafted.hidden, kept.rows, positions[0], self._sampler)]
-        for of_draft, (rotary, batch) in zip(positions[1:], batches, strict=True):
-            drafted = self._head.forward(drafts[-1], drafted.states, rotary, batch, self._kv, recycled=True)
-            drafts.append(choose(self._head, drafted.hidden, kept.rows, of_draft, self._sampler))
+        first = choose(self._head, drafted.hidden, kept.rows, positions[0], self._sampler)
+        if plan.proposals == 1:
+            return first[None]
+        return torch.cat((first[None], self._draft_more(first, drafted.states, positions[1:], kept.rows, rows, plan)))
+
+    def _draft_more(
+        self, token_ids: Tensor, states: Tensor, positions: Tensor, draw_rows: Tensor, rows: Rows, plan: StepPlan
+    ) -> Tensor:
+        """Return the drafts after the first, [drafts, n] int64.
+
+        token_ids: [n] int64, the first drafts. states: [n, width], of the run that made them. positions: [drafts, n].
+        """
+        drafts = []
+        runs = one_token_runs(self._kv, positions - 2, draw_rows, rows, plan, self._table_length)
+        for of_draft, (rotary, batch) in zip(positions, runs, strict=True):
+            drafted = self._head.forward(token_ids, states, rotary, batch, self._kv, recycled=True)
+            token_ids, states = choose(self._head, drafted.hidden, draw_rows, of_draft, self._sampler), drafted.states
+            drafts.append(token_ids)
         return torch.stack(drafts)
 
     def _next_ids(self, plan: StepPlan, kept: Kept | None, rows: Rows, inputs: HeadInputs) -> Tensor:
@@ -64,3 +76,31 @@ class HeadProposer(PagedProposer):
         if kept is not None and inputs.wanted is not None:
             next_ids[inputs.wanted[: len(kept.drawn)]] = kept.drawn
         return next_ids
+
+
+class ParallelProposer(HeadProposer):
+    """Runs a P-EAGLE head over every token, and then once for all further drafts.
+
+    The second run reads masks. It has as many as `prepared_drafts` says.
+    """
+
+    def __init__(self, head: Eagle3Head, mask_id: int, kv: KVPool, sampler: Sampler, table_length: int) -> None:
+        """mask_id: Of the head. The others are those of `HeadProposer`."""
+        super().__init__(head, kv, sampler, table_length)
+        self._masked = head
+        self._mask_id = mask_id
+
+    def _draft_more(
+        self, token_ids: Tensor, states: Tensor, positions: Tensor, draw_rows: Tensor, rows: Rows, plan: StepPlan
+    ) -> Tensor:
+        """See `HeadProposer._draft_more`. Masks read neither the first drafts nor their states."""
+        head, (drafts, n) = self._masked, positions.shape
+        count = prepared_drafts(plan.proposals, rows.most_drafts) - 1
+        rotary, batch = block_run(
+            self._kv, positions[0] - 2, count, draw_rows, rows, plan, self._table_length, causal=True
+        )  # fmt: skip
+        masks = torch.full((n * count,), self._mask_id, device=rows.device)
+        wanted = torch.arange(n * count, device=rows.device).view(n, count)[:, :drafts].T.reshape(-1)
+        drafted = head.forward(masks, head.mask_states(n * count), rotary, batch, self._kv, wanted, recycled=True)
+        of_drafts = positions.reshape(-1)
+        return choose(head, drafted.hidden, draw_rows.repeat(drafts), of_drafts, self._sampler).view(drafts, n)

@@ -13,7 +13,7 @@ from aengine.config import EngineConfig
 from aengine.kernels.attention.config import decode_borders
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.small_linear import ROW_BORDERS
-from aengine.model.config import ModelConfig
+from aengine.model.config import DraftModel, ModelConfig
 from aengine.model.families.dflash import DFlashSpec
 from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.speculation.runs import prepared_drafts
@@ -86,17 +86,20 @@ def _block_steps(model: ModelConfig, dtype: torch.dtype, launch: Launch, rows: i
 
     rows: the most rows of a step.
     """
-    if not isinstance(model.added_head, DFlashSpec):
+    head = model.added_head
+    if head is None or isinstance(head, DraftModel) or not head.drafts_blocks:
         return []
+    # A block of DFlash also has the row's last token. P-EAGLE has no mask for the first draft.
+    more, fewer = (1, 0) if isinstance(head, DFlashSpec) else (-1, 1)
     powers = {2**power for power in range((rows * (1 + most)).bit_length())}
     borders = sorted({*ROW_BORDERS, *powers, *head_borders(model, dtype, launch, rows * (1 + most))})
     row_borders = sorted({*powers, *decode_borders(launch, rows)})
     steps, known = list[StepPlan](), set[tuple[str | int, int]]()
-    for count, drafts in itertools.product(range(1, rows + 1), range(1, most + 1)):
-        queries = 1 + prepared_drafts(drafts, most)
+    for count, drafts in itertools.product(range(1, rows + 1), range(1 + fewer, most + 1)):
+        queries = prepared_drafts(drafts, most) + more
         launched: set[tuple[str | int, int]] = {
             ("tokens", bisect.bisect_left(borders, count * queries)),
-            ("masks", bisect.bisect_left(borders, count * drafts)),
+            ("masks", bisect.bisect_left(borders, count * (drafts - fewer))),
             (queries, bisect.bisect_left(row_borders, count)),
         }
         if not launched <= known:

@@ -75,8 +75,9 @@ async def test_neither_do_fewer_drafts_ranks_or_steps_one_by_one(tmp_path: Path,
     [
         HeadSettings(target_vocab=VOCAB, draft_vocab=1000, taps=(0, 1, 2)),
         HeadSettings(target_vocab=VOCAB, draft_vocab=VOCAB, taps=(0, 2), speculators=True, layers=2),
+        HeadSettings(target_vocab=VOCAB, draft_vocab=VOCAB, taps=(0, 2), speculators=True, mask=7),
     ],
-    ids=["plain", "speculators"],
+    ids=["plain", "speculators", "masks"],
 )
 async def test_an_eagle3_head_changes_no_id(tmp_path: Path, settings: HeadSettings) -> None:
     target = tmp_path / "target"

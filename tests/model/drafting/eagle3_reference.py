@@ -1,4 +1,4 @@
-"""Random EAGLE-3 heads in the layouts in which heads are published, and what they compute, in float64."""
+"""Random EAGLE-3 and P-EAGLE heads in the layouts in which heads are published, and what they compute, in float64."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class HeadSettings(CommonSettings):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    mask: int | None = None  # the token of masks in a P-EAGLE head
     in_section: bool = False  # whether the flags are in `eagle_config`
     unused: ClassVar[tuple[str, ...]] = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
@@ -36,6 +37,10 @@ class HeadSettings(CommonSettings):
             norms["input_norm"] = len(self.taps) * self.target_hidden
         return norms | {f"fc_norm.{i}": self.target_hidden for i in range(len(self.taps)) if self.fc_norm}
 
+    def tensors(self, generator: torch.Generator) -> dict[str, Tensor]:
+        width = len(self.taps) * self.target_hidden
+        return {} if self.mask is None else {"mask_hidden": 3 * torch.randn(1, width, generator=generator)}
+
     def config(self, layer: dict[str, object]) -> dict[str, object]:
         flags: dict[str, object] = {"eagle_aux_hidden_state_layer_ids": list(self.taps)}
         for name in ("norm_before_fc", "fc_norm", "norm_output"):
@@ -43,11 +48,14 @@ class HeadSettings(CommonSettings):
         if self.norm_before_residual != self.speculators:  # not the default of the layout
             flags["norm_before_residual"] = self.norm_before_residual
         config: dict[str, object] = {"draft_vocab_size": self.draft_vocab}
+        if self.mask is not None:
+            config["mask_token_id" if self.speculators else "ptd_token_id"] = self.mask
         if self.target_hidden != self.hidden:
             config["target_hidden_size"] = self.target_hidden
         config |= {"eagle_config": flags} if self.in_section else flags
         if self.speculators:
-            return config | {"speculators_model_type": "eagle3", "transformer_layer_config": layer}
+            kind = "eagle3" if self.mask is None else "peagle"
+            return config | {"speculators_model_type": kind, "transformer_layer_config": layer}
         return config | {"architectures": ["LlamaForCausalLMEagle3"], **layer}
 
 
@@ -81,3 +89,9 @@ class Reference(ReferenceLayers):
             x = self.attend_and_add(i, x, q, k, v, torch.ones(1, position + 1, dtype=torch.bool))
         hidden = self.norm("norm", x[0])
         return self.output @ hidden, hidden if head.norm_output else x[0]
+
+    def mask(self) -> Tensor:
+        """Compute the next position with a mask. Returns logits of the head's vocabulary."""
+        if self.head.mask is None:
+            raise ValueError("the head has no mask")
+        return self.step(self.head.mask, self.t["mask_hidden"][0], recycled=False)[0]

@@ -49,6 +49,10 @@ class CommonSettings:
         parts = ("input_layernorm", "post_attention_layernorm")
         return {f"{self.layer(i)}.{part}": self.hidden for i in range(self.layers) for part in parts}
 
+    def tensors(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Further random tensors, by their names without prefix."""
+        return {}
+
     def config(self, layer: dict[str, object]) -> dict[str, object]:
         """The values of config.json. layer: those of the layers."""
         raise NotImplementedError
@@ -87,6 +91,7 @@ def make_tensors(head: CommonSettings, seed: int = 0) -> dict[str, Tensor]:
         tensors["embed_tokens.weight"] = torch.randn(head.target_vocab, hidden, generator=generator)
     if head.own_head:
         tensors["lm_head.weight"] = matrix(head.draft_vocab, hidden)
+    tensors |= head.tensors(generator)
     if head.draft_vocab != head.target_vocab:
         ids = torch.randperm(head.target_vocab, generator=generator)[: head.draft_vocab].sort().values
         tensors["d2t"] = ids - torch.arange(head.draft_vocab)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from aengine.cache.kv import KVLayer
 from aengine.errors import CheckpointError, UnsupportedModelError
@@ -138,10 +138,7 @@ UNSUPPORTED: dict[str, tuple[HeadSettings, dict[str, object], str]] = {
     "a language model": (
         PLAIN, {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None}, "is no EAGLE-3 head"
     ),
-    "DFlash": (SPECULATORS, {"speculators_model_type": "dflash"}, "'dflash' is not supported, only eagle3"),
-    "P-EAGLE": (SPECULATORS, {"speculators_model_type": "peagle"}, "speculators_model_type: .*P-EAGLE"),
-    "P-EAGLE by a flag": (PLAIN, {"parallel_drafting": True}, "parallel_drafting: .*P-EAGLE"),
-    "P-EAGLE by a mask": (PLAIN, {"ptd_token_id": 0}, "ptd_token_id: .*P-EAGLE"),
+    "DFlash": (SPECULATORS, {"speculators_model_type": "dflash"}, "'dflash' is not supported, only eagle3 and peagle"),
     "another kind of layer": (SPECULATORS, _layer(model_type="gemma3"), "model_type 'gemma3' .* llama and qwen3"),
     "only the last layer": (PLAIN, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
     "a window": (SPECULATORS, _layer(layer_types=["sliding_attention"] * 2), "layer_types: sliding windows"),
@@ -169,12 +166,28 @@ def test_a_head_of_another_kind(case: str, target: ModelConfig, tmp_path: Path) 
         read_eagle3(write(tmp_path, settings, **changes), target)
 
 
-def test_a_mask_among_the_tensors_shows_a_head_for_parallel_drafts(target: ModelConfig, tmp_path: Path) -> None:
-    file = write(tmp_path, PLAIN) / "model.safetensors"
-    tensors = load_file(file)
-    save_file({**tensors, "mask_hidden": tensors["fc.weight"][:1].clone()}, file)
-    with pytest.raises(UnsupportedModelError, match=r"mask_hidden: .*P-EAGLE"):
-        read_eagle3(tmp_path, target)
+@pytest.mark.parametrize(
+    ("settings", "changes", "mask"),
+    [
+        (SPECULATORS, {"speculators_model_type": "peagle", "mask_token_id": 7}, 7),
+        (PLAIN, {"parallel_drafting": True, "mask_token_id": 6}, 6),
+        (PLAIN, {"ptd_token_id": 0}, 0),
+        (PLAIN, {"eagle_config": {"pard_token": 5}}, 5),
+        (PLAIN, {"mask_token_id": 7}, None),  # other kinds of heads have one, too
+    ],
+)
+def test_a_head_for_parallel_drafts(
+    settings: HeadSettings, changes: dict[str, object], mask: int | None, target: ModelConfig, tmp_path: Path
+) -> None:
+    assert read_eagle3(write(tmp_path, settings, **changes), target).mask_id == mask
+
+
+def test_a_mask_among_the_tensors_shows_such_a_head(target: ModelConfig, tmp_path: Path) -> None:
+    """Without the token of masks it is refused."""
+    settings = replace(PLAIN, mask=7)
+    assert read_eagle3(write(tmp_path, settings), target).mask_id == 7
+    with pytest.raises(CheckpointError, match="mask_token_id"):
+        read_eagle3(write(tmp_path, settings, ptd_token_id=None), target)
 
 
 def test_flags_that_are_false_change_nothing(target: ModelConfig, tmp_path: Path) -> None:

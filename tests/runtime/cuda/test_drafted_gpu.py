@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         pytest.param("eagle3", "heads", {"draft_tokens": 1}, id="eagle3"),
         pytest.param("dflash", "heads", {"cuda_graphs": False, "draft_tokens": 3}, id="dflash"),
         pytest.param("dflash", "latents", {"lookahead": False}, id="dflash-latents"),
+        pytest.param("masks", "heads", {"cuda_graphs": False, "draft_tokens": 3}, id="masks"),
         pytest.param("draft", "heads", {"max_num_seqs": 3}, id="draft"),
         pytest.param("ngram", "recurrent", {"max_num_seqs": 3}, id="ngram-recurrent"),
         pytest.param("mtp", "recurrent", {"cuda_graphs": False}, id="mtp-recurrent"),
@@ -98,6 +100,8 @@ async def test_ids_are_those_without_graphs_and_without_speculation(
     speculation: str, target: Path, knobs: dict[str, Any], tmp_path: Path
 ) -> None:
     """A start takes seconds, so each case has one other knob."""
+    if speculation == "masks":
+        speculation = f"eagle3={write_head(replace(HEAD, mask=5), tmp_path / 'head', {})}"
     if speculation == "eagle3":
         speculation = f"eagle3={write_head(HEAD, tmp_path / 'head', {})}"
     if speculation == "dflash":

@@ -161,15 +161,16 @@ def knob(speculation: str, folder: Path) -> str:
     if speculation == "dflash":
         block = DFlashSettings(target_vocab=VOCAB, draft_vocab=VOCAB, mask=5, taps=(1, 2))
         return f"dflash={write_head(block, folder / 'head')}"
-    if speculation != "eagle3":
+    if speculation not in ("eagle3", "masks"):
         return speculation
-    settings = HeadSettings(target_vocab=VOCAB, draft_vocab=1000, taps=(0, 1, 2))
+    mask = 9 if speculation == "masks" else None
+    settings = HeadSettings(target_vocab=VOCAB, draft_vocab=1000, taps=(0, 1, 2), mask=mask)
     return f"eagle3={write_head(settings, folder / 'head')}"
 
 
 @pytest.mark.slow
 @pytest.mark.anyio
-@pytest.mark.parametrize("speculation", ["ngram", "mtp", "eagle3", "dflash", "draft"])
+@pytest.mark.parametrize("speculation", ["ngram", "mtp", "eagle3", "masks", "dflash", "draft"])
 async def test_ids_are_those_without_graphs_and_without_drafts(
     speculation: str, target: Path, expected: list[list[int]], tmp_path: Path, replays: Replays
 ) -> None:

@@ -5,6 +5,7 @@ Nothing is computed, so that every draft is accepted.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         pytest.param("mtp", 20, {}, RECURRENT, id="mtp-recurrent"),
         pytest.param("eagle3", 200, {"draft_tokens": 5}, {}, id="eagle3"),
         pytest.param("dflash", 70, {}, {}, id="dflash"),
+        pytest.param("masks", 70, {}, {}, id="masks"),
         pytest.param("dflash", 3, {"cuda_graphs": False, "draft_tokens": 5}, FP8, id="dflash-no-graphs-fp8"),
         pytest.param("draft", 70, {"draft_tokens": 3}, {}, id="draft"),
         pytest.param("ngram", 70, {"draft_tokens": 7}, {}, id="ngram"),
@@ -124,9 +126,12 @@ def test_nothing_is_compiled_while_drafts_are_verified(
         monkeypatch.setattr(rehearsal, "flash4_is_installed", lambda: False)
     if speculation == "eagle3":
         speculation = f"eagle3={write_head(HEAD, tmp_path / 'head', {})}"
+    if speculation in ("dflash", "masks"):
+        monkeypatch.setattr(Drafting, "begin", propose_in_turns)
     if speculation == "dflash":
         speculation = f"dflash={write_head(BLOCK, tmp_path / 'head', {})}"
-        monkeypatch.setattr(Drafting, "begin", propose_in_turns)
+    if speculation == "masks":
+        speculation = f"eagle3={write_head(replace(HEAD, mask=5), tmp_path / 'head', {})}"
     if speculation == "draft":
         (tmp_path / "draft").mkdir()
         draft = checkpoint(tmp_path / "draft", 8, {"num_hidden_layers": 1, "intermediate_size": 768, "head_dim": 64})

@@ -1,4 +1,4 @@
-"""The proposer of blocks drafts what its head predicts after each row's last token."""
+"""Proposers that make several drafts in one run draft what their heads predict after each row's last token."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.model.decoder import Decoder
-from aengine.model.drafting.dflash import DFlashHead
 from aengine.requests.sampling_params import SamplingParams
-from aengine.runtime.speculation.base import Kept
-from aengine.runtime.speculation.blocks import BlockProposer
+from aengine.runtime.speculation.base import Kept, ProposerParts
+from aengine.runtime.speculation.choose import _make_head
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows
 from aengine.sampling.sampler import Sampler
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan
 from tests.model.checkpoints import write_checkpoint
 from tests.model.drafting.dflash_reference import DFlashReference, DFlashSettings
+from tests.model.drafting.eagle3_reference import HeadSettings, Reference
 from tests.model.drafting.head_reference import make_tensors, write_head
 from tests.model.ranks import Ranks
 
@@ -34,6 +34,11 @@ HEADS = {
     "all tokens": DFlashSettings(),
     "causal": DFlashSettings(causal=True),
     "mapped tokens": DFlashSettings(speculators=True, draft_vocab=40, own_head=True),
+}
+PARALLEL_HEADS = {
+    "plain": HeadSettings(mask=95, bias=True, norm_before_fc=True),
+    "speculators": HeadSettings(mask=3, speculators=True, layers=3, norm_output=True, fc_norm=True, draft_vocab=96),
+    "own embedding": HeadSettings(mask=0, speculators=True, norm_before_residual=True, own_embedding=True),
 }
 
 
@@ -85,15 +90,15 @@ class Rig:
             prefill=[PrefillChunk(i, 0, [1] * LENGTHS[i], samples=True) for i in chosen],
         )  # fmt: skip
         kept = Kept(index, last[:, None], torch.ones_like(last), torch.arange(len(last)), last)
-        assert isinstance(self.decoder.draft_head, DFlashHead)
-        proposer = BlockProposer(self.decoder.draft_head, kv, sampler, self.decoder.tables.length)
+        proposer = _make_head(ProposerParts(self.decoder, kv, sampler, rows))
         with torch.inference_mode():
             proposer.propose(plan, kept, rows, HeadInputs(token_rows, ends - 1, positions, batch, states))
         return [list(one) for one in rows.drafts(index, DRAFTS).tolist()]
 
 
-def make_rig(target_folder: Path, head_folder: Path, settings: DFlashSettings) -> Rig:
-    decoder = Ranks(target_folder, 1, dflash=write_head(settings, head_folder)).decoders[0]
+def make_rig(target_folder: Path, head_folder: Path, settings: DFlashSettings | HeadSettings) -> Rig:
+    kind = "dflash" if isinstance(settings, DFlashSettings) else "eagle3"
+    decoder = Ranks(target_folder, 1, **{kind: write_head(settings, head_folder)}).decoders[0]
     generator = torch.Generator().manual_seed(7)
     width = len(settings.taps) * settings.target_hidden
     return Rig(decoder, [3 * torch.randn(tokens, width, generator=generator) for tokens in LENGTHS])
@@ -109,6 +114,23 @@ def test_greedy_rows_get_the_most_likely_tokens(case: str, target_folder: Path, 
     expected = [
         ids[reference.draft(states, last, DRAFTS).argmax(-1)].tolist() for states, last in zip(rig.states, LAST_IDS)
     ]
+    assert rig.propose(pages=4) == expected
+
+
+@pytest.mark.parametrize("case", PARALLEL_HEADS)
+def test_masks_after_the_first_draft(case: str, target_folder: Path, tmp_path: Path) -> None:
+    """The tokens of a prompt are all the number of its row."""
+    settings = PARALLEL_HEADS[case]
+    rig, tensors = make_rig(target_folder, tmp_path, settings), make_tensors(settings)
+    ids = torch.arange(settings.draft_vocab) + tensors.get("d2t", torch.tensor(0))
+    expected = []
+    for row, (states, last) in enumerate(zip(rig.states, LAST_IDS)):
+        output = rig.decoder.logits(torch.eye(64)).T
+        sequence = Reference(settings, tensors, rig.decoder.embed(torch.arange(96)), output)
+        for next_id, state in zip([row] * (len(states) - 1) + [last], states, strict=True):
+            logits, _ = sequence.step(next_id, state, recycled=False)
+        every = [logits, *(sequence.mask() for _ in range(DRAFTS - 1))]
+        expected.append([int(ids[one.argmax()]) for one in every])
     assert rig.propose(pages=4) == expected
 
 
