@@ -138,9 +138,8 @@ class Bench:
         further = [{"role": "assistant", "content": answer.text}, {"role": "user", "content": words(self._rng, 32)}]
         return await self.first([*messages, *further])
 
-    async def users(self, count: int, rounds: int, output: int) -> float:
-        """Return images per second."""
-        pictures = [[self.picture() for _ in range(rounds)] for _ in range(count)]
+    async def users(self, pictures: list[list[bytes]], output: int) -> float:
+        """Let each user ask about some pictures, one after another. Returns images per second."""
 
         async def user(own: list[bytes]) -> None:
             for one in own:
@@ -148,7 +147,11 @@ class Bench:
 
         began = time.perf_counter()
         await asyncio.gather(*map(user, pictures))
-        return count * rounds / (time.perf_counter() - began)
+        return sum(map(len, pictures)) / (time.perf_counter() - began)
+
+    def pictures(self, users: int, rounds: int) -> list[list[bytes]]:
+        """Return new pictures of users. Drawing one takes the loop for 20 ms, so streams must not run meanwhile."""
+        return [[self.picture() for _ in range(rounds)] for _ in range(users)]
 
     async def stream(self, gaps: list[float], tokens: int) -> None:
         """Stream text, and note the seconds between fragments, until the task is cancelled."""
@@ -190,14 +193,15 @@ async def first(bench: Bench, options: argparse.Namespace, report: Report) -> No
 
 
 async def many(bench: Bench, options: argparse.Namespace, report: Report) -> None:
-    await bench.users(min(8, options.users), 1, 2)
+    await bench.users(bench.pictures(min(8, options.users), 1), 2)
     for streams in (0, options.streams):
+        pictures = bench.pictures(options.users, options.rounds)
         gaps: list[float] = []
         tasks = [asyncio.create_task(bench.stream(gaps, options.stream_tokens)) for _ in range(streams)]
         await asyncio.sleep(options.settle if streams else 0.0)
         quiet = [1e3 * gap for gap in gaps]
         gaps.clear()
-        speed = await bench.users(options.users, options.rounds, options.output)
+        speed = await bench.users(pictures, options.output)
         beside = sorted(1e3 * gap for gap in gaps)
         for task in tasks:
             task.cancel()

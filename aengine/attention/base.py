@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.kv_scales import KVScales
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from aengine.kernels.attention.prefix_attention import SharedRuns
 
 P = TypeVar("P")
+
+# Torch's attention on CUDA devices, without that of cuDNN, which compiles a kernel for each length.
+_COMPILED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(slots=True)
@@ -193,6 +199,10 @@ class AttentionBackend(Protocol):
         """Choose the kernels of a layer. Their packages may be imported later."""
         ...
 
+    def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Return attention of all tokens of a sequence to each other. All are [sequences, tokens, heads, dim]."""
+        ...
+
 
 class PrefillKernel(Protocol):
     """A kernel that attends for the prefill chunks of a step, all chunks in one call."""
@@ -212,3 +222,14 @@ class PrefillKernel(Protocol):
         step. The results for tokens before the chunks are undefined.
         """
         ...
+
+    def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Like `AttentionBackend.attend_whole`."""
+        return attend_whole(q, k, v, scale)
+
+
+def attend_whole(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """`AttentionBackend.attend_whole` with torch's kernels."""
+    with sdpa_kernel(_COMPILED) if q.is_cuda else nullcontext():
+        q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2)

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aengine.attention.base import AttentionBatch, AttentionLayer, PrefillKernel
+from aengine.attention.base import AttentionBatch, AttentionLayer, PrefillKernel, attend_whole
 from aengine.attention.chunk_groups import MOST_GATHERED, attend_in_groups
 from aengine.kernels.attention.gather_pages import GatherPlan, gather_pages, gathered_tokens, plan_gather
 from aengine.kernels.kv_scales import FP8
 
 HEADS = (16, 32, 64, 128, 256)  # head_dims that were tested; on Hopper the kernel also takes other multiples of 8
+MOST_WHOLE = 128  # the largest head_dim for whole sequences that every device takes
 LEAST_GATHERING = 512  # tokens of a step from which on gathering is faster than reading pages
 
 
@@ -39,6 +40,11 @@ class Flash4(PrefillKernel):
 
     def bind(self, layer: AttentionLayer) -> Flash4Layer | None:
         return Flash4Layer(self, layer) if layer.head_dim in HEADS else None
+
+    def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        if q.shape[-1] > MOST_WHOLE or q.shape[-1] % 8:
+            return attend_whole(q, k, v, scale)
+        return _output(self.kernel(q, k, v, softmax_scale=scale, causal=False))
 
     def most_gathered(self, page_size: int) -> int:
         """Return the most keys that are gathered at once, as `gathered_tokens` counts them."""
@@ -103,6 +109,9 @@ class Flash4Layer:
         )
 
     def _launch(self, q: Tensor, k: Tensor, v: Tensor, chunks: AttentionBatch, **options: Any) -> Tensor:
-        out = self._flash.kernel(q, k, v, cu_seqlens_q=chunks.query_starts, max_seqlen_q=chunks.most_queries, **options)
-        result: Tensor = out[0] if isinstance(out, tuple) else out
-        return result
+        sizes: dict[str, Any] = {"cu_seqlens_q": chunks.query_starts, "max_seqlen_q": chunks.most_queries}
+        return _output(self._flash.kernel(q, k, v, **sizes, **options))
+
+
+def _output(returned: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return returned[0] if isinstance(returned, tuple) else returned

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.attention.base import Attend, AttentionBatch, AttentionLayer
+from aengine.attention.base import Attend, AttentionBatch, AttentionLayer, attend_whole
 from aengine.kernels.kv_scales import FP8, as_bytes
 
 # Decodes are padded to the longest context of their group. On a CPU, padding costs more than another call. So a group
@@ -70,6 +70,9 @@ class TorchAttention:
 
     def bind(self, layer: AttentionLayer) -> Attend:
         return partial(_attend, layer)
+
+    def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        return attend_whole(q, k, v, scale)
 
 
 def _attend(layer: AttentionLayer, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, /) -> Tensor:

@@ -40,6 +40,9 @@ class TritonAttention:
         self._kinds[layer.head_dim, layer.scores.plain] = layer
         return PagedLayer(self, layer)
 
+    def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        return self._prefill.attend_whole(q, k, v, scale)
+
     def bind_prefill(self, layer: AttentionLayer) -> Attend:
         """Return the attention of a layer's prefill chunks. Waits until the prefill kernel is imported."""
         return self._prefill.bind(layer) or self._own_prefill.bind(layer)

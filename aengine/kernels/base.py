@@ -139,6 +139,14 @@ class Kernels(Protocol):
         """
         ...
 
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return x with element i of each piece rotated together with element i + size / 2, computed in float32.
+
+        x: [tokens, heads, pieces * size], with a contiguous last axis. Its memory may be used for the result.
+        cos, sin: [tokens, pieces, size / 2] float32.
+        """
+        ...
+
     def qk_norm_rope_store(
         self,
         qkv: Tensor,

@@ -1,4 +1,4 @@
-"""Kernels that pass over memory once: RMS norms, gated activations, and the gates of attention's output.
+"""Kernels that pass over memory once: RMS norms, gated activations, rotations, the gates of attention's output.
 
 Results are rounded to the model's dtype at the same steps as in the torch reference.
 """
@@ -251,5 +251,50 @@ def gate_output(x: Tensor, gates: Tensor) -> Tensor:
         _output_gate_kernel[(tokens, triton.cdiv(size, block))](
             x, gates, TOKEN_STRIDE=gates.stride(0), HEAD_STRIDE=gates.stride(1), SIZE=size, DIM=gates.shape[2],
             BLOCK=block, OVERLAP=overlap, num_warps=max(1, block // 512), launch_pdl=overlap,
+        )  # fmt: skip
+    return x
+
+
+@keep_variants
+@triton.jit
+def _rotate_kernel(
+    x_ptr,  # [tokens, heads, PIECES * 2 * HALF]; the result replaces it
+    cos_ptr,  # [tokens, PIECES, HALF]
+    sin_ptr,
+    heads,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    PIECES: tl.constexpr,
+    HALF: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    inside = (row < heads * PIECES) & (columns < HALF)
+    piece = row % PIECES
+    angles = (token * PIECES + piece) * HALF + columns
+    cos = tl.load(cos_ptr + angles, mask=inside, other=0.0)
+    sin = tl.load(sin_ptr + angles, mask=inside, other=0.0)
+    places = x_ptr + token * TOKEN_STRIDE + row // PIECES * HEAD_STRIDE + piece * (2 * HALF) + columns
+    first = tl.load(places, mask=inside, other=0.0)
+    second = tl.load(places + HALF, mask=inside, other=0.0).to(tl.float32)
+    dtype = first.dtype
+    first = first.to(tl.float32)
+    tl.store(places, (first * cos - second * sin).to(dtype), mask=inside)
+    tl.store(places + HALF, (second * cos + first * sin).to(dtype), mask=inside)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate x in place, and return it. x, cos, sin: as in `Kernels.rotate`."""
+    tokens, heads, _ = x.shape
+    pieces, half = cos.shape[1:]
+    cos, sin = cos.contiguous(), sin.contiguous()
+    rows, block = min(32, power_of_two(heads * pieces)), power_of_two(half)
+    if tokens:
+        _rotate_kernel[(tokens, triton.cdiv(heads * pieces, rows))](
+            x, cos, sin, heads, TOKEN_STRIDE=x.stride(0), HEAD_STRIDE=x.stride(1), PIECES=pieces, HALF=half, ROWS=rows,
+            BLOCK=block, num_warps=4,
         )  # fmt: skip
     return x

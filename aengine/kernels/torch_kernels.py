@@ -113,6 +113,12 @@ class TorchKernels:
     def gate_output(self, x: Tensor, gates: Tensor) -> Tensor:
         return x.mul_(gates.sigmoid().flatten(1))
 
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        first, second = x.float().unflatten(2, (cos.shape[1], 2, -1)).unbind(3)  # [tokens, heads, pieces, size / 2]
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=3)
+        return turned.flatten(2).to(x.dtype)
+
     def qk_norm_rope_store(
         self,
         qkv: Tensor,

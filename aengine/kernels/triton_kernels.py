@@ -169,6 +169,9 @@ class TritonKernels:
     def gate_output(self, x: Tensor, gates: Tensor) -> Tensor:
         return elementwise.gate_output(x, gates)
 
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return elementwise.rotate(x, cos, sin)
+
     def qk_norm_rope_store(
         self,
         qkv: Tensor,

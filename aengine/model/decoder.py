@@ -31,6 +31,7 @@ from aengine.model.rope import PositionTables
 from aengine.model.spec import LayerSpec, MLPSpec
 from aengine.model.towers.base import Tower
 from aengine.model.towers.build import build_tower
+from aengine.model.towers.parts import TowerOps
 
 
 class Decoder:
@@ -114,7 +115,7 @@ class Decoder:
         self._axes: Tensor | None = None  # the position that each frequency is multiplied with
         if config.tower is not None:  # whole on each rank; torch's kernels, as ours would be compiled for each size
             alone = Parameters(TorchKernels(), dtype, device, config.quantized)
-            self.tower = build_tower(alone, config.tower)
+            self.tower = build_tower(alone, config.tower, TowerOps(kernels.rotate, attention.attend_whole))
             self.groups = [*self.groups, *alone.groups]
             if (grid := config.tower.grid_rope) is not None:
                 self._axes = torch.tensor(grid.axes(sum(grid.sections)), device=device)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from aengine.attention.base import AttentionBatch, AttentionLayer
+from aengine.attention.base import AttentionBatch, AttentionLayer, attend_whole
+from aengine.attention.flash_backend import import_flash4
 from aengine.kernels.kv_scales import encode
 from tests.kernels.conftest import device, relative_error
 
@@ -138,3 +139,25 @@ def test_what_fits_a_captured_step() -> None:
     assert not flash4.Flash4("values", print).fits(1000, contexts, 16)
     assert not flash4.Flash4("codes", print, longest=1000).fits(100, contexts, 16)
     assert flash4.Flash4("codes", print, longest=150_000).fits(100, contexts, 16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [64, 72, 80, 128, 160])
+def test_all_tokens_of_a_sequence_see_each_other(dim: int) -> None:
+    kernel = import_flash4()
+    if kernel is None or not torch.cuda.is_available():
+        pytest.skip("needs flash-attn-4 and a GPU that it runs on")
+    qkv = torch.randn(3, 259, 3 * 4, dim, device="cuda", dtype=torch.bfloat16)
+    q, k, v = qkv.chunk(3, dim=2)  # [sequences, tokens, heads, dim], strided
+    found = flash4.Flash4("", kernel).attend_whole(q, k, v, 0.1)
+    expected = attend_whole(q.double().cpu(), k.double().cpu(), v.double().cpu(), 0.1)
+    assert relative_error(found.cpu(), expected) < 5e-3
+
+
+def test_heads_that_the_kernel_does_not_take_are_attended_to_by_torch() -> None:
+    def refuse(*_: Any, **__: Any) -> Tensor:
+        raise AssertionError("the kernel was called")
+
+    for dim in (136, 20):
+        x = torch.randn(2, 5, 3, dim)
+        assert torch.equal(flash4.Flash4("", refuse).attend_whole(x, x, x, 0.1), attend_whole(x, x, x, 0.1))

@@ -93,9 +93,28 @@ def test_each_head_has_its_own_gate(
     assert relative_error(out, expected) < tolerance(dtype)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "heads", "pieces", "dim"),
+    [pytest.param(3, 3, 2, 24, id="tiny"), pytest.param(130, 16, 1, 72), pytest.param(7, 12, 2, 64)],
+)
+def test_the_pieces_of_heads_are_rotated_in_place(
+    tokens: int, heads: int, pieces: int, dim: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """q and k are rotated together, without the v behind them."""
+    qkv = torch.randn(tokens, 3 * heads, dim, device=device).to(dtype)
+    cos, sin = torch.randn(2, tokens, pieces, dim // pieces // 2, device=device)
+    before, x = qkv.clone(), qkv[:, : 2 * heads]
+    expected = REFERENCE.rotate(x.clone(), cos, sin)
+    assert elementwise.rotate(x, cos, sin) is x
+    assert relative_error(x, expected) < tolerance(dtype)
+    assert torch.equal(qkv[:, 2 * heads :], before[:, 2 * heads :])
+
+
 def test_no_tokens_is_no_work_tiny(device: torch.device) -> None:
     empty = torch.empty(0, 64, device=device)
     assert elementwise.rms_norm(empty, torch.ones(64, device=device), 1e-6).shape == (0, 64)
     assert elementwise.silu_mul(empty).shape == (0, 32)
     gates = torch.empty(0, 2, 4, device=device)
     assert elementwise.gate_output(torch.empty(0, 8, device=device), gates).shape == (0, 8)
+    angles = torch.empty(0, 1, 2, device=device)
+    assert elementwise.rotate(torch.empty(0, 2, 4, device=device), angles, angles).shape == (0, 2, 4)

@@ -356,6 +356,7 @@ def test_everything_small(compiler: Compiler) -> None:
     elementwise.rms_norm(half(3, 16384), half(16384), 1e-6)
     elementwise.silu_mul(half(3, 24576))
     elementwise.xielu(half(3, 21504), single(4))
+    elementwise.rotate(half(3, 48, 72)[:, :32], single(3, 1, 36), single(3, 1, 36))
     gated_silu_mul(half(3, 1024), half(3, 2048), half(1, 2048))
     caches = [half(100, 16, 8, 128), eighth(100, 16, 8, 128)]
     for cache in caches if compiler.gpu.capability >= 89 else caches[:1]:

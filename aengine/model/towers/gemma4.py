@@ -11,11 +11,11 @@ from aengine.model.images.tower_specs import Gemma4Tower
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
 from aengine.model.towers.base import Embedding, ImageEmbeddings, PatchBatch, Tower
-from aengine.model.towers.parts import activate, angles_of, attend, frequencies, rotate
+from aengine.model.towers.parts import TowerOps, activate, angles_of, frequencies
 
 
 class Gemma4Vision(Tower):
-    def __init__(self, make: Parameters, spec: ImageSpec, tower: Gemma4Tower) -> None:
+    def __init__(self, make: Parameters, spec: ImageSpec, tower: Gemma4Tower, ops: TowerOps) -> None:
         self.blocks = tower.layers
         hidden, embedder = tower.hidden, "vision_tower.patch_embedder"
         self._patch = spec.patch
@@ -23,7 +23,7 @@ class Gemma4Vision(Tower):
         self._tables = make.tensor(f"{embedder}.position_embedding_table", 2, tower.positions, hidden)
         own = frequencies(tower.theta, tower.head_dim // 2, make.device)
         self._frequencies = own, own
-        self._blocks = [_Block(make, f"vision_tower.encoder.layers.{i}", tower) for i in range(tower.layers)]
+        self._blocks = [_Block(make, f"vision_tower.encoder.layers.{i}", tower, ops) for i in range(tower.layers)]
         self._area, self._root, self._eps = spec.merge**2, hidden**0.5, tower.eps
         self._shift = make.tensor("vision_tower.std_bias", hidden) if tower.standardised else None
         self._factor = make.tensor("vision_tower.std_scale", hidden) if tower.standardised else None
@@ -35,7 +35,7 @@ class Gemma4Vision(Tower):
         row, column = batch.places[:, 0], batch.places[:, 1]
         x = self._embed.apply(rows) + F.embedding(column, self._tables[0]) + F.embedding(row, self._tables[1])
         cos, sin = angles_of(batch.places[:, :2].flip(1), self._frequencies)
-        angles = cos.unflatten(-1, (2, -1)), sin.unflatten(-1, (2, -1))  # a half of each head for columns, one for rows
+        angles = cos.view(len(cos), 2, -1), sin.view(len(sin), 2, -1)  # a half of each head for columns, one for rows
         for block in self._blocks[: 1 if rehearsal else None]:
             x = block(x, angles, batch.lengths)
             yield
@@ -47,7 +47,8 @@ class Gemma4Vision(Tower):
 
 
 class _Block:
-    def __init__(self, make: Parameters, name: str, tower: Gemma4Tower) -> None:
+    def __init__(self, make: Parameters, name: str, tower: Gemma4Tower, ops: TowerOps) -> None:
+        self._ops = ops
         hidden, dim, attn = tower.hidden, tower.head_dim, f"{name}.self_attn"
         self._eps, self._dim, self._repeats = tower.eps, dim, tower.heads // tower.kv_heads
         norms = "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
@@ -70,13 +71,13 @@ class _Block:
         v = _rms(v, None, self._eps)
         if self._repeats > 1:
             k, v = (one.repeat_interleave(self._repeats, dim=1) for one in (k, v))
-        x = x + _rms(self._out(attend(q, k, v, lengths, 1.0)), after, self._eps)
+        x = x + _rms(self._out(self._ops.attend(q, k, v, lengths, 1.0)), after, self._eps)
         h = _rms(x, before_mlp, self._eps)
         h = self._down(activate(self._gate(h), "gelu_tanh") * self._up(h))
         return x + _rms(h, after_mlp, self._eps)
 
     def _turned(self, heads: Tensor, norm: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        return rotate(_rms(heads, norm, self._eps).unflatten(-1, (2, -1)), angles).flatten(-2)
+        return self._ops.rotate(_rms(heads, norm, self._eps), *angles)
 
 
 class _Clipped:

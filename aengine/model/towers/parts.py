@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aengine.model.groups import Entry, PlainTensor
 from aengine.model.images.tower_specs import TowerActivation
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
 
-# Torch's attention on CUDA devices, without that of cuDNN, which compiles a kernel for each length of an image.
-_COMPILED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+@dataclass(frozen=True, slots=True)
+class TowerOps:
+    """What towers compute with kernels of their device. Their products are torch's: ours depend on the sizes."""
+
+    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]  # `Kernels.rotate`
+    attend_whole: Callable[[Tensor, Tensor, Tensor, float], Tensor]  # `AttentionBackend.attend_whole`
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
+        """Return attention of all tokens of an image to each other, [tokens, heads * dim].
+
+        Images of the same length that follow each other are one launch.
+
+        Args:
+            q, k, v: [tokens, heads, dim].
+            lengths: The number of tokens of each image.
+        """
+        parts, start = [], 0
+        for length, same in groupby(lengths):
+            count = sum(1 for _ in same)
+            end = start + count * length
+            some_q, some_k, some_v = (one[start:end].unflatten(0, (count, length)) for one in (q, k, v))
+            parts.append(self.attend_whole(some_q, some_k, some_v, scale).flatten(0, 1))
+            start = end
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 
 
 class LayerNorm:
@@ -80,39 +102,8 @@ def activate(x: Tensor, kind: TowerActivation) -> Tensor:
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
-    """Return attention of all tokens of an image to each other, [tokens, heads * dim].
-
-    Images of the same length that follow each other are one launch.
-
-    Args:
-        q, k, v: [tokens, heads, dim].
-        lengths: The number of tokens of each image.
-    """
-    parts, start = [], 0
-    with sdpa_kernel(_COMPILED) if q.is_cuda else nullcontext():
-        for length, same in groupby(lengths):
-            count = sum(1 for _ in same)
-            end = start + count * length
-            some_q, some_k, some_v = (one[start:end].unflatten(0, (count, length)).transpose(1, 2) for one in (q, k, v))
-            attended = F.scaled_dot_product_attention(some_q, some_k, some_v, scale=scale)
-            parts.append(attended.transpose(1, 2).flatten(0, 1))
-            start = end
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
-
-
-def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate element i of the last axis together with element i + size / 2.
-
-    x: [tokens, heads, ..., size]. angles: cosines and sines, float32, [tokens, 1, ..., size / 2].
-    """
-    cos, sin = angles
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-
 def angles_of(places: Tensor, frequencies: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines for `rotate`: those of rows, then those of columns.
+    """Return cosines and sines for `Kernels.rotate`: one piece, with those of rows, then those of columns.
 
     places: of `PatchBatch`. frequencies: of rows and of columns, float32 on the same device.
     """

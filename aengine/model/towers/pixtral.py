@@ -11,19 +11,18 @@ from aengine.model.ranks.shard import Part
 from aengine.model.towers.base import Embedding, ImageEmbeddings, PatchBatch, Tower
 from aengine.model.towers.parts import (
     PatchEmbedding,
+    TowerOps,
     TwoLayers,
     activate,
     angles_of,
-    attend,
     frequencies,
-    rotate,
 )
 
 _EPS = 1e-5
 
 
 class PixtralVision(Tower):
-    def __init__(self, make: Parameters, spec: ImageSpec, tower: PixtralTower) -> None:
+    def __init__(self, make: Parameters, spec: ImageSpec, tower: PixtralTower, ops: TowerOps) -> None:
         self.blocks = tower.layers
         hidden, projector = tower.hidden, "multi_modal_projector"
         self._embed = PatchEmbedding(make, "vision_tower.patch_conv", hidden, spec.patch, False)
@@ -31,7 +30,7 @@ class PixtralVision(Tower):
         every = frequencies(tower.theta, hidden // tower.heads, make.device)
         self._frequencies = every[0::2], every[1::2]  # of rows, and of columns
         names = (f"vision_tower.transformer.layers.{i}" for i in range(tower.layers))
-        self._blocks = [_Block(make, name, tower) for name in names]
+        self._blocks = [_Block(make, name, tower, ops) for name in names]
         self._norm = make.norm(f"{projector}.norm", hidden, tower.projection_eps)
         self._area = spec.merge**2
         merging = {f"{projector}.patch_merger.merging_layer": Part(hidden)}
@@ -55,8 +54,9 @@ class PixtralVision(Tower):
 
 
 class _Block:
-    def __init__(self, make: Parameters, name: str, tower: PixtralTower) -> None:
+    def __init__(self, make: Parameters, name: str, tower: PixtralTower, ops: TowerOps) -> None:
         hidden, inner = tower.hidden, tower.inner
+        self._ops = ops
         self._heads, self._scale, self._kind = tower.heads, (hidden // tower.heads) ** -0.5, tower.activation
         self._norm1 = make.norm(f"{name}.attention_norm", hidden, _EPS)
         self._norm2 = make.norm(f"{name}.ffn_norm", hidden, _EPS)
@@ -66,8 +66,9 @@ class _Block:
         self._down = make.linear({f"{name}.feed_forward.down_proj": Part(hidden)}, inner)
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], lengths: tuple[int, ...]) -> Tensor:
-        q, k, v = self._qkv.apply(x, norm=self._norm1).unflatten(1, (3, self._heads, -1)).unbind(1)
-        attended = attend(rotate(q, angles), rotate(k, angles), v, lengths, self._scale)
+        heads = self._qkv.apply(x, norm=self._norm1).unflatten(1, (3 * self._heads, -1))
+        q, k = self._ops.rotate(heads[:, : 2 * self._heads], *angles).chunk(2, dim=1)
+        attended = self._ops.attend(q, k, heads[:, 2 * self._heads :], lengths, self._scale)
         x = self._out.apply(attended, residual=x)
         gate, up = self._gate_up.apply(x, norm=self._norm2).chunk(2, dim=-1)
         return self._down.apply(activate(gate, self._kind) * up, residual=x)

@@ -14,25 +14,24 @@ from aengine.model.towers.base import Embedding, ImageEmbeddings, PatchBatch, To
 from aengine.model.towers.parts import (
     LayerNorm,
     PatchEmbedding,
+    TowerOps,
     TwoLayers,
     angles_of,
-    attend,
     frequencies,
-    rotate,
 )
 
 _EPS = 1e-6
 
 
 class QwenVision(Tower):
-    def __init__(self, make: Parameters, spec: ImageSpec, tower: QwenTower) -> None:
+    def __init__(self, make: Parameters, spec: ImageSpec, tower: QwenTower, ops: TowerOps) -> None:
         self.blocks = tower.layers
         self._embed = PatchEmbedding(make, "visual.patch_embed.proj", tower.hidden, spec.patch, True, tower.frames)
         self._table = make.tensor("visual.pos_embed.weight", tower.side**2, tower.hidden)
         self._side = tower.side
         own = frequencies(tower.theta, tower.hidden // tower.heads // 2, make.device)
         self._frequencies = own, own
-        self._blocks = [_Block(make, f"visual.blocks.{i}", tower) for i in range(tower.layers)]
+        self._blocks = [_Block(make, f"visual.blocks.{i}", tower, ops) for i in range(tower.layers)]
         self._merger = _Merger(make, "visual.merger", spec.merge**2, tower)
         mergers = (f"visual.deepstack_merger_list.{i}" for i in range(len(tower.deep)))
         deep = [_Merger(make, name, spec.merge**2, tower, norm_merged=True) for name in mergers]
@@ -54,8 +53,9 @@ class QwenVision(Tower):
 
 
 class _Block:
-    def __init__(self, make: Parameters, name: str, tower: QwenTower) -> None:
+    def __init__(self, make: Parameters, name: str, tower: QwenTower, ops: TowerOps) -> None:
         hidden = tower.hidden
+        self._ops = ops
         self._heads, self._scale = tower.heads, (hidden // tower.heads) ** -0.5
         self._norm1 = LayerNorm(make, f"{name}.norm1", hidden, _EPS)
         self._norm2 = LayerNorm(make, f"{name}.norm2", hidden, _EPS)
@@ -65,8 +65,9 @@ class _Block:
         self._mlp = TwoLayers(make, names, (hidden, tower.inner, hidden), tower.activation)
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], lengths: tuple[int, ...]) -> Tensor:
-        q, k, v = self._qkv.apply(self._norm1(x)).unflatten(1, (3, self._heads, -1)).unbind(1)
-        attended = attend(rotate(q, angles), rotate(k, angles), v, lengths, self._scale)
+        heads = self._qkv.apply(self._norm1(x)).unflatten(1, (3 * self._heads, -1))
+        q, k = self._ops.rotate(heads[:, : 2 * self._heads], *angles).chunk(2, dim=1)
+        attended = self._ops.attend(q, k, heads[:, 2 * self._heads :], lengths, self._scale)
         x = self._out.apply(attended, residual=x)
         return self._mlp(self._norm2(x), residual=x)
 

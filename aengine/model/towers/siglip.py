@@ -10,17 +10,17 @@ from aengine.model.images.tower_specs import SiglipTower
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
 from aengine.model.towers.base import Embedding, ImageEmbeddings, PatchBatch, Tower
-from aengine.model.towers.parts import LayerNorm, PatchEmbedding, TwoLayers, attend
+from aengine.model.towers.parts import LayerNorm, PatchEmbedding, TowerOps, TwoLayers
 
 
 class SiglipVision(Tower):
-    def __init__(self, make: Parameters, spec: ImageSpec, tower: SiglipTower) -> None:
+    def __init__(self, make: Parameters, spec: ImageSpec, tower: SiglipTower, ops: TowerOps) -> None:
         self.blocks = tower.layers
         hidden, embeddings = tower.hidden, "vision_tower.embeddings"
         self._embed = PatchEmbedding(make, f"{embeddings}.patch_embedding", hidden, spec.patch, True)
         self._table = make.tensor(f"{embeddings}.position_embedding.weight", tower.side**2, hidden)
         self._side, self._area = tower.side, spec.merge**2
-        self._blocks = [_Block(make, f"vision_tower.encoder.layers.{i}", tower) for i in range(tower.layers)]
+        self._blocks = [_Block(make, f"vision_tower.encoder.layers.{i}", tower, ops) for i in range(tower.layers)]
         self._norm = LayerNorm(make, "vision_tower.post_layernorm", hidden, tower.eps)
         norm = make.norm_weight("multi_modal_projector.mm_soft_emb_norm", Part(1, hidden), 1.0)
         self._soft_norm = make.kernels.norm(norm, tower.eps)
@@ -38,7 +38,8 @@ class SiglipVision(Tower):
 
 
 class _Block:
-    def __init__(self, make: Parameters, name: str, tower: SiglipTower) -> None:
+    def __init__(self, make: Parameters, name: str, tower: SiglipTower, ops: TowerOps) -> None:
+        self._ops = ops
         hidden = tower.hidden
         self._heads, self._scale = tower.heads, (hidden // tower.heads) ** -0.5
         self._norm1 = LayerNorm(make, f"{name}.layer_norm1", hidden, tower.eps)
@@ -52,5 +53,5 @@ class _Block:
 
     def __call__(self, x: Tensor, lengths: tuple[int, ...]) -> Tensor:
         q, k, v = self._qkv.apply(self._norm1(x)).unflatten(1, (3, self._heads, -1)).unbind(1)
-        x = self._out.apply(attend(q, k, v, lengths, self._scale), residual=x)
+        x = self._out.apply(self._ops.attend(q, k, v, lengths, self._scale), residual=x)
         return self._mlp(self._norm2(x), residual=x)

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.groups import leave_empty
 from aengine.model.parameters import Parameters
 from aengine.model.towers.build import build_tower
+from aengine.model.towers.parts import TowerOps
 from aengine.prompt_images import PromptImages
 from aengine.runtime.step import image_memory, images
 from aengine.runtime.step.images import ImageEncoder
@@ -53,8 +55,9 @@ def test_nothing_waits_for_the_device(
     case: str, tmp_path: Path, uploads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, meta = image_spec(case, tmp_path), torch.device("meta")
-    make = Parameters(TorchKernels(), torch.float32, meta)
-    tower = build_tower(make, spec)
+    kernels = TorchKernels()
+    make = Parameters(kernels, torch.float32, meta)
+    tower = build_tower(make, spec, TowerOps(kernels.rotate, TorchAttention().attend_whole))
     leave_empty(make.groups)
     encoder = ImageEncoder(spec, tower, torch.float32, meta, spec.rule.largest(4096))
     image = placed(spec, PICTURES[0], 1, 5)
