@@ -107,8 +107,7 @@ class Decoder:
         self.draft_head: DraftHead | DFlashHead | Decoder | None = None
         self.groups = make.groups
         if config.drafting and config.mtp is not None:
-            # Drafts need not be exact, so the layer may be in FP8. Adapters never change it.
-            own = replace(build, make=make_parameters(config.to_fp8 or kernels.gains_by_fp8(device, dtype)))
+            own = replace(build, make=make_parameters(config.to_fp8 or self.rounds_drafts))  # no adapter changes it
             self.draft_head = MTPHead(own, config.mtp, self.embed, self.rounded_output(), len(config.paging))
             self.groups = [*make.groups, *own.make.groups]
         self.tower: Tower | None = None
@@ -119,6 +118,11 @@ class Decoder:
             self.groups = [*self.groups, *alone.groups]
             if (grid := config.tower.grid_rope) is not None:
                 self._axes = torch.tensor(grid.axes(sum(grid.sections)), device=device)
+
+    @property
+    def rounds_drafts(self) -> bool:
+        """Whether matrices of floats in draft heads become FP8 while they are loaded: drafts need not be exact."""
+        return self._kernels.gains_by_fp8(self.device, self.dtype)
 
     def rounded_output(self) -> Logits:
         """Return the logits for drafts, which need not be exact. Adapters do not change them."""

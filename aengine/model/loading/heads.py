@@ -114,10 +114,7 @@ def build_head(target: Decoder, placement: Placement, device: torch.device) -> E
     if spec is None or isinstance(spec, DraftModel):
         raise ValueError("the decoder's configuration has no draft head; build the decoder with config.with_head()")
     ranks = placement.ranks if spec.spread_over(config.ranks) > 1 else None
-    kernels, dtype = placement.kernels, target.dtype
-    # Drafts need not be exact.
-    to_fp8 = kernels.gains_by_fp8(device, dtype)
-    make = Parameters(kernels, dtype, device, None, target.kv_dtype, to_fp8, ranks)
+    make = Parameters(placement.kernels, target.dtype, device, None, target.kv_dtype, target.rounds_drafts, ranks)
     tables = target.tables if device == target.device else PositionTables(1, device)
     build = BuildContext(make, spec.hidden_size, spec.rms_norm_eps, tables, placement.attention)
     ends = TargetEnds(target.embed, target.rounded_output, len(config.paging), target.near_shift)

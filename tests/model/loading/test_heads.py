@@ -168,6 +168,21 @@ def test_a_reload_of_the_target_keeps_the_head(target: Path, tmp_path: Path) -> 
     assert decoder.draft_head is not None
 
 
+def test_files_are_matched_without_asking_kernels_about_a_device_without_memory(target: Path, tmp_path: Path) -> None:
+    class KernelsOfAGPU(TorchKernels):
+        def gains_by_fp8(self, device: torch.device, dtype: torch.dtype) -> bool:
+            if device.type == "meta":
+                raise ValueError("no GPU")
+            return dtype.itemsize == 2
+
+    placements = [Placement(torch.device("cpu"), KernelsOfAGPU(), TorchAttention())]
+    config = ModelConfig.from_folder(target)
+    config = config.with_head(read_eagle3(write_head(PLAIN, tmp_path), config))
+    decoders = load_shards(target, config, placements, dtype=torch.bfloat16)
+    load_heads(tmp_path, decoders, placements)
+    assert decoders[0].draft_head is not None
+
+
 def test_a_decoder_that_was_built_without_a_head(target: Path, tmp_path: Path) -> None:
     placements = [Placement(torch.device("cpu"), TorchKernels(), TorchAttention())]
     decoders = load_shards(target, ModelConfig.from_folder(target), placements, dtype=torch.float32)
