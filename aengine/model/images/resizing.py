@@ -103,11 +103,10 @@ class EdgeRule(msgspec.Struct, frozen=True, tag="edge"):
 
     def plan(self, width: int, height: int) -> ImagePlan:
         ratio = max(height / self.longest, width / self.longest)
-        if ratio > 1:
-            height, width = (math.floor(side / ratio) for side in (height, width))
-        if not height or not width:
+        rows, columns = (math.floor(side / ratio) if ratio > 1 else side for side in (height, width))  # of pixels
+        if not rows or not columns:
             raise _unfit(width, height, f"one side vanishes if the other is resized to {self.longest} pixels")
-        return _of_tokens((height - 1) // self.unit + 1, (width - 1) // self.unit + 1, self.unit)
+        return _of_tokens((rows - 1) // self.unit + 1, (columns - 1) // self.unit + 1, self.unit)
 
 
 class FixedRule(msgspec.Struct, frozen=True, tag="fixed"):
