@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +22,7 @@ from PIL import Image
 
 from tests.engine.images.seeing import GREEDY, message, write_model
 from tests.http.demo_server import DemoEngine, hosted_demo
+from tests.http.fetching.hosts import answer, hosting_files
 from tests.images.files import encoded, png_that_claims
 from tests.model.towers.checkpoints import picture
 
@@ -129,15 +132,15 @@ async def test_the_clients_of_openai_and_anthropic(checkpoint: Path) -> None:
 
         async with anthropic.AsyncAnthropic(base_url=address, api_key="none", max_retries=0) as client:
             turn: Any = [{"role": "user", "content": blocks(*PARTS)}]
-            answer = await client.messages.create(
+            reply = await client.messages.create(
                 model=engine.model_name,
                 max_tokens=12,
                 messages=turn,
                 extra_body={"temperature": 0},
             )
-            assert answer.content[0].type == "text"
+            assert reply.content[0].type == "text"
             ends = await engine.chat(message(PARTS), max_tokens=12, temperature=0)
-            assert answer.content[0].text == ends.text
+            assert reply.content[0].text == ends.text
             counted = await client.messages.count_tokens(model=engine.model_name, messages=turn)
             assert counted.input_tokens == tokens
 
@@ -148,6 +151,52 @@ async def test_the_clients_of_openai_and_anthropic(checkpoint: Path) -> None:
             assert generated["token_ids"] == list(expected.token_ids)
             assert generated["usage"]["prompt_tokens"] == tokens
         engine.check_integrity()
+
+
+@pytest.mark.slow
+async def test_images_by_url_are_those_in_base64(checkpoint: Path) -> None:
+    data = encoded(picture(40, 24, 1), "PNG")
+    async with hosting_files(answer(data)) as host:
+        far = f"http://127.0.0.1:{host.port}/a.png"
+        parts: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+            (
+                "/v1/chat/completions",
+                "messages",
+                {"type": "image_url", "image_url": {"url": url(data)}},
+                {"type": "image_url", "image_url": {"url": far}},
+            ),
+            (
+                "/v1/responses",
+                "input",
+                {"type": "input_image", "image_url": url(data)},
+                {"type": "input_image", "image_url": far},
+            ),
+            (
+                "/v1/messages",
+                "messages",
+                blocks(picture(40, 24, 1))[0],
+                {"type": "image", "source": {"type": "url", "url": far}},
+            ),
+        ]
+        async with (
+            served(checkpoint, image_url_hosts=(f"127.0.0.1:{host.port}",)) as (engine, address),
+            httpx2.AsyncClient(base_url=address, timeout=60) as http,
+        ):
+            for path, name, near, linked in parts:
+                answers = []
+                for part in (near, linked):
+                    engine.flush_cache()
+                    body = {name: [{"role": "user", "content": [part]}], "max_tokens": 8, "temperature": 0}
+                    body |= {"max_output_tokens": body.pop("max_tokens")} if path == "/v1/responses" else {}
+                    response = await http.post(path, json={"model": engine.model_name, **body})
+                    assert response.status_code == 200, response.text
+                    answers.append(response.json())
+                key = {"/v1/responses": "output", "/v1/messages": "content"}.get(path, "choices")
+                without_ids = [re.sub(r'"(msg|id)[^"]*": "[^"]*"', "", json.dumps(one[key])) for one in answers]
+                assert without_ids[0] == without_ids[1]
+                assert answers[0]["usage"] == answers[1]["usage"]
+            assert len(host.requests) == len(parts)
+            engine.check_integrity()
 
 
 def animation() -> bytes:
