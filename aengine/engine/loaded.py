@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +16,7 @@ from aengine.config import EngineConfig
 from aengine.config.speculation import read_speculation
 from aengine.engine.addons.adapters import Adapters
 from aengine.engine.addons.tiers import TierTasks, make_tiers, open_disk
+from aengine.engine.quick_switches import QuickSwitches
 from aengine.engine.requests.live import begin, make_sibling
 from aengine.engine.requests.sequences import Sequences
 from aengine.engine.without_collections import without_collections
@@ -53,7 +51,6 @@ if TYPE_CHECKING:  # torch, which `load` imports
 log = logging.getLogger("aengine")
 
 _UNKNOWN_HOST = 16 * 2**30  # bytes of memory to assume if the system does not report them
-SWITCH_SECONDS = 0.0005  # during loading, a thread that waits for the GIL gets it after this time
 
 
 class Loaded:
@@ -248,7 +245,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
     read_speculation(config.speculation)
     folder = resolve_model(config.model, config.revision)
     disk = open_disk(config)
-    with without_collections(), _quick_switches(), ThreadPoolExecutor(1, "aengine-text") as background:
+    with without_collections(), QuickSwitches(), ThreadPoolExecutor(1, "aengine-text") as background:
         gpus = 1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size
         check_library()
         background.submit(link_torch)  # first: linking any other library would wait for it
@@ -342,20 +339,6 @@ def _image_reading(model: ModelConfig, tokenizer: Tokenizer) -> ImageReading | s
     except CheckpointError as error:
         log.warning("images: off, because %s", error)
         return str(error)
-
-
-@contextmanager
-def _quick_switches() -> Iterator[None]:
-    """Let threads pass on the GIL quickly.
-
-    Otherwise a thread that needs the GIL for microseconds waits 5 ms each time.
-    """
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(usual)
 
 
 def _read_adapters(config: EngineConfig, runtime: Runtime) -> Adapters | None:

@@ -17,6 +17,7 @@ import pytest
 from aengine.config import EngineConfig
 from aengine.config.configure import configure
 from aengine.engine import loaded
+from aengine.engine.quick_switches import SWITCH_SECONDS
 from aengine.errors import AengineError, CheckpointError
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import resolve_model
@@ -203,7 +204,7 @@ def test_the_interpreter_is_as_before_afterwards(checkpoint: Path) -> None:
         assert sys.getswitchinterval() == pytest.approx(0.004)
     finally:
         sys.setswitchinterval(usual)
-    assert meanwhile == [(False, pytest.approx(loaded.SWITCH_SECONDS))]
+    assert meanwhile == [(False, pytest.approx(SWITCH_SECONDS))]
     assert gc.isenabled()
 
 

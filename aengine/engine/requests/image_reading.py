@@ -19,6 +19,7 @@ from PIL import Image
 
 from aengine.cache.image_keys import ImageKeys
 from aengine.cache.recently_used import RecentlyUsed
+from aengine.engine.quick_switches import QuickSwitches
 from aengine.engine.requests.image_parts import ImagePart, about_part
 from aengine.errors import CheckpointError, ContextLengthError, InvalidRequestError
 from aengine.images.files import file_bytes
@@ -63,6 +64,9 @@ class ImageReading:
         self._keys = ImageKeys()
         self._placed: RecentlyUsed[bytes, PlacedImage] = RecentlyUsed(KEPT_BYTES)  # by the digest of the file
         self._threads = anyio.CapacityLimiter(_THREADS)
+        self._quick_switches = (
+            QuickSwitches()
+        )  # reading the parts of a file holds the GIL, for up to tenths of a second
 
     async def read_sizes(self, parts: Sequence[ImagePart], context: int | None) -> list[SizedImage]:
         """Return the sizes of images. Raises `InvalidRequestError`, naming the part.
@@ -181,7 +185,8 @@ class ImageReading:
 
     async def _in_thread(self, name: str, work: Callable[[], T]) -> T:
         try:
-            return await to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
+            with self._quick_switches:
+                return await to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
         except InvalidRequestError as error:
             raise about_part(name, error) from None
 

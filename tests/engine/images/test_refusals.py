@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import aengine
+from aengine.engine.quick_switches import SWITCH_SECONDS
 from aengine.engine.requests import image_reading
 from aengine.errors import ContextLengthError, InvalidRequestError
+from aengine.images.header import Header, read_header
 from tests.engine.images.seeing import CHATS, GREEDY, Seeing, answer, make_seeing, message, write_model
 from tests.images.files import encoded, png_that_claims, with_orientation
 from tests.model.towers.checkpoints import picture
@@ -149,3 +152,20 @@ async def test_a_tokenizer_without_a_token_of_images(seeing: Seeing, tmp_path: P
     assert json.loads(path.read_text())
     async with aengine.Engine(str(tmp_path), device="cpu", kv_cache_gib=0.01, progress=False) as engine:
         assert "the tokenizer has no token [IMG_BREAK]" in engine.no_images
+
+
+async def test_threads_switch_quickly_while_images_are_read(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+
+    def watch(data: bytes, most: int) -> Header:
+        seen.append(sys.getswitchinterval())
+        return read_header(data, most)
+
+    monkeypatch.setattr(image_reading, "read_header", watch)
+    usual = sys.getswitchinterval()
+    async with seeing.engine() as engine:
+        await engine.encode_chat(part(encoded(picture(40, 24, 1), "PNG")))
+        with pytest.raises(InvalidRequestError):
+            await engine.encode_chat(part(b"hello"))
+        assert sys.getswitchinterval() == usual
+    assert seen == [pytest.approx(SWITCH_SECONDS)] * 2
