@@ -1,9 +1,11 @@
 """Profiles decode steps on the GPU: how busy it is, and the time of each kernel.
 
     python bench/gpu_profile.py [--shape 8b] [--quantization fp8] [--kv-cache-dtype fp8]
-                                [--batch 1 64 256] [--context 512] [--constrained 32]
+                                [--batch 1 64 256] [--context 512] [--constrained 32] [--temperature 0.6]
+                                [--proposer eagle3 --drafts 4]
 
-With --constrained, the given number of rows follows a JSON schema, with a tokenizer of full size.
+With --constrained, the given number of rows follows a JSON schema, with a tokenizer of full size. With --proposer, steps
+verify drafts, whose acceptance is pinned as `bench/speculation.py` does it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 import aengine
 from aengine import SamplingParams, Structured
 from bench.results import Report
-from bench.shapes import QUANTIZATIONS, SHAPES, ids, write_config
+from bench.shapes import QUANTIZATIONS, SHAPES, ids
+from bench.speculation import CURVES, SETTLED, pinned, write_eagle3, write_target
 from bench.startup import write_tokenizer
 
 STEPS = 40
@@ -34,8 +37,8 @@ SCHEMA = {"type": "array", "items": {"type": "string", "minLength": 5, "maxLengt
 async def steady(engine: aengine.Engine, batch: int, options: argparse.Namespace, report: Report) -> None:
     """Profile a stretch of steps in which `batch` rows decode and nothing else happens."""
     rng = random.Random(batch)
-    sampling = SamplingParams(max_tokens=2000, temperature=0.6, ignore_eos=True)
-    following = SamplingParams(max_tokens=2000, temperature=0.6, structured=Structured(json=SCHEMA))
+    sampling = SamplingParams(max_tokens=2000, temperature=options.temperature, ignore_eos=True)
+    following = SamplingParams(max_tokens=2000, temperature=options.temperature, structured=Structured(json=SCHEMA))
     streams = [
         await engine.submit(ids(rng, options.context), following if number < options.constrained else sampling)
         for number in range(batch)
@@ -54,13 +57,14 @@ async def steady(engine: aengine.Engine, batch: int, options: argparse.Namespace
             group.create_task(consume(stream))
         while engine.stats().generated_tokens == 0 or engine.stats().waiting:
             await asyncio.sleep(0.01)
-        settled = engine.stats().steps + 60
+        settled = engine.stats().steps + (60 if options.proposer == "off" else SETTLED)
         await until(settled)
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            begun = engine.stats().steps
+            begun, generated = engine.stats().steps, engine.stats().generated_tokens
             await until(begun + STEPS)
             torch.cuda.synchronize()
             steps = engine.stats().steps - begun
+            generated = engine.stats().generated_tokens - generated
         for stream in streams:
             stream.abort()
     spans = sorted(
@@ -86,20 +90,23 @@ async def steady(engine: aengine.Engine, batch: int, options: argparse.Namespace
     }
     report.tell(
         {"shape": shape, "kv": options.kv_cache_dtype, "batch": batch, "context": options.context}
-        | {"constrained": options.constrained},
-        {"step_us": step_us, "busy": busy / (high - low)},
+        | {"constrained": options.constrained, "proposer": options.proposer},
+        {"step_us": step_us, "busy": busy / (high - low), "tokens": generated / steps / batch},
         detail={"kernels": kernels},
     )
 
 
 async def measure(options: argparse.Namespace, report: Report) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        write_config(Path(scratch), options.shape, quantization=options.quantization)
+    proposer = options.proposer
+    with tempfile.TemporaryDirectory() as scratch, pinned(CURVES.get(proposer, [])):
+        write_target(Path(scratch), options.shape, options.quantization, proposer)
+        knobs = {"speculation": write_eagle3(Path(scratch)) if proposer == "eagle3" else proposer}
         if options.constrained:
             write_tokenizer(Path(scratch))
         async with aengine.Engine(
-            scratch, load_format="dummy", device="cuda", progress=False, kv_cache_dtype=options.kv_cache_dtype
-        ) as engine:
+            scratch, load_format="dummy", device="cuda", progress=False, kv_cache_dtype=options.kv_cache_dtype,
+            draft_tokens=options.drafts, **knobs,
+        ) as engine:  # fmt: skip
             for batch in options.batch:
                 await steady(engine, batch, options, report)
                 while engine.stats().running:
@@ -115,6 +122,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--constrained", type=int, default=0, help="rows with a grammar")
+    parser.add_argument("--temperature", type=float, default=0.6)
+    parser.add_argument("--proposer", default="off", choices=["off", *sorted(CURVES)])
+    parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     report = Report("gpu_profile", options.out)
