@@ -4,8 +4,8 @@
                                 [--batch 1 64 256] [--context 512] [--constrained 32] [--temperature 0.6]
                                 [--proposer eagle3 --drafts 4]
 
-With --constrained, the given number of rows follows a JSON schema, with a tokenizer of full size. With --proposer, steps
-verify drafts, whose acceptance is pinned as `bench/speculation.py` does it.
+With --constrained, the given number of rows follows a JSON schema, with a tokenizer of full size. With --proposer,
+steps verify drafts, whose acceptance is pinned as `bench/speculation.py` does it.
 """
 
 from __future__ import annotations
