@@ -1,9 +1,9 @@
 """Images in chats on one device: time to the first token, images per second, and what they cost streams of text.
 
-    python bench/images.py [--only first many turns text] [--out results.jsonl]
+    python bench/images.py [--shape gemma3-12b --tower gemma3] [--only first many turns text] [--out results.jsonl]
 
-Dummy weights of Qwen3.5-9B's shape with its tower. Each request has an image of its own, a JPEG of `--side` x `--side`
-pixels. The cases:
+Dummy weights of Qwen3.5-9B's shape with its tower, or of another one. Each request has an image of its own, a JPEG of
+`--side` x `--side` pixels. The cases:
 
 - first: the time to the first token of an image and 64 tokens of text, in process and over HTTP in base64, next to the
   time of as many tokens of text.
@@ -43,7 +43,7 @@ from aengine.app import create_app
 from aengine.config import EngineConfig, ServerConfig
 from bench.results import Report
 from bench.serve import percentile
-from bench.shapes import SHAPES, SMALL, add_tower, write_config
+from bench.shapes import SHAPES, SMALL, TOWERS, add_tower, write_config
 from bench.sse_client import Target, ask, first_model
 
 PORT = 8191
@@ -51,7 +51,7 @@ TEXT = 64  # tokens
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{% if message.content is string %}{{ message.content }}{% else %}"
-    "{% for part in message.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% for part in message.content %}{% if part.type == 'image' %}IMAGE"
     "{% else %} {{ part.text }} {% endif %}{% endfor %}{% endif %}<|im_end|>{% endfor %}"
 )
 Messages = list[dict[str, Any]]
@@ -69,7 +69,9 @@ def write_model(folder: Path, shape: str, tower: str) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIAL])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    image = "<|vision_start|>" if tower.startswith("gemma") else "<|vision_start|><|image_pad|><|vision_end|>"
+    template = TEMPLATE.replace("IMAGE", image)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
 
 
 def words(rng: random.Random, count: int) -> str:
@@ -284,7 +286,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--only", nargs="+", choices=sorted(CASES), default=list(CASES))
     made.add_argument("--shape", choices=sorted(SHAPES | SMALL), default="qwen3.5-9b")
-    made.add_argument("--tower", default="qwen3.5")
+    made.add_argument("--tower", choices=sorted(TOWERS), default="qwen3.5", help="of the shape's family")
     made.add_argument("--device", default="auto")
     made.add_argument("--context", type=int, default=8192)
     made.add_argument("--kv-cache-gib", type=float, help="default: all of the memory")

@@ -79,20 +79,29 @@ QUANTIZATIONS: dict[str, dict[str, object]] = {
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
 }
-# The tower of Qwen3.5-9B, and a small one.
+# The towers of Qwen3.5-9B and of Gemma 3, and a small one of each family.
 TOWERS: dict[str, dict[str, object]] = {
     "qwen3.5": {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16},
     "small": {"depth": 3, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "patch_size": 16},
+    "gemma3": {"num_hidden_layers": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16}
+    | {"image_size": 896, "patch_size": 14},
+    "gemma3-small": {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    | {"image_size": 256, "patch_size": 16},
 }
 # The models with a tower around the text of these architectures, and the `model_type` of their text.
 _WRAPPERS = {
     "Qwen3ForCausalLM": ("Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
     "Qwen3_5ForCausalLM": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+    "Gemma3ForCausalLM": ("Gemma3ForConditionalGeneration", "gemma3_text"),
 }
 SMALL: dict[str, dict[str, object]] = {
     "30m": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1536}
     | {"num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "eos_token_id": 4095}
     | {"tie_word_embeddings": True},
+    "gemma3-30m": {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 1536}
+    | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 256, "vocab_size": 4096}
+    | {"num_key_value_heads": 2, "sliding_window": 128, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256}
+    | {"hidden_activation": "gelu_pytorch_tanh", "eos_token_id": 4095, "tie_word_embeddings": True},
 }
 
 
@@ -122,19 +131,26 @@ def write_config(folder: Path, shape: str, context: int = 40960, quantization: s
 def add_tower(folder: Path, tower: str, image_token: int, **vision: object) -> None:
     """Give the model of a config.json one of `TOWERS`, and write the file of its image processor.
 
-    image_token: the id of its tokens of images. vision: changes the tower.
+    image_token: the id of its tokens of images. Gemma 3 has the two ids before it around an image, of which a template
+    writes the first. vision: changes the tower.
     """
     path = folder / "config.json"
     text = json.loads(path.read_text())
     [architecture] = text["architectures"]
     wrapper, text["model_type"] = _WRAPPERS[architecture]
-    if "rope_parameters" not in text:
-        part = text["head_dim"] // 6
-        text["rope_scaling"] = {"rope_type": "default", "mrope_section": [text["head_dim"] // 2 - 2 * part, part, part]}
-    shape = TOWERS[tower] | {"num_position_embeddings": 2304, "out_hidden_size": text["hidden_size"]} | vision
-    config = {"architectures": [wrapper], "image_token_id": image_token, "text_config": text, "vision_config": shape}
+    shape, gemma = TOWERS[tower] | vision, architecture == "Gemma3ForCausalLM"
+    if gemma:
+        ids = {"image_token_index": image_token, "boi_token_index": image_token - 2, "eoi_token_index": image_token - 1}
+        size = dict.fromkeys(("height", "width"), shape["image_size"])
+    else:
+        shape = {"num_position_embeddings": 2304, "out_hidden_size": text["hidden_size"]} | shape
+        ids, size = {"image_token_id": image_token}, {"shortest_edge": 2**16, "longest_edge": 2**24}
+        if "rope_parameters" not in text:
+            part = text["head_dim"] // 6
+            sections = [text["head_dim"] // 2 - 2 * part, part, part]
+            text["rope_scaling"] = {"rope_type": "default", "mrope_section": sections}
+    config = {"architectures": [wrapper], "text_config": text, "vision_config": shape} | ids
     path.write_text(json.dumps(config | {"eos_token_id": text["eos_token_id"], "torch_dtype": "bfloat16"}))
-    size = {"shortest_edge": 2**16, "longest_edge": 2**24}
     processor = {"size": size, "patch_size": shape["patch_size"], "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
 

@@ -50,8 +50,7 @@ class AttentionBatch:
     # Runs of pages that several decodes share. A backend can read them once; it may also ignore them. The CUDA backend
     # ignores them if decodes have several query tokens.
     shared: SharedRuns | None = None
-    # None: all tokens attend causally. Only the CPU's backend supports others.
-    mutual: MutualSpans | None = None
+    mutual: MutualTokens | None = None  # None: all tokens attend causally
     # The same step for layers whose pages are in the window group. None: all layers use the same pages.
     sliding: AttentionBatch | None = None
     # Plans that a backend makes once per step, by their type and the layers' window. A caller that reuses this object
@@ -78,9 +77,12 @@ class AttentionBatch:
         return max(self.query_lens) if self.query_lens else len(self.slots)
 
     def chunks(self) -> AttentionBatch:
-        """Return a batch of only the prefill chunks. query_starts still count from the first token of the step."""
+        """Return a batch of only the prefill chunks, in which all tokens attend causally.
+
+        query_starts still count from the first token of the step.
+        """
         first = self.num_decodes
-        if not first:
+        if not first and self.mutual is None:
             return self
         return self.plan(AttentionBatch, lambda: self._select(slice(first, None)))
 
@@ -101,6 +103,7 @@ class AttentionBatch:
             query_lens=self.query_lens[seqs],
             context_lens=self.context_lens[seqs],
             shared=None,
+            mutual=None,
             sliding=None,
             plans={},
         )
@@ -136,15 +139,16 @@ class AttentionBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class MutualSpans:
-    """Positions whose tokens also see later ones: all tokens of a span see each other."""
+class MutualTokens:
+    """Tokens of images that also see later ones: all tokens of one image see each other."""
 
-    spans: Sequence[Sequence[tuple[int, int]]]  # of each sequence of the step: the first position, and the end
+    ends: Tensor  # [tokens] int64: the position after the last token of a token's image; 0 for tokens of text
+    first: int  # the first sequence of the step that is a chunk of a prompt; earlier ones have no tokens of images
     everywhere: bool  # whether this is so in all layers; False: in those with a window
 
-    def of(self, sequence: int, window: int | None) -> Sequence[tuple[int, int]]:
-        """Return the spans of a sequence in layers with this window."""
-        return self.spans[sequence] if self.everywhere or window is not None else ()
+    def are_in(self, window: int | None) -> bool:
+        """Return whether tokens see later ones in layers with this window."""
+        return self.everywhere or window is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,7 +177,7 @@ class Attend(Protocol):
     """The attention of one layer, bound to a backend."""
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, /) -> Tensor:
-        """Attend causally. A sequence's queries are the last tokens of its context.
+        """Attend causally, apart from `batch.mutual`. A sequence's queries are the last tokens of its context.
 
         Tokens of the pages after a context have no influence, even if they are NaN.
 
@@ -216,7 +220,7 @@ class PrefillKernel(Protocol):
         return self.capturable
 
     def bind(self, layer: AttentionLayer) -> Attend | None:
-        """Return the attention of a layer's chunks, or None if the kernel does not support the layer.
+        """Return the causal attention of a layer's chunks, or None if the kernel does not support the layer.
 
         q holds all tokens of the step; the tokens of chunks come last. query_starts count from the first token of the
         step. The results for tokens before the chunks are undefined.

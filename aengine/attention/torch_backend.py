@@ -222,22 +222,30 @@ def _plan_decodes(
 def _plan_chunk(row: int, start: int, q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None) -> _Chunk:
     queries, context = batch.query_lens[row], batch.context_lens[row]
     pages = batch.page_table[row, : -(-context // k_cache.shape[1])].long()
-    spans = () if batch.mutual is None else batch.mutual.of(row, window)
-    is_causal = queries == context and (window is None or context <= window) and not spans
-    if is_causal:
+    ends = _ends(batch, slice(start, start + queries), window)
+    if queries == context and (window is None or context <= window) and ends is None:
         return _Chunk(pages, [_QueryBlock(slice(start, start + queries), context, None)])
     blocks = []
     for first in range(0, queries, _QUERY_BLOCK):
         last = min(first + _QUERY_BLOCK, queries)
         end = context - queries + last
         at = torch.arange(end - (last - first), end, device=q.device).unsqueeze(1)  # positions of the queries
-        visible = max([end, *(after for begin, after in spans if begin < end)])
+        seen, visible = at, end
+        if ends is not None:
+            seen = torch.maximum(at, ends[first:last].clamp(max=context).unsqueeze(1) - 1)
+            visible = int(seen.max()) + 1
         key = torch.arange(visible, device=q.device)
-        hidden = key > at
-        for begin, after in spans:
-            hidden &= ~((at >= begin) & (at < after) & (key >= begin) & (key < after))
+        hidden = key > seen
         if window is not None:
             hidden |= key <= at - window
         mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, float("-inf"))
         blocks.append(_QueryBlock(slice(start + first, start + last), visible, mask))
     return _Chunk(pages, blocks)
+
+
+def _ends(batch: AttentionBatch, tokens: slice, window: int | None) -> Tensor | None:
+    """Return `MutualTokens.ends` of a chunk's tokens. None: they attend causally."""
+    if batch.mutual is None or not batch.mutual.are_in(window):
+        return None
+    ends = batch.mutual.ends[tokens]
+    return ends if bool(ends.any()) else None

@@ -116,6 +116,15 @@ class PagedLayer:
                 value_scale=layer.value_scale, scores=layer.scores, queries=queries, causal=batch.causal_decodes,
             )  # fmt: skip
         out = self._prefill(q, k_cache, v_cache, batch.chunks())
+        if (mutual := batch.mutual) is not None and mutual.are_in(layer.window):
+            # No prefill kernel lets tokens see later ones, so ours computes the tokens of images again.
+            table, lens, starts = (
+                one[mutual.first :] for one in (batch.page_table, batch.seq_lens, batch.query_starts)
+            )
+            attend_chunks(
+                q, k_cache, v_cache, table, lens, starts, layer.scale, layer.window, layer.scores, out,
+                layer.value_scale, mutual.ends,
+            )  # fmt: skip
         decodes = rows_with_tokens(batch, len(q))
         if decodes:
             tokens = decodes * queries

@@ -177,8 +177,7 @@ class StepExecutor:
         tensors = resolve(cells, shape, rows, self.kv.page_size, adapted, width)
         tensors.query_lens, tensors.context_lens = query_lens, context_lens
         if self._images is not None:
-            tensors.positions, tensors.images = self._images.place(plan, tensors.positions)
-            tensors.mutual = self._images.mutual_spans(plan)
+            tensors.positions, tensors.images, tensors.mutual = self._images.place(plan, tensors.positions)
             if tensors.images is not None:
                 tensors.token_ids = tensors.token_ids.index_fill(0, tensors.images.at, self._images.fill)
         # In a pure decode every token draws, in order. Scores need the hidden states of all tokens.
@@ -194,6 +193,7 @@ class StepExecutor:
         inputs = None
         if taps is not None:
             states = hidden if tapped is None else tapped.states
+            tensors.mutual = None  # a draft head attends causally
             # A head has one position for each token. The time is that of text, also for the tokens after an image.
             positions = tensors.positions if tensors.positions.dim() == 1 else tensors.positions[0]
             inputs = HeadInputs(tensors.token_ids, cells.wanted, positions, tensors.batch(), states)

@@ -82,7 +82,8 @@ def step(
 def reference(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, window: int | None, rule: Scores = PLAIN
 ) -> Tensor:
-    """Attend sequence by sequence in float64, causally and aligned to the ends of contexts."""
+    """Attend sequence by sequence in float64, aligned to the ends of contexts: causally, or as `mutual` says."""
+    mutual = batch.mutual if batch.mutual is not None and batch.mutual.are_in(window) else None
     group = q.shape[1] // k_cache.shape[2]
     out, start = [], 0
     for row, (queries, context) in enumerate(zip(batch.query_lens, batch.context_lens)):
@@ -92,7 +93,8 @@ def reference(
         )
         position = torch.arange(context - queries, context, device=q.device)[:, None]
         key = torch.arange(context, device=q.device)
-        hidden = (key > position) | (key <= position - (window or context + 1))
+        ends = 0 if mutual is None else mutual.ends[start : start + queries, None]
+        hidden = ((key > position) & (key >= ends)) | (key <= position - (window or context + 1))
         scores = torch.einsum("qhd,khd->hqk", q[start : start + queries].double(), k) * SCALE
         if rule.softcap is not None:
             scores = rule.softcap * torch.tanh(scores / rule.softcap)

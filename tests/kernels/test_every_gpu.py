@@ -299,6 +299,21 @@ def test_attention_of_chunks_with_wide_heads(compiler: Compiler, new: Callable[.
     chunk_attention.attend_chunks(q, cache, cache, ints(4, 50), ints(4), ints(5), 0.1)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(16, 8, 256), (32, 16, 128), (32, 4, 512)])
+@pytest.mark.parametrize("window", [None, 1024])
+def test_attention_among_the_tokens_of_images(
+    compiler: Compiler, heads: int, kv_heads: int, dim: int, window: int | None
+) -> None:
+    for q in (half(40, heads, dim), single(40, heads, dim)):
+        caches = [q.new_empty(100, 16, kv_heads, dim)]
+        if compiler.gpu.capability >= 89:
+            caches.append(eighth(100, 16, kv_heads, dim))
+        for cache in caches:
+            chunk_attention.attend_chunks(
+                q, cache, cache, ints(4, 50), ints(4), ints(5), 0.1, window, out=q.new_empty(q.shape), ends=longs(40)
+            )
+
+
 def test_attention_to_shared_runs(compiler: Compiler) -> None:
     attend_shared(half(100, 16, 2, 128))
 

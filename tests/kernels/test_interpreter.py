@@ -22,7 +22,12 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[2]
 # Parts that run in parallel with the rest: folders of tests, and the packages whose kernels they launch.
 ROOMS = {"experts": (["experts"], ["experts"]), "products": (["linear", "lora"], ["linear", "lora"])}
-BESIDE = ("tests/sampling/test_fused.py", "tests/sampling/test_shared_tokens.py", "tests/attention/test_flash4.py")
+BESIDE = (
+    "tests/sampling/test_fused.py",
+    "tests/sampling/test_shared_tokens.py",
+    "tests/attention/test_flash4.py",
+    "tests/attention/test_mutual.py",
+)
 
 
 def rooms_and_packages(part: str) -> tuple[list[str], list[str]]:

@@ -1,8 +1,9 @@
 """Attention of prefill chunks over pages, for layers that flash kernels do not support.
 
-Such layers have latents, other head dims, or scores with a softcap or sinks. The rows of a tile are the query heads of
-one KV head for neighbouring tokens. With latents, all query heads share one KV head. Each latent is read once, as the
-key; its first elements are the value.
+Such layers have latents, other head dims, or scores with a softcap or sinks. For tokens of images that also see later
+ones, it replaces the results of other kernels. The rows of a tile are the query heads of one KV head for neighbouring
+tokens. With latents, all query heads share one KV head. Each latent is read once, as the key; its first elements are
+the value.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -30,7 +31,7 @@ LEAST_PAD = 256  # sequences; the default limit of sequences, so that one varian
 @keep_variants
 @triton.jit(
     do_not_specialize=["seqs", "table_stride", "tiles", "window"],
-    do_not_specialize_on_alignment=["page_table_ptr", "seq_lens_ptr", "starts_ptr", "sinks_ptr"],
+    do_not_specialize_on_alignment=["page_table_ptr", "seq_lens_ptr", "starts_ptr", "sinks_ptr", "ends_ptr"],
 )
 def _chunks_kernel(
     q_ptr,  # [tokens, KV_HEADS * GROUP, DIM + MORE]
@@ -41,6 +42,7 @@ def _chunks_kernel(
     seq_lens_ptr,  # [seqs] int32: context lengths, which include the queries
     starts_ptr,  # [seqs + 1] int32: the first query token of each sequence
     sinks_ptr,  # [KV_HEADS * GROUP] float32, with SINKS
+    ends_ptr,  # [tokens] int64, with ENDS: how many positions a token sees; 0: its result is not written
     seqs,
     tiles,
     table_stride,
@@ -65,6 +67,7 @@ def _chunks_kernel(
     WINDOWED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    ENDS: tl.constexpr,
     WIDE: tl.constexpr,  # the caches have 2 ** 31 elements or more
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -90,8 +93,14 @@ def _chunks_kernel(
         row = nth * BLOCK_M + tl.arange(0, BLOCK_M)
         used = row < tokens * GROUP
         token, head = row // GROUP, kv_head * GROUP + row % GROUP
-        limit = context - tokens + token  # the last position that the row sees
+        own = context - tokens + token  # the row's position
+        last = own  # the last position that the row sees
         most = tl.minimum(context - tokens + (nth * BLOCK_M + BLOCK_M - 1) // GROUP + 1, context)
+        if ENDS:
+            end = tl.minimum(tl.load(ends_ptr + start + token, mask=used, other=0).to(tl.int32), context)
+            used &= end > 0
+            last = end - 1
+            most = tl.max(end, axis=0)
         low = 0
         if WINDOWED:
             low = tl.maximum(context - tokens + nth * BLOCK_M // GROUP - window + 1, 0) // BLOCK * BLOCK
@@ -139,9 +148,9 @@ def _chunks_kernel(
                 scores = (2 * tl.sigmoid(2 * scores * (row_scale / cap)[:, None]) - 1) * cap  # the hyperbolic tangent
             else:
                 scores *= row_scale[:, None]
-            seen = at[None, :] <= limit[:, None]
+            seen = at[None, :] <= last[:, None]
             if WINDOWED:
-                seen &= at[None, :] > limit[:, None] - window
+                seen &= at[None, :] > own[:, None] - window
             scores = tl.where(seen, scores, float("-inf"))
             best, total, acc, weights = softmax_step(scores, best, total, acc)
             v = k
@@ -170,6 +179,7 @@ def attend_chunks(
     scores: Scores = PLAIN,
     out: Tensor | None = None,
     value_scale: float = 1.0,
+    ends: Tensor | None = None,
 ) -> Tensor:
     """Return the attention of each sequence's queries, [tokens, heads, dim]. Queries are the last tokens of a context.
 
@@ -183,6 +193,8 @@ def attend_chunks(
         scale: Greater than 0. With FP8 caches it includes the scale of keys.
         scores: The softcap and the sinks.
         value_scale: Value = code * value_scale in FP8 caches.
+        ends: [tokens] int64: how many positions of its context a token sees. It sees its own and all earlier ones that
+            the window does not hide. The results of tokens with 0 are not written. None: tokens see no later ones.
 
     Needs no host sync. Raises ValueError for another layout.
     """
@@ -206,14 +218,14 @@ def attend_chunks(
     tiles = -(-tokens * group // height) + seqs  # one tile of every sequence may be partly empty
     _chunks_kernel[(tiles * kv_heads,)](
         q, k_cache, v_cache, out, page_table, seq_lens, query_starts,
-        seq_lens if scores.sinks is None else scores.sinks,
+        seq_lens if scores.sinks is None else scores.sinks, seq_lens if ends is None else ends,
         seqs, tiles, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, value_scale,
         (scores.softcap or 0.0) * LOG2_E,
         KV_HEADS=kv_heads, GROUP=group, DIM=dim, MORE=width - dim, VALUES=values, PAGE=page_size,
         SEQS_PAD=max(LEAST_PAD, power_of_two(seqs)), DIM_PAD=dim_pad, MORE_PAD=more_pad, BLOCK_M=height,
         BLOCK=config.block, RUN=math.gcd(config.block, page_size), STAGES=config.stages, WINDOWED=window is not None,
-        SOFTCAP=scores.softcap is not None, SINKS=scores.sinks is not None, WIDE=k_cache.numel() >= 2**31,
-        PRECISION="ieee" if size > 2 else "tf32", OVERLAP=launch.overlap, num_warps=config.warps,
-        launch_pdl=launch.overlap,
+        SOFTCAP=scores.softcap is not None, SINKS=scores.sinks is not None, ENDS=ends is not None,
+        WIDE=k_cache.numel() >= 2**31, PRECISION="ieee" if size > 2 else "tf32", OVERLAP=launch.overlap,
+        num_warps=config.warps, launch_pdl=launch.overlap,
     )  # fmt: skip
     return out

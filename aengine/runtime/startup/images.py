@@ -19,13 +19,13 @@ from aengine.model.towers.build import count_weights
 log = logging.getLogger("aengine")
 
 
-def choose_images(config: EngineConfig, model: ModelConfig, files: Path, room: int | None) -> ModelConfig:
+def choose_images(config: EngineConfig, model: ModelConfig, files: Path, room: int) -> ModelConfig:
     """Return the model with its tower if it can take images, else with the reason why it takes none.
 
     The start-up log has one line about it, if the checkpoint has a tower. Reads headers of weights.
 
     files: the folder of the model.
-    room: how many tokens of an image a step can hold. None: the device does not support images that must be whole.
+    room: how many tokens of an image a step can hold.
     """
     if model.images is None:
         return model
@@ -43,19 +43,16 @@ def whole_image(config: EngineConfig, model: ModelConfig) -> int:
     return model.images.rule.most_tokens
 
 
-def _why_none(config: EngineConfig, model: ModelConfig, files: Path, room: int | None) -> str:
+def _why_none(config: EngineConfig, model: ModelConfig, files: Path, room: int) -> str:
     if config.images == "off":
         return "the knob images is off"
     if model.head != "vocabulary":
         return "the model generates no text"
-    if whole := whole_image(config, model):
-        if room is None:
-            return "tokens of one image attend to later ones in this model, which is supported on a CPU only, so far"
-        if room < whole:
-            return (
-                f"a step must hold the {whole} tokens of an image beside a token of each other row, and has room for "
-                f"{room}; raise max_step_tokens or lower max_num_seqs"
-            )
+    if room < (whole := whole_image(config, model)):
+        return (
+            f"a step must hold the {whole} tokens of an image beside a token of each other row, and has room for "
+            f"{room}; raise max_step_tokens or lower max_num_seqs"
+        )
     return _defect(config, model, files)
 
 

@@ -84,11 +84,11 @@ def start_cuda(
         raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, torch.cuda.get_device_capability(device))
-    step_tokens(config, STEP_TOKENS)
+    least_step = step_tokens(config, STEP_TOKENS)
     longest = check_length(config, model)  # refuses bad settings before weights are read
     _check_heads(model)
     torch.cuda.set_device(device)
-    model = choose_images(config, model, folder, room=None)
+    model = choose_images(config, model, folder, least_step - config.max_num_seqs)
     model = reserve_adapters(config, model)
     model, speculation = choose_proposer(config, model, device, folder)
     gpus = choose_gpus(config, model, dtype, device)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionBatch, MutualSpans
+from aengine.attention.base import AttentionBatch, MutualTokens
 from aengine.cache.kv import KVPool
 from aengine.cache.states import StatePool
 from aengine.kernels.recurrent.state import StateBatch
@@ -180,7 +180,7 @@ class StepTensors:
     decode_queries: int = 1
     shared: SharedRuns | None = None
     images: ImageRows | None = None  # None: the step has no tokens of images
-    mutual: MutualSpans | None = None  # as in `AttentionBatch`
+    mutual: MutualTokens | None = None  # as in `AttentionBatch`
 
     def forward(
         self,

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import MutualSpans
+from aengine.attention.base import MutualTokens
 from aengine.config import EngineConfig
 from aengine.model.blocks.step import ImageRows
 from aengine.model.decoder import Decoder
@@ -68,8 +68,8 @@ class ImageEncoder:
         for _ in self._embeddings([work.image for work in works.values() if not work.blocks], plan.step):
             pass
 
-    def place(self, plan: StepPlan, positions: Tensor) -> tuple[Tensor, ImageRows | None]:
-        """Return the positions of a step's tokens, and the embeddings of its images.
+    def place(self, plan: StepPlan, positions: Tensor) -> tuple[Tensor, ImageRows | None, MutualTokens | None]:
+        """Return the positions of a step's tokens, the embeddings of its images, and the tokens that see later ones.
 
         positions: [tokens] int64, of tokens of text. The result is [3, tokens] if tokens of images have a row and a
         column.
@@ -77,6 +77,7 @@ class ImageEncoder:
         at: list[NDArray[np.int64]] = []
         needed: list[tuple[PlacedImage, slice]] = []  # the images, and which of their tokens
         grids: list[tuple[int, NDArray[np.int64]]] = []
+        ends = np.zeros(0 if self._spec.splittable else plan.num_tokens, np.int64)  # as in `MutualTokens`
         first = plan.decode_tokens
         for chunk in plan.prefill:
             start, end = chunk.start, chunk.start + len(chunk.token_ids)
@@ -89,32 +90,24 @@ class ImageEncoder:
                         low, high = map(int, np.searchsorted(places, (start, end)))
                         at.append(places[low:high] - start + first)
                         needed.append((image, slice(low, high)))
+                        if not self._spec.splittable:
+                            ends[first + max(image.start - start, 0) : first + min(image.end, end) - start] = image.end
             first += end - start
         if not grids and not needed:
-            return positions, None
-        numbers = upload(np.concatenate([*at, *(grid.reshape(-1) for _, grid in grids)]), self._device)
+            return positions, None, None
+        numbers = upload(np.concatenate([*at, *(grid.reshape(-1) for _, grid in grids), ends]), self._device)
         total = sum(map(len, at))
+        sent = numbers[total:]
         if grids:
             positions = positions.expand(3, -1).clone()
-            sent = numbers[total:]
             for begin, grid in grids:
                 positions[:, begin : begin + grid.shape[1]] = sent[: grid.size].view(3, -1)
                 sent = sent[grid.size :]
         if not total:
-            return positions, None
+            return positions, None, None
         tokens, *deep = self._gather(needed, total, plan.step).split(self._spec.tower.out, dim=1)
-        return positions, ImageRows(numbers[:total], tokens, tuple(deep))
-
-    def mutual_spans(self, plan: StepPlan) -> MutualSpans | None:
-        """Return the images of a step whose tokens all see each other. None: there are none."""
-        if self._spec.splittable:
-            return None
-        spans: list[list[tuple[int, int]]] = [[] for _ in plan.decode]
-        for chunk in plan.prefill:
-            start, end = chunk.start, chunk.start + len(chunk.token_ids)
-            images = () if chunk.images is None else chunk.images.images
-            spans.append([(one.start, one.end) for one in images if one.start < end and start < one.end])
-        return MutualSpans(spans, self._spec.mutual == "all") if any(spans) else None
+        mutual = None if self._spec.splittable else MutualTokens(sent, len(plan.decode), self._spec.mutual == "all")
+        return positions, ImageRows(numbers[:total], tokens, tuple(deep)), mutual
 
     def _gather(self, needed: Sequence[tuple[PlacedImage, slice]], total: int, step: int) -> Tensor:
         """Return the embeddings of some tokens of images, [total, width]. Images that are not kept are computed."""

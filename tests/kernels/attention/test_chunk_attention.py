@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aengine.kernels.attention.heads import Scores
+from aengine.kernels.attention.heads import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8
 from tests.kernels.attention.test_decode_attention import paged
 from tests.kernels.attention.test_latent_decode import coded, latents
@@ -100,9 +100,10 @@ def test_tokens_outside_of_chunks_are_not_touched_tiny(device: torch.device) -> 
 
 
 def wide_reference(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, work: Work, window: int | None, rule: Scores
-) -> Tensor:
-    """Reference for heads with separate keys and values; scale 0.1."""
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, work: Work, window: int | None, rule: Scores = PLAIN,
+    ends: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Reference for heads with separate keys and values; scale 0.1. ends: as of `attend_chunks`."""
     out, start, group = [], 0, q.shape[1] // k.shape[2]
     for row, (context, queries) in enumerate(work):
         keys, values = (
@@ -112,8 +113,9 @@ def wide_reference(
         if rule.softcap is not None:
             scores = rule.softcap * torch.tanh(scores / rule.softcap)
         at = torch.arange(context - queries, context, device=q.device)[:, None]
+        last = at if ends is None else torch.maximum(at, ends[start : start + queries, None] - 1)
         key = torch.arange(context, device=q.device)
-        scores = scores.masked_fill((key > at) | (key <= at - (window or context + 1)), float("-inf"))
+        scores = scores.masked_fill((key > last) | (key <= at - (window or context + 1)), float("-inf"))
         total = scores.logsumexp(-1, keepdim=True)
         if rule.sinks is not None:
             total = total.logaddexp(rule.sinks.double()[:, None, None])
@@ -147,6 +149,51 @@ def test_heads_have_keys_and_values_of_their_own(
         (k_codes, k), (v_codes, v) = coded(k / 20), coded(v)
         out = chunks.attend_chunks(q, k_codes, v_codes, table, lens, starts, 0.1, None, rule, value_scale=0.05)
         assert relative_error(out, 0.05 * wide_reference(q, k, v, table, work, None, rule)) < tolerance(dtype)
+
+
+Images = list[list[tuple[int, int]]]  # of each sequence: the positions of its images, first and end
+# A prefix ends within an image, images follow each other, and the last one is cut by the end of the context.
+SEEING: list[tuple[Work, Images]] = [
+    ([(5, 5), (130, 40), (33, 1), (60, 50)], [[], [(85, 94), (94, 99), (120, 128)], [], [(8, 30), (57, 70)]]),
+    ([(600, 600), (2000, 300), (64, 64)], [[(3, 259), (261, 517)], [(1600, 1856)], []]),
+]
+
+
+@pytest.mark.thinned(strength=1)
+@pytest.mark.parametrize("window", [None, 1, 13])
+@pytest.mark.parametrize(
+    ("case", "heads", "kv_heads", "dim"),
+    [pytest.param(0, 4, 2, 16, id="tiny"), pytest.param(1, 16, 8, 256, id="gemma"), pytest.param(1, 32, 4, 512)],
+)
+def test_tokens_of_an_image_see_all_of_it(
+    case: int, heads: int, kv_heads: int, dim: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> None:
+    work, images = SEEING[case]
+    _, k, v, table, lens = paged([context for context, _ in work], 1, kv_heads, dim, 16, dtype, device)
+    starts = torch.tensor([0, *(queries for _, queries in work)], device=device).cumsum(0).to(torch.int32)
+    q = torch.randn(int(starts[-1]), heads, dim, device=device).to(dtype)
+    ends = ends_of(work, images).to(device)
+    expected = wide_reference(q, k, v, table, work, window, ends=ends)
+    out = torch.full_like(q, 7.0)
+    assert chunks.attend_chunks(q, k, v, table, lens, starts, 0.1, window, out=out, ends=ends) is out
+    seeing = ends > 0
+    assert relative_error(out[seeing], expected[seeing]) < tolerance(dtype)
+    assert bool((out[~seeing] == 7).all())
+    (k_codes, k), (v_codes, v) = coded(k / 20), coded(v)
+    expected = 0.05 * wide_reference(q, k, v, table, work, window, ends=ends)
+    chunks.attend_chunks(q, k_codes, v_codes, table, lens, starts, 0.1, window, out=out, value_scale=0.05, ends=ends)
+    assert relative_error(out[seeing], expected[seeing]) < tolerance(dtype)
+
+
+def ends_of(work: Work, images: Images) -> Tensor:
+    """Return the position after the image of each query; 0 for text."""
+    return torch.tensor(
+        [
+            next((end for first, end in placed if first <= at < end), 0)
+            for (context, queries), placed in zip(work, images, strict=True)
+            for at in range(context - queries, context)
+        ]
+    )
 
 
 def test_a_layout_it_cannot_read_is_refused_tiny(device: torch.device) -> None:

@@ -68,7 +68,8 @@ def images_after(tokens: int, runtime: Runtime, rng: random.Random) -> PromptIma
     for _ in range(0 if tower is None else rng.choice([0, 1, 1, 2])):
         images.append(empty_image(runtime.model, *rng.choices([20, 200, 500, 1000], k=2), tokens, rng))
         tokens = images[-1].end + 1
-    return PromptImages(tuple(images), -1) if images else None
+    splittable = tower is None or tower.splittable
+    return PromptImages(tuple(images), -1 if splittable else 0, splittable) if images else None
 
 
 def empty_image(model: ModelConfig, width: int, height: int, start: int, rng: random.Random) -> PlacedImage:

@@ -67,6 +67,7 @@ def test_nothing_waits_for_the_device(
     monkeypatch.setattr(torch, "tensor", None)  # copies from the host, but dispatches nothing
     with NoWaiting():
         encoder.advance(plan)
-        _, rows = encoder.place(plan, before)
+        _, rows, mutual = encoder.place(plan, before)
     assert rows is not None
+    assert (mutual is None) == spec.splittable
     assert len(uploads) == 3  # the pixels of two images, and the numbers of the step

@@ -89,7 +89,8 @@ class Seen:
 
     def check(self, plan: StepPlan, wanted: Sequence[tuple[int, slice]]) -> Tensor:
         """Check the embeddings of a step: of which images, and which tokens of them. Returns its positions."""
-        positions, rows = self.encoder.place(plan, torch.arange(plan.num_tokens))
+        positions, rows, mutual = self.encoder.place(plan, torch.arange(plan.num_tokens))
+        assert mutual is None
         assert rows is not None
         expected = torch.cat([self.expected[image][tokens] for image, tokens in wanted])
         torch.testing.assert_close(torch.cat((rows.tokens, *rows.deep), dim=1), expected, rtol=1e-4, atol=1e-4)
@@ -175,7 +176,7 @@ def test_positions_of_a_step_without_tokens_of_images(seen: Seen) -> None:
     """A text between two images has other positions than its indices, if positions are those of a grid."""
     of = prompt(seen, 0, 1)
     middle = of.images[0].end
-    positions, rows = seen.encoder.place(step(1, [(middle, middle + 1, of)]), torch.tensor([5, middle]))
+    positions, rows, _ = seen.encoder.place(step(1, [(middle, middle + 1, of)]), torch.tensor([5, middle]))
     assert rows is None
     if seen.spec.grid_rope is None:
         assert positions.tolist() == [5, middle]
@@ -183,3 +184,19 @@ def test_positions_of_a_step_without_tokens_of_images(seen: Seen) -> None:
         after = 1 + max(of.images[0].rows, of.images[0].columns)
         assert positions.tolist() == [[5, after]] * 3
     assert seen.tower.batches == []
+
+
+@pytest.mark.parametrize(("case", "everywhere"), [("gemma3", True), ("gemma4-plain", False)])
+def test_tokens_that_see_all_of_their_image(case: str, everywhere: bool, tmp_path: Path) -> None:
+    seen = Seen(case, tmp_path)
+    of = prompt(seen, 0, 1)
+    first, second = of.images
+    # A cached prefix ends within the first image. Start-up cuts images that are longer than a step.
+    plan = step(1, [(0, 1, of), (first.start + 4, second.start + 3, of)])
+    _, _, mutual = seen.encoder.place(plan, torch.arange(plan.num_tokens))
+    assert mutual is not None
+    assert (mutual.first, mutual.everywhere) == (1, everywhere)  # after the decode
+    assert mutual.ends.tolist() == [0, 0, *[first.end] * (first.end - first.start - 4), 0, *[second.end] * 3]
+    assert [mutual.are_in(window) for window in (None, 16)] == [everywhere, True]
+    _, _, mutual = seen.encoder.place(step(2, [(second.end, second.end + 5, of)]), torch.arange(6))
+    assert mutual is None
