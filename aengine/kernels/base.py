@@ -82,7 +82,10 @@ class Kernels(Protocol):
         ...
 
     def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> RegisteredExperts:
-        """Make experts of gate_up [experts, 2 * inter, hidden], gate first, and down [experts, hidden, inter]."""
+        """Make experts of gate_up [experts, 2 * inter, hidden], gate first, and down [experts, hidden, inter].
+
+        If the rule has no gate, gate_up is up alone, [experts, inter, hidden].
+        """
         ...
 
     def with_shared(

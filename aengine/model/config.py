@@ -17,12 +17,13 @@ from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.architecture import Head, find_architecture, label_count, read_dtype, refuse_unsupported
 from aengine.model.checkpoint.foreign import refuse_mlx
 from aengine.model.checkpoint.weights import float_linears, has_head, stores_module
+from aengine.model.ends_spec import EndsSpec
 from aengine.model.families import FAMILIES, ignored_prefixes
 from aengine.model.families.dflash import DFlashSpec
 from aengine.model.families.eagle3 import Eagle3Spec
 from aengine.model.families.mtp import MTPSpec, numbered_prefixes
 from aengine.model.families.parts import hidden_size, norm_eps, unused_projections
-from aengine.model.families.wrappers import LANGUAGE_MODEL, Wrapper, text_model, ties_by_default
+from aengine.model.families.wrappers import LANGUAGE_MODEL, OTHER_NAMES, Wrapper, text_model, ties_by_default
 from aengine.model.fields import Fields, read_json_object
 from aengine.model.images.read import read_image_spec
 from aengine.model.images.spec import ImageSpec
@@ -31,7 +32,7 @@ from aengine.model.quant.base import QuantConfig
 from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
 from aengine.model.recurrent_spec import RecurrentSpec
 from aengine.model.rope import MAX_POSITIONS
-from aengine.model.spec import AttentionSpec, EndsSpec, LatentSpec, LayerSpec
+from aengine.model.spec import AttentionSpec, LatentSpec, LayerSpec
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,6 +379,6 @@ def _quantization(values: Mapping[str, object]) -> str:
     """Return the quantization settings as JSON. Names of modules are changed to those of a plain language model."""
     kept = {key: values[key] for key in QUANTIZATION_KEYS if values.get(key) is not None}
     text = msgspec.json.encode(kept).decode()
-    for outer, inner in LANGUAGE_MODEL.items():
+    for outer, inner in (*LANGUAGE_MODEL.items(), *OTHER_NAMES.items()):
         text = text.replace(outer, inner)
     return text

@@ -101,8 +101,8 @@ class Decoder:
             kinds.append((layer, stored))
         self._final_norm = make.specified_norm(config.ends.norm, hidden)
         self._classes = make.tensor("score.weight", config.labels, hidden) if config.labels else None
-        # One layer of each kind, and the last layer, which computes only the wanted tokens after its attention.
-        self._rehearsing = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1}
+        # One layer of each kind, and the last one that attends, which returns only the wanted tokens.
+        self._rehearsing = {kinds.index(kind) for kind in kinds} | {layers.last_with_attention}
         self._rehearsals_alone = False
         self.draft_head: DraftHead | DFlashHead | Decoder | None = None
         self.groups = make.groups

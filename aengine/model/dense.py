@@ -145,7 +145,7 @@ class FloatExperts:
         self._rule = rule
         hidden, inner = experts.hidden, spec.inner
         gates = share.columns or (0, inner)
-        ups = gates[0] + inner, gates[1] + inner
+        rows = (gates, (gates[0] + inner, gates[1] + inner)) if spec.gated else (gates,)
 
         def cut(axis: int, *ranges: Range) -> Cut | None:
             return None if share.columns is None else Cut(axis, ranges)
@@ -154,19 +154,19 @@ class FloatExperts:
             return cut(axis, *ranges) if share.count == spec.count else Cut(0, (share.experts,))
 
         self._parts = [  # of each expert
-            [f"{name}.{expert}.{part}.weight" for part in (spec.gate, spec.up, spec.down)]
+            [f"{name}.{expert}.{part}.weight" for part in (*spec.before_down, spec.down)]
             for expert in range(*share.experts)
         ]
-        self._fused = f"{name}.gate_up_proj", f"{name}.down_proj"
+        self._fused = f"{name}.{'gate_up_proj' if spec.gated else 'up_proj'}", f"{name}.down_proj"
         self._transposed = tuple(f"{fused} (transposed)" for fused in self._fused) if spec.may_be_transposed else ()
-        gate_up = tuple(part for gate, up, _ in self._parts for part in (gate, up))
-        down = tuple(part for _, _, part in self._parts)
+        gate_up = tuple(part for parts in self._parts for part in parts[:-1])
+        down = tuple(parts[-1] for parts in self._parts)
         self.entries = {
             **dict.fromkeys(gate_up, Entry((inner, hidden), cut=cut(0, gates))),
             **dict.fromkeys(down, Entry((hidden, inner), cut=cut(1, gates))),
         }
         wholes = (
-            Entry((spec.count, 2 * inner, hidden), optional=True, replaces=gate_up, cut=cut_fused(1, gates, ups)),
+            Entry((spec.count, spec.columns, hidden), optional=True, replaces=gate_up, cut=cut_fused(1, *rows)),
             Entry((spec.count, hidden, inner), optional=True, replaces=down, cut=cut_fused(2, gates)),
         )
         self.entries |= dict(zip(self._fused, wholes))
@@ -189,9 +189,9 @@ class FloatExperts:
             if name in present:
                 places[name] = self._storage.empty(*self.entries[name].kept)
                 self._turned.append((places[name], whole))
-        for expert, (gate, up, second) in enumerate(self._parts):
-            places[gate], places[up] = gate_up[expert].chunk(2)
-            places[second] = down[expert]
+        for expert, parts in enumerate(self._parts):
+            places |= zip(parts[:-1], gate_up[expert].chunk(len(parts) - 1))
+            places[parts[-1]] = down[expert]
         return places
 
     def close(self) -> None:

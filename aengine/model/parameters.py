@@ -297,7 +297,7 @@ class Parameters:
             another = share.columns is not None and self.shard.index > 0
             biases, groups = expert_biases(name, hidden, spec, share, self._storage, another)
             self.groups.extend(groups)
-        rule = ExpertRule(spec.clamp, biases, gelu=spec.activation == "gelu")
+        rule = ExpertRule(spec.clamp, biases, spec.activation == "gelu", spec.gated)
         if forms is not None:
             self.groups.append(QuantizedExperts(experts, name, spec, forms, self._storage, share, rule))
         elif not spec.transposed:
@@ -338,7 +338,7 @@ class Parameters:
         if self._quantization is None or self._quantization.leaves(name):
             return None
         names = [f"{name}.{expert}.{{}}" for expert in range(spec.count)]
-        gate_up = self._quantization.format_of(*(one.format(part) for one in names for part in (spec.gate, spec.up)))
+        gate_up = self._quantization.format_of(*(one.format(part) for one in names for part in spec.before_down))
         down = self._quantization.format_of(*(one.format(spec.down) for one in names))
         if gate_up is None and down is None:
             return None

@@ -83,6 +83,8 @@ class MambaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mamba"):
     in_bias: bool = False
     out_bias: bool = False
     norm: bool = True  # whether each group's results have an RMS norm after their gates
+    # Of the projection's parts: gates, inputs, keys, queries and steps. Empty: there are none.
+    factors: tuple[float, ...] = ()
     block: str = "mamba"  # name in checkpoints
 
     def rank_heads(self, ranks: int = 1) -> MambaHeads:
@@ -104,17 +106,14 @@ class MambaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mamba"):
     def parameters(self, hidden: int) -> int:
         heads = self.rank_heads()
         between = heads.channels * (self.conv + self.conv_bias) + 3 * self.heads + heads.values * self.norm
-        biases = self._projected(heads) * self.in_bias + hidden * self.out_bias
-        return (self._projected(heads) + heads.values) * hidden + between + biases
+        projected = sum(heads.projected)
+        biases = projected * self.in_bias + hidden * self.out_bias
+        return (projected + heads.values) * hidden + between + biases
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Return outputs and inputs of each matrix product, on each rank."""
         heads = self.rank_heads(ranks)
-        return (self._projected(heads), hidden), (hidden, heads.values)
-
-    def _projected(self, heads: MambaHeads) -> int:
-        """Return the width of z, x, b, c and dt of a token together."""
-        return heads.values + heads.channels + heads.heads
+        return (sum(heads.projected), hidden), (hidden, heads.values)
 
 
 RecurrentSpec = DeltaSpec | ConvSpec | MambaSpec

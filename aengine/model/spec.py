@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import msgspec
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from aengine.cache.kv import KVLayer
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import GateClamp
-from aengine.model.norm_spec import LayerNorms, NormSpec
+from aengine.model.norm_spec import LayerNorms
 from aengine.model.ranks.shard import Shard
-from aengine.model.recurrent_spec import RecurrentSpec
+from aengine.model.recurrent_spec import MambaSpec, RecurrentSpec
 from aengine.model.rope import QueryGrowth, RopeConfig
 
-Activation = Literal["silu", "gelu", "xielu"]  # gelu: its tanh approximation
+Activation = Literal["silu", "gelu", "relu2", "xielu"]  # gelu: its tanh approximation; relu2: the square of ReLU
 
 
 # "head": a norm over each query or key head. "all": a norm over all query heads, and one over all key heads.
@@ -156,6 +152,22 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
         )
 
 
+class AttentionBesideMambaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention_beside_mamba"):
+    """Attention and Mamba2 that read the same norm. Both results are multiplied by factors and added to x."""
+
+    attention: AttentionSpec
+    mamba: MambaSpec
+    attention_scale: float = 1.0
+    mamba_scale: float = 1.0
+
+    def parameters(self, hidden: int) -> int:
+        return self.attention.parameters(hidden) + self.mamba.parameters(hidden)
+
+    def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Return outputs and inputs of each matrix product, on each rank."""
+        return self.attention.linears(hidden, ranks) + self.mamba.linears(hidden, ranks)
+
+
 class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
     """down(activation(gate) * up), or down(activation(up)) if it has no gate. Only xIELU has parameters."""
 
@@ -164,6 +176,7 @@ class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
     bias: bool = False
     fused: bool = False  # whether checkpoints have gate and up in one tensor
     gated: bool = True
+    gate_scale: float = 1.0  # multiplies gates before their activation
     # Names in checkpoints. `ExpertsSpec` has the block's name of an expert that all tokens pass.
     block: str = "mlp"
     fused_name: str = "gate_up_proj"
@@ -199,6 +212,8 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     shared: MLPSpec | None = None  # the expert that every token passes
     clamp: GateClamp | None = None  # None: the gate is not clamped
     activation: Activation = "silu"
+    gated: bool = True  # whether an expert has a gate. Without one, its activation is relu2.
+    latent: int = 0  # the width to which tokens are projected before experts, and back after them; 0: no projections
     biases: bool = False  # whether the router and each expert have biases
     shared_gate: bool = False  # whether the sigmoid of a gate multiplies the shared expert's result
     transposed: bool = False  # whether checkpoints store matrices transposed, with alternating columns of gate and up
@@ -212,19 +227,34 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     up: str = "up_proj"
     down: str = "down_proj"
 
+    @property
+    def columns(self) -> int:
+        """The width of an expert's gate and up together."""
+        return (1 + self.gated) * self.inner
+
+    @property
+    def before_down(self) -> tuple[str, ...]:
+        """The names of an expert's matrices before the last."""
+        return (self.gate, self.up) if self.gated else (self.up,)
+
     def parameters(self, hidden: int) -> int:
         biases = self.count * (2 * self.inner + hidden) * self.biases
-        return 3 * hidden * self.inner * self.count + biases + self._for_all_tokens(hidden)
+        return self._of_expert(hidden) * self.count + biases + self._for_all_tokens(hidden)
 
     def active_parameters(self, hidden: int) -> int:
-        return 3 * hidden * self.inner * self.router.top_k + self._for_all_tokens(hidden)
+        return self._of_expert(hidden) * self.router.top_k + self._for_all_tokens(hidden)
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Return outputs and inputs of each product that all tokens pass, on each rank, without the router's."""
-        return () if self.shared is None else self.shared.linears(hidden, ranks)
+        shared = () if self.shared is None else self.shared.linears(hidden, ranks)
+        return (*shared, (self.latent, hidden), (hidden, self.latent)) if self.latent else shared
+
+    def _of_expert(self, hidden: int) -> int:
+        return (2 + self.gated) * (self.latent or hidden) * self.inner
 
     def _for_all_tokens(self, hidden: int) -> int:
         shared = 0 if self.shared is None else self.shared.parameters(hidden)
+        shared += 2 * hidden * self.latent
         return hidden * (self.count + self.shared_gate) + self.count * (bool(self.correction) + self.biases) + shared
 
 
@@ -250,61 +280,17 @@ class MLPAndExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp_and_
 
 
 FFN = MLPSpec | ExpertsSpec | MLPAndExpertsSpec
-
-
-class LayerInputsSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A second embedding. Each layer reads its own part of it, mixed with a projection of the first embedding."""
-
-    vocab: int
-    width: int  # of one layer's part
-
-    def parameters(self, hidden: int, layers: int) -> int:
-        """Return the number of weights that all layers share, without the table."""
-        return layers * self.width * hidden + self.width
-
-    def table(self, layers: int) -> int:
-        return self.vocab * layers * self.width
-
-
-class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The operations before the first layer and after the last layer."""
-
-    norm: NormSpec  # after the last layer
-    embedding_norm_eps: float | None = None  # of an RMS norm of embeddings, without a weight; None: no norm
-    embedding_scale: float = 1.0  # after the norm
-    logit_scale: float = 1.0
-    logit_bias: bool = False  # whether the output matrix has a bias
-    logit_softcap: float | None = None
-    layer_inputs: LayerInputsSpec | None = None
-
-    def embedding_function(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
-        """Return the function that is applied to rows of the embedding, or None if they are used as they are.
-
-        The function must return a new tensor. On several GPUs, the first layer's norm has read the old one already.
-
-        dtype: of the rows.
-        """
-        eps = self.embedding_norm_eps
-        if eps is None and self.embedding_scale == 1.0:
-            return None
-        scale = torch.tensor(self.embedding_scale, dtype=dtype).item()  # rounded like the rows
-
-        def change(rows: Tensor) -> Tensor:
-            if eps is not None:
-                rows = F.rms_norm(rows.float(), rows.shape[-1:], eps=eps).to(dtype)
-            return rows if scale == 1.0 else rows * scale
-
-        return change
+Mixer = AttentionSpec | LatentSpec | RecurrentSpec | AttentionBesideMambaSpec  # reads other tokens
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Attention, then a feed-forward part. Each adds its result to the residual stream.
+    """Attention, then a feed-forward part. Each adds its result to the residual stream. One of them may be missing.
 
     If they are parallel, both read the norm before attention, and the layer has no other norm.
     """
 
-    attention: AttentionSpec | LatentSpec | RecurrentSpec
-    ffn: FFN
+    attention: Mixer | None
+    ffn: FFN | None
     norms: LayerNorms
     parallel: bool = False
     residual_scale: float = 1.0  # multiplies the result of each part
@@ -314,15 +300,23 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def attending(self) -> AttentionSpec | LatentSpec | None:
         """The attention that reads keys and values from pages, if the layer has one."""
-        return self.attention if isinstance(self.attention, AttentionSpec | LatentSpec) else None
+        mixer = self.attention
+        attention = mixer.attention if isinstance(mixer, AttentionBesideMambaSpec) else mixer
+        return attention if isinstance(attention, AttentionSpec | LatentSpec) else None
 
     @property
     def recurrent(self) -> RecurrentSpec | None:
         """The part with a state of fixed size, if the layer has one."""
-        return self.attention if isinstance(self.attention, RecurrentSpec) else None
+        mixer = self.attention
+        recurrent = mixer.mamba if isinstance(mixer, AttentionBesideMambaSpec) else mixer
+        return recurrent if isinstance(recurrent, RecurrentSpec) else None
 
     def parameters(self, hidden: int) -> int:
-        return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + self._around(hidden)
+        return sum(part.parameters(hidden) for part in self._parts) + self._around(hidden)
+
+    @property
+    def _parts(self) -> tuple[Mixer | FFN, ...]:
+        return tuple(part for part in (self.attention, self.ffn) if part is not None)
 
     def _around(self, hidden: int) -> int:
         added = (2 * self.input_width + 1) * hidden if self.input_width else 0
@@ -337,13 +331,12 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def indivisible(self, ranks: int) -> str:
         """Return a description of a part that cannot be divided evenly among this many ranks. Empty: all can be."""
-        attention, ffn = self.attention, self.ffn
-        if isinstance(attention, RecurrentSpec):
-            if what := attention.indivisible(ranks):
-                return what
-        elif attention.heads % ranks:
+        attention, recurrent, ffn = self.attending, self.recurrent, self.ffn
+        if recurrent is not None and (what := recurrent.indivisible(ranks)):
+            return what
+        if attention is not None and attention.heads % ranks:
             return f"{attention.heads} query heads"
-        elif (
+        if (
             isinstance(attention, AttentionSpec) and attention.kv_heads % ranks and ranks % attention.kv_heads
         ):  # if there are fewer KV heads than ranks, several ranks have the same one
             return f"{attention.kv_heads} KV heads"
@@ -351,6 +344,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
             if ffn.mlp.inner % ranks:
                 return f"{ffn.mlp.inner} columns of the MLP"
             ffn = ffn.experts
+        if ffn is None:
+            return ""
         if isinstance(ffn, MLPSpec):
             return f"{ffn.inner} columns of the MLP" if ffn.inner % ranks else ""
         if ffn.inner % ranks and ffn.count < ranks:  # ranks have columns of all experts, or some whole experts
@@ -361,9 +356,11 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def active_parameters(self, hidden: int) -> int:
         """Return how many weights one token uses."""
-        return self.attention.parameters(hidden) + self.ffn.active_parameters(hidden) + self._around(hidden)
+        attention = 0 if self.attention is None else self.attention.parameters(hidden)
+        ffn = 0 if self.ffn is None else self.ffn.active_parameters(hidden)
+        return attention + ffn + self._around(hidden)
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Return outputs and inputs of each product that all tokens pass, on each rank."""
         added = ((self.input_width, hidden), (hidden, self.input_width)) if self.input_width else ()
-        return self.attention.linears(hidden, ranks) + self.ffn.linears(hidden, ranks) + added
+        return tuple(linear for part in self._parts for linear in part.linears(hidden, ranks)) + added

@@ -34,8 +34,10 @@ LINEAR = {"linear_num_key_heads": 8, "linear_num_value_heads": 16}  # of recurre
 def sizes_of(case: str) -> dict[str, object]:
     if case.startswith(("deepseek", "glm4-flash", "kimi")):  # each head derives its own keys
         return {**SIZES, "num_key_value_heads": 8}
-    if case == "granite4-hybrid-moe":  # with one group, ranks share it
+    if case in ("granite4-hybrid-moe", "falcon-h1-norm"):  # with one group, ranks share it
         return {**SIZES, "mamba_n_groups": 8}
+    if case.startswith("nemotron"):
+        return {**SIZES, "n_groups": 8}
     return {**SIZES, **LINEAR} if case.startswith(("qwen3-5", "qwen3-next")) else {**SIZES}
 
 

@@ -15,6 +15,8 @@ from transformers import (
     Ernie4_5_MoeForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Glm4Config,
     Glm4ForCausalLM,
     Glm4vForConditionalGeneration,
@@ -26,6 +28,8 @@ from transformers import (
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
     Lfm2MoeForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     PhimoeConfig,
     PhimoeForCausalLM,
     PreTrainedConfig,
@@ -58,6 +62,37 @@ _GRANITE4: dict[str, object] = {
     "attention_multiplier": 0.3,
     "residual_multiplier": 0.4,
     "logits_scaling": 3.0,
+}
+_NEMOTRON: dict[str, object] = {
+    "head_dim": 24,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "ssm_state_size": 20,
+    "n_groups": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 1.5,
+    "time_step_min": 1e-30,  # otherwise transformers limits steps, but in prompts only
+    "rescale_prenorm_residual": False,
+    "pad_token_id": None,
+}
+_FALCON_H1: dict[str, object] = {
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 12,
+    "mamba_d_state": 20,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.5,
+    "mlp_multipliers": [0.7, 0.6],
+    "key_multiplier": 0.4,
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.5,
+    "ssm_multipliers": [0.6, 0.7, 0.8, 0.9, 1.1],
+    "pad_token_id": None,
 }
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -113,6 +148,48 @@ UNUSUAL_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedCo
             "num_local_experts": 0,
             "position_embedding_type": "rope",
             "tie_word_embeddings": True,
+        },
+    ),
+    "nemotron-h": (
+        NemotronHForCausalLM,
+        NemotronHConfig,
+        _NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]},
+    ),
+    "nemotron3": (
+        NemotronHForCausalLM,
+        NemotronHConfig,
+        _NEMOTRON
+        | {
+            "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "moe"],
+            "n_group": 2,
+            "topk_group": 1,
+            "use_conv_bias": False,
+        },
+    ),
+    "nemotron3-latent": (
+        NemotronHForCausalLM,
+        NemotronHConfig,
+        _NEMOTRON
+        | {
+            "layers_block_type": ["full_attention", "moe", "linear_attention"],
+            "moe_latent_size": 48,
+            "use_bias": True,
+            "norm_topk_prob": False,
+        },
+    ),
+    "falcon-h1": (FalconH1ForCausalLM, FalconH1Config, _FALCON_H1),
+    "falcon-h1-norm": (
+        FalconH1ForCausalLM,
+        FalconH1Config,
+        _FALCON_H1
+        | {
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_n_groups": 2,
+            "mamba_d_ssm": None,
+            "mamba_d_head": 16,
+            "projectors_bias": True,
+            "mlp_bias": True,
         },
     ),
     "lfm2": (Lfm2ForCausalLM, Lfm2Config, _LFM2 | {"block_multiple_of": 48, "conv_bias": True}),

@@ -29,16 +29,18 @@ class ExpertRule:
         biases: of gate and up, [experts, 2 * inter], gate's first, and of down, [experts, hidden]. They may be filled
             later.
         gelu: GELU instead of SiLU, by its approximation with a hyperbolic tangent.
+        gated: False: there is no gate, and the square of ReLU is between the products.
     """
 
     clamp: GateClamp | None = None
     biases: tuple[Tensor, Tensor] | None = None
     gelu: bool = False
+    gated: bool = True
 
     @property
     def plain(self) -> bool:
-        """Whether an activation is all that is between the products."""
-        return self.clamp is None and self.biases is None
+        """Whether a gate's activation is all that is between the products."""
+        return self.clamp is None and self.biases is None and self.gated
 
     @property
     def gate_up(self) -> dict[str, float | bool]:

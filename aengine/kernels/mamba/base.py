@@ -44,6 +44,11 @@ class MambaHeads:
         """The channels of the convolution: x, then b, then c."""
         return self.values + 2 * self.keys
 
+    @property
+    def projected(self) -> tuple[int, int, int, int, int]:
+        """The widths of z, x, b, c and dt of a token."""
+        return self.values, self.values, self.keys, self.keys, self.heads
+
 
 @dataclass(slots=True)
 class MambaWeights:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from aengine.kernels.experts.base import Experts
 from aengine.model.blocks.build import BuildContext
-from aengine.model.blocks.mlp import gate_up_parts
+from aengine.model.blocks.mlp import activate, gate_up_parts
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.shard import Part
@@ -22,7 +22,8 @@ class MixtureOfExperts:
         make, hidden, block = build.make, build.hidden, f"{name}.{spec.block}"
         self._norm = make.layer_norm(name, layer.norms.before_ffn, hidden)
         self._route = make.route(block, hidden, spec)
-        self._experts = make.experts(f"{block}.experts", hidden, spec)
+        self._latent = _LatentProjections(build, block, spec.latent) if spec.latent else None
+        self._experts = make.experts(f"{block}.experts", spec.latent or hidden, spec)
         self._shared = None if spec.shared is None else SharedExpert(build, name if spec.shared_beside else block, spec)
         self._add = Addition.of_block(build, name, layer.norms.after_ffn, layer.residual_scale)
         # Without a norm the experts read x itself. Then x must not change before they have read it.
@@ -32,9 +33,13 @@ class MixtureOfExperts:
         h, ids, weights = self._route.after(self._norm, x, step.slots(len(x)), step.kv.page_size)
         experts: Experts = self._experts
         shared = self._shared
-        fused = None if shared is None else shared.fuse_with(self._experts, h, ids.shape[1])
+        fused = None if shared is None or self._latent is not None else shared.fuse_with(self._experts, h, ids.shape[1])
         if fused is not None:
             experts, shared = fused, None
+        if self._latent is not None:
+            whole = self._latent.up(experts.add_to(self._latent.down(h), ids, weights, None))
+            whole = whole if shared is None else shared.add_to(h, whole)
+            return self._add.add_result(whole.__getitem__, x)
         if self._adds_in_place:
             if shared is not None:
                 x = shared.add_to(h, x)
@@ -42,6 +47,22 @@ class MixtureOfExperts:
         part = None if shared is None else shared(h)
         part = experts.add_to(h, ids, weights, part)
         return self._add.add_result(part.__getitem__, x)
+
+
+class _LatentProjections:
+    """Projections of tokens to a narrower width, in which experts compute, and back. Every rank has them whole."""
+
+    def __init__(self, build: BuildContext, block: str, width: int) -> None:
+        self._down = build.make.linear({f"{block}.fc1_latent_proj": Part(width)}, build.hidden)
+        self._up = build.make.linear({f"{block}.fc2_latent_proj": Part(build.hidden)}, width)
+
+    def down(self, h: Tensor) -> Tensor:
+        """h [tokens, hidden] -> [tokens, width]."""
+        return self._down.apply(h)
+
+    def up(self, part: Tensor) -> Tensor:
+        """part [tokens, width], of this rank's experts -> [tokens, hidden]."""
+        return self._up.apply(part)
 
 
 class SharedExpert:
@@ -60,6 +81,7 @@ class SharedExpert:
         self._gate_up = make.linear(gate_up_parts(name, shared), hidden, shared.bias, split="outputs")
         down = {f"{name}.{shared.down}": Part(hidden)}
         self._down = make.linear(down, shared.inner, shared.bias, split="inputs")
+        self._activation = None if shared.gated else shared.activation
         self._gate = make.shared_gate(f"{name}_gate", hidden) if spec.shared_gate else None
         self._adapters = None if make.adapters is None else make.adapters.tokens
 
@@ -77,7 +99,7 @@ class SharedExpert:
         h [tokens, hidden]: the input; each token goes to top_k experts.
         """
         # The kernels number the experts from 0.
-        if experts.first or self._adapted:
+        if experts.first or self._adapted or self._activation is not None:
             return None
         gate_up, down = self._gate_up.unadapted, self._down.unadapted
         if experts.unadapted is None or gate_up is None or down is None:
@@ -91,6 +113,8 @@ class SharedExpert:
         return self._adapters is not None and self._adapters.places is not None
 
     def _inner(self, h: Tensor) -> Tensor:
+        if self._activation is not None:
+            return activate(self._activation, self._gate_up.apply(h))
         if self._gate is None:
             return self._kernels.silu_mul(self._gate_up.apply(h))  # [tokens, inner]
         # The down product has no bias, so the gate may be applied before it.

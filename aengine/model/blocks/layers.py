@@ -14,10 +14,19 @@ from aengine.model.blocks.variants.latent_attention import LatentAttention
 from aengine.model.blocks.variants.layer_inputs import LayerInput, Scalar
 from aengine.model.blocks.variants.mamba import Mamba2
 from aengine.model.blocks.variants.mlp_and_experts import MLPAndExperts
-from aengine.model.blocks.variants.parallel import AttentionBesideMLP
+from aengine.model.blocks.variants.parallel import AttentionBesideMamba, AttentionBesideMLP
 from aengine.model.blocks.variants.short_conv import GatedShortConv
 from aengine.model.recurrent_spec import ConvSpec, DeltaSpec, MambaSpec
-from aengine.model.spec import LatentSpec, LayerSpec, MLPAndExpertsSpec, MLPSpec
+from aengine.model.spec import (
+    FFN,
+    AttentionBesideMambaSpec,
+    AttentionSpec,
+    LatentSpec,
+    LayerSpec,
+    Mixer,
+    MLPAndExpertsSpec,
+    MLPSpec,
+)
 
 
 class LayerBuilder:
@@ -44,17 +53,24 @@ class LayerBuilder:
     def build(self, i: int) -> list[Block]:
         """Build the blocks of layer i."""
         build, layer, name = self._build, self._layers[i], self._names[i]
-        blocks = [self._attention(i, name, layer)]
-        if not layer.parallel:
-            blocks.append(self._ffn(name, layer))
+        blocks = []
+        if layer.attention is not None:
+            blocks.append(self._attention(i, name, layer, layer.attention))
+        if layer.ffn is not None and not layer.parallel:
+            blocks.append(self._ffn(name, layer, layer.ffn))
         if layer.input_width:
             blocks.append(LayerInput(build, name, layer, i))
         if layer.scalar:
             blocks.append(Scalar(build, name))
         return blocks
 
-    def _attention(self, i: int, name: str, layer: LayerSpec) -> Block:
-        build, spec, last = self._build, layer.attention, i == len(self._layers) - 1
+    @property
+    def last_with_attention(self) -> int:
+        """The index of the last layer that attends or is recurrent. Later layers get only the step's wanted tokens."""
+        return max(i for i, layer in enumerate(self._layers) if layer.attention is not None)
+
+    def _attention(self, i: int, name: str, layer: LayerSpec, spec: Mixer) -> Block:
+        build, last = self._build, i == self.last_with_attention
         if isinstance(spec, DeltaSpec):
             self._recurrent += 1
             return GatedDeltaNet(build, name, layer, spec, self._recurrent - 1, last)
@@ -64,8 +80,12 @@ class LayerBuilder:
         if isinstance(spec, MambaSpec):
             self._recurrent += 1
             return Mamba2(build, name, layer, spec, self._recurrent - 1, last)
+        if isinstance(spec, AttentionBesideMambaSpec):
+            self._recurrent += 1
+            kept = self._keep(i, f"{name}.{spec.attention.block}")
+            return AttentionBesideMamba(build, name, layer, spec, kept, self._recurrent - 1, last)
         if spec.shares_kv_of is None:
-            self._kept[i] = LayerKV(self._first_kv_layer + len(self._kept), build.make.kv_scales(f"{name}.self_attn"))
+            self._keep(i, f"{name}.{spec.block if isinstance(spec, AttentionSpec) else 'self_attn'}")
         kept = self._kept[i if spec.shares_kv_of is None else spec.shares_kv_of]
         if layer.parallel:
             return AttentionBesideMLP(build, name, layer, kept, last)
@@ -73,8 +93,13 @@ class LayerBuilder:
             return LatentAttention(build, name, layer, spec, kept, last)
         return Attention(build, name, layer, spec, kept, last)
 
-    def _ffn(self, name: str, layer: LayerSpec) -> Block:
-        build, spec = self._build, layer.ffn
+    def _keep(self, i: int, name: str) -> LayerKV:
+        """Make the entry in the KV pool of layer i. name: of its attention in checkpoints."""
+        self._kept[i] = kept = LayerKV(self._first_kv_layer + len(self._kept), self._build.make.kv_scales(name))
+        return kept
+
+    def _ffn(self, name: str, layer: LayerSpec, spec: FFN) -> Block:
+        build = self._build
         if isinstance(spec, MLPSpec):
             return MLP(build, name, layer, spec)
         if isinstance(spec, MLPAndExpertsSpec):

@@ -10,7 +10,7 @@ from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.norm_spec import NormSpec
 from aengine.model.ranks.shard import Part
-from aengine.model.spec import LayerSpec, MLPSpec
+from aengine.model.spec import Activation, LayerSpec, MLPSpec
 
 
 class MLP:
@@ -40,6 +40,11 @@ def gate_up_parts(block: str, spec: MLPSpec) -> dict[str, Part | tuple[Part, ...
     if spec.gated and spec.fused:
         return {f"{block}.{spec.fused_name}": (inner, inner)}
     return {f"{block}.{one}": inner for one in ((spec.gate, spec.up) if spec.gated else (spec.up,))}
+
+
+def activate(activation: Activation, x: Tensor) -> Tensor:
+    """Return GELU of x, or the square of ReLU. For MLPs without a gate."""
+    return F.relu(x).square_() if activation == "relu2" else F.gelu(x, approximate="tanh")
 
 
 class GatedMLP:
@@ -74,7 +79,11 @@ class GatedMLP:
         if self._xielu is not None:
             return self._kernels.xielu(self._gate_up.apply(x, norm=self._norm), self._xielu)
         if not self._spec.gated:
-            return F.gelu(self._gate_up.apply(x, norm=self._norm), approximate="tanh")
+            return activate(self._spec.activation, self._gate_up.apply(x, norm=self._norm))
+        if self._spec.gate_scale != 1.0:
+            gate_up = self._gate_up.apply(x, norm=self._norm)
+            gate_up.chunk(2, dim=1)[0].mul_(self._spec.gate_scale)
+            return self._kernels.silu_mul(gate_up)
         if self._spec.activation == "silu":
             return self._gate_up.apply_activated(x, self._norm)
         return self._kernels.gelu_mul(self._gate_up.apply(x, norm=self._norm))

@@ -30,7 +30,8 @@ log = logging.getLogger("aengine")
 # Buffers in old files. They are not read, because they follow from config.json.
 _DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _HEAD = "lm_head.weight"
-_FUSED_EXPERTS = {"gate_up_proj", "down_proj"}  # the ends of the names of all experts' matrices, if they are floats
+# The ends of the names of all experts' matrices, if they are floats.
+_FUSED_EXPERTS = {"gate_up_proj", "up_proj", "down_proj"}
 _EMBEDDING = "model.embed_tokens.weight"
 
 

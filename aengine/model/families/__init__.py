@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from aengine.model.ends_spec import EndsSpec
 from aengine.model.families import centred, deepseek, gemma, gemma4, hybrids, lfm2, mamba, mixtures, mtp, muse, plain
 from aengine.model.families.parts import plain_ends
 from aengine.model.families.wrappers import Wrapper
 from aengine.model.fields import Fields
 from aengine.model.images import families as seeing
-from aengine.model.spec import EndsSpec, LayerSpec
+from aengine.model.spec import LayerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,10 @@ FAMILIES: dict[str, Family] = {
         "LFM2 with experts", lfm2.layers_with_experts, lfm2.ends, lfm2.DEFAULTS, tie="tie_embedding"
     ),
     "GraniteMoeHybridForCausalLM": Family("Granite 4", mamba.granite, plain.granite_ends),
+    "NemotronHForCausalLM": Family(
+        "Nemotron-H and Nemotron 3", mamba.nemotron, defaults=mamba.NEMOTRON, unread=("mtp.",)
+    ),
+    "FalconH1ForCausalLM": Family("Falcon-H1", mamba.falcon, mamba.falcon_ends, mamba.FALCON),
     "ApertusForCausalLM": Family("Apertus", plain.apertus, defaults=plain.APERTUS),
     "Gemma2ForCausalLM": Family("Gemma 2", gemma.gemma2, gemma.ends, gemma.GEMMA2),
     "Gemma3ForCausalLM": Family("Gemma 3", gemma.gemma3, gemma.ends, gemma.GEMMA3),

@@ -7,6 +7,7 @@ import math
 from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
+from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.parts import (
     attention,
     hidden_size,
@@ -20,7 +21,7 @@ from aengine.model.families.parts import (
 )
 from aengine.model.fields import Fields
 from aengine.model.norm_spec import LayerNorms
-from aengine.model.spec import Activation, AttentionSpec, EndsSpec, LayerSpec
+from aengine.model.spec import Activation, AttentionSpec, LayerSpec
 
 _OFFSET = 1.0  # norm weights are stored as their difference from 1
 GELU: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu"}

@@ -11,6 +11,7 @@ import math
 from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
+from aengine.model.ends_spec import EndsSpec, LayerInputsSpec
 from aengine.model.families.gemma import GELU, cap, sandwich_norms
 from aengine.model.families.parts import (
     MAX_WIDTH,
@@ -27,16 +28,7 @@ from aengine.model.families.parts import (
     softmax_router,
 )
 from aengine.model.fields import Fields, shown
-from aengine.model.spec import (
-    FFN,
-    AttentionSpec,
-    EndsSpec,
-    ExpertsSpec,
-    LayerInputsSpec,
-    LayerSpec,
-    MLPAndExpertsSpec,
-    MLPSpec,
-)
+from aengine.model.spec import FFN, AttentionSpec, ExpertsSpec, LayerSpec, MLPAndExpertsSpec, MLPSpec
 
 _VOCAB = 262_144
 UNIFIED: dict[str, object] = {

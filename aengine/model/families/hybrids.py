@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.recurrent.state import BLOCK
+from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.parts import (
     MAX_HEADS,
     MAX_WIDTH,
@@ -23,7 +24,7 @@ from aengine.model.families.parts import (
 )
 from aengine.model.fields import Fields, shown
 from aengine.model.recurrent_spec import DeltaSpec
-from aengine.model.spec import FFN, EndsSpec, ExpertsSpec, LayerSpec, MLPSpec
+from aengine.model.spec import FFN, ExpertsSpec, LayerSpec, MLPSpec
 
 _OFFSET = 1.0  # norm weights are stored as their difference from 1
 

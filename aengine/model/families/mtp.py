@@ -72,7 +72,9 @@ class MTPReader:
 
 def _qwen(fields: Fields, layers: Sequence[LayerSpec], count: int) -> MTPSpec:
     """Qwen: tensors named mtp.*, and a layer of full attention."""
-    layer = next(layer for layer in reversed(layers) if isinstance(layer.attention, AttentionSpec))
+    layer, attention = next(
+        (layer, layer.attention) for layer in reversed(layers) if isinstance(layer.attention, AttentionSpec)
+    )
     if isinstance(layer.ffn, MLPSpec) and fields.present("mtp_intermediate_size"):
         inner = fields.integer("mtp_intermediate_size", 1, MAX_WIDTH)
         layer = replace(layer, ffn=replace(layer.ffn, inner=inner))
@@ -83,7 +85,7 @@ def _qwen(fields: Fields, layers: Sequence[LayerSpec], count: int) -> MTPSpec:
     eps, offset = norm_eps(fields), 0.0 if before is None else before.offset
     return MTPSpec(
         name="mtp.layers.0",
-        layer=replace(layer, attention=replace(layer.attention, window=None)),
+        layer=replace(layer, attention=replace(attention, window=None)),
         embedding_norm=NormSpec("mtp.pre_fc_norm_embedding", eps, offset),
         state_norm=NormSpec("mtp.pre_fc_norm_hidden", eps, offset),
         projection="mtp.fc",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
+from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.parts import (
     attention,
     layer_count,
@@ -17,7 +18,7 @@ from aengine.model.families.parts import (
 )
 from aengine.model.fields import Fields
 from aengine.model.norm_spec import LayerNorms, NormSpec
-from aengine.model.spec import EndsSpec, LayerSpec
+from aengine.model.spec import LayerSpec
 
 GLIMMER: dict[str, object] = {
     "vocab_size": 202_048,

@@ -8,10 +8,11 @@ from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.experts.routing.router import Router
+from aengine.model.ends_spec import EndsSpec
 from aengine.model.fields import Fields, shown
 from aengine.model.norm_spec import LayerNorms, NormSpec
 from aengine.model.rope import read_rope
-from aengine.model.spec import FFN, Activation, AttentionSpec, EndsSpec, LayerSpec, MLPSpec, QKNorm
+from aengine.model.spec import FFN, Activation, AttentionSpec, LayerSpec, MLPSpec, QKNorm
 
 # Larger than any real model needs, and small enough that no product of sizes overflows.
 MAX_WIDTH = 2**20
@@ -20,7 +21,7 @@ _MAX_LAYERS = 4096
 MAX_EXPERTS = 512  # of the router's kernel
 SILU: dict[str, Activation] = {"silu": "silu", "swish": "silu"}  # names of x * sigmoid(x)
 _EPS = 1e-6  # of norms, if the file does not give it
-_EPS_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
+_EPS_KEYS = ("layer_norm_epsilon", "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
 
 
 def hidden_size(fields: Fields) -> int:
@@ -33,7 +34,7 @@ def layer_count(fields: Fields) -> int:
 
 def norm_eps(fields: Fields) -> float:
     """Return the eps of norms. Families have different keys for it."""
-    return fields.number(next(filter(fields.present, _EPS_KEYS), _EPS_KEYS[0]), 0, 1, _EPS)
+    return fields.number(next(filter(fields.present, _EPS_KEYS), "rms_norm_eps"), 0, 1, _EPS)
 
 
 def layer_norms(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
+from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.parts import (
     attention,
     layer_count,
@@ -21,7 +22,7 @@ from aengine.model.families.parts import (
 from aengine.model.fields import Fields
 from aengine.model.norm_spec import LayerNorms
 from aengine.model.rope import MAX_POSITIONS, QueryGrowth
-from aengine.model.spec import AttentionSpec, EndsSpec, LayerSpec
+from aengine.model.spec import AttentionSpec, LayerSpec
 
 MAX_MULTIPLIER = 1e6
 GLM: dict[str, object] = {"num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07}

@@ -21,8 +21,15 @@ _TOWERS = {
     "model.multi_modal_projector.": "multi_modal_projector.",
     "model.embed_vision.": "embed_vision.",
 }
-# The same for an embedding of another name (Ling).
-_EMBEDDINGS = {"model.word_embeddings.": "model.embed_tokens."}
+# The same for other names of a language model's parts (Ling, Nemotron-H).
+OTHER_NAMES = {
+    "model.word_embeddings.": "model.embed_tokens.",
+    "backbone.embeddings.": "model.embed_tokens.",
+    "backbone.norm_f.": "model.norm.",
+    "backbone.": "model.",
+    "model.embeddings.": "model.embed_tokens.",
+    "model.norm_f.": "model.norm.",
+}
 # The same for parts within a layer (Granite with experts).
 _PARTS = {
     ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
@@ -86,7 +93,7 @@ def language_model_name(name: str) -> str:
     """Return the name of a tensor or module in a plain language model, for its name in a multimodal model."""
     for part, own in _PARTS.items():
         name = name.replace(part, own)
-    for outer, inner in (*LANGUAGE_MODEL.items(), *_TOWERS.items(), *_EMBEDDINGS.items()):
+    for outer, inner in (*LANGUAGE_MODEL.items(), *_TOWERS.items(), *OTHER_NAMES.items()):
         if name.startswith(outer):
             return inner + name.removeprefix(outer)
     return name

@@ -56,7 +56,7 @@ class FusedExperts:
         matrices = [
             Matrix(name, outputs, inputs, inputs_first)
             for name, outputs, inputs in (
-                ("gate_up_proj", 2 * inner, self.hidden),
+                ("gate_up_proj" if self.spec.gated else "up_proj", self.spec.columns, self.hidden),
                 ("down_proj", self.hidden, inner),
             )
             for inputs_first in ((True,) if self.spec.transposed else (True, False))
@@ -87,7 +87,9 @@ def unfuse(experts: FusedExperts, matrix: Matrix, rank: int) -> Iterator[tuple[s
     """Yield the name of each expert's linear, and a function that extracts its factors from the fused factors."""
     spec = experts.spec
     rows = {spec.down: slice(None)}
-    if matrix.parameter == "gate_up_proj":
+    if matrix.parameter == "up_proj":
+        rows = {spec.up: slice(None)}
+    elif matrix.parameter == "gate_up_proj":
         rows = {spec.gate: slice(spec.inner), spec.up: slice(spec.inner, None)}
         if spec.transposed:  # by turns
             rows = {spec.gate: slice(0, None, 2), spec.up: slice(1, None, 2)}

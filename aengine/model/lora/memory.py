@@ -108,14 +108,14 @@ class AdapterMemory:
         self.layers_of_experts[name] = ExpertsLayer(hidden, spec)
         made = ExpertAdapters([], [])
         for expert in range(spec.count):
-            gate, up, down = (f"{name}.{expert}.{part}" for part in (spec.gate, spec.up, spec.down))
+            before, down = [f"{name}.{expert}.{part}" for part in spec.before_down], f"{name}.{expert}.{spec.down}"
             rows = StoredMatrix(spec.inner, hidden, rows=None if share.columns is None else (share.columns,))
             columns = StoredMatrix(hidden, spec.inner, columns=share.columns)
             if not share.experts[0] <= expert < share.experts[1]:  # another rank has it
-                self.sites[gate] = Site({gate: rows, up: rows}, None)
+                self.sites[before[0]] = Site(dict.fromkeys(before, rows), None)
                 self.sites[down] = Site({down: columns}, None)
                 continue
-            first = self.site({gate: rows, up: rows}, hidden, 2 * rows.kept[0])
+            first = self.site(dict.fromkeys(before, rows), hidden, len(before) * rows.kept[0])
             second = self.site({down: columns}, columns.kept[1], hidden)
             if first is None or second is None:
                 continue

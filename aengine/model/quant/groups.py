@@ -128,43 +128,46 @@ class QuantizedExperts:
             split, gates = "outputs", [share.columns]
         of_down: Split | None = split and "inputs"
         names = [f"{name}.{expert}.{{}}" for expert in range(*share.experts)]
-        self._gate, self._up, self._down = (
+        *self._before_down, self._down = (
             _ExpertMatrices(form, [one.format(part) for one in names], sizes, along, gates)
             for form, part, sizes, along in (
-                (gate_up, spec.gate, (inner, hidden), split),
-                (gate_up, spec.up, (inner, hidden), split),
+                *((gate_up, part, (inner, hidden), split) for part in spec.before_down),
                 (down, spec.down, (hidden, inner), of_down),
             )
         )
         self._interleaved = gate_up.interleaves_gate_up
         both = [(2 * start, 2 * stop) for start, stop in gates]
-        if not self._interleaved:
+        if not spec.gated:
+            both = gates
+        elif not self._interleaved:
             both = [*gates, *((inner + start, inner + stop) for start, stop in gates)]
+        fused_name = "gate_up_proj" if spec.gated else "up_proj"
         own = None if share.count == spec.count else share.experts
         self._fused = (
-            _ExpertMatrices(gate_up, [f"{name}.gate_up_proj"], (2 * inner, hidden), split, both, spec.count, own),
+            _ExpertMatrices(gate_up, [f"{name}.{fused_name}"], (spec.columns, hidden), split, both, spec.count, own),
             _ExpertMatrices(down, [f"{name}.down_proj"], (hidden, inner), of_down, gates, spec.count, own),
         )
-        for fused, single in zip(self._fused, (self._gate, self._down)):
+        for fused, single in zip(self._fused, (self._before_down[0], self._down)):
             if not fused.is_supported and not single.is_supported:
                 single.raise_unsupported()
         self.entries: dict[str, Entry] = {}
-        for fused, singles in zip(self._fused, ((self._gate, self._up), (self._down,))):
+        for fused, singles in zip(self._fused, (self._before_down, [self._down])):
             for one in fused.stored:
                 covered = tuple(single.name for stack in singles for single in stack.with_key(one.key))
-                self.entries[one.name] = fused.plan.entry(one, covered, optional=self._gate.is_supported)
+                self.entries[one.name] = fused.plan.entry(one, covered, optional=self._before_down[0].is_supported)
             self.entries |= {one.name: stack.plan.entry(one) for stack in singles for one in stack.stored}
         self._experts = experts
         self._storage = storage
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
-        stacks = (*self._fused, self._gate, self._up, self._down)
+        stacks = (*self._fused, *self._before_down, self._down)
         return {name: place for stack in stacks for name, place in stack.open(present, self._storage.device)}
 
     def close(self) -> None:
         gate_up = read = self._fused[0].unpack()
         if gate_up is None:
-            gate_up = self._gate.unpack_required().cat([self._up.unpack_required()], [self._gate.name, self._up.name])
+            first, *rest = (one.unpack_required() for one in self._before_down)
+            gate_up = first.cat(rest, [one.name for one in self._before_down]) if rest else first
         elif self._interleaved:
             gate_up = gate_up.even_rows_first()
         down = self._fused[1].unpack() or self._down.unpack_required()

@@ -64,17 +64,17 @@ def _borders(
     most: int,
     drafting: bool = False,
 ) -> set[int]:
-    layers = list(layers)
+    ffns = [layer.ffn for layer in layers if layer.ffn is not None]
     borders = {
         border
-        for ffn in (layer.ffn for layer in layers)
+        for ffn in ffns
         for spec in (ffn.experts if isinstance(ffn, MLPAndExpertsSpec) else ffn,)
         if isinstance(spec, ExpertsSpec)
         for border in experts_borders(spec.router.top_k, spec.count, hidden, launch, most)
     }
     borders |= _linear_borders(model, shapes, launch, most, drafting and dtype.itemsize == 2 and launch.fp8)
     # `linears` lists gate_up, then down.
-    gates = {shape for layer in layers for shape in layer.ffn.linears(hidden, model.ranks)[::2]}
+    gates = {shape for ffn in ffns for shape in ffn.linears(hidden, model.ranks)[::2]}
     for (outputs, inputs), least in itertools.product(gates, {1, DENSE_ROWS if model.int4 else 1}):
         rows = range(least, most + 1)
         first = fewest_rows(outputs // 2, inputs, dtype.itemsize, launch, rows)

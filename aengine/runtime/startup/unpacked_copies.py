@@ -23,7 +23,7 @@ def with_copies(
     sets copies or the size of the KV pool, or turns sleep mode on: sleep would have to move the copies.
     """
     sized = config.num_pages is not None or config.kv_cache_gib is not None
-    dense = all(isinstance(layer.ffn, MLPSpec) for layer in model.layers)
+    dense = all(isinstance(layer.ffn, MLPSpec | None) for layer in model.layers)
     if config.unpacked_copies is not None or sized or config.sleep_mode:
         return model
     if not (model.int4 and dense) or dtype == torch.float32:

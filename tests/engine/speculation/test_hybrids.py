@@ -33,7 +33,13 @@ pytestmark = pytest.mark.anyio
 SLOW = pytest.mark.slow
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 PREEMPTING = {"num_pages": 40, "page_size": 8, "max_model_len": 300}
-FAMILIES = ["qwen3-next", pytest.param("demo-hybrid", marks=SLOW), pytest.param("granite4-hybrid", marks=SLOW)]
+FAMILIES = [
+    "qwen3-next",
+    pytest.param("demo-hybrid", marks=SLOW),
+    pytest.param("granite4-hybrid", marks=SLOW),
+    pytest.param("nemotron-h", marks=SLOW),
+    pytest.param("falcon-h1", marks=SLOW),
+]
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,20 @@ class Mamba2:
     """Norm, a projection, an update and a read of each row's state, a norm, the projection back, the addition to x."""
 
     def __init__(
-        self, build: BuildContext, name: str, layer: LayerSpec, spec: MambaSpec, index: int, last: bool
+        self,
+        build: BuildContext,
+        name: str,
+        layer: LayerSpec,
+        spec: MambaSpec,
+        index: int,
+        last: bool,
+        add: Addition | None = None,
     ) -> None:
         """Args:
         name: The layer's name in checkpoints.
         index: The number of the layer among recurrent layers.
         last: Whether no later layer attends.
+        add: How the result is added. None: as the layer says.
         """
         make, hidden, prefix = build.make, build.hidden, f"{name}.{spec.block}"
         keys, values, each = Part(spec.groups, spec.state_dim), Part(spec.heads, spec.head_dim), Part(spec.heads)
@@ -43,14 +51,26 @@ class Mamba2:
         self._group_norm = _make_group_norm(build, f"{prefix}.norm", spec) if spec.norm else None
         out = {f"{prefix}.out_proj": Part(hidden)}
         self._out = make.linear(out, values.width, spec.out_bias, split="inputs")
-        self._add = Addition.of_block(build, name, layer.norms.after_attention, layer.residual_scale)
+        factors = [torch.full((width,), factor) for width, factor in zip(heads.projected, spec.factors)]
+        self._factors = torch.cat(factors).to(conv.dtype).to(build.tables.device) if factors else None
+        self._add = add or Addition.of_block(build, name, layer.norms.after_attention, layer.residual_scale)
         self._index = index
         self._last = last
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
+        return self.compute_and_add(x, x, step)
+
+    def compute_and_add(self, inputs: Tensor, x: Tensor, step: Step) -> Tensor:
+        """Add the result for `inputs` to x, both [tokens, hidden]. x may be overwritten.
+
+        The norm before the projection, if there is one, is applied to `inputs`.
+        """
         if step.states is None:
             raise ValueError("the step has no states for a recurrent layer")
-        z, xbc, dt = self._in.apply(x, norm=self._norm).split(self._widths, dim=1)
+        projected = self._in.apply(inputs, norm=self._norm)
+        if self._factors is not None:
+            projected.mul_(self._factors)
+        z, xbc, dt = projected.split(self._widths, dim=1)
         read = self._mamba(xbc, z, dt, step.states.pool.layer(self._index), step.states.batch)
         if self._group_norm is not None:
             read = self._group_norm(read)
