@@ -10,8 +10,8 @@ from anyio.abc import ByteStream
 
 from aengine.http.fetching.urls import ImageLink
 
-_READ = 2**14  # bytes; parsing them as answers or chunks of one byte takes up to 30 ms
-_LONGEST_HEAD = 2**15  # bytes
+_READ = 2**14  # bytes
+_LONGEST_HEAD = 2**14  # bytes; parsing them as headers of a few bytes takes up to 25 ms
 _TURN = 64  # reads and pieces between which other tasks run
 # The most reads and pieces, so that a host cannot occupy the server by a file in pieces of one byte.
 _MOST_PIECES = 4096

@@ -124,6 +124,8 @@ COMPRESSED = "is too large: all images of a request that are fetched share the s
         (answer(b"one", "Content-Length: 4"), "invalid or incomplete HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: -3\r\n\r\none", "invalid or incomplete HTTP"),
         (b"HTTP/1.1 200 OK\r\nA: " + b"b" * 100_000, "invalid or incomplete HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a:b\r\n" * 7000 + b"\r\none", "invalid or incomplete HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\none", "invalid or incomplete HTTP"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", "invalid or incomplete HTTP"),
         (b"SSH-2.0-OpenSSH_9.9 " + SECRET + b"\r\n", "invalid or incomplete HTTP"),
         (b"", "invalid or incomplete HTTP"),
