@@ -9,11 +9,13 @@ from pathlib import Path
 
 import torch
 
+from aengine.config import EngineConfig
 from aengine.model.checkpoint.staging import WeightsDigest
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.loading.load import matching_checkpoint
+from aengine.model.loading.heads import load_heads
+from aengine.model.loading.load import Placement, load_shards, matching_checkpoint
 
 
 class Weights:
@@ -91,3 +93,32 @@ def _all_free_memory(devices: Sequence[torch.device]) -> Iterator[None]:
     finally:
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def load_weights(
+    config: EngineConfig,
+    folder: Path,
+    model: ModelConfig,
+    placements: Sequence[Placement],
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    max_positions: int | None,
+    head_folder: Path | None,
+) -> tuple[list[Decoder], Weights]:
+    """Load the decoders of all ranks, and their draft heads. Does blocking I/O.
+
+    max_positions: As in `load_shards`. head_folder: of a draft head whose files are not the model's own. None: there is
+    none.
+    """
+    digest, head_digest = None if config.disk_cache_dir is None else WeightsDigest(), None
+    decoders = load_shards(
+        folder, model, placements, dtype=dtype, load_format=config.load_format, seed=config.seed,
+        progress=config.progress, max_positions=max_positions, kv_dtype=kv_dtype, digest=digest,
+    )  # fmt: skip
+    if head_folder is not None:
+        head_digest = None if digest is None else WeightsDigest()
+        load_heads(
+            head_folder, decoders, placements,
+            load_format=config.load_format, seed=config.seed, progress=config.progress, digest=head_digest,
+        )  # fmt: skip
+    return decoders, Weights(decoders, model, config.progress, digest, head_digest)

@@ -14,11 +14,9 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.kernels.collective.threads import Meeting, ThreadCollective
 from aengine.kernels.torch_kernels import TorchKernels
-from aengine.model.checkpoint.staging import WeightsDigest
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.loading.heads import load_heads
-from aengine.model.loading.load import Placement, load_shards
+from aengine.model.loading.load import Placement
 from aengine.runtime.adapters import HostFiller
 from aengine.runtime.device import forward_threads, host_memory, resolve_dtype, resolve_kv_dtype
 from aengine.runtime.page_copies import HostCopier, RankedCopies
@@ -36,7 +34,7 @@ from aengine.runtime.startup.sizing.windows import sliding_layers
 from aengine.runtime.step.executor import Executor
 from aengine.runtime.step.images import make_encoder
 from aengine.runtime.step.rows import Rows
-from aengine.runtime.weights import Weights
+from aengine.runtime.weights import load_weights
 from aengine.sampling.sampler import Sampler
 
 
@@ -56,7 +54,6 @@ def start_cpu(
     Raises: ConfigError, CheckpointError.
     """
     timer = StartupTimer()
-    digest = None if config.disk_cache_dir is None else WeightsDigest()
     device = torch.device("cpu")
     max_step_tokens = step_tokens(config, max(CPU_STEP_TOKENS, config.max_num_seqs + whole_image(config, model)))
     model = choose_images(config, model, folder, max_step_tokens - config.max_num_seqs)
@@ -86,30 +83,9 @@ def start_cpu(
         if model.ranks > 1
         else [Placement(device, TorchKernels(), attention)]
     )
-    decoders = load_shards(
-        folder,
-        model,
-        placements,
-        dtype=dtype,
-        load_format=config.load_format,
-        seed=config.seed,
-        progress=config.progress,
-        max_positions=pool.max_model_len,
-        kv_dtype=kv_dtype,
-        digest=digest,
-    )
-    head_digest = None
-    if speculation is not None and speculation.head_folder is not None:
-        head_digest = None if digest is None else WeightsDigest()
-        load_heads(
-            speculation.head_folder,
-            decoders,
-            placements,
-            load_format=config.load_format,
-            seed=config.seed,
-            progress=config.progress,
-            digest=head_digest,
-        )
+    head_folder = None if speculation is None else speculation.head_folder
+    longest = pool.max_model_len
+    decoders, weights = load_weights(config, folder, model, placements, dtype, kv_dtype, longest, head_folder)
     threads = forward_threads(config.torch_threads, model.parameters)
 
     shape, sliding = model.kv_shape(config.page_size, kv_dtype), sliding_layers(model, pool.windows)
@@ -157,7 +133,7 @@ def start_cpu(
         ),
         copies=RankedCopies([HostCopier(kv, slots) for kv in pools]) if slots else None,
         dtypes=(str(dtype), str(kv_dtype)),
-        weights=Weights(decoders, model, config.progress, digest, head_digest),
+        weights=weights,
         memory=HostSleep() if config.sleep_mode else None,
         most_drafts=most_drafts,
         speculation="off" if speculation is None else speculation.name,

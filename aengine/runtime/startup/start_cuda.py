@@ -21,10 +21,8 @@ from aengine.kernels.collective.peers import connect
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for
 from aengine.kernels.triton_kernels import TritonKernels
-from aengine.model.checkpoint.staging import WeightsDigest
 from aengine.model.config import ModelConfig
-from aengine.model.loading.heads import load_heads
-from aengine.model.loading.load import Placement, load_shards
+from aengine.model.loading.load import Placement
 from aengine.model.lora.memory import Adapter
 from aengine.model.spec import AttentionSpec
 from aengine.runtime.cuda.adapters import DeviceFiller
@@ -59,7 +57,7 @@ from aengine.runtime.startup.warm_up import (
     widest_step,
     with_adapters,
 )
-from aengine.runtime.weights import Weights
+from aengine.runtime.weights import load_weights
 
 PATIENCE = 2.5  # seconds that a GPU waits for another GPU; the host launches on all of them in far less
 
@@ -79,7 +77,6 @@ def start_cuda(
     Raises: ConfigError, CheckpointError.
     """
     timer = StartupTimer()
-    digest = None if config.disk_cache_dir is None else WeightsDigest()
     if config.attention == "torch":
         raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
@@ -129,25 +126,10 @@ def start_cuda(
             for gpu, one, ranks in zip(gpus, attention, collectives or (None,))
         ]
         with nullcontext() if memory is None else memory.weights.use():
-            decoders = load_shards(
-                folder,
-                model,
-                placements,
-                dtype=dtype,
-                load_format=config.load_format,
-                seed=config.seed,
-                progress=config.progress,
-                max_positions=config.max_model_len,
-                kv_dtype=kv_dtype,
-                digest=digest,
+            head_folder = None if speculation is None else speculation.head_folder
+            decoders, weights = load_weights(
+                config, folder, model, placements, dtype, kv_dtype, config.max_model_len, head_folder
             )
-            head_digest = None
-            if speculation is not None and speculation.head_folder is not None:
-                head_digest = None if digest is None else WeightsDigest()
-                load_heads(
-                    speculation.head_folder, decoders, placements,
-                    load_format=config.load_format, seed=config.seed, progress=config.progress, digest=head_digest,
-                )  # fmt: skip
         devices.synchronize()
         torch.cuda.empty_cache()  # pools and graphs use separate memory
         if memory is not None:
@@ -163,34 +145,19 @@ def start_cuda(
         ahead.wait()
         timer.end("kernels")
 
+        of_ranks = [
+            partial(make_executor, config, decoder, fits=one.fits, speculation=speculation)
+            for decoder, one in zip(decoders, attention)
+        ]
+
         def make(
-            num_pages: int,
-            length: int,
-            sizes: GraphSizes,
-            states: StateRoom | None,
-            windows: WindowRoom | None,
+            num_pages: int, length: int, sizes: GraphSizes, states: StateRoom | None, windows: WindowRoom | None,
             pools: Pools = nullcontext,
-        ) -> Executors:
-            ranks = devices(
-                [
-                    partial(
-                        make_executor,
-                        config,
-                        decoder,
-                        num_pages,
-                        length,
-                        sizes,
-                        one.fits,
-                        states,
-                        windows,
-                        pools,
-                        speculation,
-                    )
-                    for decoder, one in zip(decoders, attention)
-                ],
-                short=True,
+        ) -> Executors:  # fmt: skip
+            parts = {"states": states, "windows": windows, "pools": pools}
+            return Executors(
+                devices([partial(one, num_pages, length, sizes, **parts) for one in of_ranks], short=True), devices
             )
-            return Executors(ranks, devices)
 
         rows_alone = states_of_rows(config, model, dtype, most_drafts)
         trial = partial(make, sizes=sizes.largest, states=rows_alone, windows=trial_windows(config, model, kv_dtype))
@@ -253,7 +220,7 @@ def start_cuda(
     runner = CudaRunner(executors.all, devices.streams, config.max_num_seqs * (1 + most_drafts), failed)
     return Runtime(
         runner, model, pool, steps.most, steps.mixed, adapters, copies, (str(dtype), str(kv_dtype)),
-        Weights(decoders, model, config.progress, digest, head_digest), memory, most_drafts,
+        weights, memory, most_drafts,
         "off" if speculation is None else speculation.name, image_cost(model),
         None if speculation is None else speculation.cost,
     )  # fmt: skip

@@ -107,11 +107,11 @@ def test_a_tokenizer_that_cannot_be_read_is_told_before_weights_are(
         assert ended == []
         raise CheckpointError("tokenizer.json")
 
-    def load_shards(*args: object, **options: object) -> None:
+    def load_weights(*args: object, **options: object) -> None:
         raise AssertionError("weights are read")
 
     monkeypatch.setattr(start_cuda, "compile_ahead", processes)
-    monkeypatch.setattr(start_cuda, "load_shards", load_shards)
+    monkeypatch.setattr(start_cuda, "load_weights", load_weights)
     folder = checkpoint(tmp_path, 8, {})
     config = EngineConfig(device="cuda", dtype="bfloat16", load_format="dummy", progress=False)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
