@@ -170,10 +170,15 @@ def replace_cuda(monkeypatch: pytest.MonkeyPatch) -> Variants:
 def flash4(seen: set[str]) -> Flash4:
     """Attends to nothing, and says which of flash-attn-4's kernels would have: chunks that fill no tile have others."""
 
-    def kernel(q: Tensor, k: Tensor, v: Tensor, *, max_seqlen_q: int, window_size: object, **options: object) -> Tensor:
-        place = "pages" if "page_table" in options else "gathered"
-        small = max_seqlen_q * q.shape[1] // k.shape[-2] <= 128
-        seen.add(f"{place} {'small' if small else 'large'} {window_size} {list(q.shape[1:])} {k.dtype}")
+    def kernel(
+        q: Tensor, k: Tensor, v: Tensor, *, max_seqlen_q: int | None = None, window_size: object = None,
+        **options: object,
+    ) -> Tensor:  # fmt: skip
+        place, most = "pages" if "page_table" in options else "gathered", max_seqlen_q
+        if most is None:  # of a tower
+            place, most = "whole", q.shape[1]
+        small = most * q.shape[-2] // k.shape[-2] <= 128
+        seen.add(f"{place} {'small' if small else 'large'} {window_size} {list(q.shape[-2:])} {k.dtype}")
         return torch.zeros_like(q)
 
     return Flash4("", kernel)

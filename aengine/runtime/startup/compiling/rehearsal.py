@@ -39,7 +39,6 @@ from aengine.runtime.speculation.choose import rehearsed_proposer
 from aengine.runtime.startup.compiling.job import Job
 from aengine.runtime.startup.drafted_steps import drafted_steps, trial_steps
 from aengine.runtime.startup.image_steps import image_steps
-from aengine.runtime.startup.images import whole_image
 from aengine.runtime.startup.sizing.cuda_memory import trial_pool
 from aengine.runtime.startup.sizing.pool import size_pool
 from aengine.runtime.startup.sizing.states import states_of_rows
@@ -110,8 +109,7 @@ def run_through(job: Job) -> None:
     uncaptured = uncaptured_steps(config, job.model, dtype, job.launch, steps.most, longest, sizes, drafts)
     if config.kv_cache_gib is None:  # the next start-up knows its memory and runs this step instead of a trial
         uncaptured.append(widest_step(config, steps.most, longest))
-    if whole_image(config, job.model):  # other images launch no further kernels of ours
-        uncaptured += image_steps(config, job.model, steps.most, longest)
+    uncaptured += image_steps(config, job.model, steps.most, longest)
     executor.rehearse_images(True)
     for plan in with_adapters(uncaptured, lora):
         executor.execute(plan)
