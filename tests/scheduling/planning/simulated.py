@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aengine.cache.radix import packed
 from aengine.requests.sampling_params import SamplingParams
@@ -26,11 +26,13 @@ class Device:
     row: float  # for reading the keys and values of a row
     draft: float
     reading: float
+    block: float = 0.0  # for all proposals together, of a step of as many tokens as the blocks
 
     def time(self, rows: int, drafts: int, proposals: int, is_read: bool) -> float:
         """Return the time of a step that verifies so many drafts in all rows together."""
         forward = self._forward(rows + drafts) * (1 + self.reading * is_read)
-        return forward + self.draft * proposals * self._forward(rows) + self.row * rows
+        block = self.block * self._forward(rows * (1 + proposals)) if proposals else 0.0
+        return forward + self.draft * proposals * self._forward(rows) + block + self.row * rows
 
     def _forward(self, tokens: int) -> float:
         points = self.points
@@ -56,6 +58,9 @@ H200 = Device(
     ((1, 1.0), (16, 1.02), (32, 1.05), (64, 1.1), (128, 1.35), (256, 2.1), (512, 3.6), (1024, 6.6)), 0.01, 0.06, 0.03
 )
 H200_COST = StepCost(free_tokens=150, draft=0.06, reading=0.03, context=1e-5)
+# The same with a DFlash head of five layers.
+BLOCKS = replace(H200, draft=0.0, reading=0.015, block=0.2)
+BLOCKS_COST = StepCost(free_tokens=150, draft=0.0, reading=0.015, block=0.19, context=1e-5)
 # A small model on two cores: tokens cost nearly as much as the step.
 CPU = Device(((1, 1.0), (8, 2.0), (64, 10.0)), 0.05, 0.1, 0.05)
 CPU_COST = StepCost(free_tokens=8, draft=0.1, reading=0.05)

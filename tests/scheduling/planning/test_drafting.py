@@ -7,7 +7,17 @@ import pytest
 from aengine.scheduling.planning.drafting import Drafting
 from aengine.step_cost import FORGOTTEN_AFTER, FREE, MOST_TRIALS, SURE, MeasuredCost, StepCost
 from aengine.step_plan import StepPlan
-from tests.scheduling.planning.simulated import CPU, CPU_COST, H200, H200_COST, Device, Simulation, row
+from tests.scheduling.planning.simulated import (
+    BLOCKS,
+    BLOCKS_COST,
+    CPU,
+    CPU_COST,
+    H200,
+    H200_COST,
+    Device,
+    Simulation,
+    row,
+)
 from tests.scheduling.stepping import Stepper, prompt_of
 
 LARGE = pytest.param(256, marks=pytest.mark.slow)
@@ -73,6 +83,18 @@ def test_a_batch_that_shrinks_drafts_again() -> None:
     simulation.run(40)
     assert simulation.seen[-1] == 0
     assert max(simulation.seen) > 1
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.7, 0.9])
+@pytest.mark.parametrize("rows", [1, 16, 256])
+def test_a_proposer_of_blocks_drafts_about_as_many_as_pay(rows: int, rate: float) -> None:
+    """A block costs the same for one draft as for many, while the step reads weights."""
+    assert 0 < BLOCKS_COST.proposing(1, 1) < BLOCKS_COST.proposing(1, 15) < 1.02 * BLOCKS_COST.proposing(1, 1)
+    assert BLOCKS_COST.proposing(256, 15) > 5 * BLOCKS_COST.proposing(256, 1)
+    assert BLOCKS_COST.proposing(1, 0) == 0
+    simulation = Simulation(BLOCKS, BLOCKS_COST, rows, lambda step, index: rate, most=15)
+    simulation.run(400)
+    assert simulation.run(800) > 0.97 * BLOCKS.best_rate(rows, rate, 15)
 
 
 def test_rows_whose_drafts_are_refused_verify_none() -> None:
