@@ -76,9 +76,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "or 1, for twice the tokens of bfloat16"
         ),
     ] = "auto"
-    attention: Annotated[Literal["auto", "torch", "triton"], Meta(description="attention backend; auto: by device")] = (
-        "auto"
-    )
+    kernels: Annotated[
+        Literal["auto", "torch"],
+        Meta(description="auto: on a GPU our own; torch: much slower, to compare with, or for GPUs on which ours fail"),
+    ] = "auto"
     cuda_graphs: Annotated[bool, Meta(description="replay decode steps as CUDA graphs")] = True
     max_model_len: Annotated[
         Annotated[int, Meta(ge=1)] | None,

@@ -53,7 +53,8 @@ _NO_REQUEST_LOG = _no_effect("requests are not logged unless access_log is on")
 
 OTHER_NAMES = {
     "api_key": _knob("api_keys", accepted=True),
-    "attention_backend": _knob("attention"),
+    "attention": _no_knob("kernels are chosen by the device; leave it out, or set kernels to torch"),
+    "attention_backend": _no_knob("kernels are chosen by the device; leave it out, or set kernels to torch"),
     "block_size": _knob("page_size"),
     "compilation_config": _NOT_NEEDED,
     "cpu_offload_gb": _no_knob("weights stay on the GPU; take a smaller format (quantization) or more GPUs"),

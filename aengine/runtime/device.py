@@ -10,6 +10,9 @@ import torch
 from aengine.errors import ConfigError
 from aengine.kernels.kv_scales import FP8
 
+# Compute capabilities of GPUs for which tests compile all kernels, and of those on which kernels were run.
+COMPILED_FOR = frozenset({(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)})
+RUN_ON = frozenset({(9, 0)})
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -33,6 +36,17 @@ def resolve_device(name: str) -> torch.device:
             raise ConfigError(f"device: {name!r} was requested, but this machine has {count} usable CUDA devices")
         return torch.device("cuda", index)
     return device
+
+
+def untried_kernels(capability: tuple[int, int]) -> str:
+    """Return a line for the start-up log, if our kernels never ran on GPUs of this kind. Otherwise it is empty."""
+    if capability in RUN_ON:
+        return ""
+    known = "only compiled" if capability in COMPILED_FOR else "never compiled or run"
+    return (
+        f"kernels: for GPUs of compute capability {capability[0]}.{capability[1]} ours were {known}; if answers look "
+        f"wrong, compare them with kernels=torch, which is slow"
+    )
 
 
 def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dtype:

@@ -71,8 +71,18 @@ class Kind(Enum):
 class Sampler:
     """Draws a token for each row of a batch. A draw depends only on its row's parameters, logits, seed and position."""
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device, most_draws: int | None = None) -> None:
-        """most_draws: the most draws of a call. None: one for each row."""
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        most_draws: int | None = None,
+        use_kernels: bool = True,
+    ) -> None:
+        """Args:
+        most_draws: the most draws of a call. None: one for each row.
+        use_kernels: whether our kernels draw on a GPU, and not torch's.
+        """
         self._vocab_size = vocab_size
         self._device = device
         self._parameters = RowParameters(max_rows, vocab_size, device)
@@ -91,7 +101,7 @@ class Sampler:
         self._codes = token_codes(vocab_size, device)
         self._groups: Groups | None = None  # of the last batch
         self._fused: FusedDraw | None = None
-        if device.type != "cpu":
+        if use_kernels and device.type != "cpu":
             from aengine.sampling.fused import FusedDraw  # imports Triton, which a CPU does not need
 
             self._fused = FusedDraw(most_draws or max_rows, device)

@@ -186,7 +186,7 @@ def test_nan_and_infinity_are_refused_by_every_knob(text: str) -> None:
 
 def test_an_unknown_knob_is_refused_with_the_list_of_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"'max_modellen' \(did you mean max_model_len\?\); known knobs are attention,"
+        ConfigError, match=r"'max_modellen' \(did you mean max_model_len\?\); known knobs are chat_template,"
     ):
         configure(EngineConfig, {}, max_modellen=3)
     with pytest.raises(ConfigError, match=r"\(did you mean max_step_tokens\?\)"):

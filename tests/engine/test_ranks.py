@@ -15,7 +15,7 @@ from aengine.errors import ConfigError, EngineClosedError, EngineFailedError
 from aengine.kernels.collective.threads import ThreadCollective
 from aengine.requests.structured import Structured
 from aengine.runtime.runner import StepExecutor
-from aengine.runtime.startup import start_cpu
+from aengine.runtime.startup import start_torch
 from aengine.types import Choice, Completion
 
 from .conftest import idle
@@ -243,7 +243,7 @@ async def test_only_numbers_of_ranks_that_hosts_have_are_taken() -> None:
 
 
 async def test_the_pools_of_all_ranks_have_to_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_cpu, "host_memory", lambda: 64 * 2**20)
+    monkeypatch.setattr(start_torch, "host_memory", lambda: 64 * 2**20)
     async with engine(1, kv_cache_gib=None, num_pages=1200):  # of 32 KiB; each rank has half of a page
         pass
     with pytest.raises(ConfigError, match="num_pages"):

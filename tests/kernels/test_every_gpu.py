@@ -1,6 +1,6 @@
 """Kernels compile for several GPUs and fit their shared memory. Triton's compiler needs no GPU.
 
-Each shape is compiled for an H200, and every second one also for one of the three other GPUs in turn.
+Each shape is compiled for an H200, and every second one also for one of the other GPUs in turn.
 """
 
 from __future__ import annotations

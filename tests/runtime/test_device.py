@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from aengine.errors import ConfigError
-from aengine.runtime.device import forward_threads, resolve_device, resolve_dtype, resolve_kv_dtype
+from aengine.runtime.device import (
+    COMPILED_FOR,
+    forward_threads,
+    resolve_device,
+    resolve_dtype,
+    resolve_kv_dtype,
+    untried_kernels,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -48,3 +55,14 @@ def test_keys_and_values_are_kept_in_the_models_dtype_or_in_fp8() -> None:
 def test_a_gpu_without_fp8_is_refused_with_the_remedy(capability: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match=rf"kv_cache_dtype: 'fp8' needs .* 8\.9 .* has {capability[0]}\..*use auto"):
         resolve_kv_dtype("fp8", torch.bfloat16, capability)
+
+
+def test_the_log_says_on_which_gpus_kernels_never_ran() -> None:
+    assert untried_kernels((9, 0)) == ""
+    assert "compute capability 8.9 ours were only compiled" in untried_kernels((8, 9))
+    assert "compute capability 12.1 ours were never compiled or run" in untried_kernels((12, 1))
+
+
+def test_kernels_are_compiled_for_the_gpus_that_the_log_says_so_of() -> None:
+    gpus = pytest.importorskip("tests.kernels.gpus")
+    assert {gpu.launch.capability for gpu in gpus.GPUS.values()} == COMPILED_FOR

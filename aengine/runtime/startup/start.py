@@ -12,7 +12,7 @@ from aengine.model.config import ModelConfig
 from aengine.runtime.device import resolve_device, resolve_dtype
 from aengine.runtime.startup.libraries import load_libraries
 from aengine.runtime.startup.ready import Runtime
-from aengine.runtime.startup.start_cpu import start_cpu
+from aengine.runtime.startup.start_torch import start_torch
 
 Start = Callable[[EngineConfig, Path, ModelConfig, Callable[[], object]], Runtime]
 
@@ -28,8 +28,8 @@ def start_runtime(
     Raises: ConfigError, CheckpointError.
     """
     device = resolve_device(config.device)
-    if device.type != "cuda":
-        return start_cpu(config, folder, model, wait_for_text)
+    if device.type != "cuda" or config.kernels == "torch":
+        return start_torch(config, folder, model, wait_for_text, device=device)
     # With this setting Triton finds its backends by name. Otherwise it reads every installed package's entry points.
     os.environ.setdefault("TRITON_BACKENDS_IN_TREE", "1")
     dtype = resolve_dtype(config.dtype, device, model.dtype)

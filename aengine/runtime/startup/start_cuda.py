@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -31,7 +32,7 @@ from aengine.runtime.cuda.page_copies import DeviceCopier, pin_in_thread
 from aengine.runtime.cuda.ranks import DeviceRanks, keep_pinned_memory, keep_small_memory
 from aengine.runtime.cuda.runner import CudaRunner
 from aengine.runtime.cuda.sleep import CudaSleep
-from aengine.runtime.device import resolve_dtype, resolve_kv_dtype
+from aengine.runtime.device import resolve_dtype, resolve_kv_dtype, untried_kernels
 from aengine.runtime.page_copies import RankedCopies
 from aengine.runtime.speculation.base import ProposerChoice
 from aengine.runtime.speculation.choose import choose_proposer
@@ -59,6 +60,8 @@ from aengine.runtime.startup.warm_up import (
 )
 from aengine.runtime.weights import load_weights
 
+log = logging.getLogger("aengine")
+
 PATIENCE = 2.5  # seconds that a GPU waits for another GPU; the host launches on all of them in far less
 
 
@@ -77,10 +80,11 @@ def start_cuda(
     Raises: ConfigError, CheckpointError.
     """
     timer = StartupTimer()
-    if config.attention == "torch":
-        raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
+    capability = torch.cuda.get_device_capability(device)
+    if untried := untried_kernels(capability):
+        log.warning("%s", untried)
     dtype = resolve_dtype(config.dtype, device, model.dtype)
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, torch.cuda.get_device_capability(device))
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, capability)
     least_step = step_tokens(config, STEP_TOKENS)
     longest = check_length(config, model)  # refuses bad settings before weights are read
     _check_heads(model)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import aengine
 from aengine.engine.requests import image_reading
-from aengine.runtime.startup import start_cpu
+from aengine.runtime.startup import start_torch
 from aengine.runtime.step import image_memory
 from aengine.runtime.step.image_memory import KeptEmbeddings
 from aengine.runtime.step.images import ImageEncoder
@@ -162,7 +162,7 @@ async def test_embeddings_that_are_not_kept_are_computed_again(qwen: Seeing, mon
 
 async def test_streams_beside_which_a_tower_takes_several_steps(qwen: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
     cost = ImageCost(50.0, 0.0, blocks=3)  # for each block more than a step with decodes has time for
-    monkeypatch.setattr(start_cpu, "image_cost", lambda model: cost)
+    monkeypatch.setattr(start_torch, "image_cost", lambda model: cost)
     parts: list[tuple[int, bool]] = []  # blocks, and whether the step has a prompt
     advance = ImageEncoder.advance
 

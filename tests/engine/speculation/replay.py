@@ -17,7 +17,7 @@ from aengine.model.drafting.base import Taps
 from aengine.runtime.speculation.base import Kept, ProposerChoice, ProposerParts
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import Start
-from aengine.runtime.startup.start_cpu import start_cpu
+from aengine.runtime.startup.start_torch import start_torch
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows
 from aengine.step_plan import NewRow, StepPlan
@@ -60,7 +60,7 @@ class Drafts:
         choice = ProposerChoice("replay", "a test asks for it", self.most, partial(ReplayProposer, self))
 
         def start(config: EngineConfig, folder: Path, model: ModelConfig, wait: Callable[[], object]) -> Runtime:
-            return start_cpu(config, folder, model, wait, choice)
+            return start_torch(config, folder, model, wait, choice)
 
         return start
 

@@ -19,7 +19,7 @@ class FailingRunner(CpuRunner):
 
 
 if __name__ == "__main__":
-    import aengine.runtime.startup.start_cpu
+    import aengine.runtime.startup.start_torch
 
-    aengine.runtime.startup.start_cpu.CpuRunner = FailingRunner  # type: ignore[misc]
+    aengine.runtime.startup.start_torch.CpuRunner = FailingRunner  # type: ignore[misc]
     sys.exit(main(sys.argv[1:]))

@@ -32,7 +32,7 @@ from aengine.runtime.runner import CpuRunner
 from aengine.runtime.speculation import choose
 from aengine.runtime.speculation.base import Kept, ProposerChoice, ProposerParts
 from aengine.runtime.speculation.runs import draft_counts
-from aengine.runtime.startup import start_cpu
+from aengine.runtime.startup import start_torch
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.results import read_outcome
 from aengine.runtime.step.rows import Rows
@@ -116,9 +116,9 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
             return read_outcome(self._executor.execute(plan), self._logprob_counts.get, plan)
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CpuGraph)
-    monkeypatch.setattr(start_cpu, "StepExecutor", executor)
-    monkeypatch.setattr(start_cpu, "CpuRunner", Runner)
-    monkeypatch.setattr(start_cpu, "TorchAttention", RecordableAttention)
+    monkeypatch.setattr(start_torch, "StepExecutor", executor)
+    monkeypatch.setattr(start_torch, "CpuRunner", Runner)
+    monkeypatch.setattr(start_torch, "TorchAttention", RecordableAttention)
     for name in ("draw_simple", "draw_filtered"):  # on a CPU they look for what they need not compute
         monkeypatch.setattr(Sampler, name, recordable(getattr(Sampler, name)))
     monkeypatch.setattr(choose, "_ngram_kernels", lambda device: RecordableNgram)
@@ -201,7 +201,9 @@ async def test_a_row_keeps_the_drafts_of_a_known_answer(target: Path, replays: R
     async with aengine.Engine(str(target), speculation="off", **knobs) as engine:
         expected = (await engine.complete(prompt, max_tokens=20, temperature=0, ignore_eos=True)).token_ids
     choice = ProposerChoice("known", "a test asks for it", 2, partial(KnownAnswers, [[*prompt, *expected]]))
-    async with aengine.Engine(str(target), start=partial(start_cpu.start_cpu, speculation=choice), **knobs) as engine:
+    async with aengine.Engine(
+        str(target), start=partial(start_torch.start_torch, speculation=choice), **knobs
+    ) as engine:
         found = await engine.complete(prompt, max_tokens=20, temperature=0, ignore_eos=True)
     assert found.token_ids == expected
     assert replays.accepted > 8
@@ -268,7 +270,9 @@ async def test_a_step_that_is_not_read_replays_no_proposer(
 
     monkeypatch.setattr(Drafting, "begin", begin)
     choice = ProposerChoice("known", "a test asks for it", 2, partial(CountedAnswers, [[*prompt, *expected]], runs))
-    async with aengine.Engine(str(target), start=partial(start_cpu.start_cpu, speculation=choice), **knobs) as engine:
+    async with aengine.Engine(
+        str(target), start=partial(start_torch.start_torch, speculation=choice), **knobs
+    ) as engine:
         runs.zero_()
         found = await engine.complete(prompt, max_tokens=30, temperature=0, ignore_eos=True)
     assert found.token_ids == expected

@@ -22,7 +22,7 @@ from aengine.runtime.cuda.prefill_graphs import PrefillGraphs
 from aengine.runtime.cuda.runner import GraphedExecutor
 from aengine.runtime.runner import CpuRunner, TokenPass
 from aengine.runtime.speculation import choose
-from aengine.runtime.startup import start_cpu
+from aengine.runtime.startup import start_torch
 from aengine.runtime.step.cells import StepShape
 from aengine.runtime.step.results import read_outcome
 from aengine.runtime.step.rows import Rows
@@ -130,11 +130,11 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CpuGraph)
     monkeypatch.setattr(decode_graphs, "begin_decode", begin_decode)
     monkeypatch.setattr(decode_graphs, "end_decode", end_decode)
-    monkeypatch.setattr(start_cpu, "StepExecutor", executor)
-    monkeypatch.setattr(start_cpu, "CpuRunner", Runner)
-    monkeypatch.setattr(start_cpu, "TorchAttention", Attention)
+    monkeypatch.setattr(start_torch, "StepExecutor", executor)
+    monkeypatch.setattr(start_torch, "CpuRunner", Runner)
+    monkeypatch.setattr(start_torch, "TorchAttention", Attention)
     # As on a device, where integers are sent.
-    monkeypatch.setattr(start_cpu, "Rows", lambda *a: Rows(*a[:3], torch.tensor, *a[4:]))
+    monkeypatch.setattr(start_torch, "Rows", lambda *a: Rows(*a[:3], torch.tensor, *a[4:]))
     for name in ("draw_simple", "draw_filtered"):
         monkeypatch.setattr(Sampler, name, recordable(getattr(Sampler, name)))
     monkeypatch.setattr(choose, "_ngram_kernels", lambda device: RecordableNgram)
@@ -169,8 +169,8 @@ async def test_a_row_may_be_new_in_a_step_that_only_decodes(
     seeing: Seeing, steps: Counter[str], speculation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All tokens before an image are cached, and the tower needs several steps beside a stream."""
-    real: Any = start_cpu.image_cost
-    monkeypatch.setattr(start_cpu, "image_cost", lambda model: replace(real(model), token=1e6))
+    real: Any = start_torch.image_cost
+    monkeypatch.setattr(start_torch, "image_cost", lambda model: replace(real(model), token=1e6))
     async with seeing.engine(speculation=speculation, page_size=1, torch_threads=1) as engine:
         await ask(engine, CHATS[:1])
         stream = engine.generate([5, 9, 3], max_tokens=300, **GREEDY)

@@ -1,4 +1,8 @@
-"""Starts a runtime on the CPU, which computes in one worker thread."""
+"""Starts a runtime with torch's kernels, on the CPU or on one GPU. It computes in one worker thread.
+
+On a GPU every step waits for the device, and is launched kernel by kernel. So this is for comparisons, and for GPUs on
+which our own kernels fail.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from aengine.attention.torch_backend import TorchAttention
 from aengine.cache.kv import KVPool
@@ -37,13 +42,25 @@ from aengine.runtime.step.rows import Rows
 from aengine.runtime.weights import load_weights
 from aengine.sampling.sampler import Sampler
 
+CPU = torch.device("cpu")
+# Knobs that need kernels or copies of our own on a GPU, with the only value that torch's kernels support.
+_GPU_KNOBS: dict[str, object] = {
+    "host_cache_gib": 0.0,
+    "disk_cache_dir": None,
+    "sleep_mode": False,
+    "lora": {},
+    "lora_loading": False,
+}
+_GPU_KNOBS |= {"tensor_parallel_size": 1}
 
-def start_cpu(
+
+def start_torch(
     config: EngineConfig,
     folder: Path,
     model: ModelConfig,
     wait_for_text: Callable[[], object],
     speculation: ProposerChoice | None = None,
+    device: torch.device = CPU,
 ) -> Runtime:
     """Load the model.
 
@@ -54,22 +71,28 @@ def start_cpu(
     Raises: ConfigError, CheckpointError.
     """
     timer = StartupTimer()
-    device = torch.device("cpu")
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        config = _for_gpu(config)
+        torch.cuda.set_device(device)
     max_step_tokens = step_tokens(config, max(CPU_STEP_TOKENS, config.max_num_seqs + whole_image(config, model)))
     model = choose_images(config, model, folder, max_step_tokens - config.max_num_seqs)
     model = reserve_adapters(config, model)
     if speculation is None:
         model, speculation = choose_proposer(config, model, device, folder)
     model = model.spread_over(1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size)
-    if config.attention not in ("auto", "torch"):
-        raise ConfigError(f"attention: {config.attention!r} needs a CUDA device; use auto or torch")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
-    memory = host_memory()
+    kv_dtype = resolve_kv_dtype(
+        config.kv_cache_dtype, dtype, torch.cuda.get_device_capability(device) if on_gpu else None
+    )
+    memory = torch.cuda.mem_get_info(device)[1] if on_gpu else host_memory()
     if memory is not None:
         memory //= model.ranks  # each rank has its own pool
     most_drafts = 0 if speculation is None else speculation.most_drafts
-    available = int((config.kv_cache_gib or CPU_KV_GIB) * 2**30)
+    if on_gpu and config.kv_cache_gib is None:
+        available = _room_on_gpu(device, config.gpu_memory_utilization, model.weight_bytes(dtype))
+    else:
+        available = int((config.kv_cache_gib or CPU_KV_GIB) * 2**30)
     pool = size_pool(config, model, kv_dtype, available, memory, dtype, most_drafts)
     slots = host_slots(config, model, pool.page_bytes)
     attention = TorchAttention()
@@ -109,7 +132,7 @@ def start_cpu(
             model.shifts_positions,
         )
         states = None if pool.states is None else StatePool.in_room(pool.states, device)
-        sampler = Sampler(rows.count, model.vocab_size, device)
+        sampler = Sampler(rows.count, model.vocab_size, device, use_kernels=False)
         proposer = None if speculation is None else speculation.make(ProposerParts(decoder, kv, sampler, rows))
         return StepExecutor(decoder, kv, sampler, rows, states, proposer, make_encoder(config, decoder))
 
@@ -121,6 +144,8 @@ def start_cpu(
         )
     ranks = "" if model.ranks == 1 else f"{model.ranks} ranks, "
     name = f"cpu ({ranks}{torch.backends.cpu.get_cpu_capability()}, {threads.short} to {threads.long} threads)"
+    if on_gpu:
+        name = f"{torch.cuda.get_device_name(device)} ({device})"
     log_ready(decoders[0], name, attention.name, config, pool, max_step_tokens, timer, speculation)
     return Runtime(
         CpuRunner(executor, threads),
@@ -140,3 +165,23 @@ def start_cpu(
         image_cost=image_cost(model),
         step_cost=None if speculation is None else speculation.cost,
     )
+
+
+def _for_gpu(config: EngineConfig) -> EngineConfig:
+    """Return the configuration for torch's kernels on a GPU. Raises `ConfigError` if they do not support a knob."""
+    if config.tensor_parallel_size == "auto":
+        config = replace(config, tensor_parallel_size=1)
+    for knob, value in _GPU_KNOBS.items():
+        if getattr(config, knob) != value:
+            raise ConfigError(f"{knob}: on a GPU it needs kernels of our own; leave out kernels=torch, or {knob}")
+    if config.speculation not in ("auto", "off"):
+        raise ConfigError(
+            "speculation: on a GPU it needs kernels of our own; leave out kernels=torch, or set it to off"
+        )
+    return replace(config, speculation="off")
+
+
+def _room_on_gpu(device: torch.device, utilization: float, weights: int) -> int:
+    """Return bytes for keys and values: half of what weights leave. Steps without a plan for memory use the rest."""
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, int(total * utilization) - (total - free) - weights) // 2
