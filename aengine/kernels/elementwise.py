@@ -32,10 +32,15 @@ def gelu(x):
 
 
 @triton.jit
+def softplus(x):
+    """Return log(1 + exp(x)); float32."""
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
 def log_decay(a_log, a, dt_bias):
     """Return a delta net's log of the decay, -exp(a_log) * softplus(a + dt_bias); all float32."""
-    x = a + dt_bias
-    return -tl.exp(a_log) * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    return -tl.exp(a_log) * softplus(a + dt_bias)
 
 
 @triton.jit

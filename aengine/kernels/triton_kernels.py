@@ -47,7 +47,8 @@ from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.lora.order import TokenOrder
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted, TritonAdaptedExperts
-from aengine.kernels.mamba.base import Mamba, MambaWeights
+from aengine.kernels.mamba.base import MambaWeights
+from aengine.kernels.mamba.triton_mamba import TritonMamba
 from aengine.kernels.parts import Parts
 
 # For warm-up: functions that return the numbers of rows after which linears of a weight class use other kernels.
@@ -116,7 +117,7 @@ class TritonKernels:
         self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
     ) -> RegisteredExperts:
         """Use the dequantised matrices if there is no kernel for their shape, rule or dtype, or this device."""
-        match gate_up, down:
+        match (gate_up, down) if rule.gated else None:
             case (Fp8Weight() as first, Fp8Weight() as second) if rule.plain:
                 if Matrices.fits(first) and Matrices.fits(second) and launch_for(second.weight.device).fp8:
                     return fp8_experts(first, second, rule)
@@ -126,6 +127,9 @@ class TritonKernels:
         return self.experts(gate_up.dequantize().to(dtype), down.dequantize().to(dtype), rule)
 
     def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TritonExperts:
+        """Raises `UnsupportedModelError` if the experts have no gate."""
+        if not rule.gated:
+            raise UnsupportedModelError("experts without a gate (Nemotron 3) have no kernels for a GPU; use device cpu")
         return float_experts(gate_up, down, rule)
 
     def with_shared(
@@ -151,8 +155,8 @@ class TritonKernels:
     def delta_net(self, weights: DeltaWeights) -> TritonDelta:
         return TritonDelta(weights)
 
-    def mamba(self, weights: MambaWeights) -> Mamba:
-        raise UnsupportedModelError("Mamba2 layers have no kernels for a GPU; use device cpu")
+    def mamba(self, weights: MambaWeights) -> TritonMamba:
+        return TritonMamba(weights)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return elementwise.silu_mul(gate_up)

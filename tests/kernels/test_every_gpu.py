@@ -44,6 +44,7 @@ from aengine.kernels.linear.int4.config import StreamedRowConfig, int4_config, o
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.mamba.base import MambaHeads, MambaWeights
 from aengine.kernels.ngram import triton_ngram
 from aengine.kernels.parts import Parts
 from aengine.kernels.recurrent.state import DraftedBatch, DraftUpdates, RecurrentState, StateBatch
@@ -140,6 +141,28 @@ def test_delta_nets_with_drafts(compiler: Compiler) -> None:
     assert compiler.names[-1] == "_drafts_kernel"
     assert compiler.names.count("_drafts_kernel") == 1
     assert "_decode_kernel" not in compiler.names
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(1, 128, 128, 64), (1, 24, 256, 64), (8, 64, 128, 64)])
+def test_mamba(compiler: Compiler, kept: torch.dtype, sizes: tuple[int, int, int, int]) -> None:
+    heads = MambaHeads(*sizes)
+    conv, each = half(heads.channels, 4), [single(heads.heads) for _ in range(3)]
+    mamba = TritonKernels().mamba(MambaWeights(heads, conv, half(heads.channels), *each))
+    parts = (heads.values, heads.channels, heads.heads)
+    z, xbc, dt = half(300, sum(parts)).split(parts, dim=1)
+    drafts = DraftUpdates(
+        half(9, 7, heads.channels),
+        single(9, 7, heads.groups, heads.state_dim),
+        single(9, 7, heads.heads, heads.head_dim),
+        single(9, 7, heads.heads),
+    )
+    recurrence = maker(kept)(9, heads.heads, heads.state_dim, heads.head_dim)
+    state = RecurrentState(half(9, 4, heads.channels), recurrence, drafts)
+    for drafted in (None, DraftedBatch(longs(12), longs(12), ints(12))):
+        batch = StateBatch(ints(12), ints(12), ints(5), longs(300), ints(300), 8, drafted)
+        assert mamba(xbc, z, dt, state, batch).shape == (300, heads.values)
+        assert compiler.names[-2:] == ["_chunks_kernel", "_decode_kernel"]
 
 
 @HAVE_FP8

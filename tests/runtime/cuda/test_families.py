@@ -34,6 +34,9 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "phi-moe": ("phi-moe", {}),
     "apertus": ("apertus", {}),
     "lfm2-moe": ("lfm2-moe", {}),
+    "granite4-hybrid-moe": ("granite4-hybrid-moe", {}),
+    "nemotron-h": ("nemotron-h", {}),
+    "falcon-h1": ("falcon-h1", {}),
 }
 WAYS: list[dict[str, object]] = [
     {},
