@@ -298,6 +298,14 @@ def test_decode_attention_of_drafts(
     assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
 
 
+@pytest.mark.parametrize("new", [half, single])
+def test_attention_of_blocks(compiler: Compiler, new: Callable[..., Tensor]) -> None:
+    """Their keys and values have no queries while prompts are read."""
+    q, cache, heads = new(4 * 16, 8, 128), new(100, 16, 2, 128), Heads(0, new(128), new(128), 1e-6)
+    decode_attention.PagedDecode()(q, cache, cache, ints(4, 50), ints(4), 0.1, queries=16, causal=False)
+    inputs.qk_norm_rope_store(new(9, 4 * 128), heads, single(500, 128), longs(9), (cache, cache), longs(9))
+
+
 LATENTS = [(16, half), (128, single), (20, half), (128, half)]  # float32 with the most heads only
 
 
