@@ -62,11 +62,18 @@ def make_30m(folder: Path) -> Path:
     return folder
 
 
+def load_peer(folder: Path) -> Any:
+    """Load a model in transformers. The demo model also takes images."""
+    sees = hasattr(transformers.AutoConfig.from_pretrained(folder), "vision_config")
+    kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    return kind.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 class Peer:
     """transformers' generate, with its defaults."""
 
     def __init__(self, folder: Path) -> None:
-        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model = load_peer(folder)
         self.model.generation_config.eos_token_id = None
 
     def run(self, work: Work) -> float:
@@ -86,7 +93,7 @@ class ContinuousPeer:
     """transformers' continuous batching. Its pool and steps are sized by hand: it measures only GPUs."""
 
     def __init__(self, folder: Path) -> None:
-        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model = load_peer(folder)
         self._model.generation_config.eos_token_id = -1
         self._sizes = transformers.ContinuousBatchingConfig(page_size=32, num_blocks=1024, max_batch_tokens=512)
 

@@ -15,6 +15,7 @@ from functools import cache
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+IMAGE_TOKEN = "<|image_pad|>"  # stands for an image; the images of a message come before its text
 THINKING_REQUEST = "Think between <think> and </think> before you answer."
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"
@@ -25,8 +26,14 @@ CHAT_TEMPLATE = (
         {{- content -}}
     {%- elif content is iterable and content is not mapping -%}
         {%- for part in content -%}
-            {%- if part.type != 'text' -%}{{- raise_exception('this model reads text only') -}}{%- endif -%}
-            {{- part.text -}}
+            {%- if part.type == 'image' -%}{{- '<|image_pad|>' -}}{%- endif -%}
+        {%- endfor -%}
+        {%- for part in content -%}
+            {%- if part.type == 'text' -%}
+                {{- part.text -}}
+            {%- elif part.type != 'image' -%}
+                {{- raise_exception('this model reads text and images only') -}}
+            {%- endif -%}
         {%- endfor -%}
     {%- endif -%}
 {%- endmacro -%}

@@ -132,14 +132,15 @@ def save(mtp: MTP, folder: Path) -> None:
         tensors[f"{PREFIX}{name}"] = value.detach().bfloat16().cpu().contiguous()
     save_file(tensors, str(path), metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config |= {"mtp_num_hidden_layers": 1, "mtp_intermediate_size": mtp.shape.intermediate_size}
+    text = config.get("text_config", config)
+    text |= {"mtp_num_hidden_layers": 1, "mtp_intermediate_size": mtp.shape.intermediate_size}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def load(folder: Path, shape: net.Shape) -> MTP:
     """Read the layer that `save` wrote, in float32. shape: of the target."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    mtp = MTP(shape, config["mtp_intermediate_size"])
+    mtp = MTP(shape, config.get("text_config", config)["mtp_intermediate_size"])
     weights = load_file(str(folder / "model.safetensors"))
     mtp.load_state_dict({n.removeprefix(PREFIX): w.float() for n, w in weights.items() if n.startswith(PREFIX)})
     return mtp.eval()

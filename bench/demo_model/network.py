@@ -238,10 +238,13 @@ def save(network: Network, folder: Path, *, turn_end: int, text_end: int) -> Non
 
 
 def load(folder: Path, device: torch.device) -> Network:
-    """Read what `save` wrote, in float32. An MTP layer is left out."""
+    """Read what `save` wrote, in float32. An MTP layer and a tower are left out."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    network = Network(Shape(**{name: config[name] for name in asdict(Shape())}))
+    sees = "text_config" in config
+    text = config.get("text_config", config)
+    text = {"rope_theta": text.get("rope_parameters", {}).get("rope_theta")} | text
+    network = Network(Shape(**{name: text[name] for name in asdict(Shape())}))
     weights = load_file(str(folder / "model.safetensors"))
-    prefix = "model."
+    prefix = "model.language_model." if sees else "model."
     network.load_state_dict({n.removeprefix(prefix): w.float() for n, w in weights.items() if n.startswith(prefix)})
     return network.eval().to(device)

@@ -16,10 +16,10 @@ from aengine.cli.errors import CommandError, UsageError
 from aengine.cli.generate.prompts import answer_line
 from aengine.cli.images import check_takes_images, read_image
 from aengine.errors import InvalidRequestError
-from aengine.model.loading.hub import resolve_model
 from tests.cli.chat.test_shell import FakeModel, typing
 from tests.cli.generate.test_prompts import Model
 from tests.cli.running import run, served
+from tests.engine.checkpoints import text_alone
 from tests.images.files import encoded, png_that_claims, scene
 
 PNG = encoded(scene(), "PNG")
@@ -159,9 +159,9 @@ async def test_other_lines_are_refused_with_the_flag(line: bytes) -> None:
 
 @pytest.mark.slow
 def test_a_model_without_images_is_not_loaded(tmp_path: Path, png: str) -> None:
-    (tmp_path / "config.json").write_bytes((resolve_model(None) / "config.json").read_bytes())
+    folder = str(text_alone(tmp_path / "text"))
     for command in ("chat", "generate"):
-        done = run(command, "--model", str(tmp_path), "--image", png, given="hi\n")
+        done = run(command, "--model", folder, "--image", png, given="hi\n")
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith("aengine: --image: the model takes no images: it reads text only; leave it out")
 

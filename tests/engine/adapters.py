@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 import aengine
 from aengine.model.loading import hub
+from tests.demo_reference import load_demo
 from tests.engine.conftest import idle
 from tests.model.lora.adapters import write_adapter
 
@@ -26,7 +27,7 @@ class Written:
     """A folder with adapters `a0`, `a1`, ...; `merged` is the model with the first one merged by PEFT."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        self.base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(hub.DEMO, dtype=torch.float32).eval()
+        self.base: PreTrainedModel = load_demo(hub.DEMO)
         self.folder = folder
         self.paths = {f"a{number}": str(folder / f"a{number}") for number in range(count)}
         first = folder / "a0"

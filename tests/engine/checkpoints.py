@@ -42,9 +42,23 @@ def other_demo(folder: Path, seed: int = 1) -> Path:
 
 
 def with_config(folder: Path, **changes: object) -> Path:
-    """Change fields of a folder's config.json."""
+    """Change fields of a folder's config.json: those of the language model, if it has them, else the outer ones."""
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    config = json.loads(path.read_text())
+    for name, value in changes.items():
+        text = config.get("text_config", config)
+        (text if name in text else config)[name] = value
+    path.write_text(json.dumps(config))
+    return folder
+
+
+def text_alone(folder: Path) -> Path:
+    """Write the demo model as a language model whose files do not mention images."""
+    shutil.copytree(hub.DEMO, folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = config.get("text_config", config)
+    path.write_text(json.dumps(text | {"architectures": ["Qwen3ForCausalLM"]}))
     return folder
 
 

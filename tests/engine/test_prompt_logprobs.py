@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 import aengine
 from aengine.model.loading.hub import resolve_model
 from aengine.runtime.step import scoring
 from aengine.types import PromptLogprob
+from tests.demo_reference import load_demo
 from tests.engine.conftest import idle
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +40,7 @@ async def test_they_are_those_of_transformers(engine: aengine.Engine) -> None:
     scores = completion.choices[0].prompt_logprobs
     assert scores is not None
     folder = resolve_model(None, None)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = load_demo(folder)
     with torch.inference_mode():
         expected = model(torch.tensor([ids])).logits[0, :-1].log_softmax(dim=-1)
     assert [score.token_id for score in scores] == ids[1:]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import anyio.lowlevel
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 import aengine
 from aengine.errors import (
@@ -32,6 +31,7 @@ from aengine.model.checkpoint.pieces import Piece
 from aengine.model.checkpoint.staging import StagingBuffer
 from aengine.model.loading import hub
 from aengine.runtime.weights import Weights
+from tests.demo_reference import load_demo
 from tests.engine.adapters import Written
 from tests.engine.checkpoints import other_demo, with_config
 from tests.engine.conftest import idle
@@ -139,15 +139,21 @@ async def test_only_so_many_wait(other: Path, monkeypatch: pytest.MonkeyPatch) -
         await first
 
 
+def norm_of(tensors: Iterable[str]) -> str:
+    """Return the name of the last norm of the language model."""
+    return next(name for name in tensors if name in ("model.norm.weight", "model.language_model.norm.weight"))
+
+
 def lacking(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
-    del tensors["model.norm.weight"]
+    del tensors[norm_of(tensors)]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def misshapen(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
-    tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1].clone()
+    name = norm_of(tensors)
+    tensors[name] = tensors[name][:-1].clone()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
@@ -250,7 +256,7 @@ async def test_scales_of_keys_and_values_go_with_their_checkpoint(scaled_first: 
 
 async def test_adapters_that_come_are_those_of_the_new_weights(other: Path, tmp_path: Path) -> None:
     """PEFT stores a copy of the output matrix with its factors. It must equal the base's."""
-    model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32)
+    model = load_demo(other)
     adapter, without = str(tmp_path / "adapter"), str(tmp_path / "without")
     for folder, copies in ((adapter, "auto"), (without, False)):
         write_adapter(model, Path(folder), target_modules=["lm_head", "q_proj"], save_embedding_layers=copies)

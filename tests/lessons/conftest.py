@@ -15,6 +15,7 @@ from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.loading.hub import resolve_model
 from aengine.text.tokens.tokenizer import Tokenizer
+from tests.demo_reference import load_demo
 from tests.model.loading_one import load_model
 
 PROMPT = "The capital of France is"
@@ -42,7 +43,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def reference(folder: Path) -> Reference:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = load_demo(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model.generation_config.eos_token_id = None
     prompt_ids: list[int] = tokenizer(PROMPT)["input_ids"]

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.loading.generation import GenerationDefaults
 from aengine.model.loading.hub import resolve_model
+from tests.demo_reference import load_demo
 from tests.model.loading_one import load_model
 
 from .checkpoints import NEW_TOKENS
@@ -57,7 +58,7 @@ def prompts(folder: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def oracle(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return load_demo(folder)
 
 
 @pytest.fixture(scope="module")

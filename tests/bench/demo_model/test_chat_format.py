@@ -34,6 +34,11 @@ CHATS: dict[str, list[Message]] = {
         user("unused"),
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
     ],
+    "images": [
+        {"role": "user", "content": [{"type": "text", "text": "What is this?"}, {"type": "image"}]},
+        assistant("A red circle."),
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "And this?"}, {"type": "image"}]},
+    ],
 }
 
 
@@ -64,6 +69,12 @@ def test_transformers_reads_the_same_ids(auto: AutoTokenizer) -> None:
     ours = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     assert auto(text)["input_ids"] == ours
     assert (auto.eos_token, auto.pad_token, auto.bos_token) == ("<|im_end|>", "<|endoftext|>", None)
+
+
+def test_the_images_of_a_message_come_before_its_text() -> None:
+    text = render(CHATS["images"])
+    assert "<|im_start|>user\n<|image_pad|>What is this?<|im_end|>" in text
+    assert "<|im_start|>user\n<|image_pad|><|image_pad|>And this?<|im_end|>" in text
 
 
 def test_a_turn_is_marked_on_both_sides() -> None:
@@ -103,7 +114,7 @@ def test_thoughts_are_not_repeated() -> None:
     ("message", "reason"),
     [
         ({"role": "wizard", "content": "x"}, "unknown role wizard"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "text only"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "text and images only"),
     ],
 )
 def test_what_the_model_cannot_read_is_refused(message: Message, reason: str) -> None:

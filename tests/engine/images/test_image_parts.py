@@ -11,6 +11,7 @@ import pytest
 import aengine
 from aengine.engine.requests.image_parts import ImagePart, take_images
 from aengine.errors import InvalidRequestError
+from tests.engine.checkpoints import text_alone
 
 pytestmark = pytest.mark.anyio
 
@@ -36,10 +37,14 @@ def test_parts_that_no_model_reads_are_refused() -> None:
         take_images([{"role": "user", "content": ["text", {"type": "video", "video": b""}]}])
 
 
-async def test_a_model_without_a_tower_refuses_images(engine: aengine.Engine, tmp_path: Path) -> None:
-    assert engine.no_images
+async def test_a_model_without_a_tower_refuses_images(tmp_path: Path) -> None:
     part = {"type": "image", "image": str(tmp_path / "secret.png")}
-    with pytest.raises(InvalidRequestError, match=r"messages.0..content.0.: the model takes no images: it") as caught:
-        await engine.chat([{"role": "user", "content": [part]}])
+    folder = str(text_alone(tmp_path / "text"))
+    async with aengine.Engine(folder, device="cpu", kv_cache_gib=0.05, progress=False) as engine:
+        assert engine.no_images
+        with pytest.raises(
+            InvalidRequestError, match=r"messages.0..content.0.: the model takes no images: it"
+        ) as caught:
+            await engine.chat([{"role": "user", "content": [part]}])
     assert caught.value.param == "messages"
     assert "secret" not in str(caught.value)
