@@ -30,6 +30,14 @@ _SIZES = {  # only for keys that the configuration has
     "linear_key_head_dim": _HEAD_DIM,
     "linear_value_head_dim": _HEAD_DIM,
     "sliding_window": 20,
+    "moe_shared_expert_intermediate_size": 48,
+    "shared_intermediate_size": 48,
+    "mamba_d_state": _HEAD_DIM,
+    "mamba_n_heads": 4,
+    "ssm_state_size": _HEAD_DIM,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "time_step_min": 1e-30,  # transformers limits steps of prompts, the publisher's code does not
     "mtp_num_hidden_layers": 0,
     "num_nextn_predict_layers": 0,
 }
@@ -84,6 +92,10 @@ def _reduced_text(config: Mapping[str, Any]) -> dict[str, Any]:
         small["vocab_size"] = VOCAB
     if "num_attention_heads" in config:
         _reduce_heads(config, small)
+    if "mamba_n_heads" in config:
+        if "mamba_d_ssm" in config:
+            small["mamba_d_ssm"] = 96
+        small["mamba_d_head"] = small.get("mamba_d_ssm", 2 * small["hidden_size"]) // small["mamba_n_heads"]
     if "linear_num_value_heads" in config:
         keys = config["linear_num_key_heads"]
         small |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2 * config["linear_num_value_heads"] // keys}
@@ -97,6 +109,11 @@ def _reduce_layers(config: Mapping[str, Any], small: dict[str, Any]) -> None:
         layers = 2 * (kinds.index("full_attention") + 1) if kinds else 6
     if "no_rope_layers" in config or "full_attention_interval" in config or "linear_num_value_heads" in config:
         layers = 4
+    if "attention" in kinds:
+        layers = kinds.index("attention") + 1
+    if "hybrid_override_pattern" in config:
+        layers = config["hybrid_override_pattern"].index("*") + 2
+        small["hybrid_override_pattern"] = config["hybrid_override_pattern"][:layers]
     if "full_attn_idxs" in config:
         layers = 4
         small["full_attn_idxs"] = [layer for layer in config["full_attn_idxs"] if layer < layers]
