@@ -93,6 +93,12 @@ def test_ranks_compute_what_one_does(case: str, way: str, tmp_path: Path) -> Non
     assert_equal(tmp_path, model, count, collective=collective)
 
 
+def test_a_norm_follows_the_sum_of_both_mixers(tmp_path: Path) -> None:
+    """Attention is added to x after Mamba2. The sum of Mamba2's results must not compute the next norm."""
+    model = write_checkpoint("falcon-h1", tmp_path, **SIZES, ssm_out_multiplier=1.0)
+    assert_equal(tmp_path, model, 2)
+
+
 @pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_ranks_without_a_row_of_the_vocabulary(tied: bool, tmp_path: Path) -> None:
     model = write_checkpoint("qwen3", tmp_path, **{**SIZES, "vocab_size": 9, "tie_word_embeddings": tied})
