@@ -11,15 +11,20 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from aengine.model.config import ModelConfig
-from tests.engine.checkpoints import with_config
 from tests.model.checkpoints import write_checkpoint
 from tests.model.lora.adapters import assert_mixed, load
+
+
+def with_outer_settings(folder: Path, **changes: object) -> None:
+    """Change settings of the whole model in a folder's config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_ends_are_those_of_all_parts_where_the_file_names_some(tmp_path: Path) -> None:
     write_checkpoint("gemma4-that-sees", tmp_path)
     text = json.loads((tmp_path / "config.json").read_text())["text_config"]
-    with_config(tmp_path, eos_token_id=[1, 106], text_config=text | {"eos_token_id": 1, "bos_token_id": 2})
+    with_outer_settings(tmp_path, eos_token_id=[1, 106], text_config=text | {"eos_token_id": 1, "bos_token_id": 2})
     config = ModelConfig.from_folder(tmp_path)
     assert (config.eos_token_ids, config.bos_token_id) == ((1, 106), 2)
 
@@ -49,7 +54,7 @@ def test_a_language_model_that_transformers_saved_alone(tmp_path: Path) -> None:
 def test_a_tie_that_is_a_wrappers_default_leaves_a_matrix_of_its_own_alone(tied: bool, tmp_path: Path) -> None:
     """transformers writes `true` for Mistral 3 and `false` for its language model, whatever the weights are."""
     write_checkpoint("mistral3", tmp_path, tie_word_embeddings=tied)
-    with_config(tmp_path, tie_word_embeddings=True)
+    with_outer_settings(tmp_path, tie_word_embeddings=True)
     assert json.loads((tmp_path / "config.json").read_text())["text_config"]["tie_word_embeddings"] is False
     assert ("language_model.lm_head.weight" in load_file(tmp_path / "model.safetensors")) != tied
     assert ModelConfig.from_folder(tmp_path).tie_word_embeddings == tied
