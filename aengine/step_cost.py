@@ -35,6 +35,8 @@ class StepCost:
     reading: float = 0.03
     block: float = 0.0  # share of a step for a run that makes all drafts at once, if the proposer has such runs
     context: float = 0.0  # share of a step for reading the keys and values of one token
+    # Whether all rows take as long as the one with the most drafts, verified or made. Captured steps do.
+    padded: bool = False
     is_measured: bool = True  # whether the times of steps correct the estimate
 
     def __post_init__(self) -> None:
@@ -122,7 +124,7 @@ class MeasuredCost:
     """Estimates the time of a step for each number of drafts.
 
     Times of similar batch sizes count together. Only steps without prompt tokens are measured, in which all rows
-    verify the same number of drafts, or nearly all.
+    verify the same number of drafts, or nearly all, or are padded to that number.
     """
 
     def __init__(self, prior: StepCost) -> None:
@@ -139,7 +141,7 @@ class MeasuredCost:
             drafting: how many rows verify drafts.
             is_read: whether the proposer reads the step's tokens. True if there are drafts.
         """
-        if drafting == rows or not drafts:
+        if drafting == rows or not drafts or self.prior.padded:
             return self._uniform(rows, context, drafts, is_read)
         # The proposer makes drafts for all rows. The time for verifying them is proportional to the drafting rows.
         none = self._uniform(rows, context, 0, is_read) + self.prior.proposing(rows, drafts) * self._factor(rows, 0)
@@ -150,10 +152,13 @@ class MeasuredCost:
         rows = len(plan.decode)
         if plan.prefill or plan.encodings or not rows or seconds <= 0 or not self.prior.is_measured:
             return
-        drafts = max(plan.drafts, default=0)
-        if drafts != plan.proposals or 4 * (plan.decode_tokens - rows) < 3 * rows * drafts:
+        drafts, tokens = max(plan.drafts, default=0), plan.decode_tokens
+        if self.prior.padded:
+            drafts = max(drafts, plan.proposals)
+            tokens = rows * (1 + drafts)
+        elif drafts != plan.proposals or 4 * (tokens - rows) < 3 * rows * drafts:
             return
-        predicted = self.prior.time(rows, plan.decode_tokens, sum(plan.contexts), drafts, plan.is_read)
+        predicted = self.prior.time(rows, tokens, sum(plan.contexts), drafts, plan.is_read)
         time = math.log(seconds / predicted)
         size = self._sizes.setdefault(rows.bit_length(), _Size(time))
         size.add(drafts if plan.is_read else IDLE, time)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -154,20 +155,21 @@ def step_cost(proposer: str, model: ModelConfig, device: torch.device) -> StepCo
     """Return the cost of steps of a model that drafts with this proposer: ngram, draft, or the name of a draft head."""
     parameters = model.active_parameters
     numbers = model.kv_shape(1, torch.bfloat16).page_bytes * model.ranks / 2  # keys and values of a token
-    free_tokens = _CPU_FREE_TOKENS if device.type == "cpu" else _GPU_FREE_TOKENS
+    on_gpu = device.type != "cpu"
+    make = partial(StepCost, _GPU_FREE_TOKENS if on_gpu else _CPU_FREE_TOKENS, padded=on_gpu)
     context = numbers / parameters
     if proposer == "ngram":  # it must read every step; this takes next to no time
-        return StepCost(free_tokens, draft=_NGRAM_DRAFT, reading=0.0, context=context)
+        return make(draft=_NGRAM_DRAFT, reading=0.0, context=context)
     if isinstance(model.added_head, DraftModel):
         share = model.added_head.model.active_parameters / parameters
-        return StepCost(free_tokens, draft=share, reading=share, context=context)
+        return make(draft=share, reading=share, context=context)
     if (added := model.added_head) is not None and added.drafts_blocks:
         join, *of_layers = (n * k / parameters for n, k in added.linears(1))
         reading = layers = sum(of_layers)
         if isinstance(added, DFlashSpec):  # it reads states only for their keys and values
             reading = sum(2 * one.kv_heads * one.head_dim * added.hidden_size for one in added.attention) / parameters
         block = layers + added.draft_vocab_size * added.hidden_size / parameters
-        return StepCost(free_tokens, draft=0.0, reading=join + reading, block=block, context=context)
+        return make(draft=0.0, reading=join + reading, block=block, context=context)
     head = (parameters - model.end_parameters) / len(model.layers)  # a draft head is about one layer
     output = model.vocab_size * model.hidden_size
-    return StepCost(free_tokens, draft=(head + output) / parameters, reading=head / parameters, context=context)
+    return make(draft=(head + output) / parameters, reading=head / parameters, context=context)

@@ -5,8 +5,8 @@ drafts brings to a row. `MeasuredCost` estimates the time of the step that verif
 of drafts that brings most tokens per time for the whole batch. All rows verify this number, except rows to which it
 brings too little: these verify none. If no number of drafts pays, the proposer does not run at all.
 
-A few rows verify the most drafts now and then, so that a change of their text is noticed. Such probes take a small
-share of the time.
+Some rows verify one draft more than pays now and then, so that a change of their text is noticed. Such probes take a
+small share of the time.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Drafting:
             self._probe_at = step + choice.probe_every
             self._probe_until = step + (1 if choice.is_read else PROBE_STEPS)
         if step < self._probe_until:
-            plan.proposals, plan.is_read = self.most, True
+            plan.proposals, plan.is_read = self._probe_of(choice.drafts), True
         elif step < self._check_until:
             plan.proposals, plan.is_read = 0, True
         else:
@@ -116,7 +116,7 @@ class Drafting:
         if self._step < self._check_until:
             drafts = 0
         elif self._probes_left and drafts < sequence.proposed and self._takes_probe(sequence):
-            drafts = self.most
+            drafts = self._probe_of(choice.drafts)
         left = sequence.max_output - len(sequence.output) - sequence.pending - 1
         return max(0, min(drafts, sequence.proposed, left))
 
@@ -153,6 +153,10 @@ class Drafting:
         self._probes_left -= 1
         return True
 
+    def _probe_of(self, drafts: int) -> int:
+        """Return how many drafts a probe verifies, if so many pay."""
+        return min(drafts + 1, self.most)
+
     def _estimate(self, sequence: Sequence) -> Acceptance:
         """Return the newest estimate of how often a sequence's drafts are accepted."""
         expected = self._expected(sequence)
@@ -180,8 +184,8 @@ class Drafting:
             sums = list(itertools.accumulate(gains))
             for some in _some_counts(len(gains)):
                 is_all = some == len(gains)
-                if is_trial and not is_all:
-                    break
+                if (is_trial or cost.prior.padded) and not is_all:
+                    break  # leaving rows out saves nothing, or it is not known what it saves
                 taken = cost.time(rows, context, count, some, True)
                 rate = (rows + sums[some - 1]) / taken
                 rate *= (TRIED if is_trial else 1) * (1 if is_all else 1 / EXCLUDES)
@@ -191,21 +195,18 @@ class Drafting:
         if cost.wants_trial(rows, drafts):
             cost.note_trial(rows, drafts)
         is_read = bool(estimates) and (drafts > 0 or cost.prior.reading == 0 or self._step < LEARNING_STEPS)
-        every: float = self._probe_every(
-            rows, context, time, drafting == len(estimates) and drafts == self.most, is_read
-        )
-        if not estimates:
+        every: float = self._probe_every(rows, context, time, drafts, is_read)
+        if not estimates or (drafts == self.most and drafting == len(estimates)):
             every = math.inf
         elif self._step < LEARNING_STEPS:
             every = LEARNING_PROBES
         self._choice = _Choice(drafts, least, best / without, is_read, every)
         self._probe_at = math.inf if math.isinf(every) else min(self._probe_at, self._step + every)
 
-    def _probe_every(self, rows: int, context: int, time: float, drafts_most: bool, is_read: bool) -> float:
-        """Return the number of steps between two probes. time: of a step without probes."""
-        if drafts_most:
-            return math.inf
-        extra = self._cost.time(rows, context, self.most, min(rows, PROBE_ROWS), True) - time
+    def _probe_every(self, rows: int, context: int, time: float, drafts: int, is_read: bool) -> float:
+        """Return the number of steps between two probes. time: of a step with so many drafts."""
+        probed = self._cost.time(rows, context, self._probe_of(drafts), min(rows, PROBE_ROWS), True)
+        extra = probed - time
         steps = 1 if is_read else PROBE_STEPS
         return max(PROBE_EVERY, steps * extra / (PROBE_SHARE * time))
 

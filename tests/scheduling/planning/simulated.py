@@ -27,6 +27,7 @@ class Device:
     draft: float
     reading: float
     block: float = 0.0  # for all proposals together, of a step of as many tokens as the blocks
+    padded: bool = False  # whether all rows take as long as the one with the most drafts, verified or made
 
     def time(self, rows: int, drafts: int, proposals: int, is_read: bool) -> float:
         """Return the time of a step that verifies so many drafts in all rows together."""
@@ -58,6 +59,8 @@ H200 = Device(
     ((1, 1.0), (16, 1.02), (32, 1.05), (64, 1.1), (128, 1.35), (256, 2.1), (512, 3.6), (1024, 6.6)), 0.01, 0.06, 0.03
 )
 H200_COST = StepCost(free_tokens=150, draft=0.06, reading=0.03, context=1e-5)
+# Captured steps.
+PADDED, PADDED_COST = replace(H200, padded=True), replace(H200_COST, padded=True)
 # The same with a DFlash head of five layers.
 BLOCKS = replace(H200, draft=0.0, reading=0.015, block=0.2)
 BLOCKS_COST = StepCost(free_tokens=150, draft=0.0, reading=0.015, block=0.19, context=1e-5)
@@ -118,7 +121,13 @@ class Simulation:
             drafting.observe_time(before, seconds)
             for sequence, count, accepted in verified:
                 drafting.observe(sequence, count, accepted)
-        time = self.device.time(rows, sum(drafts), plan.proposals, plan.is_read)
+        verifying = sum(drafts)
+        if self.device.padded:
+            plan_drafts = max(plan.proposals, *drafts)
+            verifying, plan_proposals = rows * plan_drafts, plan_drafts
+        else:
+            plan_proposals = plan.proposals
+        time = self.device.time(rows, verifying, plan_proposals, plan.is_read)
         verified = [self._verify(i, count) for i, count in enumerate(drafts) if count]
         self._pending = plan, 0.01 * time * math.exp(self.random.gauss(0, self.noise)), verified
         self.tokens += rows - len(verified)

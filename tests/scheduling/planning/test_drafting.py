@@ -14,6 +14,8 @@ from tests.scheduling.planning.simulated import (
     CPU_COST,
     H200,
     H200_COST,
+    PADDED,
+    PADDED_COST,
     Device,
     Simulation,
     row,
@@ -21,7 +23,7 @@ from tests.scheduling.planning.simulated import (
 from tests.scheduling.stepping import Stepper, prompt_of
 
 LARGE = pytest.param(256, marks=pytest.mark.slow)
-DEVICES = {"H200": (H200, H200_COST), "CPU": (CPU, CPU_COST)}
+DEVICES = {"H200": (H200, H200_COST), "padded": (PADDED, PADDED_COST), "CPU": (CPU, CPU_COST)}
 
 
 @pytest.mark.parametrize("rate", [0, 0.3, 0.6, 0.9])
@@ -41,6 +43,14 @@ def test_the_first_steps_cost_little_if_no_draft_is_ever_accepted(name: str) -> 
     device, cost = DEVICES[name]
     simulation = Simulation(device, cost, 1, lambda step, index: 0)
     assert simulation.run(3000) >= 0.98 * device.plain_rate(1)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64, 256])
+def test_padded_steps_cost_little_if_no_draft_is_ever_accepted(rows: int) -> None:
+    """Sequences come and go. A probe takes as long in all rows, so there are few of them."""
+    simulation = Simulation(PADDED, PADDED_COST, rows, lambda step, index: 0, most=3, life=256)
+    simulation.run(160)
+    assert simulation.run(1500) > 0.985 * PADDED.plain_rate(rows)
 
 
 @pytest.mark.parametrize("rows", [1, 16])
