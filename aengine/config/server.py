@@ -21,6 +21,7 @@ CallFormatName = Literal[  # how models write tool calls: `text/answer/formats/t
     "minimax",
     "mistral",
     "mistral_list",
+    "nemotron",
     "olmo",
     "phi4",
     "pythonic",

@@ -88,7 +88,7 @@ FAMILIES: dict[str, Family] = {
     "Granite 4": Family("granite4-hybrid", calls="hermes"),
     "Granite 4 FP8": Family("granite4-hybrid", "ct-fp8-channel", calls="hermes"),
     "Granite 4 with experts": Family("granite4-hybrid-moe", calls="hermes"),
-    "Nemotron-H": Family("nemotron-h"),
+    "Nemotron-H": Family("nemotron-h", calls="nemotron"),
     "Nemotron 3": Family("nemotron3", calls="qwen3_coder"),
     "Nemotron 3 FP8": Family("nemotron3", "ct-fp8-channel", calls="qwen3_coder"),
     "Falcon-H1": Family("falcon-h1", calls="hermes"),

@@ -162,6 +162,9 @@ def calls(written: Sequence[tuple[str, str]], form: CallFormatName) -> str:
         case "phi4" | "granite":
             objects = [f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in written]
             return f"<|tool_call|>[{', '.join(objects)}]{'<|/tool_call|>' if form == 'phi4' else ''}"
+        case "nemotron":
+            objects = [f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in written]
+            return f"<TOOLCALL>[{', '.join(objects)}]</TOOLCALL>"
         case "gemma4":
             objects = [f"{name}{_gemma(json.loads(arguments))}" for name, arguments in written]
             return "".join(f"<|tool_call>call:{each}<tool_call|>" for each in objects)

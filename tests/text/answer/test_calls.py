@@ -273,6 +273,7 @@ def test_time_is_linear(text: str) -> None:
         ("{{ '<function_calls>' + calls + '</function_calls>' }}", "olmo"),
         ("{{ '<|tool_list_start|>' + tools }}", "lfm2"),
         ("{{ '<|START_ACTION|>[' + calls }}", "cohere"),
+        ("{{ '<TOOLCALL>[' + calls + ']</TOOLCALL>' }}", "nemotron"),
         ("<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>", "glm"),
         ("{{ '<seed:tool_call>' }}<function=f>\n<parameter=a>", "seed"),
         ('[TOOL_CALLS] {"name": "parameters": }', "mistral_list"),

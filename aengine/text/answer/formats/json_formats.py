@@ -1,4 +1,6 @@
-"""Formats whose calls are JSON objects: Hermes, Qwen, Phi-4-mini, Granite 3, Command R7B and A, Llama 3."""
+"""Formats whose calls are JSON objects: Hermes, Qwen, Phi-4-mini, Granite 3, Command R7B and A, Nemotron-H,
+Llama 3.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +63,23 @@ class JsonList(JsonObjects):
         if self._ended and "<|tool|>" in template and "<|/tool|>" in template:
             return True
         return _BEGIN in template and (_END in template) == self._ended
+
+
+class NemotronList(JsonObjects):
+    """A list of JSON objects between `<TOOLCALL>` and `</TOOLCALL>`: Nemotron-H and Nemotron Nano 2."""
+
+    syntax = CallSyntax(
+        begin="<TOOLCALL>",
+        opening='"["',
+        separator=", ",
+        closing="]</TOOLCALL>",
+        end="</TOOLCALL>",
+        further="{",
+        noise=" \t\r\n,}]",
+    )
+
+    def detect(self, template: str) -> bool:
+        return self.syntax.begin in template
 
 
 class CohereActions(JsonObjects):

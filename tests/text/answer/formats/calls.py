@@ -57,4 +57,5 @@ UNCLOSED_STRINGS: list[tuple[CallFormatName, str]] = [
     ("olmo", '<function_calls>f(text="Oslo)</function_calls>'),
     ("lfm2", '<|tool_call_start|>[f(text="Oslo)]<|tool_call_end|>'),
     ("cohere", '<|START_ACTION|>[{"tool_name": "f", "parameters": {"text": "Oslo}}]<|END_ACTION|>'),
+    ("nemotron", '<TOOLCALL>[{"name": "f", "arguments": {"text": "Oslo}}]</TOOLCALL>'),
 ]
