@@ -37,7 +37,8 @@ class DecodeConfig:
             kept_size = 0
         blocks = self.stages if warp_groups and self.warps % 4 == 0 else self.stages - 1
         copies = blocks * 2 * self.block * dim * (kept_size or element_size)
-        return copies + group_pad(group) * (dim + self.block) * element_size + 4 * group_pad(group)
+        # Warps exchange 4 bytes a head, and 16 more for codes on a B200.
+        return copies + group_pad(group) * ((dim + self.block) * element_size + 20)
 
 
 # Small programs let programs of the next product start. This is fastest in a complete step, though not alone.
