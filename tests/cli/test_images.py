@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from PIL import Image, ImageDraw
 
 import aengine
 from aengine.cli.chat.shell import Shell
@@ -205,3 +206,14 @@ async def test_answers_are_those_of_the_engine(tmp_path: Path, png: str) -> None
         flags = ("--url", server.url, *sampling, "--image", str(tmp_path / "two.png"))
         done = run("chat", *flags, given=f"{text['text']}\n", **NO_KNOBS)
         assert done.stdout.startswith(expected[0])
+
+
+@pytest.mark.slow
+def test_the_demo_model_says_what_a_picture_shows(tmp_path: Path) -> None:
+    path = str(tmp_path / "circle.png")
+    image = Image.new("RGB", (200, 200), "white")
+    ImageDraw.Draw(image).ellipse((50, 50, 150, 150), "red")
+    image.save(path)
+    question = "What is in this picture?\n"
+    assert json.loads(run("generate", "--text", "--image", path, given=question).stdout)["text"] == "A red circle."
+    assert run("chat", "--image", path, given=question).stdout.startswith("A red circle.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,20 +21,28 @@ from bench.demo_model.evaluate import MODEL, by_reference
 from bench.demo_model.problems import Problem, problems
 from bench.demo_model.tokenizer import VOCAB_SIZE, Ids
 
+LANGUAGE_MODEL = "model.language_model."  # begins the names of its tensors
+
 
 def test_the_files_are_small_and_complete() -> None:
     sizes = {path.name: path.stat().st_size for path in MODEL.iterdir()}
     assert set(sizes) == {
         *("config.json", "generation_config.json", "model.safetensors"),
-        *("tokenizer.json", "tokenizer_config.json"),
+        *("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"),
     }
-    assert sum(sizes.values()) <= 14_200_000
+    assert sum(sizes.values()) <= 16_200_000
 
 
-def test_the_checkpoint_is_qwen3_in_bfloat16() -> None:
-    config = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
-    assert config["architectures"] == ["Qwen3ForCausalLM"]
-    assert config["tie_word_embeddings"]
+def text_config() -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))["text_config"]
+    return config
+
+
+def test_the_checkpoint_is_qwen3_vl_in_bfloat16() -> None:
+    outer = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
+    assert outer["architectures"] == ["Qwen3VLForConditionalGeneration"]
+    assert outer["tie_word_embeddings"]
+    config = text_config()
     assert config["vocab_size"] == VOCAB_SIZE
     assert config["head_dim"] != config["hidden_size"] // config["num_attention_heads"]
     assert config["num_key_value_heads"] < config["num_attention_heads"]
@@ -41,21 +50,22 @@ def test_the_checkpoint_is_qwen3_in_bfloat16() -> None:
     with safe_open(str(MODEL / "model.safetensors"), "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
-    target = [tensor.numel() for name, tensor in tensors.items() if not name.startswith("mtp.")]
+    target = [tensor.numel() for name, tensor in tensors.items() if name.startswith(LANGUAGE_MODEL)]
     assert 5_000_000 < sum(target) < 7_000_000
     assert "lm_head.weight" not in tensors
 
 
-def test_the_targets_tensors_are_those_that_were_trained_before_the_mtp_layer() -> None:
+def test_the_targets_tensors_are_those_that_were_trained_before_the_mtp_layer_and_the_tower() -> None:
     digest = sha256()
     for name, tensor in sorted(load_file(MODEL / "model.safetensors").items()):
-        if not name.startswith("mtp."):
-            digest.update(name.encode() + tensor.view(torch.uint8).numpy().tobytes())
+        if name.startswith(LANGUAGE_MODEL):
+            plain = name.replace(LANGUAGE_MODEL, "model.")
+            digest.update(plain.encode() + tensor.view(torch.uint8).numpy().tobytes())
     assert digest.hexdigest() == "2504de32a6da5c558de14b3f8a4a2c2148609e7a7674b33192414c0bdb884c5c"
 
 
 def test_the_mtp_layer_has_qwen3_5s_tensors_in_at_most_1_5_mb() -> None:
-    config = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
+    config = text_config()
     assert config["mtp_num_hidden_layers"] == 1
     hidden, inner, head = config["hidden_size"], config["mtp_intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
@@ -79,6 +89,12 @@ def test_the_mtp_layer_has_qwen3_5s_tensors_in_at_most_1_5_mb() -> None:
         "mtp.layers.0.mlp.down_proj.weight": (hidden, inner),
     }
     assert sum(tensor.nbytes for tensor in tensors.values()) <= 1_500_000
+
+
+def test_the_tower_has_at_most_2_mb() -> None:
+    tensors = load_file(MODEL / "model.safetensors")
+    assert sum(one.nbytes for name, one in tensors.items() if name.startswith("model.visual.")) <= 2_000_000
+    assert all(name.startswith((LANGUAGE_MODEL, "model.visual.", "mtp.")) for name in tensors)
 
 
 @pytest.mark.slow
