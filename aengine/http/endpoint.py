@@ -14,6 +14,7 @@ from aengine.errors import InvalidRequestError
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.entry.body import FIELDS, LARGE, decode
 from aengine.http.entry.context import context_of
+from aengine.http.fields.image_sources import RequestImages
 from aengine.http.fields.images import encode_chat
 from aengine.http.fields.messages import tools_for_template
 from aengine.http.fields.prompts import CandidateBudget, Prompt, keep_last_tokens
@@ -98,7 +99,7 @@ class Endpoint:
         """
         reading = self._reading(engine, tools, params, (options.get("template_kwargs") or {}).get("enable_thinking"))
         offered = tools_for_template(tools.offered) if tools.offered else None
-        images = self._state.image_loader.for_request()
+        images = RequestImages(self._state.image_loader)
         prompt = await encode_chat(engine, images, messages, tools=offered, context=context, **options)
         return RenderedChat(prompt.token_ids, prompt.opens_thought, reading, prompt.images)
 

@@ -71,7 +71,7 @@ class Messages(Endpoint):
     ) -> ChatPrompt:
         """Render and tokenize. Raises `InvalidRequestError`, and `ContextLengthError` for `context` tokens or more."""
         rules = MediaRules(engine.no_images, engine.images_in_results)
-        images = self._state.image_loader.for_request()
+        images = RequestImages(self._state.image_loader)
         try:
             return await self._rendered(engine, images, await _chat(body, rules, "system"), body, tools, context)
         except ContextLengthError:

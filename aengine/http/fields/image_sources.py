@@ -50,9 +50,6 @@ class ImageLoader:
         self.seconds = config.image_url_timeout
         self.most_bytes = config.max_body_bytes
 
-    def for_request(self) -> RequestImages:
-        return RequestImages(self)
-
 
 class RequestImages:
     """Loads the images of one request. Each URL is fetched once."""

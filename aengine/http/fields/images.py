@@ -115,8 +115,9 @@ async def encode_chat(
                 if isinstance(image := part.get("image"), (EncodedImage, LinkedImage)):
                     paths[f"messages[{i}].content[{j}]"] = image.path
                     parts.append(part)
-    for part, data in zip(parts, await images.load([part["image"] for part in parts])):
-        part["image"] = data
+    if parts:
+        for part, data in zip(parts, await images.load([part["image"] for part in parts])):
+            part["image"] = data
     try:
         return await engine.encode_chat(messages, tools=tools, context=context, **options)
     except InvalidRequestError as error:

@@ -16,6 +16,7 @@ from aengine.http.endpoint import json_response
 from aengine.http.engine_like import EngineLike
 from aengine.http.entry.body import FIELDS, decode
 from aengine.http.entry.errors import HTTPError
+from aengine.http.fields.image_sources import RequestImages
 from aengine.http.fields.images import encode_chat
 from aengine.http.fields.messages import (
     ChatMessage,
@@ -124,7 +125,7 @@ class Tokens:
         if body.add_special_tokens:
             raise InvalidRequestError("a chat template writes its special tokens itself", "add_special_tokens")
         messages, tools = messages_for_template(body.messages, engine), tools_for_template(body.tools)
-        images = self._state.image_loader.for_request()
+        images = RequestImages(self._state.image_loader)
         prompt = await encode_chat(engine, images, messages, tools=tools, **template_options(body))
         return prompt.token_ids
 

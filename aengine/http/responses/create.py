@@ -13,6 +13,7 @@ from aengine.errors import renamed_param
 from aengine.http.endpoint import Endpoint, json_response
 from aengine.http.engine_like import EngineLike
 from aengine.http.entry.context import context_of
+from aengine.http.fields.image_sources import RequestImages
 from aengine.http.fields.images import MediaRules, encode_chat
 from aengine.http.fields.messages import template_options, tools_for_template
 from aengine.http.openai.logprobs import ChatLogprobs
@@ -85,7 +86,7 @@ class Responses(Endpoint):
             _params(engine, body).validate(engine.vocab_size)  # a request that is refused has no prompt to count
             prompt = await encode_chat(
                 engine,
-                self._state.image_loader.for_request(),
+                RequestImages(self._state.image_loader),
                 await self._messages(engine, body, context_of(request.scope).caller),
                 tools=tools_for_template(offered) if offered else None,
                 **template_options(body),
