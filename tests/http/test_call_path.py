@@ -15,7 +15,7 @@ from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
 
-FUNCTIONS, FILES = 67, 17
+FUNCTIONS, FILES = 66, 17
 ROOM = Path(aengine.http.__file__).parent
 ALWAYS = {ROOM / "loop_delay.py"}  # runs all the time
 EACH_SECOND = {  # functions that run every second

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import anyio
@@ -51,14 +52,13 @@ class ImageLoader:
         self.most_bytes = config.max_body_bytes
 
 
+@dataclass(slots=True)
 class RequestImages:
     """Loads the images of one request. Each URL is fetched once."""
 
-    def __init__(self, loader: ImageLoader) -> None:
-        self._loader = loader
-        self._fetched: dict[str, bytes] = {}
-        self._left = loader.most_bytes  # that may still be fetched
-        self._at_once = anyio.CapacityLimiter(_AT_ONCE)
+    _loader: ImageLoader
+    _fetched: dict[str, bytes] = field(default_factory=dict)  # by URL
+    _taken: int = 0  # bytes of all of them
 
     async def load(self, sources: Sequence[ImageSource]) -> list[bytes]:
         """Return the files of images. Raises `InvalidRequestError`, naming the field of an image."""
@@ -82,12 +82,14 @@ class RequestImages:
             except FetchError as error:
                 raise _refused(one, error) from None
         failures: list[InvalidRequestError] = []
+        at_once = anyio.CapacityLimiter(_AT_ONCE)
         with anyio.move_on_after(self._loader.seconds) as limit:
             async with anyio.create_task_group() as tasks:
 
                 async def fetch(image: LinkedImage) -> None:
                     try:
-                        await self._fetch(image)
+                        async with at_once:
+                            await self._fetch(image)
                     except InvalidRequestError as error:
                         failures.append(error)
                         tasks.cancel_scope.cancel()
@@ -105,16 +107,15 @@ class RequestImages:
             )
 
     async def _fetch(self, image: LinkedImage) -> None:
-        fetcher = self._loader.fetcher
-        async with self._at_once:
-            try:
-                data = await fetcher.fetch(fetcher.check(image.url), self._left)
-                self._left -= len(data)
-                if self._left < 0:  # others arrived meanwhile
-                    raise FetchError(TOO_LARGE)
-            except FetchError as error:
-                raise _refused(image, error) from None
-            self._fetched[image.url] = bytes(data)
+        fetcher, most = self._loader.fetcher, self._loader.most_bytes
+        try:
+            data = await fetcher.fetch(fetcher.check(image.url), most - self._taken)
+            self._taken += len(data)
+            if self._taken > most:  # others arrived meanwhile
+                raise FetchError(TOO_LARGE)
+        except FetchError as error:
+            raise _refused(image, error) from None
+        self._fetched[image.url] = bytes(data)
 
 
 def _refused(image: LinkedImage, error: FetchError) -> InvalidRequestError:
