@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 
-from aengine.client.images import encode_images
+from aengine.client.images import encode_images, parts_as_given
 from aengine.client.pooling import PooledAnswers
 from aengine.client.stream import RemoteStream
 from aengine.client.wire import read_chunk, read_event, request_body
@@ -212,7 +212,8 @@ class Client(PooledAnswers):
         fields = await _chat_fields(messages, tools, template_kwargs)
         if continue_final_message:
             fields["continue_final_message"] = True
-        return await self._submit(fields, params, sampling, request_id, priority, cache_salt, adapter)
+        with parts_as_given():
+            return await self._submit(fields, params, sampling, request_id, priority, cache_salt, adapter)
 
     async def _submit(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from anyio import to_thread
@@ -11,6 +13,7 @@ from aengine.engine.requests.image_parts import ImagePart, about_part, take_imag
 from aengine.errors import InvalidRequestError
 
 _TAKEN = {"type": "image"}  # what `take_images` leaves
+_SENT = ".image_url.url"  # the field of a part in which an image is sent
 
 
 async def encode_images(chat: list[dict[str, Any]]) -> None:
@@ -26,6 +29,17 @@ async def encode_images(chat: list[dict[str, Any]]) -> None:
             message["content"] = [
                 {"type": "image_url", "image_url": {"url": next(urls)}} if part == _TAKEN else part for part in content
             ]
+
+
+@contextmanager
+def parts_as_given() -> Iterator[None]:
+    """Name the part of a message in errors about an image, as `Engine.chat` does, and not the field that was sent."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if (param := error.param or "").endswith(_SENT):
+            raise InvalidRequestError(str(error).replace(_SENT, "", 1), param.partition("[")[0]) from None
+        raise
 
 
 def _data_url(part: ImagePart) -> str:
