@@ -62,8 +62,8 @@ REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
     (
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "messages[0].content[0].type",
-        "text only",
+        "messages[0].content[0].image_url",
+        "an image must have it",
     ),
     (
         CHAT,
