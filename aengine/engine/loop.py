@@ -174,7 +174,8 @@ class StepLoop:
             self._observe(step.plan, now - max(before, self._launched[step.plan.step]))
         del self._launched[step.plan.step]
         committed = self._scheduler.commit(step.plan, result)
-        self._mark("commit", count=len(committed), accepted=sum(result.counts) - len(result.counts))
+        counts = result.counts
+        self._mark("commit", count=len(committed), accepted=sum(counts) - len(counts) if counts else 0)
         updates = _by_sequence(committed)
         if step.plan.structured:
             for sequence in (first.sequence for first, *_ in updates):
@@ -211,14 +212,14 @@ class StepLoop:
     async def _deliver_all(self, updates: list[list[Update]]) -> None:
         if not updates:
             return
-        delivered = 0  # updates since the last yield
+        delivered, pause = 0, DELIVERY_SLICE
         for of_sequence in updates:
-            if delivered >= DELIVERY_SLICE:
+            if delivered >= pause:
                 await asyncio.sleep(0)
-                delivered = 0
+                pause = delivered + DELIVERY_SLICE
             self._deliver(of_sequence)
             delivered += len(of_sequence)
-        self._mark("deliver", count=sum(map(len, updates)))
+        self._mark("deliver", count=delivered)
 
     def _deliver(self, updates: list[Update]) -> None:
         """Deliver the updates of one sequence. If a stop string ends it, the tokens after that are removed from it."""

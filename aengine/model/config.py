@@ -19,8 +19,7 @@ from aengine.model.checkpoint.foreign import refuse_mlx
 from aengine.model.checkpoint.weights import float_linears, has_head, stores_module
 from aengine.model.ends_spec import EndsSpec
 from aengine.model.families import FAMILIES, ignored_prefixes
-from aengine.model.families.dflash import DFlashSpec
-from aengine.model.families.eagle3 import Eagle3Spec
+from aengine.model.families.heads import DFlashSpec, Eagle3Spec
 from aengine.model.families.mtp import MTPSpec, numbered_prefixes
 from aengine.model.families.parts import hidden_size, norm_eps, unused_projections
 from aengine.model.families.wrappers import LANGUAGE_MODEL, OTHER_NAMES, Wrapper, text_model, ties_by_default

@@ -20,7 +20,7 @@ from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.drafting.base import Taps
 from aengine.model.drafting.ends import TargetEnds, make_token_ids
-from aengine.model.families.dflash import DFlashSpec
+from aengine.model.families.heads import DFlashSpec
 from aengine.model.parameters import HEAD
 from aengine.model.ranks.shard import Part
 from aengine.model.spec import AttentionSpec, LayerSpec, MLPSpec

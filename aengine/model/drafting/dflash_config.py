@@ -15,7 +15,7 @@ from aengine.model.drafting.head_config import (
     speculators_layers,
     stored_head_names,
 )
-from aengine.model.families.dflash import DFlashSpec
+from aengine.model.families.heads import DFlashSpec
 from aengine.model.families.plain import qwen3
 from aengine.model.fields import Fields, read_json_object, shown
 

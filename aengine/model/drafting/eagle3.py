@@ -19,7 +19,7 @@ from aengine.model.blocks.mlp import MLP
 from aengine.model.blocks.step import Block, Step
 from aengine.model.drafting.base import Drafted, Taps
 from aengine.model.drafting.ends import TargetEnds, make_token_ids
-from aengine.model.families.eagle3 import Eagle3Spec
+from aengine.model.families.heads import Eagle3Spec
 from aengine.model.parameters import HEAD, Parameters
 from aengine.model.ranks.shard import Part
 from aengine.model.spec import AttentionSpec, LayerSpec, MLPSpec

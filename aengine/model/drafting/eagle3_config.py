@@ -15,7 +15,7 @@ from aengine.model.drafting.head_config import (
     speculators_layers,
     stored_head_names,
 )
-from aengine.model.families.eagle3 import Eagle3Spec
+from aengine.model.families.heads import Eagle3Spec
 from aengine.model.families.plain import llama
 from aengine.model.fields import Fields, read_json_object, shown
 

@@ -1,4 +1,4 @@
-"""Draft heads, which are published in folders of their own, as data."""
+"""Draft heads, which are published in folders of their own, as data: EAGLE-3, P-EAGLE and DFlash."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import msgspec
 import torch
 
 from aengine.cache.kv import KVLayer
+from aengine.model.ranks.shard import Shard
 from aengine.model.spec import AttentionSpec, LayerSpec
 
 
@@ -59,3 +60,45 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The number of weights in matrices, without those that are the target's."""
         tables = self.has_embedding * self.target_vocab_size + self.has_head * self.draft_vocab_size
         return sum(n * k for n, k in self.linears(1)) + tables * self.hidden_size
+
+
+class Eagle3Spec(HeadSpec, frozen=True, kw_only=True, tag="eagle3"):
+    """An EAGLE-3 or P-EAGLE head for one target."""
+
+    norm_before_residual: bool  # whether the first residual is the normed state
+    norm_before_fc: bool  # whether one norm is applied to the concatenated states of the target
+    fc_norm: bool  # whether the states of each layer of the target have a norm of their own
+    norm_output: bool  # whether the states of the next run are taken after the last norm
+    # The token that stands for each draft after the first, if all of them are made in one run. None: each has a run.
+    mask_id: int | None = None
+    first_layer: str = "midlayer"  # the first layer's name in checkpoints; later layers are layers.1, layers.2, ...
+
+    @property
+    def drafts_blocks(self) -> bool:
+        return self.mask_id is not None
+
+    def linears(self, ranks: int) -> tuple[tuple[int, int], ...]:
+        """See `HeadSpec.linears`. The first layer reads an embedding and a state, side by side."""
+        join, first, *others = super().linears(ranks)
+        return join, (first[0], 2 * self.hidden_size), *others
+
+
+class DFlashSpec(HeadSpec, frozen=True, kw_only=True, tag="dflash"):
+    """A DFlash head for one target. It drafts all tokens of a block at once."""
+
+    block_size: int  # tokens of a block: the last drawn one and the drafts after it
+    mask_id: int  # the token that stands for each draft of a block
+    is_causal: bool = False  # whether a token of a block sees only the block's tokens up to itself
+
+    @property
+    def drafts_blocks(self) -> bool:
+        return True
+
+    def linears(self, ranks: int) -> tuple[tuple[int, int], ...]:
+        """See `HeadSpec.linears`. Queries have a projection of their own, because the target's states have none."""
+        spread, found = Shard(count=self.spread_over(ranks)), [super().linears(ranks)[0]]
+        for layer, attention in zip(self.layers, self.attention):
+            (width, hidden), *others = layer.linears(self.hidden_size, spread.count)
+            keys = 2 * spread.units(attention.kv_heads) * attention.head_dim
+            found += [(width - keys, hidden), (keys, hidden), *others]
+        return tuple(found)

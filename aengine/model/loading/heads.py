@@ -19,7 +19,7 @@ from aengine.model.decoder import Decoder
 from aengine.model.drafting.dflash import DFlashHead
 from aengine.model.drafting.eagle3 import Eagle3Head
 from aengine.model.drafting.ends import UNUSED, TargetEnds
-from aengine.model.families.eagle3 import Eagle3Spec
+from aengine.model.families.heads import Eagle3Spec
 from aengine.model.loading.load import Placement, fill_random, load_shards
 from aengine.model.parameters import Parameters
 from aengine.model.rope import PositionTables

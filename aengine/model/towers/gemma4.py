@@ -18,7 +18,6 @@ class Gemma4Vision(Tower):
     def __init__(self, make: Parameters, spec: ImageSpec, tower: Gemma4Tower, ops: TowerOps) -> None:
         self.blocks = tower.layers
         hidden, embedder = tower.hidden, "vision_tower.patch_embedder"
-        self._patch = spec.patch
         self._embed = make.linear({f"{embedder}.input_proj": Part(hidden)}, 3 * spec.patch**2)
         self._tables = make.tensor(f"{embedder}.position_embedding_table", 2, tower.positions, hidden)
         own = frequencies(tower.theta, tower.head_dim // 2, make.device)

@@ -17,7 +17,7 @@ from aengine.model.config import DraftModel, ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.drafting.base import DraftHead, Taps
 from aengine.model.drafting.dflash import DFlashHead
-from aengine.model.families.dflash import DFlashSpec
+from aengine.model.families.heads import DFlashSpec
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.verdict import Drafted

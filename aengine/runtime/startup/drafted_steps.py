@@ -14,7 +14,7 @@ from aengine.kernels.attention.config import decode_borders
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.model.config import DraftModel, ModelConfig
-from aengine.model.families.dflash import DFlashSpec
+from aengine.model.families.heads import DFlashSpec
 from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.speculation.runs import prepared_drafts
 from aengine.runtime.startup.borders import head_borders, output_borders

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,25 +9,14 @@ pytest.importorskip("triton")
 
 from aengine.kernels.delta.base import DeltaHeads, DeltaWeights
 from aengine.kernels.delta.triton_delta import TritonDelta
-from aengine.kernels.launch import Launch
-from aengine.kernels.offline import OfflineDriver
 from aengine.kernels.recurrent.state import RecurrentState, StateBatch
-from tests.kernels.offline import MARKS, take_over
+from tests.kernels.offline import MARKS, record_variants
 
 pytestmark = MARKS
-H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, capability=(9, 0))
 
 
 def test_steps_of_all_sizes_use_the_same_variants(monkeypatch: pytest.MonkeyPatch) -> None:
-    offline = OfflineDriver(90, device=3000)
-    variants: dict[str, set[str]] = defaultdict(set)
-
-    def launched(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        *_, binder = kernel.device_caches[offline.get_current_device()]
-        _, specialization, chosen = binder(*args, **options)
-        variants[kernel.fn.__name__].add(f"{specialization} {chosen}")
-
-    take_over(monkeypatch, offline, H200, launched)
+    variants = record_variants(monkeypatch, device=3000)
     heads = DeltaHeads(16, 32, 8, 8)  # a shape that no other test compiles
     channels, values, each = heads.channels, heads.values, heads.value_heads
 

@@ -4,6 +4,8 @@ Llama 3.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aengine.text.answer.formats.base import CallableTool, CallFormat, CallReader, CallSyntax, Tools
 from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
 from aengine.text.answer.lark import Tokens
@@ -11,6 +13,9 @@ from aengine.text.answer.lark import Tokens
 
 class JsonObjects(CallFormat):
     """The base of formats with a list of JSON objects, or a single one, after a marker."""
+
+    def detect(self, template: str) -> bool:
+        return self.syntax.begin in template
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
         return JsonCallReader(tools, self.syntax.markers, opening="[" if first else "", opened=False)
@@ -36,6 +41,20 @@ class Hermes(JsonObjects):
         return "<tool_call>" in template and not any(other in template for other in ("<function=", "<arg_key>"))
 
 
+def _list(begin: str, end: str = "", begins: Mapping[str, str] | None = None) -> CallSyntax:
+    """Return the syntax of a list of objects after a marker. end: the marker behind the list; empty: there is none."""
+    return CallSyntax(
+        begin=begin,
+        begins=begins or {},
+        opening='"["',
+        separator=", ",
+        closing=f"]{end}",
+        end=end or "]",
+        further="{",
+        noise=" \t\r\n,}]" if end else " \t\r\n,}",
+    )
+
+
 _BEGIN, _END = "<|tool_call|>", "<|/tool_call|>"
 
 
@@ -47,16 +66,8 @@ class JsonList(JsonObjects):
     """
 
     def __init__(self, *, ended: bool) -> None:
-        self.syntax = CallSyntax(
-            begin=_BEGIN,
-            begins={"functools[": ""} if ended else {"<tool_call>": "</tool_call>"},
-            opening='"["',
-            separator=", ",
-            closing=f"]{_END}" if ended else "]",
-            end=_END if ended else "]",
-            further="{",
-            noise=" \t\r\n,}]" if ended else " \t\r\n,}",
-        )
+        others = {"functools[": ""} if ended else {"<tool_call>": "</tool_call>"}
+        self.syntax = _list(_BEGIN, _END if ended else "", others)
         self._ended = ended
 
     def detect(self, template: str) -> bool:
@@ -68,35 +79,13 @@ class JsonList(JsonObjects):
 class NemotronList(JsonObjects):
     """A list of JSON objects between `<TOOLCALL>` and `</TOOLCALL>`: Nemotron-H and Nemotron Nano 2."""
 
-    syntax = CallSyntax(
-        begin="<TOOLCALL>",
-        opening='"["',
-        separator=", ",
-        closing="]</TOOLCALL>",
-        end="</TOOLCALL>",
-        further="{",
-        noise=" \t\r\n,}]",
-    )
-
-    def detect(self, template: str) -> bool:
-        return self.syntax.begin in template
+    syntax = _list("<TOOLCALL>", "</TOOLCALL>")
 
 
 class CohereActions(JsonObjects):
     """A list of JSON objects with an id and `tool_name` between two markers: Command R7B and A."""
 
-    syntax = CallSyntax(
-        begin="<|START_ACTION|>",
-        opening='"["',
-        separator=", ",
-        closing="]<|END_ACTION|>",
-        end="<|END_ACTION|>",
-        further="{",
-        noise=" \t\r\n,}]",
-    )
-
-    def detect(self, template: str) -> bool:
-        return self.syntax.begin in template
+    syntax = _list("<|START_ACTION|>", "<|END_ACTION|>")
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         return json_call_rules(rule, tool, "parameters", name='"tool_call_id": "0", "tool_name"')
