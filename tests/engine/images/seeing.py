@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import torch
 from PIL import Image
@@ -151,11 +152,24 @@ def _draw(case: str, model: Any, known: list[int], inputs: dict[str, Any], count
 
 
 async def ask(engine: aengine.Engine, chats: Sequence[Chat] = CHATS, **options: Any) -> list[Completion]:
-    """Return the answers to chats that run at once."""
+    """Return the answers to chats that run at once.
+
+    No step starts before all chats wait. Otherwise it would depend on the machine which of them run together, because
+    their images are decoded in other threads.
+    """
     options = {"max_tokens": NEW, **GREEDY, **options}
-    answers = await asyncio.gather(*(engine.chat(message(chat), **options) for chat in chats))
+    loop = engine._serving().loop
+    await loop.pause()
+    try:
+        answers = asyncio.gather(*(engine.chat(message(chat), **options) for chat in chats))
+        with anyio.fail_after(60):
+            while engine.stats().waiting < len(chats) and not answers.done():  # noqa: ASYNC110 - the engine has no such event
+                await anyio.sleep(0.001)
+    finally:
+        loop.resume()
+    completions = await answers
     engine.check_integrity()
-    return answers
+    return completions
 
 
 def computed(engine: aengine.Engine) -> int:
