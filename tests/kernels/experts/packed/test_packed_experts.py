@@ -163,7 +163,7 @@ def test_groups_of_less_than_a_block_are_not_for_single_rows_tiny(device: torch.
     fits = {
         kind: fits_single_rows(PackedMatrices.from_weight(packed_weight(2, 32, 128, kind, device))) for kind in KINDS
     }
-    assert fits == {"int4-32": False, "int4-64": False, "int4-128": True, "int4-zeros": True, "mxfp4": True}
+    assert [kind for kind in KINDS if fits[kind]] == ["int4-128", "int4-zeros", "mxfp4"]
 
 
 def test_columns_in_another_order_have_no_kernel_tiny(device: torch.device) -> None:
