@@ -10,7 +10,6 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
@@ -21,8 +20,8 @@ EVERY = 20  # tests, after which counts are written
 class FailureLog:
     """Appends failures and counts to a file."""
 
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._counts: Counter[str] = Counter()
         self._failed: set[str] = set()  # tests with a failure in any phase
         self._begin = time.monotonic()
@@ -49,18 +48,21 @@ class FailureLog:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
         self._write_counts()
-        self._file.close()
 
     def _write_failure(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         parts = [f"==== FAILED {report.nodeid} ({report.when})", report.longreprtext]
         parts += [f"-- {name} --\n{text}" for name, text in report.sections]
-        print("\n".join(parts), file=self._file, flush=True)
+        self._append("\n".join(parts))
 
     def _write_counts(self) -> None:
         self._counts["failed"] = len(self._failed)
         names = ("tests", "passed", "failed", "skipped", "xfailed")
         listed = ", ".join(f"{self._counts[name]} {name}" for name in names)
-        print(f"==== {listed} after {time.monotonic() - self._begin:.0f} s", file=self._file, flush=True)
+        self._append(f"==== {listed} after {time.monotonic() - self._begin:.0f} s")
+
+    def _append(self, text: str) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            print(text, file=file)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,5 +70,4 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if FILE not in os.environ:
         raise pytest.UsageError(f"tests.failures needs the name of a file in {FILE}")
-    file = Path(os.environ[FILE]).open("a", encoding="utf-8")
-    config.pluginmanager.register(FailureLog(file))
+    config.pluginmanager.register(FailureLog(Path(os.environ[FILE]).absolute()))
