@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "lfm2-moe": ("lfm2-moe", {}),
     "granite4-hybrid-moe": ("granite4-hybrid-moe", {}),
     "nemotron-h": ("nemotron-h", {}),
+    "nemotron3": ("nemotron3", {}),
     "falcon-h1": ("falcon-h1", {}),
 }
 WAYS: list[dict[str, object]] = [
