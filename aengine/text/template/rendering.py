@@ -213,7 +213,8 @@ class ChatTemplates:
     def _writes_tools(self) -> bool:
         """Return whether a template that reads `tools` also writes them. If it refuses the probes, it may do so."""
         written = False
-        for chat in (_CALL[:1], [{"role": "system", "content": "hello"}, *_CALL[:1]]):
+        system: dict[str, object] = {"role": "system", "content": "hello"}
+        for chat in (_CALL[:1], [system, *_CALL[:1]]):
             with suppress(InvalidRequestError, CheckpointError):
                 if "probe" in self.render(chat, _TOOLS)[0]:
                     return True
