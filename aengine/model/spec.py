@@ -42,6 +42,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     softcap: float | None = None  # cap of attention scores
     sinks: bool = False  # whether each head has one more score, of a key whose value is zero
     window: int | None = None  # positions that a query sees, its own included; None: all
+    # Whether positions are cut into chunks as long as the window. A query sees those of its own chunk, up to its own.
+    chunked: bool = False
     gate: bool = False  # whether the sigmoid of a gate multiplies the output of each query head
     gate_proj: bool = False  # whether gates have a separate projection; else each gate follows its head in q_proj
     v_norm: bool = False  # whether each value head has an RMS norm without a weight
@@ -52,6 +54,11 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     fused_name: str = "qkv_proj"
     out: str = "o_proj"
     norms: tuple[str, str] = ("q_norm", "k_norm")
+
+    @property
+    def masked_window(self) -> int | None:
+        """The window that kernels apply. Chunks need none, because they are sequences of their own."""
+        return None if self.chunked else self.window
 
     def kv_layer(self, ranks: int) -> KVLayer:
         """Return the shape of a token's entry in the KV pool, on each rank."""
@@ -216,8 +223,10 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     latent: int = 0  # the width to which tokens are projected before experts, and back after them; 0: no projections
     biases: bool = False  # whether the router and each expert have biases
     shared_gate: bool = False  # whether the sigmoid of a gate multiplies the shared expert's result
-    transposed: bool = False  # whether checkpoints store matrices transposed, with alternating columns of gate and up
-    may_be_transposed: bool = False  # whether some files store fused matrices transposed, gate before up
+    weighs_inputs: bool = False  # whether a token's weight multiplies the expert's input, not its result; top_k is 1
+    transposed: bool = False  # whether checkpoints store fused matrices transposed
+    may_be_transposed: bool = False  # whether some files store fused matrices transposed
+    alternating: bool = False  # whether columns of gate and up alternate in transposed matrices; else gates are first
     # Names in checkpoints.
     block: str = "mlp"
     router_name: str = "gate"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionLayer
+from aengine.attention.local_chunks import cut_into_chunks
 from aengine.kernels.attention.heads import Heads, Scores
 from aengine.kernels.kv_scales import KVScales
 from aengine.kernels.linear.base import Norm
@@ -63,12 +64,14 @@ class Attention:
         self._cos_sin = build.tables.rope(spec.rope, spec.head_dim)
         self._growth = None if spec.growth is None else build.tables.growth(spec.growth)
         self._window = spec.window
+        # A context that is not longer than a chunk is one chunk.
+        self._chunk = spec.window if spec.chunked and build.tables.max_positions > (spec.window or 0) else None
         self._index = layer_kv.index
         self._last = last
         self._add = Addition.of_block(build, name, layer.norms.after_attention, layer.residual_scale)
         sinks = make.sinks(prefix, Part(spec.heads)) if spec.sinks else None
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        attention = AttentionLayer(spec.head_dim, scale, spec.window, Scores(spec.softcap, sinks))
+        attention = AttentionLayer(spec.head_dim, scale, spec.masked_window, Scores(spec.softcap, sinks))
         bind = build.attention.bind
 
         def use_scales(scales: KVScales) -> None:
@@ -85,7 +88,7 @@ class Attention:
 
         The norm before attention, if there is one, is applied to `inputs`.
         """
-        batch = step.batch.for_window(self._window)
+        batch = cut_into_chunks(step.batch.for_window(self._window), self._chunk, step.kv.page_size)
         q, gates = self._project(inputs, step, batch.slots)
         attended = self._attend(q, *step.kv.layer(self._index), batch).flatten(1)
         if gates is not None:

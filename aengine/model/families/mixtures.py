@@ -279,6 +279,7 @@ def gpt_oss(fields: Fields) -> list[LayerSpec]:
         ),
         biases=True,
         transposed=True,
+        alternating=True,
         router_name="router",
     )
     slides = (

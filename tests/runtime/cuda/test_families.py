@@ -33,6 +33,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "cohere2": ("cohere2", {}),
     "phi-moe": ("phi-moe", {}),
     "apertus": ("apertus", {}),
+    "llama4": ("llama4", {}),
     "lfm2-moe": ("lfm2-moe", {}),
     "granite4-hybrid-moe": ("granite4-hybrid-moe", {}),
     "nemotron-h": ("nemotron-h", {}),

@@ -262,6 +262,7 @@ def test_time_is_linear(text: str) -> None:
         ("<tool_call>\n<function=f>\n<parameter=a>", "qwen3_coder"),
         ("{{ '[TOOL_CALLS]' + call.name + '[ARGS]' }}", "mistral"),
         ("use [func_name1(params_name1=params_value1, ...), func_name2(params)]", "pythonic"),
+        ("Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]", "pythonic"),
         ("<tool_call>f<arg_key>", None),
         ("{{ '<|tool_call>call:' + call.name + '<|\"|>' }}", "gemma4"),
         ("{{ '<｜tool▁calls▁begin｜>' + call.name + '\\n```json\\n' }}", "deepseek"),
