@@ -60,6 +60,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
         """The window that kernels apply. Chunks need none, because they are sequences of their own."""
         return None if self.chunked else self.window
 
+    def chunk_within(self, positions: int) -> int | None:
+        """Return the positions of a chunk, or None if a context of so many positions is not cut."""
+        return self.window if self.chunked and positions > (self.window or positions) else None
+
     def kv_layer(self, ranks: int) -> KVLayer:
         """Return the shape of a token's entry in the KV pool, on each rank."""
         return KVLayer(Shard(count=ranks).units(self.kv_heads), self.head_dim)

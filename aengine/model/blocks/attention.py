@@ -64,8 +64,7 @@ class Attention:
         self._cos_sin = build.tables.rope(spec.rope, spec.head_dim)
         self._growth = None if spec.growth is None else build.tables.growth(spec.growth)
         self._window = spec.window
-        # A context that is not longer than a chunk is one chunk.
-        self._chunk = spec.window if spec.chunked and build.tables.max_positions > (spec.window or 0) else None
+        self._chunk = spec.chunk_within(build.tables.max_positions)
         self._index = layer_kv.index
         self._last = last
         self._add = Addition.of_block(build, name, layer.norms.after_attention, layer.residual_scale)

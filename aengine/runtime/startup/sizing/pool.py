@@ -57,9 +57,8 @@ def check_length(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _check_chunks(config: EngineConfig, model: ModelConfig, longest: int) -> None:
-    for size in {one.window for one in model.attending if isinstance(one, AttentionSpec) and one.chunked}:
-        if size is None or longest <= size:  # all contexts are within one chunk
-            continue
+    sizes = {one.chunk_within(longest) for one in model.attending if isinstance(one, AttentionSpec)}
+    for size in filter(None, sizes):
         if size % config.page_size:
             raise ConfigError(
                 f"page_size: {config.page_size} does not divide the chunks of {size} tokens in which layers attend; "
