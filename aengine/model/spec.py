@@ -48,6 +48,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     gate_proj: bool = False  # whether gates have a separate projection; else each gate follows its head in q_proj
     v_norm: bool = False  # whether each value head has an RMS norm without a weight
     keys_are_values: bool = False  # whether values are the keys before their norm and rotation
+    value_dim: int | None = None  # of value heads, if they are narrower than keys. The KV pool has zeros after them.
+    value_scale: float = 1.0  # multiplies narrower values
     shares_kv_of: int | None = None  # the layer whose keys and values this layer reads; None: its own
     # Names in checkpoints.
     block: str = "self_attn"
@@ -74,29 +76,43 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
         return 0 if self.shares_kv_of is not None else 1 if self.keys_are_values else 2
 
     @property
+    def gates_follow_heads(self) -> bool:
+        """Whether each query head in the projection is followed by its gate."""
+        return self.gate and not self.gate_proj
+
+    @property
     def queries(self) -> int:
         """The width of all query heads together."""
         return self.heads * self.head_dim
 
     @property
     def keys(self) -> int:
-        """The width of all key heads together, and of all value heads."""
+        """The width of all key heads together."""
         return self.kv_heads * self.head_dim
 
+    @property
+    def attended(self) -> int:
+        """The width of the results of all query heads together."""
+        return self.heads * (self.value_dim or self.head_dim)
+
     def parameters(self, hidden: int) -> int:
-        projection = (1 + self.gate) * self.queries + self.projected * self.keys
+        projection = self._projected(self.heads, self.kv_heads)
         kept = self.shares_kv_of is None
         head = (1 + kept) * self.head_dim * self.qk_norm_weight
         wide = self.queries + kept * self.keys
         norms = {"none": 0, "head": head, "all": wide, "centred": wide}[self.qk_norm]
         biases = projection * self.qkv_bias + hidden * self.out_bias + self.heads * self.sinks
-        return (projection + self.queries) * hidden + norms + biases
+        return (projection + self.attended) * hidden + norms + biases
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Return outputs and inputs of each matrix product, on each rank."""
         heads, kv_heads = Shard(count=ranks).units(self.heads), Shard(count=ranks).units(self.kv_heads)
-        projected = (1 + self.gate) * heads + self.projected * kv_heads
-        return (projected * self.head_dim, hidden), (hidden, heads * self.head_dim)
+        return (self._projected(heads, kv_heads), hidden), (hidden, heads * (self.value_dim or self.head_dim))
+
+    def _projected(self, heads: int, kv_heads: int) -> int:
+        """Return the width of the projection to so many heads."""
+        widths = self.head_dim, self.value_dim or self.head_dim
+        return (1 + self.gate) * heads * self.head_dim + kv_heads * sum(widths[: self.projected])
 
 
 class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):

@@ -107,6 +107,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen3-VL-MoE": Family("qwen3-vl-moe", calls="hermes"),
     "Llama 4": Family("llama4-wrapped", calls="pythonic"),
     "Llama 4 FP8": Family("llama4", beside("ct-fp8-channel", "router"), "pythonic"),
+    "MiMo-V2-Flash FP8": Family("mimo-v2-flash", "fp8-blocks", "qwen3_coder", {"head_dim": 48, "v_head_dim": 32}),
     "Command R7B": Family("cohere2", calls="cohere"),
     "Seed-OSS": Family("seed-oss", calls="seed"),
 }

@@ -13,7 +13,7 @@ from aengine.kernels.attention.heads import Heads, Scores
 from aengine.kernels.kv_scales import KVScales
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.layer_norm import HeadLayerNorms
-from aengine.model.blocks.build import BuildContext, LayerKV
+from aengine.model.blocks.build import BuildContext, LayerKV, projected_parts
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.shard import Part
@@ -42,18 +42,10 @@ class Attention:
         make, prefix = build.make, f"{name}.{spec.block}"
         self._kernels = make.kernels
         self._norm = make.layer_norm(name, layer.norms.before_attention, build.hidden)
-        width = spec.head_dim * (2 if _gates_follow_heads(spec) else 1)
-        queries, keys = Part(spec.heads, width), Part(spec.kv_heads, spec.head_dim)
-        parts: dict[str, Part | tuple[Part, ...]] = (
-            {f"{prefix}.{spec.fused_name}": (queries, keys, keys)}
-            if spec.fused
-            else {f"{prefix}.q_proj": queries, **{f"{prefix}.{one}_proj": keys for one in "kv"[: spec.projected]}}
-        )
-        if spec.gate_proj:
-            parts[f"{prefix}.gate_proj"] = queries
+        parts = projected_parts(prefix, spec)
         self._qkv = make.linear(parts, inputs or build.hidden, spec.qkv_bias, split="outputs")
         self._out = make.linear(
-            {f"{prefix}.{spec.out}": Part(build.hidden)}, spec.queries, spec.out_bias, split="inputs"
+            {f"{prefix}.{spec.out}": Part(build.hidden)}, spec.attended, spec.out_bias, split="inputs"
         )
         self._heads = _make_heads(build, prefix, spec)
         self._gates = _find_gates(build, spec) if spec.gate else None
@@ -135,7 +127,7 @@ def _make_heads(build: BuildContext, prefix: str, spec: AttentionSpec) -> Heads:
             k_norm = _make_head_norm(build, f"{prefix}.{spec.norms[1]}", spec)
     kv: Literal["both", "keys", "nothing"] = ("nothing", "keys", "both")[spec.projected]
     heads = build.make.shard.units(spec.heads)
-    gated = _gates_follow_heads(spec)
+    gated = spec.gates_follow_heads
     return Heads(heads, q_norm, k_norm, build.eps, gated, spec.v_norm, spec.interleaved, kv)
 
 
@@ -146,16 +138,11 @@ def _make_head_norm(build: BuildContext, name: str, spec: AttentionSpec) -> Tens
     return torch.ones(spec.head_dim, device=build.tables.device)
 
 
-def _gates_follow_heads(spec: AttentionSpec) -> bool:
-    """Return whether each query head in the projection is followed by its gate."""
-    return spec.gate and not spec.gate_proj
-
-
 def _find_gates(build: BuildContext, spec: AttentionSpec) -> slice:
     """Return the places of the gates among the heads of the projection: after each query head, or after all others."""
     units = build.make.shard.units
     heads = units(spec.heads)
-    if _gates_follow_heads(spec):
+    if spec.gates_follow_heads:
         return slice(1, 2 * heads, 2)
     first = heads + spec.projected * units(spec.kv_heads)
     return slice(first, first + heads)

@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "phi-moe": ("phi-moe", {}),
     "apertus": ("apertus", {}),
     "llama4": ("llama4", {}),
+    "mimo-v2-flash": ("mimo-v2-flash", {"head_dim": 32}),
     "lfm2-moe": ("lfm2-moe", {}),
     "granite4-hybrid-moe": ("granite4-hybrid-moe", {}),
     "nemotron-h": ("nemotron-h", {}),
