@@ -113,7 +113,7 @@ FAMILIES: dict[str, Family] = {
     "GLM-4.1V": Family("glm4v"),
     "ERNIE 4.5": Family("ernie4-5"),
     "ERNIE 4.5 with experts": Family("ernie4-5-moe"),
-    "Apertus": Family("apertus"),
+    "Apertus": Family("apertus", calls="apertus"),
     "StarCoder2": Family("starcoder2"),
     "LFM2 with experts": Family("lfm2-moe", calls="lfm2"),
     "Phi-3.5-MoE": Family("phi-moe"),

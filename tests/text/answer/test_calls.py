@@ -274,6 +274,7 @@ def test_time_is_linear(text: str) -> None:
         ("{{ '<function_calls>' + calls + '</function_calls>' }}", "olmo"),
         ("{{ '<|tool_list_start|>' + tools }}", "lfm2"),
         ("{{ '<|START_ACTION|>[' + calls }}", "cohere"),
+        ("{%- set calls_token = '<|tools_prefix|>' -%}", "apertus"),
         ("{{ '<TOOLCALL>[' + calls + ']</TOOLCALL>' }}", "nemotron"),
         ("<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>", "glm"),
         ("{{ '<seed:tool_call>' }}<function=f>\n<parameter=a>", "seed"),
