@@ -88,7 +88,7 @@ def read_rope(
     if kind not in ROPE_TYPES:
         known = ", ".join((*ROPE_TYPES, *_PLAIN_IN_REACH))
         raise UnsupportedModelError(f"{config.source}: rope type {shown(kind)} is not supported; supported are {known}")
-    part = config.number("partial_rotary_factor", 0, 1, fields.number("partial_rotary_factor", 0, 1, part))
+    part = fields.number("partial_rotary_factor", 0, 1, config.number("partial_rotary_factor", 0, 1, part))
     if part != 1.0 and not partial and kind != "proportional":
         raise UnsupportedModelError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")
     theta = (fields if fields.present("rope_theta") else config).number("rope_theta", 1.0, 1e15, theta)
