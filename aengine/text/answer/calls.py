@@ -211,8 +211,8 @@ class ToolCallParser:
             self._finish_call(cut, deltas)
         if not (cut and self._forced):
             self._emit_content(("" if cut else self._edge) + self._search.flush(cut), deltas)
-            if self._blanks and not self._after_call:
-                deltas.append(ContentDelta("".join(self._blanks)))
+            if (blanks := "".join(self._blanks)) and not self._after_call:
+                deltas.append(ContentDelta(blanks))
         return deltas
 
     def _finish_call(self, cut: bool, deltas: list[Delta]) -> None:
@@ -221,8 +221,15 @@ class ToolCallParser:
             reader.close()
             self._emit_call(deltas)
         self.cut = cut and reader.begun and self._emits_call
-        if not reader.begun and not (cut and (self._forced or self._is_certain)):
+        if not reader.begun and not (cut and (self._forced or self._is_certain or self._begins_bare_call())):
             self._emit_content(self._marker + "".join(reader.raw), deltas)
+
+    def _begins_bare_call(self) -> bool:
+        """Whether the text of a call without a marker is that of a call as far as it goes."""
+        text = "".join("".join(self._reader.raw).split())
+        return self._reader.name is not None or any(
+            f"{self._syntax.before_name}{name}".startswith(text) for name in self._tools
+        )
 
     def _read_text(self, text: str, deltas: list[Delta]) -> str:
         if self._bare and not self._has_content and not self._search.holds:

@@ -56,6 +56,7 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     unmarked: str = ""  # the first marker within a call, by which a call without `begin` is recognised
     after_name: str = ""  # another such marker, which follows the call's name
     bare: str = ""  # a character with which an answer may begin a group without the marker
+    before_name: str = ""  # the text from that character to the call's name, without blanks
     opening: str = ""  # the text after the marker in Lark's notation; the first call's reader reads it
     separator: str | None = None  # the text between the calls of a group; None if a group has one call
     closing: str = ""  # the text after the last call, including the end

@@ -109,6 +109,7 @@ class Llama3(CallFormat):
     syntax = CallSyntax(
         begin="<|python_tag|>",
         bare="{",
+        before_name='{"name":"',
         separator="; ",
         further="{",
         noise=" \t\r\n};",  # an extra brace is ignored

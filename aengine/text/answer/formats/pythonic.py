@@ -40,6 +40,7 @@ _PYTHON = {True: "True", False: "False", None: "None"}
 class Pythonic(CallFormat):
     syntax = CallSyntax(
         bare="[",
+        before_name="[",
         opening='"["',
         separator=", ",
         closing="]",

@@ -153,6 +153,19 @@ def test_an_answer_that_is_cut_short_has_no_half_call_as_text(
     assert all(isinstance(delta, CallDelta) for delta in deltas)
 
 
+@pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if form.syntax.bare])
+def test_an_optional_call_without_a_marker_that_is_cut_is_no_text(form: CallFormatName) -> None:
+    text = call("f", '{"text": "a"}', form)
+    for end in range(1, len(text)):
+        reading = parser(form)
+        deltas = reading.feed(text[:end]) + reading.finish(cut=True)
+        assert all(isinstance(delta, CallDelta) for delta in deltas)
+    for other in (f"{text[: text.index('f') + 1]}g", '{"text": 1', "[1, 2"):
+        reading = parser(form)
+        deltas = reading.feed(other) + reading.finish(cut=True)
+        assert "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)) == other
+
+
 @forms
 def test_an_optional_call_that_is_cut_within_its_marker_is_no_text(form: CallFormatName) -> None:
     marker = FORMATS[form].syntax.begin
