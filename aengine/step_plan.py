@@ -180,7 +180,7 @@ class StepPlan(msgspec.Struct):
     @property
     def decode_tokens(self) -> int:
         """The number of tokens of `decode`, drafts included."""
-        return len(self.decode) + sum(self.drafts)
+        return len(self.decode) + sum(self.drafts) if self.drafts else len(self.decode)
 
     @property
     def scoring(self) -> bool:
@@ -200,7 +200,7 @@ class StepPlan(msgspec.Struct):
     @property
     def num_tokens(self) -> int:
         """The number of tokens that the model computes."""
-        tokens = len(self.decode) + sum(self.drafts)
+        tokens = self.decode_tokens
         for chunk in self.prefill:
             tokens += len(chunk.token_ids)
         return tokens

@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Meta
 
 CallFormatName = Literal[  # how models write tool calls: `text/answer/formats/table.py`
-    "apertus",
     "cohere",
     "deepseek",
     "deepseek_v31",
