@@ -109,7 +109,8 @@ class XmlCallReader(TaggedCall):
     """Parses `<function=name>`, any number of `<parameter=key>value</parameter>`, and `</function>`.
 
     The call has begun with its name. A value ends with `</parameter>`, or if that is missing, with the first tag of a
-    parameter or around it. Other text between parameters ends the call.
+    parameter or around it. Other text between parameters ends the call. Names may be in quotes, and a line break may
+    end a key.
 
     markers: the texts before and after a call.
     """
@@ -156,11 +157,14 @@ class XmlCallReader(TaggedCall):
         self._word.append(text[at:end])
         if found is None:
             return end
-        if found[0] == "\n":
+        word = "".join(self._word).strip().removesuffix(self._names.named[:-1])
+        # A key whose tag lacks its end is one nevertheless: the call has begun, and would lose an argument.
+        if found[0] == "\n" and (self._state == "name" or not word):
             self.broken = True
             return end
-        word = "".join(self._word).strip().removesuffix(self._names.named[:-1])
         self._word.clear()
+        known = self._kinds if self._state == "key" else self._tools
+        word = word if word in known else word.strip("\"'")
         if self._state == "key":
             self._begin_value(word)
         elif word in self._tools:

@@ -135,6 +135,16 @@ def test_what_is_not_closed_ends_with_what_is_around_it(form: CallFormatName, te
             [("f", '{"text": "a", "count": 1}'), ("f", '{"text": "b"}')],
         ),
         (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n<parameter=text\na\n</parameter>\n<parameter=count\n1\n</function>\n</tool_call>",
+            [("f", '{"text": "a", "count": 1}')],
+        ),
+        (
+            "qwen3_coder",
+            '<tool_call>\n<function="f">\n<parameter="count">\n1\n</parameter>\n</function>\n</tool_call>',
+            [("f", '{"count": 1}')],
+        ),
+        (
             "glm",
             "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>a\n<arg_key>count</arg_key><arg_value>1</tool_call>\n"
             "<tool_call>g-2</tool_call>",

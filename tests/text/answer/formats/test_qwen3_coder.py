@@ -94,14 +94,15 @@ def test_strings_are_streamed_and_only_they() -> None:
     ("text", "content", "arguments"),
     [
         ("<tool_call>\n<function=f>\n</function>\n</tool_call>", "", "{}"),
-        ("<tool_call><function=f></function></tool_call> b", " b", "{}"),
-        ("a\n<tool_call>\n<function=f>\n</tool_call>\nb", "ab", "{}"),
+        ("<tool_call><function=f></function></tool_call> b", "b", "{}"),
+        ("a\n<tool_call>\n<function=f>\n</tool_call>\nb", "a\nb", "{}"),
         ("<tool_call>\n<function=f>\noops</function>\n</tool_call>", "oops</function>\n</tool_call>", "{}"),
         ("<tool_call>\n<function=f>\n<parameter=s>\na", "", '{"s": "a"}'),
-        ("<tool_call>\n<function=f>\n<parameter=s\n>a", ">a", "{}"),
+        ("<tool_call>\n<function=f>\n<parameter=s\n>a", "", '{"s": ">a"}'),
+        ("<tool_call>\n<function=f>\n<parameter=\na", "a", "{}"),
     ],
 )
 def test_mistakes(text: str, content: str, arguments: str) -> None:
-    (call,) = answer(parser(), text).calls
-    assert call.arguments == arguments
-    assert shape(answer(parser(), *text)) == shape(answer(parser(), text))
+    found = answer(parser(), text)
+    assert ([call.arguments for call in found.calls], found.content) == ([arguments], content)
+    assert shape(answer(parser(), *text)) == shape(found)
