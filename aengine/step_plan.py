@@ -180,7 +180,7 @@ class StepPlan(msgspec.Struct):
     @property
     def decode_tokens(self) -> int:
         """The number of tokens of `decode`, drafts included."""
-        return len(self.decode) + sum(self.drafts) if self.drafts else len(self.decode)
+        return len(self.decode) + sum(self.drafts)
 
     @property
     def scoring(self) -> bool:
@@ -200,7 +200,7 @@ class StepPlan(msgspec.Struct):
     @property
     def num_tokens(self) -> int:
         """The number of tokens that the model computes."""
-        tokens = self.decode_tokens
+        tokens = len(self.decode) + sum(self.drafts)
         for chunk in self.prefill:
             tokens += len(chunk.token_ids)
         return tokens

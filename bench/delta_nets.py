@@ -12,17 +12,18 @@ from collections.abc import Sequence
 import torch
 
 from aengine.kernels.delta.across import run_across
-from aengine.kernels.delta.base import DeltaHeads, DeltaWeights
+from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.convolve import convolve
 from aengine.kernels.delta.triton_delta import TritonDelta, across_config, convolve_config
 from aengine.kernels.delta.within import solve_within
 from aengine.kernels.launch import launch_for
 from aengine.kernels.recurrent.blocks import Blocks
+from aengine.kernels.recurrent.heads import RecurrentHeads
 from aengine.kernels.recurrent.state import RecurrentState, StateBatch
 from bench.kernel_timing import DEVICE, graph_time, random_half
 
 COPY_TB_S = 4.24  # of an H200, measured: states are read and written
-HEADS = DeltaHeads(key_heads=16, value_heads=32, key_dim=128, value_dim=128)
+HEADS = RecurrentHeads(key_heads=16, value_heads=32, key_dim=128, value_dim=128)
 WIDTH = 4
 COLUMNS = (HEADS.channels, HEADS.values, HEADS.value_heads, HEADS.value_heads)
 

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
+from aengine.kernels.experts.activation import activated, gate_up_biases, row_biases
 from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.routing.plan import Plan
 from aengine.kernels.experts.rule import ExpertRule
@@ -284,7 +284,7 @@ def _streamed_kernel(
             else:
                 result *= FACTOR
                 if BIASES:
-                    result += down_biases(biases_ptr, expert, n, N)
+                    result += row_biases(biases_ptr, expert, n, N)
                 pair = tl.load(order_ptr + begin + m, mask=inside, other=0)
                 tl.store(out_ptr + pair.to(tl.int64) * N + n, result.to(dtype), mask=inside)
         # Codes after the end are zeros, and what they multiply must be finite.

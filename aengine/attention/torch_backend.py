@@ -184,7 +184,8 @@ def _plan(q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None)
     chunks = []
     start = batch.decode_tokens
     for row in range(batch.num_decodes, len(batch.query_lens)):
-        chunks.append(_plan_chunk(row, start, q, k_cache, batch, window))
+        if batch.query_lens[row]:
+            chunks.append(_plan_chunk(row, start, q, k_cache, batch, window))
         start += batch.query_lens[row]
     return _Plan(decodes, chunks)
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 CallFormatName = Literal[  # how models write tool calls: `text/answer/formats/table.py`
+    "apertus",
     "cohere",
     "deepseek",
     "deepseek_v31",

@@ -109,7 +109,7 @@ class StepLoop:
 
     async def _run(self) -> None:
         step: LaunchedStep | None = None  # the newest step
-        updates: list[list[Update]] = []  # committed and not delivered yet, a list for each sequence
+        updates: list[Update] = []  # committed and not delivered yet
         while True:
             previous, step = step, self._launch_next(step)
             if self._poll is not None:
@@ -161,8 +161,8 @@ class StepLoop:
         self._mark("launch", plan)
         return step
 
-    async def _commit(self, step: LaunchedStep) -> list[list[Update]]:
-        """Await and commit a step. Return the updates of each sequence. Raises `_StepFailed`."""
+    async def _commit(self, step: LaunchedStep) -> list[Update]:
+        """Await and commit a step. Return its updates. Raises `_StepFailed`."""
         try:
             result = await step.result()
         except Exception as error:
@@ -173,12 +173,11 @@ class StepLoop:
         if self._observe is not None:
             self._observe(step.plan, now - max(before, self._launched[step.plan.step]))
         del self._launched[step.plan.step]
-        committed = self._scheduler.commit(step.plan, result)
+        updates = self._scheduler.commit(step.plan, result)
         counts = result.counts
-        self._mark("commit", count=len(committed), accepted=sum(counts) - len(counts) if counts else 0)
-        updates = _by_sequence(committed)
+        self._mark("commit", count=len(updates), accepted=sum(counts) - len(counts) if counts else 0)
         if step.plan.structured:
-            for sequence in (first.sequence for first, *_ in updates):
+            for sequence in (update.sequence for update in updates):
                 grammar = sequence.owner.grammar if isinstance(sequence.owner, LiveChoice) else None
                 if grammar is not None and grammar.late and sequence.phase is not Phase.FINISHED:
                     self._prepare_mask(grammar, self.wake)
@@ -209,28 +208,28 @@ class StepLoop:
                 reason = f"{matcher.param}: the output cannot go on after {written} tokens: {matcher.error}"
                 self._fail_request(choice.request, InvalidRequestError(reason, matcher.param))
 
-    async def _deliver_all(self, updates: list[list[Update]]) -> None:
+    async def _deliver_all(self, updates: list[Update]) -> None:
         if not updates:
             return
         delivered, pause = 0, DELIVERY_SLICE
-        for of_sequence in updates:
+        for update in updates:
             if delivered >= pause:
                 await asyncio.sleep(0)
                 pause = delivered + DELIVERY_SLICE
-            self._deliver(of_sequence)
-            delivered += len(of_sequence)
+            self._deliver(update)
+            delivered += len(update.token_ids)
         self._mark("deliver", count=delivered)
 
-    def _deliver(self, updates: list[Update]) -> None:
-        """Deliver the updates of one sequence. If a stop string ends it, the tokens after that are removed from it."""
-        sequence = updates[0].sequence
+    def _deliver(self, update: Update) -> None:
+        """Deliver an update. If a stop string ends its sequence, the tokens after that are removed from it."""
+        sequence = update.sequence
         owner = sequence.owner
         if not isinstance(owner, Owner):
             return
         if owner.finish_reason is not None or owner.request.ended:
             return  # aborted between two slices
         try:
-            if length := owner.deliver(updates):
+            if length := owner.deliver(update):
                 self._scheduler.finish(sequence, length)
         except AengineError as error:
             self._fail_request(owner.request, error)
@@ -271,19 +270,6 @@ class _FailedLaunch:
     async def result(self) -> StepResult:
         await asyncio.sleep(0)  # so that failures in a row do not block the loop
         raise self._error
-
-
-def _by_sequence(updates: Sequence[Update]) -> list[list[Update]]:
-    """Return a list for each sequence. The updates of one sequence are adjacent, in the order of its tokens."""
-    found: list[list[Update]] = []
-    last = None
-    for update in updates:
-        if update.sequence is last:
-            found[-1].append(update)
-        else:
-            last = update.sequence
-            found.append([update])
-    return found
 
 
 async def _wait_and_ignore(step: LaunchedStep) -> None:

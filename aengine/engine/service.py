@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -32,6 +33,12 @@ class Service:
         """failed: this object sets it when the engine has failed."""
         news = asyncio.Event()
         self.loaded = loaded
+        latencies.step_tokens = loaded.scheduler.counters.step_tokens
+        self._observers: list[Callable[[StepPlan, float], None]] = []
+        if loaded.runtime.most_drafts:
+            self._observers.append(loaded.scheduler.observe_time)
+        if loaded.tier_tasks is not None:
+            self._observers.append(loaded.tier_tasks.observe)
         self.requests = Requests(
             loaded.scheduler, news.set, priority_aging=config.priority_aging, most_held=config.max_queue
         )
@@ -45,12 +52,11 @@ class Service:
             fail_request=self.requests.fail,
             timeline=loaded.timeline,
             poll=loaded.poll,
-            observe=self._observe,
+            observe=self._observe if self._observers else None,
         )
         self.generation = Generation(loaded, self.requests, latencies)
         self.pooling = Pooling(loaded, self.requests, latencies)
         self.changes = DeviceChanges(config, loaded, self.loop, self.requests)
-        self._latencies = latencies
         self._failed = failed
         self._ended = asyncio.Event()
 
@@ -88,7 +94,5 @@ class Service:
                 self._ended.set()
 
     def _observe(self, plan: StepPlan, seconds: float) -> None:
-        self._latencies.step_tokens.observe(plan.num_tokens)
-        self.loaded.scheduler.observe_time(plan, seconds)
-        if self.loaded.tier_tasks is not None:
-            self.loaded.tier_tasks.observe(plan, seconds)
+        for observe in self._observers:
+            observe(plan, seconds)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from aengine.errors import UnsupportedModelError
 from aengine.kernels import elementwise
 from aengine.kernels.attention.heads import Heads, LatentHeads
 from aengine.kernels.attention.inputs import latent_inputs, qk_norm_rope_store
@@ -117,7 +116,7 @@ class TritonKernels:
         self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
     ) -> RegisteredExperts:
         """Use the dequantised matrices if there is no kernel for their shape, rule or dtype, or this device."""
-        match (gate_up, down) if rule.gated else None:
+        match gate_up, down:
             case (Fp8Weight() as first, Fp8Weight() as second) if rule.plain:
                 if Matrices.fits(first) and Matrices.fits(second) and launch_for(second.weight.device).fp8:
                     return fp8_experts(first, second, rule)
@@ -127,9 +126,6 @@ class TritonKernels:
         return self.experts(gate_up.dequantize().to(dtype), down.dequantize().to(dtype), rule)
 
     def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TritonExperts:
-        """Raises `UnsupportedModelError` if the experts have no gate."""
-        if not rule.gated:
-            raise UnsupportedModelError("experts without a gate (Nemotron 3) have no kernels for a GPU; use device cpu")
         return float_experts(gate_up, down, rule)
 
     def with_shared(
@@ -140,7 +136,7 @@ class TritonKernels:
         if not isinstance(down, TritonLinear) or gate_up.bias is not None or down.bias is not None:
             return None
         products = experts.products
-        if not isinstance(products, FloatProducts) or not products.rule.plain:
+        if not isinstance(products, FloatProducts) or not (products.rule.plain and products.rule.gated):
             return None
         if products.single_config(len(h), top_k, h.element_size()) is None:
             return None

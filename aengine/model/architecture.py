@@ -16,6 +16,13 @@ from aengine.model.spec import ExpertsSpec, LayerSpec
 Head = Literal["vocabulary", "classes", "none"]
 # By the end of a name in `architectures`.
 _HEADS: dict[str, Head] = {"ForCausalLM": "vocabulary", "ForSequenceClassification": "classes", "Model": "none"}
+# Why known families are refused, by the beginning of their names. model/README.md says what they need.
+_REFUSED = {
+    "Gemma3n": "four streams run through its layers (AltUp)",
+    "DeepseekV32": "it attends only to tokens that an index chooses",
+    "GlmMoeDsa": "it attends only to tokens that an index chooses",
+    "DeepseekV4": "it attends to compressed keys that an index chooses, and several streams run through its layers",
+}
 _MAX_LABELS = 2**16
 _LONGEST_NAME = 100  # of an architecture, so that the search for near names is short
 
@@ -32,6 +39,10 @@ def find_architecture(fields: Fields) -> tuple[str, str, Head, Wrapper | None]:
                 return name, family, head, None
     known = [*FAMILIES, *WRAPPERS]
     what = f"architecture {shown(names)} is not supported" if names else "architectures is missing"
+    if why := next((_REFUSED[start] for name in names for start in _REFUSED if name.startswith(start)), ""):
+        raise UnsupportedModelError(
+            f'{fields.source}: {what}: {why}; "Refused families" in aengine/model/README.md says what it needs'
+        )
     near = [one for name in names[:1] for one in get_close_matches(name[:_LONGEST_NAME], known, 3)]
     hint = f"; the nearest are {', '.join(near)}" if near else ""
     raise UnsupportedModelError(

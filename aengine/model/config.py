@@ -241,7 +241,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [layer.recurrent for layer in self.layers if layer.recurrent is not None]
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
-        """Estimate the bytes of all weights on each rank, with adapters. dtype: of floats."""
+        """Estimate the bytes of all weights on each rank, with adapters. dtype: of floats.
+
+        If drafts read an output matrix of 16 bits, its copy in FP8 counts, which only GPUs without FP8 do not make.
+        """
         quantized = self.quantized
         inner = 8 if self.to_fp8 else 8 * dtype.itemsize if quantized is None else quantized.bits
         floats = self.end_parameters + self.second_embedding
@@ -252,6 +255,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             every: tuple[LayerSpec | MTPSpec, ...] = (*self.layers, *self._drafting)
             linears = (linear for layer in every for linear in layer.linears(self.hidden_size))
             kept += sum(n * k for n, k in linears) * dtype.itemsize
+        if dtype.itemsize == 2 and self._drafts_read_output:
+            kept += self.vocab_size * self.hidden_size
         if self.lora is not None:
             kept += self.lora.numbers * (self.lora.places + 1) * dtype.itemsize
         parameters = self.parameters + sum(one.parameters(self.hidden_size) for one in self._drafting)
@@ -260,6 +265,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.tower is not None:
             head += self.tower.tower.weights * dtype.itemsize
         return (kept + (parameters - floats) * inner // 8) // self.ranks + head
+
+    @property
+    def _drafts_read_output(self) -> bool:
+        """Whether drafts are made with the model's output matrix: a head has none, and a draft model has its own."""
+        head = self.added_head
+        return self.drafting if head is None else not isinstance(head, DraftModel) and not head.has_head
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:
         """Return the shape of a page on each rank, with the layers of a draft head. page_size: in tokens."""

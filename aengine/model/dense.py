@@ -158,7 +158,9 @@ class FloatExperts:
             for expert in range(*share.experts)
         ]
         self._fused = f"{name}.{'gate_up_proj' if spec.gated else 'up_proj'}", f"{name}.down_proj"
-        self._transposed = tuple(f"{fused} (transposed)" for fused in self._fused) if spec.may_be_transposed else ()
+        self._transposed: tuple[str, ...] = self._fused if spec.transposed else ()
+        if spec.may_be_transposed:
+            self._transposed = tuple(f"{fused} (transposed)" for fused in self._fused)
         gate_up = tuple(part for parts in self._parts for part in parts[:-1])
         down = tuple(parts[-1] for parts in self._parts)
         self.entries = {
@@ -169,10 +171,12 @@ class FloatExperts:
             Entry((spec.count, spec.columns, hidden), optional=True, replaces=gate_up, cut=cut_fused(1, *rows)),
             Entry((spec.count, hidden, inner), optional=True, replaces=down, cut=cut_fused(2, gates)),
         )
+        self._shapes = [whole.kept for whole in wholes]
         self.entries |= dict(zip(self._fused, wholes))
         for fused, turned, whole in zip(self._fused, self._transposed, wholes):
             self.entries[turned] = _transposed(whole)
-            self.entries[fused] = replace(whole, transposed_as=turned)
+            if turned != fused:
+                self.entries[fused] = replace(whole, transposed_as=turned)
         self._experts = experts
         self._storage = storage
         self._whole: tuple[Tensor, Tensor] | None = None
@@ -181,7 +185,7 @@ class FloatExperts:
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
         if self._whole is None:
-            gate_up, down = (self._storage.empty(*self.entries[name].kept) for name in self._fused)
+            gate_up, down = (self._storage.empty(*shape) for shape in self._shapes)
             self._whole = gate_up, down
         gate_up, down = self._whole
         places = dict(zip(self._fused, self._whole))

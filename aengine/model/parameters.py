@@ -300,7 +300,7 @@ class Parameters:
         rule = ExpertRule(spec.clamp, biases, spec.activation == "gelu", spec.gated)
         if forms is not None:
             self.groups.append(QuantizedExperts(experts, name, spec, forms, self._storage, share, rule))
-        elif not spec.transposed:
+        elif not spec.alternating:
             self.groups.append(FloatExperts(experts, name, spec, self._storage, share, self._to_fp8, rule))
         elif self._to_fp8:
             raise ConfigError(f"quantization: the experts of {name} cannot become FP8 while they are loaded; use auto")

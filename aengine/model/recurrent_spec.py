@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from aengine.kernels.delta.base import DeltaHeads
-from aengine.kernels.mamba.base import MambaHeads
+from aengine.kernels.recurrent.heads import RecurrentHeads
 from aengine.model.ranks.shard import Shard
 
 
@@ -22,8 +21,8 @@ class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
     )
 
     @property
-    def heads(self) -> DeltaHeads:
-        return DeltaHeads(self.key_heads, self.value_heads, self.key_dim, self.value_dim)
+    def heads(self) -> RecurrentHeads:
+        return RecurrentHeads(self.key_heads, self.value_heads, self.key_dim, self.value_dim)
 
     @property
     def _projected(self) -> int:
@@ -87,10 +86,15 @@ class MambaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mamba"):
     factors: tuple[float, ...] = ()
     block: str = "mamba"  # name in checkpoints
 
-    def rank_heads(self, ranks: int = 1) -> MambaHeads:
+    def rank_heads(self, ranks: int = 1) -> RecurrentHeads:
         """Return the heads on each rank. If there are fewer groups than ranks, several ranks have the same group."""
         units = Shard(count=ranks).units
-        return MambaHeads(units(self.groups), units(self.heads), self.state_dim, self.head_dim)
+        return RecurrentHeads(units(self.groups), units(self.heads), self.state_dim, self.head_dim)
+
+    def projected(self, ranks: int = 1) -> tuple[int, int, int, int, int]:
+        """Return the widths of z, x, b, c and dt of a token, on each rank."""
+        heads = self.rank_heads(ranks)
+        return heads.values, heads.values, heads.keys, heads.keys, heads.value_heads
 
     def indivisible(self, ranks: int) -> str:
         """Return a description of a part that cannot be divided evenly among this many ranks. Empty: all can be."""
@@ -101,19 +105,18 @@ class MambaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mamba"):
     def state_shape(self, ranks: int) -> tuple[int, tuple[int, int, int]]:
         """Return the channels of the convolution's state, and the shape of the recurrent state, on each rank."""
         heads = self.rank_heads(ranks)
-        return heads.channels, (heads.heads, self.state_dim, self.head_dim)
+        return heads.channels, (heads.value_heads, self.state_dim, self.head_dim)
 
     def parameters(self, hidden: int) -> int:
         heads = self.rank_heads()
         between = heads.channels * (self.conv + self.conv_bias) + 3 * self.heads + heads.values * self.norm
-        projected = sum(heads.projected)
+        projected = sum(self.projected())
         biases = projected * self.in_bias + hidden * self.out_bias
         return (projected + heads.values) * hidden + between + biases
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Return outputs and inputs of each matrix product, on each rank."""
-        heads = self.rank_heads(ranks)
-        return (sum(heads.projected), hidden), (hidden, heads.values)
+        return (sum(self.projected(ranks)), hidden), (hidden, self.rank_heads(ranks).values)
 
 
 RecurrentSpec = DeltaSpec | ConvSpec | MambaSpec

@@ -50,10 +50,11 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
-    """A factor of queries that grows with their position p: 1 + beta * ln(1 + floor(p / positions))."""
+    """A factor of queries that grows with their position p: 1 + beta * ln(1 + floor((p + shift) / positions))."""
 
     beta: float
     positions: int
+    shift: int = 0
 
 
 def read_rope(
@@ -87,7 +88,7 @@ def read_rope(
     if kind not in ROPE_TYPES:
         known = ", ".join((*ROPE_TYPES, *_PLAIN_IN_REACH))
         raise UnsupportedModelError(f"{config.source}: rope type {shown(kind)} is not supported; supported are {known}")
-    part = config.number("partial_rotary_factor", 0, 1, fields.number("partial_rotary_factor", 0, 1, part))
+    part = fields.number("partial_rotary_factor", 0, 1, config.number("partial_rotary_factor", 0, 1, part))
     if part != 1.0 and not partial and kind != "proportional":
         raise UnsupportedModelError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")
     theta = (fields if fields.present("rope_theta") else config).number("rope_theta", 1.0, 1e15, theta)
@@ -111,8 +112,8 @@ def read_rope(
     if kind == "llama3":
         low = fields.number("low_freq_factor", 1e-6, 1e6)
         high = fields.number("high_freq_factor", 1e-6, 1e6)
-        if high <= low:
-            raise fields.fail("high_freq_factor", f"({high:g}) must be above low_freq_factor ({low:g})")
+        if high < low:
+            raise fields.fail("high_freq_factor", f"({high:g}) must not be below low_freq_factor ({low:g})")
         return replace(
             rope, type=kind, factor=factor, original_positions=original, low_freq_factor=low, high_freq_factor=high
         )
@@ -199,7 +200,7 @@ class PositionTables:
             if self.device.type == "meta":
                 return torch.empty(self.max_positions, device=self.device)
             position = torch.arange(self.max_positions, device=self.device)
-            periods = torch.floor(position / growth.positions)
+            periods = torch.floor((position + growth.shift) / growth.positions)
             self._growths[growth] = 1 + growth.beta * torch.log(1 + periods)
         return self._growths[growth]
 
@@ -247,7 +248,10 @@ def inverse_frequencies(rope: RopeConfig, rotated: int, far: bool = False) -> Te
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """Divide slow frequencies by the factor, keep fast ones, and blend the others by their wavelength."""
+    """Divide slow frequencies by the factor, keep fast ones, and blend the others by their wavelength.
+
+    If both factors are equal (Llama 4), no frequency is between them: the quotient is infinite, and clamped to 0 or 1.
+    """
     turns = rope.original_positions * plain / (2 * math.pi)  # full rotations within the trained context
     keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
     return (1 - keep) * plain / rope.factor + keep * plain

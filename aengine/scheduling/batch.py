@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from aengine.latency import STEP_TOKEN_BOUNDS, Histogram
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.queue import Queue
 from aengine.scheduling.sequence import Phase, Sequence
@@ -19,13 +20,18 @@ class Counters:
     cached_tokens: int = 0
     cached_host_tokens: int = 0  # cached tokens that were loaded from host memory
     cached_disk_tokens: int = 0  # cached tokens that were loaded from a disk
-    computed_tokens: int = 0
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKEN_BOUNDS))  # computed in a step
     generated_tokens: int = 0
     preemptions: int = 0
     drafted: int = 0  # drafts that steps verified
     accepted: int = 0  # drafts that equal the tokens drawn at their positions
     verified: int = 0  # rows with drafts, over all steps
     accepted_by_position: list[int] = field(default_factory=list)  # [i]: how many rows accepted their draft i
+
+    @property
+    def computed_tokens(self) -> int:
+        """The number of tokens that went through the model."""
+        return int(self.step_tokens.total)
 
     def count_verified(self, drafted: int, accepted: int) -> None:
         """Count one row of a step that verified drafts. accepted: how many of them, from the first one on."""
@@ -85,15 +91,11 @@ class Batch:
         self.promised += sequence.promised
         return False
 
-    def land(self, sequence: Sequence) -> bool:
-        """Subtract one from the steps in flight that name the sequence. Returns whether it leaves its row now."""
-        sequence.in_flight -= 1
-        if sequence.in_flight or sequence.phase is Phase.RUNNING or sequence.row < 0:
-            return False
+    def vacate_promised(self, sequence: Sequence) -> None:
+        """Free the row and memory of a sequence that left the batch while steps in flight named it."""
         self.promised -= sequence.promised
         sequence.promised = 0
         self._vacate(sequence)
-        return True
 
     def _vacate(self, sequence: Sequence) -> None:
         self._memory.release(sequence)
@@ -121,8 +123,11 @@ class Transitions:
 
     def land(self, sequence: Sequence) -> None:
         """Note that a step that named the sequence was committed or has failed."""
-        if self.batch.land(sequence):
-            self._requeue(sequence)
+        sequence.in_flight -= 1
+        if sequence.in_flight or sequence.phase is Phase.RUNNING or sequence.row < 0:
+            return
+        self.batch.vacate_promised(sequence)
+        self._requeue(sequence)
 
     def leave(self, sequence: Sequence, phase: Phase) -> None:
         """Take a RUNNING sequence out of the batch, at once or when its last step in flight lands."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TypeVar
 
 from aengine.scheduling.batch import Counters
 from aengine.scheduling.sequence import Phase, Sequence, Update
 from aengine.step_plan import PrefillChunk, StepPlan, StepResult
 
+T = TypeVar("T")
 End = Callable[[Sequence], None]  # ends a sequence: `Transitions.end`
 Observe = Callable[[Sequence, int, int], None]  # `Drafting.observe`
 
@@ -69,7 +73,7 @@ def commit_chunks(flight: Flight, result: StepResult, end: End) -> list[Update]:
             if is_finite:
                 holder.computed = chunk.start + len(chunk.token_ids)
                 if chunk.pool is not None and _ends(holder, chunk):
-                    updates.append(Update(holder, -1, None, "stop"))
+                    updates.append(Update(holder, [], None, "stop"))
                     end(holder)
             else:
                 updates.append(_end_not_finite(holder, end))
@@ -100,40 +104,51 @@ def commit_computed(flight: Flight, result: StepResult, counters: Counters, obse
 def commit_draws(flight: Flight, result: StepResult, counters: Counters, end: End) -> list[Update]:
     """Append the drawn tokens to the outputs. End sequences that drew a stop token or have reached their length.
 
-    `commit_computed` comes before. Returns one update for each token, those of a sequence one after the other.
+    `commit_computed` comes before. Returns an update for each sequence that has new tokens or ends.
     """
     updates: list[Update] = []
-    draws, finite = flight.draws(), result.finite
+    draws, generated = flight.draws(), 0
     for sequence, draft_ids in zip(draws, result.proposed):
         if sequence.grammar is not None:
             sequence.draft_ids = draft_ids
-    if result.counts:  # an entry for each token, as in `token_ids`
-        finite = [is_finite for is_finite, count in zip(finite, result.counts) for _ in range(count)]
-        draws = [sequence for sequence, count in zip(draws, result.counts) for _ in range(count)]
-    logprobs = result.logprobs
+    rows = _by_row(result.token_ids, result.counts)
+    logprobs = _by_row(result.logprobs, result.counts) if result.logprobs else None
     for i, sequence in enumerate(draws):
-        sequence.pending -= 1
+        token_ids = rows[i]
+        sequence.pending -= len(token_ids)
         if sequence.phase is Phase.FINISHED:
-            continue  # it ended while this step was in flight, or with a token before: this token is dropped
-        if not finite[i]:
+            continue  # it ended while this step was in flight: its tokens are dropped
+        if not result.finite[i]:
             updates.append(_end_not_finite(sequence, end))
             continue
-        token_id = result.token_ids[i]
-        sequence.output.append(token_id)
-        if sequence.grammar is not None:
-            sequence.grammar.accept(token_id)
-        counters.generated_tokens += 1
-        update = Update(sequence, token_id, logprobs[i] if logprobs else None, None)
+        update = Update(sequence, token_ids, logprobs[i] if logprobs else None, None)
         updates.append(update)
-        if token_id in sequence.stops:
-            update.finish_reason = "stop"
-        elif len(sequence.output) >= sequence.max_output:
-            update.finish_reason = "length"
-        else:
-            continue
-        sequence.cut(len(sequence.output))
-        end(sequence)
+        output = sequence.output
+        written = len(output)
+        for token_id in token_ids:
+            output.append(token_id)
+            if sequence.grammar is not None:
+                sequence.grammar.accept(token_id)
+            if token_id in sequence.stops:
+                update.finish_reason = "stop"
+            elif len(output) >= sequence.max_output:
+                update.finish_reason = "length"
+            else:
+                continue
+            del token_ids[len(output) - written :]  # what was drawn after the end
+            sequence.cut(len(output))
+            end(sequence)
+            break
+        generated += len(token_ids)
+    counters.generated_tokens += generated
     return updates
+
+
+def _by_row(values: list[T], counts: Seq[int]) -> list[list[T]]:
+    """Split a step's results of single tokens into lists, one for each row. counts: as in `StepResult`."""
+    if not counts:
+        return [[value] for value in values]
+    return [values[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
 def _ends(sequence: Sequence, chunk: PrefillChunk) -> bool:
@@ -156,4 +171,4 @@ def _note_pooled(sequence: Sequence, chunk: PrefillChunk, vector: array[float] |
 def _end_not_finite(sequence: Sequence, end: End) -> Update:
     sequence.cacheable = False
     end(sequence)
-    return Update(sequence, -1, None, "error", finite=False)
+    return Update(sequence, [], None, "error", finite=False)

@@ -159,7 +159,8 @@ class Scheduler:
         flight = Flight(plan)
         self._decodes.plan(plan, flight)
         self._prefills.plan(plan, flight)
-        self._decodes.plan_proposals(plan, flight)
+        if plan.proposals:
+            self._decodes.plan_proposals(plan, flight)
         if not plan.decode and not plan.prefill:
             return None
         plan.structured = self._batch.structured > 0 and any(
@@ -181,19 +182,23 @@ class Scheduler:
             raise RuntimeError(f"step {plan.step} is not the oldest in flight")
         flight = self._flights.popleft()
         self.counters.steps += 1
-        self.counters.computed_tokens += plan.num_tokens
+        self.counters.step_tokens.observe(plan.num_tokens)
         commit_computed(flight, result, self.counters, self._drafting.observe)
-        updates = commit_chunks(flight, result, self._transitions.end)
+        updates = commit_chunks(flight, result, self._transitions.end) if flight.prefill else []
         updates += commit_draws(flight, result, self.counters, self._transitions.end)
-        for sequence, _, forks in flight.prefill:  # after `commit_draws`, which finds values that are not finite
-            for holder in (sequence, *forks):
-                if holder.phase is Phase.RUNNING:
-                    self.memory.publish(holder)
         if flight.prefill:
-            self._decodes.invalidate_shared()
+            self._publish(flight)  # after `commit_draws`, which finds values that are not finite
         for sequence in flight.carried():
             self._transitions.land(sequence)
         return updates
+
+    def _publish(self, flight: Flight) -> None:
+        """Add the prompt pages that a committed step has computed to the tree."""
+        for sequence, _, forks in flight.prefill:
+            for holder in (sequence, *forks):
+                if holder.phase is Phase.RUNNING:
+                    self.memory.publish(holder)
+        self._decodes.invalidate_shared()
 
     def observe_time(self, plan: StepPlan, seconds: float) -> None:
         """Note how long a committed step took. The number of drafts depends on it."""

@@ -208,10 +208,10 @@ def sibling_of(leader: Sequence, index: int) -> Sequence:
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """The effect of one committed draw on its sequence, or the end of a pooled prompt."""
+    """The effect of a committed step on one sequence: its new tokens, or the end of a pooled prompt."""
 
     sequence: Sequence
-    token_id: int  # -1: no token
-    logprobs: RowLogprobs | None
-    finish_reason: FinishReason | None
-    finite: bool = True  # False: the model produced NaN or infinity; there is no token
+    token_ids: list[int]
+    logprobs: Seq[RowLogprobs | None] | None  # of the tokens, and perhaps of dropped ones; None if no row asked
+    finish_reason: FinishReason | None  # why the sequence ends after the last token; None: it continues
+    finite: bool = True  # False: the model produced NaN or infinity; there are no tokens

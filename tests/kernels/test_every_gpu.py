@@ -28,7 +28,7 @@ from aengine.kernels.collective.kernels import arrived_kernel
 from aengine.kernels.collective.mailboxes import LANES, PROGRAMS, Mailbox
 from aengine.kernels.collective.overlapped import sum_two_parts
 from aengine.kernels.collective.peers import PeerCollective
-from aengine.kernels.delta.base import DeltaHeads, DeltaWeights
+from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
 from aengine.kernels.elementwise import gate_output
 from aengine.kernels.experts.shared_gate import gated_silu_mul
@@ -44,9 +44,10 @@ from aengine.kernels.linear.int4.config import StreamedRowConfig, int4_config, o
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.mamba.base import MambaHeads, MambaWeights
+from aengine.kernels.mamba.base import MambaWeights
 from aengine.kernels.ngram import triton_ngram
 from aengine.kernels.parts import Parts
+from aengine.kernels.recurrent.heads import RecurrentHeads
 from aengine.kernels.recurrent.state import DraftedBatch, DraftUpdates, RecurrentState, StateBatch
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.gpus import (
@@ -112,7 +113,7 @@ def test_products_of_a_row_normed_by_float32(compiler: Compiler, k: int) -> None
 
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
 def test_delta_nets(compiler: Compiler, kept: torch.dtype) -> None:
-    heads = DeltaHeads(16, 32, 128, 128)
+    heads = RecurrentHeads(16, 32, 128, 128)
     count, values = heads.channels, heads.value_heads
     weights = DeltaWeights(heads, half(count, 4), half(values), half(values), half(heads.value_dim), 1e-6)
     recurrence = maker(kept)(9, values, heads.key_dim, heads.value_dim)
@@ -122,7 +123,7 @@ def test_delta_nets(compiler: Compiler, kept: torch.dtype) -> None:
 
 
 def test_delta_nets_with_drafts(compiler: Compiler) -> None:
-    heads = DeltaHeads(16, 32, 128, 128)
+    heads = RecurrentHeads(16, 32, 128, 128)
     count, values, entries = heads.channels, heads.value_heads, 7
     weights = DeltaWeights(heads, half(count, 4), half(values), half(values), half(heads.value_dim), 1e-6)
     drafts = DraftUpdates(
@@ -146,18 +147,18 @@ def test_delta_nets_with_drafts(compiler: Compiler) -> None:
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(1, 128, 128, 64), (1, 24, 256, 64), (8, 64, 128, 64)])
 def test_mamba(compiler: Compiler, kept: torch.dtype, sizes: tuple[int, int, int, int]) -> None:
-    heads = MambaHeads(*sizes)
-    conv, each = half(heads.channels, 4), [single(heads.heads) for _ in range(3)]
+    heads = RecurrentHeads(*sizes)
+    conv, each = half(heads.channels, 4), [single(heads.value_heads) for _ in range(3)]
     mamba = TritonKernels().mamba(MambaWeights(heads, conv, half(heads.channels), *each))
-    parts = (heads.values, heads.channels, heads.heads)
+    parts = (heads.values, heads.channels, heads.value_heads)
     z, xbc, dt = half(300, sum(parts)).split(parts, dim=1)
     drafts = DraftUpdates(
         half(9, 7, heads.channels),
-        single(9, 7, heads.groups, heads.state_dim),
-        single(9, 7, heads.heads, heads.head_dim),
-        single(9, 7, heads.heads),
+        single(9, 7, heads.key_heads, heads.key_dim),
+        single(9, 7, heads.value_heads, heads.value_dim),
+        single(9, 7, heads.value_heads),
     )
-    recurrence = maker(kept)(9, heads.heads, heads.state_dim, heads.head_dim)
+    recurrence = maker(kept)(9, heads.value_heads, heads.key_dim, heads.value_dim)
     state = RecurrentState(half(9, 4, heads.channels), recurrence, drafts)
     for drafted in (None, DraftedBatch(longs(12), longs(12), ints(12))):
         batch = StateBatch(ints(12), ints(12), ints(5), longs(300), ints(300), 8, drafted)

@@ -14,7 +14,6 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from aengine.kernels import elementwise
-from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.products import FloatProducts, float_experts, fp8_experts, packed_experts
 from aengine.kernels.experts.routing.route import Route
 from aengine.kernels.experts.routing.route_rows import RouteRows
@@ -30,6 +29,7 @@ from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.gpus import GPUS, HAVE_FP8, Compiler, compiling, eighth, half, ints, longs, octets, single
 from tests.kernels.offline import MARKS
 
+SUPER = (2688, 1024), (1024, 2688)  # of an expert's up and down
 pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.turns("compiler", always=("H200",), every=2)]
 
 
@@ -54,12 +54,15 @@ def test_adapters(compiler: Compiler, k: int, outputs: tuple[int, ...], tokens: 
 
 
 @pytest.mark.thinned
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("rank", [16, 100])
 @pytest.mark.parametrize("tokens", [1, 300])
 @pytest.mark.parametrize("new", [half, single])
-def test_adapters_of_experts(compiler: Compiler, new: Callable[..., Tensor], tokens: int, rank: int) -> None:
-    rule = ExpertRule(GateClamp(1.702, 7.0), (new(4, 1536), new(4, 2048)))
-    adapt_experts(TritonKernels().experts(new(4, 1536, 2048), new(4, 2048, 768), rule), new, tokens, rank)
+def test_adapters_of_experts(
+    compiler: Compiler, new: Callable[..., Tensor], tokens: int, rank: int, gated: bool
+) -> None:
+    rule = ExpertRule(GateClamp(1.702, 7.0), (new(4, 1536), new(4, 2048))) if gated else ExpertRule(gated=False)
+    adapt_experts(TritonKernels().experts(new(4, rule.parts * 768, 2048), new(4, 2048, 768), rule), new, tokens, rank)
 
 
 @HAVE_FP8
@@ -82,10 +85,11 @@ def test_adapters_of_experts_with_4_bit_weights(compiler: Compiler, tokens: int,
     adapt_experts(packed_experts(gate_up, down), half, tokens, 16)
 
 
-def adapt_experts(experts: Experts, new: Callable[..., Tensor], tokens: int, rank: int) -> None:
+def adapt_experts(experts: TritonExperts, new: Callable[..., Tensor], tokens: int, rank: int) -> None:
     """Four experts of 768, two for each token."""
     adapters = TokenAdapters()
-    gate_up = AdapterWeights(new(9, 2 * rank, 2048), new(9, 1536, rank), (768, 768))
+    parts = experts.rule.parts
+    gate_up = AdapterWeights(new(9, parts * rank, 2048), new(9, parts * 768, rank), (768,) * parts)
     down = AdapterWeights(new(9, rank, 768), new(9, 2048, rank), (2048,))
     adapted = TritonKernels().adapted_experts(experts, ExpertAdapters([gate_up] * 4, [down] * 4), adapters)
     adapters.places = ints(tokens)
@@ -126,6 +130,28 @@ def test_experts_beside_one_that_all_tokens_pass(
     assert isinstance(products, FloatProducts)
     layer = TritonExperts(products.with_shared(own))
     layer.add_to(half(4, hidden), ints(4, top_k), single(4, top_k), half(4, hidden))
+
+
+@HAVE_FP8
+@pytest.mark.parametrize("tokens", [1, 64, 4096, 16384])
+def test_experts_without_a_gate(compiler: Compiler, tokens: int) -> None:
+    """Of the sizes of Nemotron 3, the larger ones in FP8 and NVFP4."""
+    rule = ExpertRule(gated=False)
+    formats = (
+        float_experts(half(128, 1856, 2688), half(128, 2688, 1856), rule),
+        fp8_experts(
+            *(Fp8Weight(eighth(64, *size), single(64, 1, 1), size, "static", single(64)) for size in SUPER), rule
+        ),
+        fp8_experts(
+            *(Fp8Weight(eighth(64, n, k), single(64, n // 128, k // 128), (128, 128), "group") for n, k in SUPER), rule
+        ),
+        packed_experts(
+            *(Nvfp4Weight(octets(64, n, k // 2), eighth(64, n, k // 16), single(64, n, 1)) for n, k in SUPER), rule
+        ),
+    )
+    for layer in formats:
+        h = half(tokens, layer.hidden)
+        layer.add_to(h, ints(tokens, 6), single(tokens, 6), h)
 
 
 @HAVE_FP8

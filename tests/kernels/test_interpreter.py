@@ -26,6 +26,7 @@ BESIDE = (
     "tests/sampling/test_fused.py",
     "tests/sampling/test_shared_tokens.py",
     "tests/attention/test_flash4.py",
+    "tests/attention/test_local_chunks.py",
     "tests/attention/test_mutual.py",
 )
 

@@ -35,7 +35,7 @@ def test_a_stop_string_across_tokens_ends_the_text_before_it(tokenizer: Tokenize
     text = ""
     for token_id in reference.output_ids:
         text += output.feed(token_id)
-        if output.stopped:
+        if output.stop_string is not None:
             break
-    assert output.stopped
+    assert output.stop_string == stop
     assert text == reference.text[: reference.text.index(stop)]

@@ -104,6 +104,18 @@ def test_an_unknown_architecture_is_refused_with_the_nearest_names(tmp_path: Pat
         read(tmp_path, {"architectures": ["Evil"]})
 
 
+def test_a_known_family_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
+    for name, why in (
+        ("Gemma3nForConditionalGeneration", "four streams"),
+        ("Gemma3nForCausalLM", "four streams"),
+        ("DeepseekV32ForCausalLM", "an index chooses"),
+        ("GlmMoeDsaForCausalLM", "an index chooses"),
+        ("DeepseekV4ForCausalLM", "several streams"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=rf"'{name}'\] is not supported: .*{why}.*\"Refused families\""):
+            read(tmp_path, {"architectures": [name]})
+
+
 @pytest.mark.parametrize(
     ("architecture", "flags", "qkv", "out", "mlp"),
     [
@@ -253,7 +265,7 @@ class TestHostileFiles:
             ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": -1}}, "beta_fast"),
             ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}}, "rope_theta"),
             (
-                {"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 4}},
+                {"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 3}},
                 "high_freq_factor",
             ),
             ({"tie_word_embeddings": 1}, "tie_word_embeddings"),

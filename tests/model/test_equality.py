@@ -76,7 +76,7 @@ def shared_prefixes(decoder: Decoder, expected: Reference) -> None:
     if decoder.config.recurrent:
         alone(decoder, expected)
         return
-    harness = Harness(decoder, page_size=5, num_pages=1600)
+    harness = Harness(decoder, page_size=6, num_pages=1600)
     owners = harness.generate(expected.prompts, NEW_TOKENS)
     sharers = []
     for owner, prompt in zip(owners, expected.prompts):

@@ -11,7 +11,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from aengine.model.config import ModelConfig
-from aengine.model.rope import RopeConfig, rope_table
+from aengine.model.fields import Fields
+from aengine.model.rope import RopeConfig, read_rope, rope_table
 
 HEAD_DIM = 32
 POSITIONS = 300
@@ -88,3 +89,11 @@ def test_yarn_extends_the_context(tmp_path: Path, scaling: dict[str, object], us
     }
     (tmp_path / "config.json").write_text(json.dumps(values))
     assert ModelConfig.from_folder(tmp_path).max_position_embeddings == usable
+
+
+@pytest.mark.parametrize(("inner", "expected"), [({"partial_rotary_factor": 0.5}, 0.5), ({}, 0.25)])
+def test_a_part_in_the_section_replaces_the_one_outside(inner: dict[str, float], expected: float) -> None:
+    """Some versions of transformers also write the default outside of the section, and do not read it."""
+    section = {"rope_type": "default", "rope_theta": 1e4, **inner}
+    config = {"rope_parameters": section, "partial_rotary_factor": 0.25, "max_position_embeddings": 64}
+    assert read_rope(Fields(config, "config.json"), head_dim=32, partial=True).part == expected

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from torch import Tensor
 from transformers import (
     ApertusConfig,
     ApertusForCausalLM,
@@ -28,6 +30,11 @@ from transformers import (
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
     Lfm2MoeForCausalLM,
+    Llama4ForCausalLM,
+    Llama4ForConditionalGeneration,
+    Llama4TextConfig,
+    MiMoV2FlashConfig,
+    MiMoV2FlashForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
     PhimoeConfig,
@@ -38,7 +45,7 @@ from transformers import (
     Starcoder2ForCausalLM,
 )
 
-from tests.model.wrapped_configs import glm4v_config
+from tests.model.wrapped_configs import glm4v_config, llama4_config
 
 _NO_PAD: dict[str, object] = {"pad_token_id": None}
 _GLM = _NO_PAD | {"eos_token_id": []}  # their defaults are beyond the vocabulary
@@ -102,6 +109,29 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+
+_LLAMA4: dict[str, object] = _NO_PAD | {
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "intermediate_size": 48,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 6,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 48,  # shorter than the longest prompts with their answers
+    "floor_scale": 12,
+    "attn_scale": 0.5,
+    "rope_parameters": _LLAMA3 | {"high_freq_factor": 1.0},
+}
+
+
+class _Llama4(Llama4ForConditionalGeneration):
+    """Text alone: some versions of transformers look for the results of images even if there are none."""
+
+    def forward(self, input_ids: Tensor, pixel_values: None = None, **rest: Any) -> Any:
+        return self.language_model(input_ids, **rest)
+
+
+_Llama4.__name__ = Llama4ForConditionalGeneration.__name__  # is written to config.json
 
 UNUSUAL_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], dict[str, object]]] = {
     "glm": (GlmForCausalLM, GlmConfig, _GLM | {"head_dim": 32}),
@@ -190,6 +220,35 @@ UNUSUAL_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedCo
             "mamba_d_head": 16,
             "projectors_bias": True,
             "mlp_bias": True,
+        },
+    ),
+    "llama4": (Llama4ForCausalLM, Llama4TextConfig, _LLAMA4),
+    "llama4-wrapped": (
+        _Llama4,
+        llama4_config,
+        _LLAMA4
+        | {
+            "use_qk_norm": False,
+            "interleave_moe_layer_step": 1,
+            "no_rope_layers": [0, 1, 1, 0],
+            "initializer_range": 0.2,
+        },
+    ),
+    "mimo-v2-flash": (
+        MiMoV2FlashForCausalLM,
+        MiMoV2FlashConfig,
+        {
+            "num_hidden_layers": 3,  # the first one has neither window nor experts
+            "head_dim": 24,
+            "v_head_dim": 16,
+            "sliding_window": 20,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+            "attention_bias": True,
         },
     ),
     "lfm2": (Lfm2ForCausalLM, Lfm2Config, _LFM2 | {"block_multiple_of": 48, "conv_bias": True}),

@@ -9,6 +9,7 @@ from transformers import (
     Gemma4Config,
     Glm4vConfig,
     Kimi_K25Config,
+    Llama4Config,
     Mistral3Config,
     MuseGlimmerConfig,
     PreTrainedConfig,
@@ -114,3 +115,9 @@ def kimi_config(**text: object) -> PreTrainedConfig:
         projection_hidden_size=32,
         tie_word_embeddings=False,
     )
+
+
+def llama4_config(**text: object) -> PreTrainedConfig:
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {"image_size": 28, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
+    return Llama4Config(text_config=text, vision_config={**vision, **sizes}, tie_word_embeddings=False)

@@ -41,7 +41,7 @@ class Got:
     def take(self, update: Update) -> None:
         check(self.finish_reason is None, "something came after the last token")
         if update.finite and update.sequence.pool is None:
-            self.token_ids.append(update.token_id)
+            self.token_ids += update.token_ids
         self.finish_reason = update.finish_reason
 
 

@@ -165,6 +165,9 @@ def calls(written: Sequence[tuple[str, str]], form: CallFormatName) -> str:
         case "nemotron":
             objects = [f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in written]
             return f"<TOOLCALL>[{', '.join(objects)}]</TOOLCALL>"
+        case "apertus":
+            objects = [f'{{"{name}": {arguments}}}' for name, arguments in written]
+            return f"<|tools_prefix|>[{', '.join(objects)}]<|tools_suffix|>"
         case "gemma4":
             objects = [f"{name}{_gemma(json.loads(arguments))}" for name, arguments in written]
             return "".join(f"<|tool_call>call:{each}<tool_call|>" for each in objects)

@@ -188,42 +188,34 @@ class LiveChoice(Owner):
         self.last_token = 0.0  # monotonic seconds; 0 before the first
         sequence.owner = self
 
-    def deliver(self, updates: Sequence[Update]) -> int:
-        text, count = "", 0  # of the tokens that belong to the output
-        reason: FinishReason | None = None
-        for update in updates:
-            if not update.finite:
+    def deliver(self, update: Update) -> int:
+        if not update.finite:
+            raise NonFiniteLogitsError(
+                f"the model produced NaN or infinity after {self.delivered} output tokens of this request"
+            )
+        token_ids, reason, output = update.token_ids, update.finish_reason, self.text
+        is_hidden = reason == "stop" and not self.sequence.params.include_stop  # the stop token has no text
+        text, count = "", 0
+        for token_id in token_ids[:-1] if is_hidden else token_ids:
+            text += output.feed(token_id)
+            count += 1  # noqa: SIM113 - enumerate() is slower, and this line runs for each token
+            if output.stop_string is not None:
+                token_ids, reason = token_ids[:count], "stop"
                 break
-            count += 1
-            reason = update.finish_reason
-            if reason == "stop" and not self.sequence.params.include_stop:
-                text += self.text.finish()  # without the text of the stop token
-                break
-            text += self.text.feed(update.token_id)
-            if self.text.stopped:
-                reason = "stop"
-            if reason is not None:
-                text += self.text.finish()
-                break
-        kept = updates if count == len(updates) else updates[:count]
-        if kept:
-            scores = None if self.delivered else self._scores()
-            self.delivered += count
-            self._time(count)
-            logprobs = None
-            if kept[0].logprobs is not None:
-                logprobs = tuple(self._logprob(one.token_id, one.logprobs) for one in kept if one.logprobs is not None)
-            token_ids = (kept[0].token_id,) if count == 1 else tuple([one.token_id for one in kept])
-            self.finish_reason = reason
-            self.request.put(self.sequence.index, text, token_ids, logprobs, reason, scores, self.text.stop_string)
-        if reason is None:
-            if kept is not updates:
-                raise NonFiniteLogitsError(
-                    f"the model produced NaN or infinity after {self.delivered} output tokens of this request"
-                )
+        if reason is not None:
+            text += output.finish()
+        scores = None if self.delivered else self._scores()
+        self.delivered += len(token_ids)
+        self._time(len(token_ids))
+        logprobs = None
+        if update.logprobs is not None:
+            rows = zip(token_ids, update.logprobs)
+            logprobs = tuple(self._logprob(token_id, row) for token_id, row in rows if row is not None) or None
+        self.finish_reason = reason
+        self.request.put(self.sequence.index, text, tuple(token_ids), logprobs, reason, scores, output.stop_string)
+        if reason is None or (update.finish_reason is not None and len(token_ids) == len(update.token_ids)):
             return 0
-        stopped = kept[-1].finish_reason is None  # by a stop string, of which the scheduler does not know
-        return self.delivered if stopped else 0
+        return self.delivered  # a stop string ended the output, of which the scheduler does not know
 
     def end(self, reason: FinishReason) -> None:
         """End the choice with this reason, and put its remaining text on the stream."""

@@ -109,8 +109,7 @@ class PooledPrompt(Owner):
         self.finish_reason: FinishReason | None = None
         sequence.owner = self
 
-    def deliver(self, updates: Sequence[Update]) -> int:
-        (update,) = updates  # a pooled prompt has only its end
+    def deliver(self, update: Update) -> int:
         if not update.finite:
             raise NonFiniteLogitsError("the model produced NaN or infinity for a prompt of this request")
         self.finish_reason = update.finish_reason

@@ -46,10 +46,8 @@ class Owner:
     request: Request
     finish_reason: FinishReason | None
 
-    def deliver(self, updates: Sequence[Update]) -> int:
-        """Pass the updates that one step brought to the request's consumer.
-
-        updates: in order. Those after the end of the output are ignored.
+    def deliver(self, update: Update) -> int:
+        """Pass what a step brought to the request's consumer.
 
         Returns the number of output tokens at which the sequence ends if a stop string matched, else 0.
 

@@ -28,6 +28,7 @@ _JSON_TYPES = {"", "application/json", "application/x-www-form-urlencoded"}
 # The cost of parsing each punctuation mark; other bytes cost little. Parsing blocks the loop, and in a thread it would
 # hold the GIL.
 _COSTS = {b",": 1, b'"': 1, b"{": 8, b"[": 8}
+_ESCAPES = 8  # backslashes that cost as much as a comma
 _MAX_COST = 2**19 + 2**16  # half a million token ids, about 15 ms of parsing
 LARGE = 2**18  # bytes; parsing a shorter body takes no notable time
 _SLICE = 2**20  # bytes whose cost is estimated in one iteration of the loop
@@ -104,7 +105,7 @@ class BodyReader:
                     413,
                     "body_too_large",
                     f"the body holds too many values: at most {_MAX_COST}, "
-                    "where a text counts as 2, a list or object as 8",
+                    f"where a text counts as 2, a list or object as 8, {_ESCAPES} escapes in texts as 1",
                 )
             await self._large.enter()
         return body
@@ -115,6 +116,7 @@ class BodyReader:
         for start in range(0, len(body), _SLICE):
             await self._large.enter()
             cost += sum(body.count(mark, start, start + _SLICE) * each for mark, each in _COSTS.items())
+            cost += body.count(b"\\", start, start + _SLICE) // _ESCAPES
             digits = digits + 1 if _is_digits(body, start) else 0
             if digits == _MOST_DIGITS:
                 raise HTTPError(

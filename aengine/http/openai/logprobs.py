@@ -37,19 +37,37 @@ class TextOffsets:
 
     def next(self, token_id: int) -> int:
         """Return the offset of the next token."""
-        start = self._at
         if self._echoed:
-            self._at = self._after_echoed(token_id, start)
+            broken, text = self._decode(token_id)
+            start = self._at + broken
+            self._at = self._after_echoed(token_id, start, text)
             self._echoed -= 1
             if not self._echoed:
                 self._at = len(self._echo)
                 self._decoder.reset()
-        elif token_id not in self._hidden:
-            self._at += len(self._decoder.decode(self._bytes_of(token_id)))
+            return start
+        if token_id in self._hidden:
+            return self._at
+        broken, text = self._decode(token_id)
+        start = self._at + broken
+        self._at = start + len(text)
         return start
 
-    def _after_echoed(self, token_id: int, start: int) -> int:
-        text = self._decoder.decode(self._bytes_of(token_id))
+    def _decode(self, token_id: int) -> tuple[int, str]:
+        """Return how many characters the tokens before left broken, and the token's text as far as it is known.
+
+        A character is broken if this token does not continue it. The text shows a replacement character for it.
+        """
+        own = self._bytes_of(token_id)
+        before = self._decoder.getstate()[0]
+        first = self._decoder.decode(own[:1])
+        if not before or not first:
+            return 0, first + self._decoder.decode(own[1:])
+        # The first byte either completes the character, or it breaks it and begins another.
+        broken = len(first) - (0 if self._decoder.getstate()[0] else 1)
+        return broken, first[broken:] + self._decoder.decode(own[1:])
+
+    def _after_echoed(self, token_id: int, start: int, text: str) -> int:
         if not self._echo.startswith(text, start):
             if token_id in self._special_ids:
                 return start

@@ -21,21 +21,12 @@ from aengine.kernels.delta.within import Within
 from aengine.kernels.elementwise import gated_norm, only_if
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.recurrent.blocks import Blocks
-from aengine.kernels.recurrent.state import BLOCK, RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import BLOCK, UNALIGNED, RecurrentState, StateBatch
 from aengine.kernels.variants import keep_variants
 
 
 @keep_variants
-@triton.jit(
-    do_not_specialize_on_alignment=[
-        "slots_ptr",
-        "sources_ptr",
-        "starts_ptr",
-        "saves_ptr",
-        "block_starts_ptr",
-        "block_tokens_ptr",
-    ]
-)
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def _across_kernel(
     qkv_ptr,  # [tokens, CHANNELS]: after the convolution
     z_ptr,  # [tokens, VALUE_HEADS * VALUE_DIM]
@@ -142,7 +133,7 @@ def _across_kernel(
 
 
 @keep_variants
-@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["starts_ptr"])
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=UNALIGNED)
 def _norm_kernel(
     z_ptr,
     out_ptr,  # [tokens, VALUES], in place

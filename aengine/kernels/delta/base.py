@@ -17,40 +17,16 @@ from typing import Protocol
 
 from torch import Tensor
 
+from aengine.kernels.recurrent.heads import RecurrentHeads
 from aengine.kernels.recurrent.state import RecurrentState, StateBatch
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaHeads:
-    """Value head h reads key head h // (value_heads / key_heads)."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-
-    @property
-    def keys(self) -> int:
-        """The width of all key heads, and of all query heads."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        """The width of all value heads."""
-        return self.value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """The channels of the convolution: q, then k, then v."""
-        return 2 * self.keys + self.values
 
 
 @dataclass(slots=True)
 class DeltaWeights:
     """The tensors of a layer between its projections. They may be filled later."""
 
-    heads: DeltaHeads
-    conv: Tensor  # [channels, width]: the last column is for the token itself
+    heads: RecurrentHeads
+    conv: Tensor  # [channels, width], of q, then k, then v: the last column is for the token itself
     a_log: Tensor  # [value_heads]
     dt_bias: Tensor  # [value_heads]
     norm: Tensor  # [value_dim]

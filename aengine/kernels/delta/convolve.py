@@ -20,12 +20,8 @@ from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.elementwise import only_if, silu
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.recurrent.blocks import Blocks
-from aengine.kernels.recurrent.state import BLOCK, RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import BLOCK, UNALIGNED, RecurrentState, StateBatch
 from aengine.kernels.variants import keep_variants
-
-# These tensors are slices of a batch with any alignment, and are read one number at a time. So no variant is compiled
-# for their alignment.
-UNALIGNED = ["slots_ptr", "sources_ptr", "starts_ptr", "positions_ptr", "saves_ptr", "block_tokens_ptr"]
 
 
 @triton.jit

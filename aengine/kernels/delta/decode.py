@@ -22,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.elementwise import gated_norm, log_decay, only_if, silu
 from aengine.kernels.launch import launch_for, power_of_two
-from aengine.kernels.recurrent.state import RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import UNALIGNED, RecurrentState, StateBatch
 from aengine.kernels.variants import keep_variants
 
 
@@ -90,7 +90,7 @@ def add_token(s, query, key, value, b):
 
 
 @keep_variants
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "sources_ptr", "positions_ptr", "saves_ptr"])
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def _decode_kernel(
     qkv_ptr,  # [tokens, CHANNELS]
     z_ptr,  # [tokens, VALUE_HEADS * VALUE_DIM]

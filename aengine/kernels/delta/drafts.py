@@ -21,11 +21,8 @@ from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.decode import add_token, unit_vectors
 from aengine.kernels.elementwise import gated_norm, log_decay, only_if, silu
 from aengine.kernels.launch import launch_for, power_of_two
-from aengine.kernels.recurrent.state import DraftedBatch, DraftUpdates, RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import UNALIGNED, DraftedBatch, DraftUpdates, RecurrentState, StateBatch
 from aengine.kernels.variants import keep_variants
-
-# They are slices of a batch with any alignment.
-UNALIGNED = ["slots_ptr", "starts_ptr", "positions_ptr", "read_ptr", "save_after_ptr", "save_slots_ptr"]
 
 
 @triton.jit

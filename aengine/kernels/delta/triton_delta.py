@@ -8,25 +8,26 @@ from functools import lru_cache
 from torch import Tensor
 
 from aengine.kernels.delta.across import AcrossConfig, run_across
-from aengine.kernels.delta.base import DeltaHeads, DeltaWeights
+from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.convolve import ConvolveConfig, convolve
 from aengine.kernels.delta.decode import DeltaDecodeConfig, delta_decode
 from aengine.kernels.delta.drafts import decode_drafts
 from aengine.kernels.delta.within import solve_within
 from aengine.kernels.launch import Launch, launch_for, power_of_two
 from aengine.kernels.recurrent.blocks import Blocks
+from aengine.kernels.recurrent.heads import RecurrentHeads
 from aengine.kernels.recurrent.state import BLOCK, RecurrentState, StateBatch
 
 
 @lru_cache
-def delta_decode_config(heads: DeltaHeads, state_size: int) -> DeltaDecodeConfig:
+def delta_decode_config(heads: RecurrentHeads, state_size: int) -> DeltaDecodeConfig:
     """Return the config of a decode. Each thread holds 128 elements of the state. state_size: bytes of an element."""
     numbers = power_of_two(heads.key_dim) * power_of_two(heads.value_dim)
     return DeltaDecodeConfig(max(1, numbers // (128 * 32)), through_memory=state_size == 2)
 
 
 @lru_cache
-def convolve_config(heads: DeltaHeads, width: int, blocks: int, launch: Launch) -> ConvolveConfig:
+def convolve_config(heads: RecurrentHeads, width: int, blocks: int, launch: Launch) -> ConvolveConfig:
     """Return the config of a convolution of `width`. blocks: number of blocks of all chunks.
 
     For width 4 a program computes some heads token by token, with 8 channels a thread. With few blocks it computes a
@@ -41,7 +42,7 @@ def convolve_config(heads: DeltaHeads, width: int, blocks: int, launch: Launch) 
 
 
 @lru_cache
-def across_config(heads: DeltaHeads, element_size: int, launch: Launch) -> AcrossConfig:
+def across_config(heads: RecurrentHeads, element_size: int, launch: Launch) -> AcrossConfig:
     """Return the config of `run_across`. With less shared memory the pipeline has fewer stages."""
     block_v = min(64, max(16, power_of_two(heads.value_dim)))
     keys = power_of_two(heads.key_dim)

@@ -22,7 +22,7 @@ from aengine.kernels.delta.convolve import keep_inputs
 from aengine.kernels.elementwise import log_decay
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.recurrent.blocks import Blocks
-from aengine.kernels.recurrent.state import BLOCK, RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import BLOCK, UNALIGNED, RecurrentState, StateBatch
 from aengine.kernels.variants import keep_variants
 
 
@@ -70,9 +70,7 @@ def _inverse(system, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @keep_variants
-@triton.jit(
-    do_not_specialize_on_alignment=["slots_ptr", "sources_ptr", "starts_ptr", "positions_ptr", "block_tokens_ptr"]
-)
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def _within_kernel(
     x_ptr,  # [tokens, CHANNELS]: before the convolution
     qkv_ptr,  # [tokens, CHANNELS]: after it

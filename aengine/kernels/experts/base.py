@@ -15,7 +15,10 @@ if TYPE_CHECKING:  # it imports Triton, which a CPU does not need
 
 
 class Experts(Protocol):
-    """The weighted sum of down(activation(gate(h)) * up(h)) of each token's experts. They own their weights."""
+    """The weighted sum of down(activation(gate(h)) * up(h)) of each token's experts, or of down(activation(up(h))).
+
+    They own their weights.
+    """
 
     @property
     def hidden(self) -> int: ...
@@ -61,7 +64,7 @@ class ExpertPass(Protocol):
         ...
 
     def gate_up(self) -> Tensor:
-        """Return gate and up with their biases, gate first: [pairs, 2 * inter]."""
+        """Return gate and up with their biases, gate first: [pairs, 2 * inter]; or up alone: [pairs, inter]."""
         ...
 
     def down(self, inner: Tensor) -> Tensor:
@@ -96,7 +99,7 @@ class ExpertProducts(Protocol[Single, Tiles]):
 
     @property
     def gate_up(self) -> object:
-        """The matrices [experts, 2 * inter, hidden], gate's rows first."""
+        """The matrices [experts, 2 * inter, hidden], gate's rows first, or up's [experts, inter, hidden]."""
         ...
 
     @property

@@ -3,7 +3,7 @@
 A program owns a tile of a plan, which usually has all rows of one expert, and BLOCK_N columns of its product. The
 weights are the first operand, because its least height is the greater one. The grid is for the most tiles there can be;
 programs of missing tiles end at once. Gate and up are in one tile, so that the program can compute SiLU(gate) * up.
-Another launch adds up each token's weighted rows.
+Without a gate, up is divided like down. Another launch adds up each token's weighted rows.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -27,14 +27,14 @@ from aengine.kernels.variants import keep_variants
 @keep_variants
 @triton.jit(do_not_specialize=["capacity"])
 def _few_rows_kernel(
-    x_ptr,  # GATED: [tokens, K], otherwise [pairs, K]
+    x_ptr,  # FIRST: [tokens, K], otherwise [pairs, K]
     w_ptr,  # GATED: [E, 2 * N, K], gate, then up; otherwise [E, N, K]
     scale_ptr,  # [E, SCALE_COUNT, K / 128], or one scale for all of K if not GROUPED; if SCALE_ROWS
     biases_ptr,  # [E, 2 * N or N], BIASES only
     order_ptr,  # [pairs]
     tiles_ptr,  # [3, capacity]
     count_ptr,  # [1]
-    out_ptr,  # [pairs, N]; UNFUSED: [pairs, 2 * N], gate, then up
+    out_ptr,  # [pairs, N]; GATED and UNFUSED: [pairs, 2 * N], gate, then up
     capacity,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -43,8 +43,9 @@ def _few_rows_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
-    GATED: tl.constexpr,
-    UNFUSED: tl.constexpr,  # GATED only: gate and up are stored as they are
+    FIRST: tl.constexpr,  # the first product, which is activated
+    GATED: tl.constexpr,  # FIRST only: of gate and up
+    UNFUSED: tl.constexpr,  # FIRST only: not activated
     SCALE_ROWS: tl.constexpr,  # rows of a matrix that share scales; 0: there are none
     SCALE_COUNT: tl.constexpr,
     GROUPED: tl.constexpr,  # scales are of 128 columns, of which BLOCK_K is a part
@@ -59,7 +60,7 @@ def _few_rows_kernel(
     tile = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    if OVERLAP and GATED:
+    if OVERLAP and FIRST:
         gdc_wait()
     # Down, and any launch between, begins after the wait of all of gate and up's programs, and that wait was for the
     # plan. Other processors wrote it, so read past the first-level cache.
@@ -68,7 +69,7 @@ def _few_rows_kernel(
     start = tl.load(tiles_ptr + capacity + tile, cache_modifier=".cg")
     end = tl.load(tiles_ptr + 2 * capacity + tile, cache_modifier=".cg")
     if OVERLAP:
-        if not GATED:
+        if not FIRST:
             gdc_wait()
         gdc_launch_dependents()
     if tile < count:
@@ -76,12 +77,13 @@ def _few_rows_kernel(
         used = row < end
         pair = tl.load(order_ptr + row, mask=used, other=0)
         product = _tile_product(
-            x_ptr, w_ptr, scale_ptr, expert, pair // TOP_K if GATED else pair, used, block,
+            x_ptr, w_ptr, scale_ptr, expert, pair // TOP_K if FIRST else pair, used, block,
             N, K, M, BLOCK_N, BLOCK_K, STAGES, GATED, SCALE_ROWS, SCALE_COUNT, GROUPED, PRECISION,
         )  # fmt: skip
         store_pairs(
-            product, out_ptr, biases_ptr, expert, pair, used, n, N, True, GATED, UNFUSED, ALPHA, LIMIT, GELU, BIASES
-        )
+            product, out_ptr, biases_ptr, expert, pair, used, n, N, True, FIRST, GATED, UNFUSED, ALPHA, LIMIT, GELU,
+            BIASES,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -170,22 +172,25 @@ class FewPass:
         return False
 
     def activated(self) -> Tensor:
-        return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True)
+        return self._launch(self.h, self.gate_up_matrices, first=True)
 
     def gate_up(self) -> Tensor:
-        return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True, unfused=True)
+        return self._launch(self.h, self.gate_up_matrices, first=True, unfused=True)
 
     def down(self, inner: Tensor) -> Tensor:
-        return self._launch(inner, self.down_matrices, self.config.down)
+        return self._launch(inner, self.down_matrices)
 
-    def _launch(self, x: Tensor, w: Matrices, cut: FewCut, *, gated: bool = False, unfused: bool = False) -> Tensor:
+    def _launch(self, x: Tensor, w: Matrices, *, first: bool = False, unfused: bool = False) -> Tensor:
         launch, plan, rule = launch_for(x.device), self.plan, self.rule
-        n = w.weight.shape[1] // (2 if gated else 1)
-        out = x.new_empty(self.ids.numel(), 2 * n if unfused else n)
+        gated = first and rule.gated
+        cut = self.config.gate_up if gated else self.config.down
+        rows = w.weight.shape[1]
+        n = rows // 2 if gated else rows
+        out = x.new_empty(self.ids.numel(), rows if unfused else n)
         _few_rows_kernel[(plan.capacity * -(-n // cut.block_n),)](
-            x, *w.pointers, rule.pointers(x)[0 if gated else 1], plan.order, plan.tiles, plan.count, out, plan.capacity,
+            x, *w.pointers, rule.pointers(x)[0 if first else 1], plan.order, plan.tiles, plan.count, out, plan.capacity,
             N=n, K=x.shape[1], TOP_K=self.ids.shape[1], M=self.config.height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k,
-            STAGES=cut.stages, GATED=gated, UNFUSED=unfused, **w.constants, **rule.gate_up,
+            STAGES=cut.stages, FIRST=first, GATED=gated, UNFUSED=unfused, **w.constants, **rule.gate_up,
             PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=cut.warps,
             launch_pdl=launch.overlap,
         )  # fmt: skip

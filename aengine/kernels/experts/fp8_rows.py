@@ -1,7 +1,7 @@
 """Experts in FP8 for many tokens: grouped products of FP8 by FP8, of rows that are rounded and then sorted.
 
 Tiles and their order are those of `many_rows`. The sum of 128 columns by tensor cores is scaled and added up in
-float32. If rows have a scale for each 128 columns, the first product rounds SiLU(gate) * up at its end. A program
+float32. If rows have a scale for each 128 columns, the first product rounds what it has activated at its end. A program
 computes all columns of a group, one block after the other.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from aengine.kernels.experts.activation import activated
+from aengine.kernels.experts.activation import activated, squared_relu
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut, sort_rows
 from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.experts.routing.plan import Plan
@@ -54,7 +54,8 @@ def _product_kernel(
     GROUPED: tl.constexpr,
     X_GROUPED: tl.constexpr,
     X_TOKEN: tl.constexpr,
-    GATED: tl.constexpr,
+    ACTIVATED: tl.constexpr,
+    GATED: tl.constexpr,  # ACTIVATED only: gate, then up
     X_TOKENS: tl.constexpr,  # scales of x are of tokens, not of sorted rows
     ROUND: tl.constexpr,
     GELU: tl.constexpr,
@@ -82,7 +83,8 @@ def _product_kernel(
             x_scales += x_row
         value = _block(
             x_rows, w_rows, x_scales, scale_ptr, expert, start, column, height, used,
-            N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, X_TOKEN, GATED, GELU,
+            N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, X_TOKEN, ACTIVATED, GATED,
+            GELU,
         )  # fmt: skip
         out = out_ptr + row.to(tl.int64)[:, None] * N
         n = column + tl.arange(0, BLOCK_N)[None, :]
@@ -92,7 +94,8 @@ def _product_kernel(
             if BLOCK_N == 64:
                 other = _block(
                     x_rows, w_rows, x_scales, scale_ptr, expert, start, column + BLOCK_N, height, used,
-                    N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, X_TOKEN, GATED, GELU,
+                    N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, X_TOKEN, ACTIVATED,
+                    GATED, GELU,
                 )  # fmt: skip
                 largest = tl.maximum(largest, tl.max(tl.abs(other), axis=1))
             scale = tl.where(largest > 0, largest * (1 / 448.0), 1.0)
@@ -109,9 +112,11 @@ def _block(
     x_rows, w_rows, x_scales, scale_ptr, expert, start, column, height, used,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SCALE_ROWS: tl.constexpr, SCALE_COUNT: tl.constexpr, GROUPED: tl.constexpr, X_GROUPED: tl.constexpr,
-    X_TOKEN: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
+    X_TOKEN: tl.constexpr, ACTIVATED: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile's rows by BLOCK_N rows of its expert's matrix; GATED: activate it and multiply it by up's."""
+    """Multiply a tile's rows by BLOCK_N rows of its expert's matrix, and activate it if ACTIVATED; GATED: gate's and
+    up's rows.
+    """
     GROUPS: tl.constexpr = K // 128
     n = tl.minimum(column + tl.arange(0, BLOCK_N), N - 1)
     weight_row = expert * (2 * N if GATED else N) + column
@@ -144,6 +149,8 @@ def _block(
             up *= tl.load(scales + (N + n) // SCALE_ROWS)[None, :]
     if GATED:
         acc = activated(acc, up, 0.0, 0.0, GELU)
+    elif ACTIVATED:
+        acc = squared_relu(acc)
     return acc
 
 
@@ -193,20 +200,20 @@ class Fp8ManyPass:
 
     def activated(self) -> Tensor:
         """Return [pairs, inter], in FP8 if inputs of down have scales for groups of columns."""
-        pairs, inter = self.ids.numel(), self.gate_up_matrices.weight.shape[1] // 2
+        pairs, inter = self.ids.numel(), self.gate_up_matrices.weight.shape[1] // self.rule.parts
         grouped = self.down_matrices.activations == "group"
         inner = self.h.new_empty(pairs, inter, dtype=E4M3 if grouped else self.h.dtype)
         x, scale = self._rounded_rows()
         self._scale = scale.new_empty(inter // GROUP, pairs) if grouped else None
         out_scale = scale if self._scale is None else self._scale
-        self._launch(x, scale, self.gate_up_matrices, inner, out_scale, self.config.gate_up, of_tokens=True)
+        self._launch(x, scale, self.gate_up_matrices, inner, out_scale, of_tokens=True)
         return inner
 
     def gate_up(self) -> Tensor:
         x, scale = self._rounded_rows()
         w = self.gate_up_matrices
         out = self.h.new_empty(len(x), w.weight.shape[1])
-        self._launch(x, scale, w, out, None, self.config.down, of_tokens=True)
+        self._launch(x, scale, w, out, None, of_tokens=True)
         return out
 
     def down(self, inner: Tensor) -> Tensor:
@@ -214,7 +221,7 @@ class Fp8ManyPass:
         if scale is None:
             inner, scale = round_inputs(inner, w.activations, w.input_scale)
         out = self.h.new_empty(len(inner), w.weight.shape[1])
-        self._launch(inner, scale, w, out, None, self.config.down)
+        self._launch(inner, scale, w, out, None)
         return out
 
     def _rounded_rows(self) -> tuple[Tensor, Tensor]:
@@ -224,11 +231,13 @@ class Fp8ManyPass:
         return sort_rows(rounded.view(torch.int16), self.plan, self.ids).view(E4M3), scale
 
     def _launch(
-        self, x: Tensor, x_scale: Tensor, w: Matrices, out: Tensor, out_scale: Tensor | None, cut: ManyCut, *,
+        self, x: Tensor, x_scale: Tensor, w: Matrices, out: Tensor, out_scale: Tensor | None, *,
         of_tokens: bool = False,
     ) -> None:  # fmt: skip
         """out_scale: None if the product is stored as it is; of_tokens: x_scale is of tokens, not of sorted rows."""
         (pairs, n), k, plan = out.shape, x.shape[1], self.plan
+        gated = out_scale is not None and self.rule.gated
+        cut = self.config.gate_up if gated else self.config.down
         launch = launch_for(x.device)
         rounded = out.dtype == E4M3
         most = plan.capacity * -(-n // (GROUP if rounded else cut.block_n))
@@ -240,7 +249,7 @@ class Fp8ManyPass:
             scale, out, x_scale if out_scale is None else out_scale, plan.order, plan.tiles, plan.count,
             plan.capacity, x_scale.shape[-1] if x_scale.dim() else 1, pairs,
             N=n, K=k, TOP_K=self.ids.shape[1], BLOCK_M=self.config.height, BLOCK_N=cut.block_n, STAGES=cut.stages,
-            **w.constants, X_GROUPED=x_scale.dim() == 2, X_TOKEN=x_scale.dim() == 1, GATED=out_scale is not None,
-            X_TOKENS=of_tokens, ROUND=rounded, GELU=self.rule.gelu, OVERLAP=launch.overlap, num_warps=cut.warps,
-            launch_pdl=launch.overlap,
+            **w.constants, X_GROUPED=x_scale.dim() == 2, X_TOKEN=x_scale.dim() == 1, ACTIVATED=out_scale is not None,
+            GATED=gated, X_TOKENS=of_tokens, ROUND=rounded, GELU=self.rule.gelu, OVERLAP=launch.overlap,
+            num_warps=cut.warps, launch_pdl=launch.overlap,
         )  # fmt: skip

@@ -3,8 +3,7 @@
 Rows are sorted by expert. A tile of a plan is up to BLOCK_M neighbours of one expert. Programs take items in turn, each
 a tile and a block of columns, columns first. So neighbours share an expert's weights in the second-level cache. Rows
 and weights are loaded through tensor descriptors, by TMA if the device has it. A tile may read rows of the next expert;
-they are not stored. The first product ends with SiLU(gate) * up. Another launch adds up the weighted rows of the
-second.
+they are not stored. The first product ends with its activation. Another launch adds up the weighted rows of the second.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -31,7 +30,7 @@ def _many_rows_kernel(
     x_ptr,  # [tokens, K], GATHER only
     x_rows,  # descriptor of [pairs, K], sorted; without GATHER
     w_rows,  # descriptor of [E * 2, N, K] (GATED: each expert's gate, then up), otherwise [E, N, K]
-    out_ptr,  # [pairs, N], sorted; UNFUSED: [pairs, 2 * N], gate, then up
+    out_ptr,  # [pairs, N], sorted; GATED and UNFUSED: [pairs, 2 * N], gate, then up
     biases_ptr,  # [E, 2 * N or N], BIASES only
     order_ptr,  # [pairs], GATHER only
     tiles_ptr,  # [3, capacity]
@@ -43,8 +42,9 @@ def _many_rows_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GATED: tl.constexpr,
-    UNFUSED: tl.constexpr,  # GATED only: gate and up are stored as they are
+    FIRST: tl.constexpr,  # the first product, which is activated
+    GATED: tl.constexpr,  # FIRST only: of gate and up
+    UNFUSED: tl.constexpr,  # FIRST only: not activated
     GATHER: tl.constexpr,  # rows of x are read in place
     FLATTEN: tl.constexpr,  # the next item's first loads are issued before this one ends
     ALPHA: tl.constexpr,
@@ -83,8 +83,9 @@ def _many_rows_kernel(
             acc = tl.dot(x, w.T, acc, input_precision=PRECISION)
         row, n = start + rows, column + tl.arange(0, BLOCK_N)
         store_pairs(
-            acc, out_ptr, biases_ptr, expert, row, row < end, n, N, False, GATED, UNFUSED, ALPHA, LIMIT, GELU, BIASES
-        )
+            acc, out_ptr, biases_ptr, expert, row, row < end, n, N, False, FIRST, GATED, UNFUSED, ALPHA, LIMIT, GELU,
+            BIASES,
+        )  # fmt: skip
 
 
 @keep_variants
@@ -186,32 +187,34 @@ class ManyPass:
     def down(self, inner: Tensor) -> Tensor:
         w, out = self.down_matrices, self._sorted_rows  # its contents are no longer needed
         out = inner.new_empty(len(inner), w.shape[1]) if out is None else out
-        self._launch(None, inner, w, out, self.config.down)
+        self._launch(None, inner, w, out)
         return out
 
     def _gate_up(self, unfused: bool) -> Tensor:
         w = self.gate_up_matrices
         self._sorted_rows = None if self.config.gather else sort_rows(self.h, self.plan, self.ids)
-        out = self.h.new_empty(self.ids.numel(), w.shape[1] // (1 if unfused else 2))
-        self._launch(self.h, self._sorted_rows, w, out, self.config.gate_up, gated=True, unfused=unfused)
+        out = self.h.new_empty(self.ids.numel(), w.shape[1] // (1 if unfused else self.rule.parts))
+        self._launch(self.h, self._sorted_rows, w, out, first=True, unfused=unfused)
         return out
 
     def _launch(
-        self, gathered: Tensor | None, x: Tensor | None, w: Tensor, out: Tensor, cut: ManyCut, *,
-        gated: bool = False, unfused: bool = False,
+        self, gathered: Tensor | None, x: Tensor | None, w: Tensor, out: Tensor, *,
+        first: bool = False, unfused: bool = False,
     ) -> None:  # fmt: skip
         """x: sorted rows [pairs, k]; None means rows of `gathered`."""
         launch, plan, rule, height = launch_for(w.device), self.plan, self.rule, self.config.height
+        gated = first and rule.gated
+        cut = self.config.gate_up if gated else self.config.down
         parts, k = 2 if gated else 1, w.shape[2]
         n = w.shape[1] // parts
         most = plan.capacity * -(-n // cut.block_n)
         weights = TensorDescriptor.from_tensor(w.view(-1, n, k), [parts, cut.block_n, cut.block_k])
         rows = weights if x is None else TensorDescriptor.from_tensor(x, [height, cut.block_k])
         _many_rows_kernel[(min(most, cut.crowd * launch.processors) if cut.crowd else most,)](
-            w if gathered is None else gathered, rows, weights, out, rule.pointers(w)[0 if gated else 1],
+            w if gathered is None else gathered, rows, weights, out, rule.pointers(w)[0 if first else 1],
             plan.order, plan.tiles, plan.count, plan.capacity,
-            N=n, K=k, TOP_K=self.ids.shape[1], BLOCK_M=height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, GATED=gated,
-            UNFUSED=unfused, GATHER=x is None, FLATTEN=cut.flatten, **rule.gate_up,
+            N=n, K=k, TOP_K=self.ids.shape[1], BLOCK_M=height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, FIRST=first,
+            GATED=gated, UNFUSED=unfused, GATHER=x is None, FLATTEN=cut.flatten, **rule.gate_up,
             PRECISION="ieee" if w.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=cut.warps,
             num_stages=cut.stages, launch_pdl=launch.overlap,
         )  # fmt: skip

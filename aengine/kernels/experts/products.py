@@ -136,17 +136,18 @@ class PackedProducts:
 
 
 def float_experts(gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TritonExperts:
-    """gate_up [experts, 2 * inter, hidden], gate's rows first; down [experts, hidden, inter]; both contiguous.
+    """gate_up [experts, 2 * inter, hidden], gate's rows first, or up [experts, inter, hidden] if there is no gate; down
+    [experts, hidden, inter]; both contiguous.
 
     Raises: ValueError if the shapes do not match or a matrix is not contiguous.
     """
-    _check(gate_up.shape, down.shape)
+    _check(gate_up.shape, down.shape, rule)
     return TritonExperts(FloatProducts(Matrices(gate_up), Matrices(down), rule))
 
 
 def fp8_experts(gate_up: Fp8Weight, down: Fp8Weight, rule: ExpertRule = SILU) -> TritonExperts:
     """Like `float_experts`, from compute capability 8.9 on. Raises: ValueError also if not `Matrices.fits`."""
-    _check(gate_up.weight.shape, down.weight.shape)
+    _check(gate_up.weight.shape, down.weight.shape, rule)
     return TritonExperts(Fp8Products(Matrices.from_fp8(gate_up), Matrices.from_fp8(down), rule))
 
 
@@ -154,12 +155,12 @@ def packed_experts(
     gate_up: Int4Weight | E2m1Weight, down: Int4Weight | E2m1Weight, rule: ExpertRule = SILU
 ) -> TritonExperts:
     """Like `float_experts`. Raises: ValueError also if not `PackedMatrices.fits`."""
-    _check(gate_up.shape, down.shape)
-    matrices = PackedMatrices.from_weight(gate_up, parts=2), PackedMatrices.from_weight(down)
+    _check(gate_up.shape, down.shape, rule)
+    matrices = PackedMatrices.from_weight(gate_up, parts=rule.parts), PackedMatrices.from_weight(down)
     return TritonExperts(PackedProducts(*matrices, rule, down.shape[0]))
 
 
-def _check(gate_up: tuple[int, ...], down: tuple[int, ...]) -> None:
+def _check(gate_up: tuple[int, ...], down: tuple[int, ...], rule: ExpertRule) -> None:
     experts, hidden, inter = down
-    if tuple(gate_up) != (experts, 2 * inter, hidden):
+    if tuple(gate_up) != (experts, rule.parts * inter, hidden):
         raise ValueError(f"gate_up {list(gate_up)} does not belong to down {list(down)}")

@@ -26,10 +26,11 @@ class ExpertRule:
 
     Args:
         clamp: None means SiLU(gate) * up.
-        biases: of gate and up, [experts, 2 * inter], gate's first, and of down, [experts, hidden]. They may be filled
-            later.
+        biases: of gate and up, [experts, parts * inter], gate's first, and of down, [experts, hidden]. They may be
+            filled later.
         gelu: GELU instead of SiLU, by its approximation with a hyperbolic tangent.
-        gated: False: there is no gate, and the square of ReLU is between the products.
+        gated: False: there is no gate, and the square of ReLU is between the products. Then `clamp` and `gelu` are not
+            used.
     """
 
     clamp: GateClamp | None = None
@@ -38,9 +39,14 @@ class ExpertRule:
     gated: bool = True
 
     @property
+    def parts(self) -> int:
+        """The matrices of the first product: gate and up, or up alone."""
+        return 2 if self.gated else 1
+
+    @property
     def plain(self) -> bool:
-        """Whether a gate's activation is all that is between the products."""
-        return self.clamp is None and self.biases is None and self.gated
+        """Whether an activation is all that is between the products."""
+        return self.clamp is None and self.biases is None
 
     @property
     def gate_up(self) -> dict[str, float | bool]:

@@ -1,6 +1,6 @@
 """Experts for one to a few tokens: a pair of a token and an expert is a row times that expert's matrices.
 
-Nothing is sorted, and there are two launches. The first computes SiLU(gate) * up of all pairs. The second computes
+Nothing is sorted, and there are two launches. The first computes the activation of all pairs. The second computes
 down; a program has the same rows of all of a token's experts, so that it adds them up. If two tokens share an expert,
 its weights are read twice, the second time mostly from the second-level cache. An expert that all tokens pass is
 computed in the same launches. In the first it has its own programs; in the second it is cut into one piece for each of
@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
+from aengine.kernels.experts.activation import activated_columns, row_biases
 from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.launch import launch_for, power_of_two
@@ -30,12 +30,12 @@ from aengine.kernels.variants import keep_variants
 @triton.jit
 def _gate_up_kernel(
     x_ptr,  # [tokens, K]
-    w_ptr,  # [E, 2 * N, K]: gate, then up
+    w_ptr,  # [E, 2 * N, K]: gate, then up; without GATED [E, N, K]: up
     scale_ptr,  # [E, SCALE_COUNT, K / 128], or one scale for all of K if not GROUPED; if SCALE_ROWS
-    biases_ptr,  # [E, 2 * N], BIASES only
+    biases_ptr,  # [E, 2 * N or N], BIASES only
     ids_ptr,  # [pairs]
     out_ptr,  # [pairs, N]
-    shared_ptr,  # [2 * SHARED, K]: gate, then up; this and the next are for SHARED only
+    shared_ptr,  # [2 * SHARED, K]: gate, then up; this and the next are for SHARED only, which is GATED
     shared_out_ptr,  # [tokens, SHARED]
     E: tl.constexpr,
     N: tl.constexpr,
@@ -48,6 +48,7 @@ def _gate_up_kernel(
     SCALE_ROWS: tl.constexpr,  # rows of a matrix that share scales; 0: there are none
     SCALE_COUNT: tl.constexpr,
     GROUPED: tl.constexpr,  # scales are of 128 columns
+    GATED: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     GELU: tl.constexpr,
@@ -62,6 +63,7 @@ def _gate_up_kernel(
     SPAN: tl.constexpr = STEPS * BLOCK_K
     WHOLE: tl.constexpr = K % SPAN == 0
     PARTS: tl.constexpr = BLOCK_K // 8
+    GATE_ROWS: tl.constexpr = N if GATED else 0  # before those of up
     token = tl.program_id(0) // programs
     block = tl.program_id(0) % programs
     pair = token * TOP_K + block // blocks
@@ -75,7 +77,7 @@ def _gate_up_kernel(
     else:
         expert = tl.load(ids_ptr + pair)
     if (expert >= 0) & (expert < E):
-        matrix = w_ptr + expert.to(tl.int64) * (2 * N * K)
+        matrix = w_ptr + expert.to(tl.int64) * ((GATE_ROWS + N) * K)
         out = out_ptr + pair.to(tl.int64) * N
         first = block % blocks * BLOCK_N
         width = N
@@ -87,39 +89,45 @@ def _gate_up_kernel(
         n = first + tl.arange(0, BLOCK_N)
         # Rows after the end read the last row and are not stored.
         row = tl.minimum(n, width - 1)
-        gate_rows = matrix + row[:, None] * K
-        up_rows = gate_rows + width * K
+        up_rows = matrix + row[:, None] * K
+        if GATED:
+            gate_rows = up_rows
+            up_rows += width * K
         x_row = x_ptr + token.to(tl.int64) * K + tl.arange(0, 1)[:, None]
         if SCALE_ROWS > 0:
             scales = scale_ptr + expert * (SCALE_COUNT * SCALES)
             if SCALE_ROWS % BLOCK_N == 0 and N % BLOCK_N == 0:  # all rows of a block share scales
                 row = first + tl.arange(0, 1)
-            gate_scales = (scales + row // SCALE_ROWS * SCALES)[:, None]  # [1 or BLOCK_N, 1]
-            up_scales = (scales + (N + row) // SCALE_ROWS * SCALES)[:, None]
-        gate = tl.zeros([BLOCK_N, PARTS], tl.float32)
+            if GATED:
+                gate_scales = (scales + row // SCALE_ROWS * SCALES)[:, None]  # [1 or BLOCK_N, 1]
+            up_scales = (scales + (GATE_ROWS + row) // SCALE_ROWS * SCALES)[:, None]
+        if GATED:
+            gate = tl.zeros([BLOCK_N, PARTS], tl.float32)
         up = tl.zeros([BLOCK_N, PARTS], tl.float32)
         for base in tl.range(0, K, SPAN):
             for step in tl.static_range(0, SPAN, BLOCK_K):
                 at = base + step
                 x = load_columns(x_row, at, BLOCK_K, K, WHOLE, WORDS)
-                w_gate = load_columns(gate_rows, at, BLOCK_K, K, WHOLE, WORDS)
+                if GATED:
+                    w_gate = load_columns(gate_rows, at, BLOCK_K, K, WHOLE, WORDS)
                 w_up = load_columns(up_rows, at, BLOCK_K, K, WHOLE, WORDS)
-                gate_part = products(w_gate, evens(x), odds(x), PARTS)
+                if GATED:
+                    gate_part = products(w_gate, evens(x), odds(x), PARTS)
                 up_part = products(w_up, evens(x), odds(x), PARTS)
                 if GROUPED:
                     group = (at + tl.arange(0, PARTS) * 8)[None, :] // 128
-                    gate_part *= tl.load(gate_scales + group, mask=group < SCALES, other=0.0)
+                    if GATED:
+                        gate_part *= tl.load(gate_scales + group, mask=group < SCALES, other=0.0)
                     up_part *= tl.load(up_scales + group, mask=group < SCALES, other=0.0)
-                gate += gate_part
+                if GATED:
+                    gate += gate_part
                 up += up_part
-        total, factor = tl.sum(gate, axis=1), tl.sum(up, axis=1)
+        total, factor = tl.sum(gate if GATED else up, axis=1), tl.sum(up, axis=1)
         if SCALE_ROWS > 0 and not GROUPED:
-            total *= tl.sum(tl.load(gate_scales), axis=1)
+            if GATED:
+                total *= tl.sum(tl.load(gate_scales), axis=1)
             factor *= tl.sum(tl.load(up_scales), axis=1)
-        if BIASES:
-            of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
-            total, factor = total + of_gate, factor + of_up
-        result = activated(total, factor, ALPHA, LIMIT, GELU)
+        result = activated_columns(total, factor, biases_ptr, expert, n, N, GATED, ALPHA, LIMIT, GELU, BIASES)
         tl.store(out + n, result.to(out_ptr.dtype.element_ty), mask=n < width)
 
 
@@ -232,7 +240,7 @@ def _down_kernel(
         sums += added * factor if GATE else added
     result = tl.sum(sums, axis=0)
     if BIASES:  # a missing expert has the bias of another, times a weight of 0
-        result += tl.sum(down_biases(biases_ptr, expert[:, None], n[None, :], N) * weights[:, None], axis=0)
+        result += tl.sum(row_biases(biases_ptr, expert[:, None], n[None, :], N) * weights[:, None], axis=0)
     if ADD:
         result += residual
     tl.store(out_ptr + token.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
@@ -253,7 +261,11 @@ def _scaled_products(w, x, scales, at, PARTS: tl.constexpr, SCALES: tl.constexpr
 
 @dataclass(frozen=True, slots=True)
 class SingleCut:
-    """How one of the two products is divided. steps: blocks of columns in flight; down's are loaded before the wait."""
+    """How one of the two products is divided.
+
+    block_n: rows of a program; up has twice as many if there is no gate. steps: blocks of columns in flight; down's are
+    loaded before the wait.
+    """
 
     block_n: int
     block_k: int
@@ -299,8 +311,8 @@ def single_rows(
 ) -> Tensor:
     """Compute `Experts.add_to` of contiguous tensors.
 
-    gate_up is [E, 2 * inter, hidden], down [E, hidden, inter]. shared: an expert for all tokens, if it `can_fuse`. It
-    needs matrices without scales and a plain rule.
+    gate_up is [E, 2 * inter, hidden] or, without a gate, [E, inter, hidden]; down is [E, hidden, inter]. shared: an
+    expert for all tokens, if it `can_fuse`. It needs matrices without scales and a plain rule with a gate.
     """
     gate_up_bias, down_bias = rule.pointers(h)
     (tokens, hidden), (experts, _, inter), top_k = h.shape, down.weight.shape, ids.shape[1]
@@ -312,12 +324,13 @@ def single_rows(
     gated = gate is not None
     shared_inner = h if shared is None else h.new_empty(tokens, shared_columns)
     cut = config.gate_up
-    programs = top_k * -(-inter // cut.block_n) + -(-shared_columns // cut.block_n)
+    block_n = cut.block_n * 2 // rule.parts
+    programs = top_k * -(-inter // block_n) + -(-shared_columns // block_n)
     _gate_up_kernel[(tokens * programs,)](
         h, *gate_up.pointers, gate_up_bias, ids, inner, shared_gate_up, shared_inner,
-        E=experts, N=inter, K=hidden, TOP_K=top_k, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, STEPS=cut.steps,
-        WORDS=in_words(h, gate_up.weight), **gate_up.constants, **rule.gate_up, SHARED=shared_columns, OVERLAP=overlap,
-        num_warps=cut.warps, launch_pdl=overlap,
+        E=experts, N=inter, K=hidden, TOP_K=top_k, BLOCK_N=block_n, BLOCK_K=cut.block_k, STEPS=cut.steps,
+        WORDS=in_words(h, gate_up.weight), **gate_up.constants, GATED=rule.gated, **rule.gate_up, SHARED=shared_columns,
+        OVERLAP=overlap, num_warps=cut.warps, launch_pdl=overlap,
     )  # fmt: skip
     cut, piece = config.down, power_of_two(-(-shared_columns // width))
     early = min(cut.steps, -(-inter // cut.block_k))

@@ -33,7 +33,7 @@ class AdapterWeights:
 class ExpertAdapters:
     """The adapters of a layer's experts: `AdapterWeights` for each expert."""
 
-    gate_up: list[AdapterWeights]  # with two parts
+    gate_up: list[AdapterWeights]  # with two parts, or one if there is no gate
     down: list[AdapterWeights]
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.experts.activation import activated
+from aengine.kernels.experts.activation import activated, squared_relu
 from aengine.kernels.experts.base import ExpertPass
 from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.launch import launch_for, power_of_two
@@ -143,9 +143,9 @@ def shrink_pairs(
 @keep_variants
 @triton.jit
 def _gated_kernel(
-    y_ptr,  # [rows, 2 * N]: gate, then up
-    table_ptr,  # [E] int64: the address of each expert's B, [places, 2 * N, RANK] of y's type
-    inner_ptr,  # [rows, 2 * RANK] float32
+    y_ptr,  # [rows, PARTS * N]: gate, then up; without GATED up alone
+    table_ptr,  # [E] int64: the address of each expert's B, [places, PARTS * N, RANK] of y's type
+    inner_ptr,  # [rows, PARTS * RANK] float32
     out_ptr,  # [rows, N]
     order_ptr,  # [rows], SORTED only
     ids_ptr,  # [pairs]
@@ -157,11 +157,13 @@ def _gated_kernel(
     TOP_K: tl.constexpr,
     SORTED: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    GATED: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     GELU: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    PARTS: tl.constexpr = 2 if GATED else 1
     row = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     if OVERLAP:
@@ -169,16 +171,18 @@ def _gated_kernel(
         gdc_wait()
     _, expert, place = pair_of(row, order_ptr, ids_ptr, places_ptr, ends_ptr, E, TOP_K, SORTED)
     if expert >= 0:
-        y_at = y_ptr + row.to(tl.int64) * (2 * N) + n
+        y_at = y_ptr + row.to(tl.int64) * (PARTS * N) + n
         gate = tl.load(y_at, mask=n < N, other=0.0).to(tl.float32)
-        up = tl.load(y_at + N, mask=n < N, other=0.0).to(tl.float32)
+        if GATED:
+            up = tl.load(y_at + N, mask=n < N, other=0.0).to(tl.float32)
         if place > 0:
             b_ptr = tl.load(table_ptr + expert).to(tl.pointer_type(y_ptr.dtype.element_ty))
-            b_rows = b_ptr + place * (2 * N * RANK) + n * RANK
-            inner = inner_ptr + row.to(tl.int64) * (2 * RANK)
+            b_rows = b_ptr + place * (PARTS * N * RANK) + n * RANK
+            inner = inner_ptr + row.to(tl.int64) * (PARTS * RANK)
             gate += low_rank(b_rows, inner, n, N, RANK)
-            up += low_rank(b_rows + N * RANK, inner + RANK, n, N, RANK)
-        result = activated(gate, up, ALPHA, LIMIT, GELU)
+            if GATED:
+                up += low_rank(b_rows + N * RANK, inner + RANK, n, N, RANK)
+        result = activated(gate, up, ALPHA, LIMIT, GELU) if GATED else squared_relu(gate)
         tl.store(out_ptr + row.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -187,22 +191,22 @@ def gate_pairs(
 ) -> Tensor:
     """Add B inner to gate and up of every pair, and return their activation by `rule`, [pairs, n].
 
-    A program computes some columns of gate, and the same columns of up, of one pair.
+    A program computes some columns of gate, and the same columns of up, of one pair. Without a gate there is only up.
 
     Args:
-        y: [pairs, 2 * n], gate first, in the order of `one`'s rows.
-        inner: [pairs, 2 * rank], from `shrink_pairs`.
+        y: [pairs, parts * n], gate first, in the order of `one`'s rows.
+        inner: [pairs, parts * rank], from `shrink_pairs`.
         ids: int32 [tokens, top_k].
         places: int32 [tokens].
     """
-    pairs, n, top_k = len(y), y.shape[1] // 2, ids.shape[1]
+    pairs, n, top_k = len(y), y.shape[1] // rule.parts, ids.shape[1]
     out = y.new_empty(pairs, n)
     overlap = launch_for(y.device).overlap
     alpha, limit = (0.0, 0.0) if rule.clamp is None else (rule.clamp.alpha, rule.clamp.limit)
     _gated_kernel[(pairs, -(-n // BLOCK_N))](
         y, factors.b, inner, out, one.plan.order, ids, places, one.plan.ends,
         N=n, RANK=factors.rank, E=len(one.plan.ends), TOP_K=top_k, SORTED=one.sorted, BLOCK_N=BLOCK_N,
-        ALPHA=alpha, LIMIT=limit, GELU=rule.gelu, OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
+        GATED=rule.gated, ALPHA=alpha, LIMIT=limit, GELU=rule.gelu, OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
     return out
 

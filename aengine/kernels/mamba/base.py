@@ -1,6 +1,6 @@
 """Mamba2: its heads, its weights, and the computation between the projections of a layer.
 
-Every head has a state matrix S [state_dim, head_dim]. A token fades it by the factor exp(g) and adds its input x,
+Every head has a state matrix S [key_dim, value_dim]. A token fades it by the factor exp(g) and adds its input x,
 weighted by its step and spread by b. Then it reads S with c:
 
     S = exp(g) * S + b (step * x)^T;  o = S^T c + skip * x
@@ -17,49 +17,20 @@ from typing import Protocol
 
 from torch import Tensor
 
+from aengine.kernels.recurrent.heads import RecurrentHeads
 from aengine.kernels.recurrent.state import RecurrentState, StateBatch
-
-
-@dataclass(frozen=True, slots=True)
-class MambaHeads:
-    """Head h reads b and c of group h // (heads / groups)."""
-
-    groups: int
-    heads: int
-    state_dim: int
-    head_dim: int
-
-    @property
-    def keys(self) -> int:
-        """The width of b of all groups, and of c."""
-        return self.groups * self.state_dim
-
-    @property
-    def values(self) -> int:
-        """The width of x of all heads."""
-        return self.heads * self.head_dim
-
-    @property
-    def channels(self) -> int:
-        """The channels of the convolution: x, then b, then c."""
-        return self.values + 2 * self.keys
-
-    @property
-    def projected(self) -> tuple[int, int, int, int, int]:
-        """The widths of z, x, b, c and dt of a token."""
-        return self.values, self.values, self.keys, self.keys, self.heads
 
 
 @dataclass(slots=True)
 class MambaWeights:
     """The tensors of a layer between its projections. They may be filled later."""
 
-    heads: MambaHeads
-    conv: Tensor  # [channels, width]: the last column is for the token itself
+    heads: RecurrentHeads  # key heads are groups
+    conv: Tensor  # [channels, width], of x, then b, then c: the last column is for the token itself
     conv_bias: Tensor | None  # [channels]
-    a_log: Tensor  # [heads]
-    dt_bias: Tensor  # [heads]
-    skip: Tensor  # [heads]
+    a_log: Tensor  # [value_heads]
+    dt_bias: Tensor  # [value_heads]
+    skip: Tensor  # [value_heads]
 
 
 class Mamba(Protocol):
@@ -68,7 +39,7 @@ class Mamba(Protocol):
     def __call__(self, xbc: Tensor, z: Tensor, dt: Tensor, state: RecurrentState, batch: StateBatch) -> Tensor:
         """Return [tokens, values], and update the state in place.
 
-        xbc [tokens, channels], z [tokens, values] and dt [tokens, heads] have one dtype. Each of their rows is
+        xbc [tokens, channels], z [tokens, values] and dt [tokens, value_heads] have one dtype. Each of their rows is
         contiguous; rows need not be adjacent.
 
         Raises ValueError if rows have drafts and the states have no memory for them.

@@ -15,37 +15,26 @@ from torch import Tensor
 
 from aengine.kernels.elementwise import only_if, silu, softplus
 from aengine.kernels.launch import power_of_two
-from aengine.kernels.mamba.base import MambaHeads, MambaWeights
-from aengine.kernels.recurrent.state import RecurrentState, StateBatch
+from aengine.kernels.mamba.base import MambaWeights
+from aengine.kernels.recurrent.heads import RecurrentHeads
+from aengine.kernels.recurrent.state import UNALIGNED, RecurrentState, StateBatch
 from aengine.kernels.variants import keep_variants
-
-# They are slices of a batch with any alignment.
-UNALIGNED = [
-    "slots_ptr",
-    "sources_ptr",
-    "starts_ptr",
-    "positions_ptr",
-    "saves_ptr",
-    "read_ptr",
-    "save_after_ptr",
-    "save_slots_ptr",
-]
 
 
 @keep_variants
 @triton.jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=UNALIGNED)
 def _decode_kernel(
     xbc_ptr,  # [tokens, CHANNELS]: after the convolution and SiLU
-    z_ptr,  # [tokens, HEADS * HEAD_DIM]
-    dt_ptr,  # [tokens, HEADS]
-    out_ptr,  # [tokens, HEADS * HEAD_DIM]
-    recurrence_ptr,  # [slots, HEADS, STATE_DIM, HEAD_DIM]
+    z_ptr,  # [tokens, VALUE_HEADS * VALUE_DIM]
+    dt_ptr,  # [tokens, VALUE_HEADS]
+    out_ptr,  # [tokens, VALUE_HEADS * VALUE_DIM]
+    recurrence_ptr,  # [slots, VALUE_HEADS, KEY_DIM, VALUE_DIM]
     keys_ptr,  # of `DraftUpdates`, like the next two; only with drafts
     corrections_ptr,
     decays_ptr,
-    a_log_ptr,  # [HEADS]
-    dt_bias_ptr,  # [HEADS]
-    skip_ptr,  # [HEADS]
+    a_log_ptr,  # [VALUE_HEADS]
+    dt_bias_ptr,  # [VALUE_HEADS]
+    skip_ptr,  # [VALUE_HEADS]
     slots_ptr,  # of decodes, then of chunks, like read, save_after and save_slots
     sources_ptr,  # only without drafts, like saves
     starts_ptr,  # only with drafts, like read, save_after and save_slots
@@ -61,25 +50,25 @@ def _decode_kernel(
     keys_stride,
     corrections_stride,
     decays_stride,
-    GROUPS: tl.constexpr,
-    HEADS: tl.constexpr,
-    STATE_DIM: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     ENTRIES: tl.constexpr,  # of `DraftUpdates`; 0: no step verifies drafts
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    REPEATS: tl.constexpr = HEADS // GROUPS
-    KEYS: tl.constexpr = GROUPS * STATE_DIM
-    VALUES: tl.constexpr = HEADS * HEAD_DIM
+    REPEATS: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
+    VALUES: tl.constexpr = VALUE_HEADS * VALUE_DIM
     CHANNELS: tl.constexpr = VALUES + 2 * KEYS
-    sequence = tl.program_id(0) // HEADS
-    head = tl.program_id(0) % HEADS
+    sequence = tl.program_id(0) // VALUE_HEADS
+    head = tl.program_id(0) % VALUE_HEADS
     group = head // REPEATS
     k = tl.arange(0, BLOCK_K)
     v = tl.arange(0, BLOCK_V)
-    in_k = k < STATE_DIM
-    in_v = v < HEAD_DIM
+    in_k = k < KEY_DIM
+    in_v = v < VALUE_DIM
     slot = tl.load(slots_ptr + sequence).to(tl.int64)
     first = sequence
     count = 1
@@ -89,7 +78,7 @@ def _decode_kernel(
         if sequence >= decodes:
             first = tl.load(starts_ptr + sequence - decodes)
             count = tl.load(starts_ptr + sequence - decodes + 1) - first
-    out = out_ptr + first.to(tl.int64) * VALUES + head * HEAD_DIM + v
+    out = out_ptr + first.to(tl.int64) * VALUES + head * VALUE_DIM + v
     if (slot <= 0) | (read < 0) | (count <= 0):
         padding = tl.where((slot == 0) & ((sequence < decodes) | (read >= 0)), count, 0)
         for token in range(padding):
@@ -99,7 +88,7 @@ def _decode_kernel(
     source = slot
     if not ENTRIES:
         source = tl.load(sources_ptr + sequence).to(tl.int64)
-    matrix = head * (STATE_DIM * HEAD_DIM) + k[:, None] * HEAD_DIM + v[None, :]
+    matrix = head * (KEY_DIM * VALUE_DIM) + k[:, None] * VALUE_DIM + v[None, :]
     within = in_k[:, None] & in_v[None, :]
     state = recurrence_ptr + slot * recurrence_stride + matrix
     old = tl.load(recurrence_ptr + source * recurrence_stride + matrix, mask=only_if(source > 0, within), other=0.0)
@@ -110,15 +99,15 @@ def _decode_kernel(
     if ENTRIES:
         save_after = tl.load(save_after_ptr + sequence).to(tl.int32)
         save = tl.load(save_slots_ptr + sequence).to(tl.int64)
-        keys_at = keys_ptr + slot * keys_stride + group * STATE_DIM + k
-        corrections_at = corrections_ptr + slot * corrections_stride + head * HEAD_DIM + v
+        keys_at = keys_ptr + slot * keys_stride + group * KEY_DIM + k
+        corrections_at = corrections_ptr + slot * corrections_stride + head * VALUE_DIM + v
         decays_at = decays_ptr + slot * decays_stride + head
         writes_k = only_if(head % REPEATS == 0, in_k)  # one of the heads of a group
         for position in range(read, length):  # accepted drafts
             entry = position % ENTRIES
             key = tl.load(keys_at + entry * KEYS, mask=in_k, other=0.0)
             correction = tl.load(corrections_at + entry * VALUES, mask=in_v, other=0.0)
-            s = s * tl.exp(tl.load(decays_at + entry * HEADS)) + key[:, None] * correction[None, :]
+            s = s * tl.exp(tl.load(decays_at + entry * VALUE_HEADS)) + key[:, None] * correction[None, :]
             if (save > 0) & (save_after == position + 1):
                 tl.store(recurrence_ptr + save * recurrence_stride + matrix, s.to(old.dtype), mask=within)
     else:
@@ -127,10 +116,10 @@ def _decode_kernel(
     for position in range(length, length + count):
         token = (first + position - length).to(tl.int64)
         xbc = xbc_ptr + token * CHANNELS
-        x = tl.load(xbc + head * HEAD_DIM + v, mask=in_v, other=0.0).to(tl.float32)
-        key = tl.load(xbc + VALUES + group * STATE_DIM + k, mask=in_k, other=0.0).to(tl.float32)
-        query = tl.load(xbc + VALUES + KEYS + group * STATE_DIM + k, mask=in_k, other=0.0).to(tl.float32)
-        z = tl.load(z_ptr + token * z_stride + head * HEAD_DIM + v, mask=in_v, other=0.0).to(tl.float32)
+        x = tl.load(xbc + head * VALUE_DIM + v, mask=in_v, other=0.0).to(tl.float32)
+        key = tl.load(xbc + VALUES + group * KEY_DIM + k, mask=in_k, other=0.0).to(tl.float32)
+        query = tl.load(xbc + VALUES + KEYS + group * KEY_DIM + k, mask=in_k, other=0.0).to(tl.float32)
+        z = tl.load(z_ptr + token * z_stride + head * VALUE_DIM + v, mask=in_v, other=0.0).to(tl.float32)
         step = softplus(tl.load(dt_ptr + token * dt_stride + head).to(tl.float32) + dt_bias)
         decay = a * step
         correction = step * x
@@ -145,12 +134,12 @@ def _decode_kernel(
             entry = position % ENTRIES
             tl.store(keys_at + entry * KEYS, key, mask=writes_k)
             tl.store(corrections_at + entry * VALUES, correction, mask=in_v)
-            tl.store(decays_at + entry * HEADS, decay)
+            tl.store(decays_at + entry * VALUE_HEADS, decay)
 
 
-def decode_warps(heads: MambaHeads) -> int:
+def decode_warps(heads: RecurrentHeads) -> int:
     """Return the number of warps of a program. Each thread holds 128 elements of the state."""
-    return max(1, power_of_two(heads.state_dim) * power_of_two(heads.head_dim) // (128 * 32))
+    return max(1, power_of_two(heads.key_dim) * power_of_two(heads.value_dim) // (128 * 32))
 
 
 def decode(
@@ -164,11 +153,11 @@ def decode(
     if drafted is not None and updates is None:
         raise ValueError("the states have no memory for drafts")
     if drafted is None or updates is None:
-        programs, entries = batch.num_decodes * heads.heads, 0
+        programs, entries = batch.num_decodes * heads.value_heads, 0
         kept, strides = (state.recurrence,) * 3, (0, 0, 0)
         sequences = (batch.slots,) * 3
     else:
-        programs, entries = len(batch.slots) * heads.heads, updates.entries
+        programs, entries = len(batch.slots) * heads.value_heads, updates.entries
         kept = updates.keys, updates.corrections, updates.decays
         strides = updates.keys.stride(0), updates.corrections.stride(0), updates.decays.stride(0)
         sequences = drafted.read, drafted.save_after, drafted.save_slots
@@ -176,6 +165,7 @@ def decode(
         xbc, z, dt, out, state.recurrence, *kept, weights.a_log, weights.dt_bias, weights.skip,
         batch.slots, batch.sources, batch.starts, batch.positions, batch.saves, *sequences, batch.num_decodes,
         z.stride(0), dt.stride(0), state.recurrence.stride(0), *strides,
-        GROUPS=heads.groups, HEADS=heads.heads, STATE_DIM=heads.state_dim, HEAD_DIM=heads.head_dim, ENTRIES=entries,
-        BLOCK_K=power_of_two(heads.state_dim), BLOCK_V=power_of_two(heads.head_dim), num_warps=decode_warps(heads),
+        KEY_HEADS=heads.key_heads, VALUE_HEADS=heads.value_heads, KEY_DIM=heads.key_dim, VALUE_DIM=heads.value_dim,
+        ENTRIES=entries, BLOCK_K=power_of_two(heads.key_dim), BLOCK_V=power_of_two(heads.value_dim),
+        num_warps=decode_warps(heads),
     )  # fmt: skip

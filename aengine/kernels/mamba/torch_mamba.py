@@ -22,11 +22,11 @@ from aengine.kernels.recurrent.state import BLOCK, DraftedBatch, RecurrentState,
 class _Tokens:
     """The inputs of the recurrence, float32."""
 
-    queries: Tensor  # [tokens, groups, state_dim]: c
-    keys: Tensor  # [tokens, groups, state_dim]: b
-    corrections: Tensor  # [tokens, heads, head_dim]: step * x
+    queries: Tensor  # [tokens, key_heads, key_dim]: c
+    keys: Tensor  # [tokens, key_heads, key_dim]: b
+    corrections: Tensor  # [tokens, value_heads, value_dim]: step * x
     decays: Tensor  # [tokens, heads]: g
-    skips: Tensor  # [tokens, heads, head_dim]: skip * x
+    skips: Tensor  # [tokens, value_heads, value_dim]: skip * x
 
     def __getitem__(self, rows: slice | Tensor) -> Self:
         return type(self)(
@@ -34,9 +34,9 @@ class _Tokens:
         )
 
     def add_to(self, s: Tensor) -> tuple[Tensor, Tensor]:
-        """Add one token to the state of each row. Returns the results [rows, heads, head_dim], and the states.
+        """Add one token to the state of each row. Returns the results [rows, heads, value_dim], and the states.
 
-        s: [rows, heads, state_dim, head_dim].
+        s: [rows, heads, key_dim, value_dim].
         """
         s = _add(s, self.keys, self.corrections, self.decays)
         repeats = s.shape[1] // self.queries.shape[1]
@@ -46,13 +46,13 @@ class _Tokens:
     def add_all_to(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """Add consecutive tokens of one sequence to its state.
 
-        Returns their results [n, heads, head_dim], and the state.
+        Returns their results [n, heads, value_dim], and the state.
 
-        s: [heads, state_dim, head_dim].
+        s: [heads, key_dim, value_dim].
         """
         groups = self.keys.shape[1]
         q, k = self.queries.transpose(0, 1).unsqueeze(1), self.keys.transpose(0, 1).unsqueeze(1)  # [groups, 1, n, dim]
-        v = self.corrections.transpose(0, 1).unflatten(0, (groups, -1))  # [groups, repeats, n, head_dim]
+        v = self.corrections.transpose(0, 1).unflatten(0, (groups, -1))  # [groups, repeats, n, value_dim]
         total = self.decays.T.unflatten(0, (groups, -1)).cumsum(-1)  # [groups, repeats, n]
         s = s.unflatten(0, (groups, -1))
         later = torch.ones(len(self.keys), len(self.keys), dtype=torch.bool, device=s.device).triu(1)
@@ -65,7 +65,7 @@ class _Tokens:
 
 
 def _add(s: Tensor, keys: Tensor, corrections: Tensor, decays: Tensor) -> Tensor:
-    """Return states [rows, heads, state_dim, head_dim] after one more token of each row."""
+    """Return states [rows, heads, key_dim, value_dim] after one more token of each row."""
     keys = keys.repeat_interleave(corrections.shape[1] // keys.shape[1], 1)
     return s * decays.exp()[..., None, None] + keys.unsqueeze(-1) * corrections.unsqueeze(-2)
 
@@ -81,10 +81,10 @@ class TorchMamba:
         weights, heads = self._weights, self._weights.heads
         filtered = F.silu(self._conv(xbc, state, batch).float())
         x, b, c = filtered.split((heads.values, heads.keys, heads.keys), dim=1)
-        x = x.unflatten(1, (heads.heads, -1))
+        x = x.unflatten(1, (heads.value_heads, -1))
         step = F.softplus(dt.float() + weights.dt_bias.float())  # [tokens, heads]
         g = -weights.a_log.float().exp() * step
-        b, c = (part.unflatten(1, (heads.groups, -1)) for part in (b, c))
+        b, c = (part.unflatten(1, (heads.key_heads, -1)) for part in (b, c))
         tokens = _Tokens(c, b, x * step.unsqueeze(-1), g, x * weights.skip.float().unsqueeze(-1))
         out = torch.zeros_like(x)
         if batch.drafted is None:
@@ -97,7 +97,7 @@ class TorchMamba:
 
 
 def _decode(out: Tensor, tokens: _Tokens, state: RecurrentState, batch: StateBatch) -> None:
-    """Write the decodes' results to out [tokens, heads, head_dim], and update their states."""
+    """Write the decodes' results to out [tokens, value_heads, value_dim], and update their states."""
     rows = (batch.slots[: batch.num_decodes] > 0).nonzero().flatten()  # decodes that are not padding
     if not len(rows):
         return
@@ -145,7 +145,7 @@ def _decode_drafts(
 
 
 def _prefill(out: Tensor, tokens: _Tokens, state: RecurrentState, batch: StateBatch) -> None:
-    """Write the results of chunks of prompts to out [tokens, heads, head_dim], and update their states."""
+    """Write the results of chunks of prompts to out [tokens, value_heads, value_dim], and update their states."""
     reads = None if batch.drafted is None else batch.drafted.read.tolist()
     slots, sources, starts = batch.slots.tolist(), batch.sources.tolist(), batch.starts.tolist()
     for chunk in range(batch.num_chunks):

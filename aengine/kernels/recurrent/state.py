@@ -24,6 +24,10 @@ from torch import Tensor
 P = TypeVar("P")
 
 BLOCK = 64  # tokens of a block of a chunk, by position: 0 to 63, 64 to 127, ...
+# Arguments of kernels that are slices of a batch with any alignment. They are read one number at a time. So no variant
+# is compiled for their alignment.
+_PER_STEP = "slots", "sources", "starts", "positions", "saves", "read", "save_after", "save_slots"
+UNALIGNED = [f"{name}_ptr" for name in (*_PER_STEP, "block_starts", "block_tokens")]
 
 
 @dataclass(slots=True)

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionLayer
+from aengine.attention.local_chunks import cut_into_chunks
 from aengine.kernels.attention.heads import Heads, Scores
 from aengine.kernels.kv_scales import KVScales
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.layer_norm import HeadLayerNorms
-from aengine.model.blocks.build import BuildContext, LayerKV
+from aengine.model.blocks.build import BuildContext, LayerKV, projected_parts
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.shard import Part
@@ -41,18 +42,10 @@ class Attention:
         make, prefix = build.make, f"{name}.{spec.block}"
         self._kernels = make.kernels
         self._norm = make.layer_norm(name, layer.norms.before_attention, build.hidden)
-        width = spec.head_dim * (2 if _gates_follow_heads(spec) else 1)
-        queries, keys = Part(spec.heads, width), Part(spec.kv_heads, spec.head_dim)
-        parts: dict[str, Part | tuple[Part, ...]] = (
-            {f"{prefix}.{spec.fused_name}": (queries, keys, keys)}
-            if spec.fused
-            else {f"{prefix}.q_proj": queries, **{f"{prefix}.{one}_proj": keys for one in "kv"[: spec.projected]}}
-        )
-        if spec.gate_proj:
-            parts[f"{prefix}.gate_proj"] = queries
+        parts = projected_parts(prefix, spec)
         self._qkv = make.linear(parts, inputs or build.hidden, spec.qkv_bias, split="outputs")
         self._out = make.linear(
-            {f"{prefix}.{spec.out}": Part(build.hidden)}, spec.queries, spec.out_bias, split="inputs"
+            {f"{prefix}.{spec.out}": Part(build.hidden)}, spec.attended, spec.out_bias, split="inputs"
         )
         self._heads = _make_heads(build, prefix, spec)
         self._gates = _find_gates(build, spec) if spec.gate else None
@@ -63,12 +56,13 @@ class Attention:
         self._cos_sin = build.tables.rope(spec.rope, spec.head_dim)
         self._growth = None if spec.growth is None else build.tables.growth(spec.growth)
         self._window = spec.window
+        self._chunk = spec.chunk_within(build.tables.max_positions)
         self._index = layer_kv.index
         self._last = last
         self._add = Addition.of_block(build, name, layer.norms.after_attention, layer.residual_scale)
         sinks = make.sinks(prefix, Part(spec.heads)) if spec.sinks else None
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        attention = AttentionLayer(spec.head_dim, scale, spec.window, Scores(spec.softcap, sinks))
+        attention = AttentionLayer(spec.head_dim, scale, spec.masked_window, Scores(spec.softcap, sinks))
         bind = build.attention.bind
 
         def use_scales(scales: KVScales) -> None:
@@ -85,7 +79,7 @@ class Attention:
 
         The norm before attention, if there is one, is applied to `inputs`.
         """
-        batch = step.batch.for_window(self._window)
+        batch = cut_into_chunks(step.batch.for_window(self._window), self._chunk, step.kv.page_size)
         q, gates = self._project(inputs, step, batch.slots)
         attended = self._attend(q, *step.kv.layer(self._index), batch).flatten(1)
         if gates is not None:
@@ -133,7 +127,7 @@ def _make_heads(build: BuildContext, prefix: str, spec: AttentionSpec) -> Heads:
             k_norm = _make_head_norm(build, f"{prefix}.{spec.norms[1]}", spec)
     kv: Literal["both", "keys", "nothing"] = ("nothing", "keys", "both")[spec.projected]
     heads = build.make.shard.units(spec.heads)
-    gated = _gates_follow_heads(spec)
+    gated = spec.gates_follow_heads
     return Heads(heads, q_norm, k_norm, build.eps, gated, spec.v_norm, spec.interleaved, kv)
 
 
@@ -144,16 +138,11 @@ def _make_head_norm(build: BuildContext, name: str, spec: AttentionSpec) -> Tens
     return torch.ones(spec.head_dim, device=build.tables.device)
 
 
-def _gates_follow_heads(spec: AttentionSpec) -> bool:
-    """Return whether each query head in the projection is followed by its gate."""
-    return spec.gate and not spec.gate_proj
-
-
 def _find_gates(build: BuildContext, spec: AttentionSpec) -> slice:
     """Return the places of the gates among the heads of the projection: after each query head, or after all others."""
     units = build.make.shard.units
     heads = units(spec.heads)
-    if _gates_follow_heads(spec):
+    if spec.gates_follow_heads:
         return slice(1, 2 * heads, 2)
     first = heads + spec.projected * units(spec.kv_heads)
     return slice(first, first + heads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from aengine.kernels.experts.base import Experts
@@ -26,16 +27,19 @@ class MixtureOfExperts:
         self._experts = make.experts(f"{block}.experts", spec.latent or hidden, spec)
         self._shared = None if spec.shared is None else SharedExpert(build, name if spec.shared_beside else block, spec)
         self._add = Addition.of_block(build, name, layer.norms.after_ffn, layer.residual_scale)
+        self._weighs_inputs = spec.weighs_inputs
         # Without a norm the experts read x itself. Then x must not change before they have read it.
         self._adds_in_place = self._add.is_fused and self._norm is not None
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         h, ids, weights = self._route.after(self._norm, x, step.slots(len(x)), step.kv.page_size)
         experts: Experts = self._experts
-        shared = self._shared
-        fused = None if shared is None or self._latent is not None else shared.fuse_with(self._experts, h, ids.shape[1])
-        if fused is not None:
-            experts, shared = fused, None
+        shared, routed = self._shared, h
+        if self._weighs_inputs:
+            routed, weights = h * weights.to(h.dtype), torch.ones_like(weights)
+        elif shared is not None and self._latent is None:
+            fused = shared.fuse_with(self._experts, h, ids.shape[1])
+            experts, shared = (experts, shared) if fused is None else (fused, None)
         if self._latent is not None:
             whole = self._latent.up(experts.add_to(self._latent.down(h), ids, weights, None))
             whole = whole if shared is None else shared.add_to(h, whole)
@@ -43,9 +47,9 @@ class MixtureOfExperts:
         if self._adds_in_place:
             if shared is not None:
                 x = shared.add_to(h, x)
-            return experts.add_to(h, ids, weights, x)
+            return experts.add_to(routed, ids, weights, x)
         part = None if shared is None else shared(h)
-        part = experts.add_to(h, ids, weights, part)
+        part = experts.add_to(routed, ids, weights, part)
         return self._add.add_result(part.__getitem__, x)
 
 

@@ -14,6 +14,7 @@ from aengine.model.blocks.variants.latent_attention import LatentAttention
 from aengine.model.blocks.variants.layer_inputs import LayerInput, Scalar
 from aengine.model.blocks.variants.mamba import Mamba2
 from aengine.model.blocks.variants.mlp_and_experts import MLPAndExperts
+from aengine.model.blocks.variants.narrow_values import NarrowValuesAttention
 from aengine.model.blocks.variants.parallel import AttentionBesideMamba, AttentionBesideMLP
 from aengine.model.blocks.variants.short_conv import GatedShortConv
 from aengine.model.recurrent_spec import ConvSpec, DeltaSpec, MambaSpec
@@ -91,7 +92,8 @@ class LayerBuilder:
             return AttentionBesideMLP(build, name, layer, kept, last)
         if isinstance(spec, LatentSpec):
             return LatentAttention(build, name, layer, spec, kept, last)
-        return Attention(build, name, layer, spec, kept, last)
+        kind = Attention if spec.value_dim is None else NarrowValuesAttention
+        return kind(build, name, layer, spec, kept, last)
 
     def _keep(self, i: int, name: str) -> LayerKV:
         """Make the entry in the KV pool of layer i. name: of its attention in checkpoints."""

@@ -6,7 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from aengine.model.ends_spec import EndsSpec
-from aengine.model.families import centred, deepseek, gemma, gemma4, hybrids, lfm2, mamba, mixtures, mtp, muse, plain
+from aengine.model.families import (
+    centred,
+    deepseek,
+    gemma,
+    gemma4,
+    hybrids,
+    lfm2,
+    llama4,
+    mamba,
+    mimo,
+    mixtures,
+    mtp,
+    muse,
+    plain,
+)
 from aengine.model.families.parts import plain_ends
 from aengine.model.families.wrappers import Wrapper
 from aengine.model.fields import Fields
@@ -34,6 +48,7 @@ PHI_MOE = Family("Phi-3.5-MoE", centred.phi_moe, centred.phi_moe_ends, centred.P
 # By the name in `architectures`. Names that end in `Model` or `ForSequenceClassification` belong to the same family.
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("Llama 2 and 3.x", plain.llama),
+    "Llama4ForCausalLM": Family("Llama 4", llama4.layers, defaults=llama4.LLAMA4),
     "MistralForCausalLM": Family("Mistral", plain.mistral),
     "Qwen2ForCausalLM": Family("Qwen2 and 2.5", plain.qwen2),
     "Qwen3ForCausalLM": Family("Qwen3", plain.qwen3, mtp=mtp.QWEN3),
@@ -63,6 +78,7 @@ FAMILIES: dict[str, Family] = {
     "Glm4MoeForCausalLM": Family("GLM-4.5 to 4.7", mixtures.glm4_moe, mtp=mtp.GLM),
     "Dots1ForCausalLM": Family("dots.llm1", mixtures.dots1, defaults=mixtures.DOTS1),
     "MiniMaxM2ForCausalLM": Family("MiniMax M2 and M2.5", mixtures.minimax_m2),
+    "MiMoV2FlashForCausalLM": Family("MiMo-V2-Flash", mimo.flash, defaults=mimo.FLASH, unread=("model.mtp.",)),
     "HYV3ForCausalLM": Family("Hy3", mixtures.hy3, defaults=mixtures.HY3),
     "Qwen3NextForCausalLM": Family("Qwen3-Next", hybrids.qwen3_next, hybrids.ends, mtp=mtp.HYBRIDS),
     "Qwen3_5ForCausalLM": Family("Qwen3.5/3.6/3.8", hybrids.qwen3_5, hybrids.ends, mtp=mtp.HYBRIDS),
@@ -105,6 +121,7 @@ _SEES = ("vision_tower.", "vision_adapter.", "vision_projection.")
 _MUSE = (*_SEES, *(f"model.{name}" for name in _SEES))
 _QWEN = ("model.visual.", "visual.")
 _KIMI = ("vision_tower.", "mm_projector.", "model.vision_tower.", "model.mm_projector.")
+_LLAMA4 = ("vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector.")
 _KIMI_TEXT = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}
 
 # Multimodal models, by the name in `architectures`. Towers for images are loaded if the engine asks for them.
@@ -118,6 +135,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "Qwen2_5_VLForConditionalGeneration": Wrapper({"qwen2_5_vl_text": "Qwen2ForCausalLM"}, _QWEN, flat=True),
     "Qwen2VLForConditionalGeneration": Wrapper({"qwen2_vl_text": "Qwen2ForCausalLM"}, _QWEN, flat=True),
     "Glm4vForConditionalGeneration": Wrapper({"glm4v_text": "Glm4vTextForCausalLM"}, _QWEN, flat=True),
+    "Llama4ForConditionalGeneration": Wrapper({"llama4_text": "Llama4ForCausalLM"}, _LLAMA4),
     "KimiK25ForConditionalGeneration": Wrapper(_KIMI_TEXT, _KIMI),
     "Kimi_K25ForConditionalGeneration": Wrapper(_KIMI_TEXT, _KIMI),  # the name in transformers
     "Mistral3ForConditionalGeneration": Wrapper(

@@ -243,7 +243,7 @@ def hy3(fields: Fields) -> list[LayerSpec]:
         shared_name="shared_mlp",
     )
     dense = mlp(fields, bias=fields.flag("mlp_bias", default=False))
-    is_sparse = _sparse_by_type(fields)
+    is_sparse = sparse_by_type(fields)
     heads = qwen3_heads(fields, head_dim=128)
     return layers_of(fields, heads, lambda i: sparse if is_sparse[i] else dense)
 
@@ -253,7 +253,7 @@ def _corrected_sigmoids(fields: Fields, scale: float = 1.0) -> Router:
     return Router(top_k=top_k, scoring="sigmoid", renormalise=True, scale=scale)
 
 
-def _sparse_by_type(fields: Fields) -> list[bool]:
+def sparse_by_type(fields: Fields) -> list[bool]:
     """Return which layers have experts. If the file does not say, all except the first layer."""
     layers = layer_count(fields)
     if not fields.present("mlp_layer_types"):
@@ -279,6 +279,7 @@ def gpt_oss(fields: Fields) -> list[LayerSpec]:
         ),
         biases=True,
         transposed=True,
+        alternating=True,
         router_name="router",
     )
     slides = (

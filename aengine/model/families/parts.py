@@ -21,7 +21,7 @@ _MAX_LAYERS = 4096
 MAX_EXPERTS = 512  # of the router's kernel
 SILU: dict[str, Activation] = {"silu": "silu", "swish": "silu"}  # names of x * sigmoid(x)
 _EPS = 1e-6  # of norms, if the file does not give it
-_EPS_KEYS = ("layer_norm_epsilon", "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
+_EPS_KEYS = ("layernorm_epsilon", "layer_norm_epsilon", "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
 
 
 def hidden_size(fields: Fields) -> int:

@@ -30,8 +30,9 @@ OTHER_NAMES = {
     "model.embeddings.": "model.embed_tokens.",
     "model.norm_f.": "model.norm.",
 }
-# The same for parts within a layer (Granite with experts).
+# The same for parts within a layer (Granite with experts, MiMo-V2-Flash).
 _PARTS = {
+    ".self_attn.attention_sink_bias": ".self_attn.sinks",
     ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
     ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
     ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",

@@ -59,7 +59,7 @@ class FusedExperts:
                 ("gate_up_proj" if self.spec.gated else "up_proj", self.spec.columns, self.hidden),
                 ("down_proj", self.hidden, inner),
             )
-            for inputs_first in ((True,) if self.spec.transposed else (True, False))
+            for inputs_first in ((True,) if self.spec.alternating else (True, False))
         ]
         widths = pair.a.shape[1], pair.b.shape[0]
         fitting = [one for one in matrices if one.widths == widths]
@@ -69,10 +69,11 @@ class FusedExperts:
                 f"which fit neither matrix of {count} experts of {inner} columns; the adapter belongs to another base "
                 f"model"
             )
-        # If inputs and outputs have the same size, the version decides. If both matrices fit, the module that ends in
-        # .base_layer is gate_up.
+        # If inputs and outputs have the same size, the version decides. New versions exchange the factors of matrices
+        # that are transposed, unless columns alternate. If both matrices fit, the module that ends in .base_layer is
+        # gate_up.
         if len(fitting) > 1 and peft is not None:
-            fitting = [one for one in fitting if one.inputs_first == (peft >= _TELLS_INPUTS)]
+            fitting = [one for one in fitting if one.inputs_first == ((peft >= _TELLS_INPUTS) != self.spec.transposed)]
         if len({one.parameter for one in fitting}) > 1 and pair.module.endswith(".base_layer"):
             fitting = [one for one in fitting if one.parameter == "gate_up_proj"]
         if len(fitting) != 1:
@@ -91,7 +92,7 @@ def unfuse(experts: FusedExperts, matrix: Matrix, rank: int) -> Iterator[tuple[s
         rows = {spec.up: slice(None)}
     elif matrix.parameter == "gate_up_proj":
         rows = {spec.gate: slice(spec.inner), spec.up: slice(spec.inner, None)}
-        if spec.transposed:  # by turns
+        if spec.alternating:
             rows = {spec.gate: slice(0, None, 2), spec.up: slice(1, None, 2)}
     for expert in range(spec.count):
         for part, outputs in rows.items():

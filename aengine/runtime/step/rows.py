@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ class Rows:
         """Make `max_rows` rows and the padding row. The padding row always has length 0 and only page 0.
 
         Args:
-            send: Uploads integers to the device. None: the device is the CPU.
+            send: Uploads integers to the device. None: an upload may wait for the device.
             adapters: Whether rows can have adapters.
             windows: Whether layers with a window have separate pages.
             near_shift: `Decoder.near_shift`.
@@ -49,7 +50,7 @@ class Rows:
         self.device = device
         self.padding = max_rows
         self.count = max_rows = max_rows + 1
-        self.upload: Upload = send or torch.tensor
+        self.upload: Upload = send or partial(torch.tensor, device=device)
         # The next tokens of each row: the token that it drew last, and then its drafts. Any id may stand for a draft
         # that was not made: it is refused, unless it is the token that the row draws. The padding row's are 0.
         self.next_tokens = torch.zeros((1 + most_drafts, max_rows), dtype=torch.int64, device=device)

@@ -104,8 +104,6 @@ class Decodes:
         the step are worse. The next step needs the same pages to verify the drafts. Call it after the prompts are
         planned: as for drafts to verify, no sequence is preempted, and no prompt waits for these pages.
         """
-        if not plan.proposals:
-            return
         memory = self._memory
         left = memory.available_to_all - 2 * len(self._transitions.batch.running)
         for sequence in flight.draws():

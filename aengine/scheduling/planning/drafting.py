@@ -130,8 +130,7 @@ class Drafting:
 
     def observe_time(self, plan: StepPlan, seconds: float) -> None:
         """Note how long a committed step took."""
-        if self.most:
-            self._cost.observe(plan, seconds)
+        self._cost.observe(plan, seconds)
 
     def _expected(self, sequence: Sequence) -> Acceptance:
         """Return the acceptance of all sequences like this one."""

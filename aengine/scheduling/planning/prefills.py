@@ -42,8 +42,10 @@ class Prefills:
 
     def plan(self, plan: StepPlan, flight: Flight) -> None:
         """Add prefill chunks after the decodes: first of prompts that have begun, then of admitted sequences."""
-        budget = PrefillBudget(self._max_step_tokens, plan.decode_tokens, self._mixed_limit)
         batch, waiting = self._transitions.batch, self._transitions.waiting
+        if len(plan.decode) == len(batch.running) and (not batch.free_rows or waiting.head() is None):
+            return  # there is no prompt
+        budget = PrefillBudget(self._max_step_tokens, plan.decode_tokens, self._mixed_limit)
         for sequence in batch.running:
             if not sequence.decoding:
                 if not budget.left:

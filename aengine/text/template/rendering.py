@@ -116,6 +116,7 @@ class ChatTemplates:
         self._calls = self._calls_layout(sources.values())
         self._results_with_calls = self._expects_results_with_calls(sources.values())
         self._knows_calls = any("tool_calls" in source for source in sources.values())
+        self._reads_tools = self._reads_tools and self._writes_tools()
         self._tools_in_messages = self._looks_for_tools_in_messages(sources.values())
         self.takes_tools = self._reads_tools or self._tools_in_messages
 
@@ -208,6 +209,17 @@ class ChatTemplates:
         with suppress(InvalidRequestError, CheckpointError):
             return self.render(_CALL)[0].count("probe") == 1
         return True
+
+    def _writes_tools(self) -> bool:
+        """Return whether a template that reads `tools` also writes them. If it refuses the probes, it may do so."""
+        written = False
+        system: dict[str, object] = {"role": "system", "content": "hello"}
+        for chat in (_CALL[:1], [system, *_CALL[:1]]):
+            with suppress(InvalidRequestError, CheckpointError):
+                if "probe" in self.render(chat, _TOOLS)[0]:
+                    return True
+                written = True
+        return not written
 
     def _looks_for_tools_in_messages(self, sources: Iterable[str]) -> bool:
         """Return whether the template takes tools with the system message, and in no other way."""

@@ -150,23 +150,14 @@ class OutputText:
     Stop strings count only after the first `min_tokens` tokens and outside `params.unstopped`.
     """
 
-    __slots__ = ("_detokenizer", "_matcher", "_unchecked", "_unstopped")
+    __slots__ = ("_detokenizer", "_matcher", "_unchecked", "_unstopped", "stop_string")
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, prompt_ids, params.shown_special_ids)
         self._matcher = StopMatcher(params.stop, params.include_stop) if params.stop else None
         self._unchecked = params.min_tokens
         self._unstopped = None if params.unstopped is None else UnstoppedBeginning(*params.unstopped)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string has ended the text. Ids that are fed afterwards add nothing."""
-        return self.stop_string is not None
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that has ended the text, or None."""
-        return None if self._matcher is None else self._matcher.matched
+        self.stop_string: str | None = None  # the one that has ended the text; ids that are fed afterwards add nothing
 
     def feed(self, token_id: int) -> str:
         """Return the text that can be shown once this id has come, possibly empty."""
@@ -180,12 +171,15 @@ class OutputText:
         if self._unchecked > 0:
             self._unchecked -= 1
             return unstopped + text
-        return unstopped + matcher.feed(text)
+        text = matcher.feed(text)
+        self.stop_string = matcher.matched
+        return unstopped + text
 
     def finish(self) -> str:
         """Return the text that was held back, once no more ids come."""
         text = self._detokenizer.flush()
-        if self._matcher is None:
+        matcher = self._matcher
+        if matcher is None:
             return text
         unstopped = ""
         if self._unstopped is not None:
@@ -194,4 +188,6 @@ class OutputText:
             unstopped, text = before + held, text + rest
         if self._unchecked > 0:
             return unstopped + text
-        return unstopped + self._matcher.feed(text) + self._matcher.flush()
+        text = matcher.feed(text)
+        self.stop_string = matcher.matched
+        return unstopped + text + matcher.flush()

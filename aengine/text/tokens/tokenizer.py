@@ -111,7 +111,7 @@ class Tokenizer:
             if len(added) > _MAX_ADDED_TOKENS:
                 raise CheckpointError(f"{path} has {len(added)} added tokens; the limit is {_MAX_ADDED_TOKENS}")
             tokenizer = cls(backend, settings, str(folder), MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size)
-            tokenizer.decode(tokenizer.encode_now("a b"))
+            tokenizer._decode(tokenizer.encode_now("a b"), skip_special_tokens=True)
         _check_ids(path, tokenizer.vocab_size - 1)
         return tokenizer
 
@@ -252,9 +252,19 @@ class Tokenizer:
         return ChatPrompt(token_ids, opens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of the ids. Bytes that are not UTF-8 become U+FFFD. Unknown ids add nothing."""
+        """Return the text of the ids. Bytes that are not UTF-8 become U+FFFD. Unknown ids add nothing.
+
+        If the library fails with these ids, the text is U+FFFD: an error in a step would end the requests of others.
+        """
         if self.pieces is not None:
             return self.pieces.decode(token_ids, skip_special_tokens)
+        try:
+            with library_errors(lambda error: CheckpointError(str(error))):
+                return self._decode(token_ids, skip_special_tokens)
+        except CheckpointError:
+            return "\ufffd"
+
+    def _decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         known = [token_id for token_id in token_ids if token_id in self._tokens]
         return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
 

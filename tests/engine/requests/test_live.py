@@ -54,11 +54,10 @@ def request(tokenizer: Tokenizer, **params: Any) -> LiveRequest:
     return live
 
 
-def step(live: LiveRequest, token_ids: Sequence[int], reason: FinishReason | None = None, **of_last: Any) -> int:
-    """Deliver the tokens of one step. reason, of_last: fields of the last update."""
-    sequence = live.choices[0].sequence
-    updates = [Update(sequence, token_id, None, None) for token_id in token_ids[:-1]]
-    return live.choices[0].deliver([*updates, Update(sequence, token_ids[-1], None, reason, **of_last)])
+def step(live: LiveRequest, token_ids: Sequence[int], reason: FinishReason | None = None) -> int:
+    """Deliver the tokens of one step. reason: why the sequence ends after them."""
+    (choice,) = live.choices
+    return choice.deliver(Update(choice.sequence, list(token_ids), None, reason))
 
 
 def counted(histogram: Histogram) -> dict[float, int]:
@@ -70,8 +69,8 @@ async def test_the_tokens_of_a_step_come_as_one_fragment(tokenizer: Tokenizer) -
     live = request(tokenizer, logprobs=0)
     words = tokenizer.encode_now(" one two three four")
     sequence = live.choices[0].sequence
-    updates = [Update(sequence, word, RowLogprobs(-float(at), [], []), None) for at, word in enumerate(words)]
-    live.choices[0].deliver(updates)
+    logprobs = [RowLogprobs(-float(at), [], []) for at, _ in enumerate(words)]
+    live.choices[0].deliver(Update(sequence, words, logprobs, None))
     (fragment,) = await live.stream.take()
     assert fragment.text == " one two three four"
     assert fragment.token_ids == tuple(words)
@@ -101,20 +100,13 @@ async def test_a_stop_string_drops_the_later_tokens_of_its_step(tokenizer: Token
     assert fragment.usage.completion_tokens == len(one_two)
 
 
-async def test_updates_after_the_end_of_a_sequence_are_ignored(tokenizer: Tokenizer) -> None:
-    live = request(tokenizer)
-    sequence = live.choices[0].sequence
-    one, two = tokenizer.encode_now(" one")[0], tokenizer.encode_now(" two")[0]
-    live.choices[0].deliver([Update(sequence, one, None, "length"), Update(sequence, two, None, None)])
-    fragment = await last_fragment(live)
-    assert (fragment.text, fragment.token_ids, fragment.finish_reason) == (" one", (one,), "length")
-
-
-async def test_tokens_before_a_failed_one_are_delivered(tokenizer: Tokenizer) -> None:
+async def test_a_failed_step_says_after_how_many_tokens(tokenizer: Tokenizer) -> None:
     live = request(tokenizer)
     words = tokenizer.encode_now(" one two")
+    step(live, words)
+    (choice,) = live.choices
     with pytest.raises(NonFiniteLogitsError, match=f"after {len(words)} output tokens"):
-        step(live, [*words, -1], "error", finite=False)
+        choice.deliver(Update(choice.sequence, [], None, "error", finite=False))
     fragment = await last_fragment(live)
     assert (fragment.text, fragment.token_ids, fragment.finish_reason) == (" one two", tuple(words), None)
 

@@ -156,9 +156,11 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error() -> N
         (b'{"prompt": "a", "max_tokens": ' + b"1" * 5_000_000 + b"}", 413, "digits"),
         (b'{"prompt": [1.' + b"0" * 5_000_000 + b"]}", 413, "digits"),
         (b'{"prompt": "' + b"7" * 2_097_152 + b'", "max_tokens": 1}', 200, ""),  # the longest allowed text
+        (b'{"prompt": "' + b"\\n" * 5_000_000 + b'"}', 413, "escapes"),
+        (b'{"prompt": "' + b"\\n" * 2_097_152 + b'", "max_tokens": 1}', 200, ""),
         (b'{"prompt": "a", %b}' % b",".join(b'"%d": 1' % number for number in range(1000)), 400, "1001 fields"),
     ],
-    ids=["a number", "a number within", "a text", "fields"],
+    ids=["a number", "a number within", "a text", "escapes", "a text of escapes", "fields"],
 )
 async def test_bodies_that_would_block_the_loop_are_refused(body: bytes, status: int, words: str) -> None:
     async with serving() as server:

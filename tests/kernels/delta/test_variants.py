@@ -7,8 +7,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from aengine.kernels.delta.base import DeltaHeads, DeltaWeights
+from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.triton_delta import TritonDelta
+from aengine.kernels.recurrent.heads import RecurrentHeads
 from aengine.kernels.recurrent.state import RecurrentState, StateBatch
 from tests.kernels.offline import MARKS, record_variants
 
@@ -17,7 +18,7 @@ pytestmark = MARKS
 
 def test_steps_of_all_sizes_use_the_same_variants(monkeypatch: pytest.MonkeyPatch) -> None:
     variants = record_variants(monkeypatch, device=3000)
-    heads = DeltaHeads(16, 32, 8, 8)  # a shape that no other test compiles
+    heads = RecurrentHeads(16, 32, 8, 8)  # a shape that no other test compiles
     channels, values, each = heads.channels, heads.values, heads.value_heads
 
     def half(*shape: int) -> torch.Tensor:

@@ -40,7 +40,7 @@ SHAPES = [
     pytest.param(4097, 64, 8, 1024, 704),
     pytest.param(33, 128, 8, 2048, 768),
 ]
-GELU = ExpertRule(gelu=True)
+GELU, UNGATED = ExpertRule(gelu=True), ExpertRule(gated=False)
 SPREADS = ["even", "one", "nowhere", "row_of_equals"]
 
 
@@ -53,16 +53,22 @@ def reference(
     for expert in range(len(down)):
         token, j = (ids == expert).nonzero(as_tuple=True)
         inner = F.linear(h[token].double(), gate_up[expert].double())
-        gate, up = (inner if of_inner is None else inner + of_inner[expert]).chunk(2, dim=-1)
-        if rule.clamp is None:
-            inner = (F.gelu(gate, approximate="tanh") if rule.gelu else F.silu(gate)) * up
-        else:
-            gate, up = gate.clamp(max=rule.clamp.limit), up.clamp(-rule.clamp.limit, rule.clamp.limit)
-            inner = gate * torch.sigmoid(rule.clamp.alpha * gate) * (up + 1)
+        inner = activation(inner if of_inner is None else inner + of_inner[expert], rule)
         rows = F.linear(inner, down[expert].double())
         rows = rows if of_rows is None else rows + of_rows[expert]
         total.index_add_(0, token, weights[token, j, None].double() * rows)
     return total
+
+
+def activation(inner: Tensor, rule: ExpertRule) -> Tensor:
+    """Return what is between the two products, of gate and up, [rows, 2 * inter], or of up."""
+    if not rule.gated:
+        return F.relu(inner) ** 2
+    gate, up = inner.chunk(2, dim=-1)
+    if rule.clamp is None:
+        return (F.gelu(gate, approximate="tanh") if rule.gelu else F.silu(gate)) * up
+    gate, up = gate.clamp(max=rule.clamp.limit), up.clamp(-rule.clamp.limit, rule.clamp.limit)
+    return gate * torch.sigmoid(rule.clamp.alpha * gate) * (up + 1)
 
 
 def spread(how: str, tokens: int, experts: int, top_k: int) -> Tensor:
@@ -86,14 +92,14 @@ def rule_of(kind: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch
     return ExpertRule(clamp, None if kind == "clamp" else (biases[0], biases[1]))
 
 
-def make(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """Return h, gate_up, down, weights, residual."""
+def make(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, parts: int = 2) -> tuple[Tensor, ...]:
+    """Return h, gate_up, down, weights, residual. parts: 1 means up alone."""
     tokens, experts, top_k, hidden, inter = shape
     h, gate_up, down, residual = (
         torch.randn(*size, device=device).mul(scale).to(dtype)
         for size, scale in (
             ((tokens, hidden), 1),
-            ((experts, 2 * inter, hidden), hidden**-0.5),
+            ((experts, parts * inter, hidden), hidden**-0.5),
             ((experts, hidden, inter), inter**-0.5),
             ((tokens, hidden), 1),
         )
@@ -142,15 +148,41 @@ def test_biases_and_limits(
     assert torch.equal(*outs)
 
 
+@pytest.mark.parametrize("rule", [ExpertRule(GateClamp(1.702, 0.75)), UNGATED], ids=["clamp", "ungated"])
 @pytest.mark.parametrize("cut", CUTS)
-def test_nan_stays_nan_tiny(cut: str, device: torch.device) -> None:
+def test_nan_stays_nan_tiny(cut: str, rule: ExpertRule, device: torch.device) -> None:
     shape = (5, 4, 3, 40, 24)
     ids = spread("even", *shape[:3]).to(device)
-    h, gate_up, down, weights, residual = make(shape, torch.float32, device)
+    h, gate_up, down, weights, residual = make(shape, torch.float32, device, rule.parts)
     h[2, 7] = float("nan")
-    layer = with_cut(float_experts(gate_up, down, ExpertRule(GateClamp(1.702, 0.75))), CUTS[cut])
+    layer = with_cut(float_experts(gate_up, down, rule), CUTS[cut])
     out = layer.add_to(h, ids, weights, residual)
     assert out.isnan().any(dim=1).tolist() == [False, False, True, False, False]
+
+
+@pytest.mark.interpreted(2)
+@pytest.mark.thinned(where=is_known_to_a_gpu)
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((5, 4, 3, 40, 24), id="tiny"),
+        pytest.param((4, 128, 6, 2688, 1856), id="few"),
+        pytest.param((300, 128, 6, 2688, 1856), id="large"),
+    ],
+)
+def test_the_square_of_relu_instead_of_a_gate(
+    shape: tuple[int, ...], cut: str, biases: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    ids = spread("nowhere", *shape[:3]).to(device)
+    h, up, down, weights, residual = make(shape, dtype, device, parts=1)
+    added = tuple(torch.randn(len(one), one.shape[1], device=device).to(dtype) for one in (up, down))
+    rule = ExpertRule(biases=(added[0], added[1]), gated=False) if biases else UNGATED
+    layer = with_cut(float_experts(up, down, rule), CUTS[cut])
+    outs = [layer.add_to(h, ids, weights, residual.clone()) for _ in range(2)]
+    assert relative_error(outs[0], reference(h, up, down, ids, weights, residual, rule)) < tolerance(dtype)
+    assert torch.equal(*outs)
 
 
 @pytest.mark.thinned(where=is_known_to_a_gpu)
@@ -165,13 +197,16 @@ def test_gelu_instead_of_silu(shape: tuple[int, ...], cut: str, dtype: torch.dty
     assert relative_error(out, reference(h, gate_up, down, ids, weights, residual, GELU)) < tolerance(dtype)
 
 
+@pytest.mark.parametrize("rule", [SILU, UNGATED], ids=["silu", "ungated"])
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_the_chosen_cut_gives_the_weighted_sum_tiny(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_the_chosen_cut_gives_the_weighted_sum_tiny(
+    tokens: int, rule: ExpertRule, dtype: torch.dtype, device: torch.device
+) -> None:
     shape = (tokens, 4, 2, 64, 48)
-    h, gate_up, down, weights, residual = make(shape, dtype, device)
+    h, gate_up, down, weights, residual = make(shape, dtype, device, rule.parts)
     ids = spread("even", *shape[:3]).to(device)
-    expected = reference(h, gate_up, down, ids, weights, residual)
-    out = float_experts(gate_up, down).add_to(h, ids, weights, residual)
+    expected = reference(h, gate_up, down, ids, weights, residual, rule)
+    out = float_experts(gate_up, down, rule).add_to(h, ids, weights, residual)
     assert relative_error(out, expected) < tolerance(dtype)
 
 

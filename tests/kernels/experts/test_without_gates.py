@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from aengine.errors import UnsupportedModelError
 from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.torch_kernels import TorchKernels
 
@@ -23,11 +21,3 @@ def test_each_token_gets_the_weighted_sum_of_its_experts() -> None:
         rows = [F.linear(F.relu(F.linear(h[token], up[expert])) ** 2, down[expert]) for expert in ids[token].tolist()]
         torch.testing.assert_close(out[token], sum(w * row for w, row in zip(weights[token], rows)))
     assert not out[4].any()
-
-
-def test_kernels_of_a_gpu_refuse_them_by_name() -> None:
-    pytest.importorskip("triton")
-    from aengine.kernels.triton_kernels import TritonKernels
-
-    with pytest.raises(UnsupportedModelError, match="without a gate"):
-        TritonKernels().experts(torch.empty(4, 24, 16), torch.empty(4, 16, 24), UNGATED)

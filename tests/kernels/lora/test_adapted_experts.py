@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernels.conftest import relative_error, tolerance
@@ -27,6 +26,7 @@ from aengine.kernels.lora.triton_adapted import TritonAdaptedExperts
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.experts.fp8.test_fp8_experts import fp8_weight, rounded
 from tests.kernels.experts.packed.test_packed_experts import packed_weight
+from tests.kernels.experts.test_triton_experts import GELU, UNGATED, activation
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,10 +70,10 @@ class Case:
         torch.manual_seed(sizes.hidden + sizes.rank)
         self.sizes, self.dtype, self.device, self.rule, self.tokens = sizes, dtype, device, rule, TokenAdapters()
         experts, hidden, inter = sizes.experts, sizes.hidden, sizes.inter
-        self.first, self.second = self._adapters(hidden, (inter, inter)), self._adapters(inter, (hidden,))
+        self.first, self.second = self._adapters(hidden, (inter,) * rule.parts), self._adapters(inter, (hidden,))
         self.formats: tuple[Fp8Weight, Fp8Weight] | None = None
         self.alone: TritonExperts
-        shapes = (experts, 2 * inter, hidden), (experts, hidden, inter)
+        shapes = (experts, rule.parts * inter, hidden), (experts, hidden, inter)
         if form == "floats":
             self.gate_up, self.down = (self.random(*shape, scale=shape[-1] ** -0.5) for shape in shapes)
             self.alone = float_experts(self.gate_up, self.down, rule)
@@ -127,11 +127,7 @@ class Case:
             if not len(token):
                 continue
             both = self._product(h[token], self.gate_up, self.first, 0, expert, places[token], rounds)
-            gate, up = both.chunk(2, dim=-1)
-            if self.rule.clamp is not None:
-                inner = self.rule.clamp(gate, up)
-            else:
-                inner = (F.gelu(gate, approximate="tanh") if self.rule.gelu else F.silu(gate)) * up
+            inner = activation(both, self.rule)
             rows = self._product(inner, self.down, self.second, 1, expert, places[token], rounds)
             total.index_add_(0, token, weights[token, j, None].double() * rows)
         return total
@@ -162,7 +158,9 @@ def rule_of(kind: str, sizes: Sizes, dtype: torch.dtype, device: torch.device) -
     shapes = (sizes.experts, 2 * sizes.inter), (sizes.experts, sizes.hidden)
     gate_up, down = (torch.randn(*shape, device=device).to(dtype) for shape in shapes)
     if kind == "gelu":
-        return ExpertRule(gelu=True)
+        return GELU
+    if kind == "ungated":
+        return UNGATED
     return ExpertRule(
         None if kind == "biases" else GateClamp(1.702, 0.75), None if kind == "clamp" else (gate_up, down)
     )
@@ -190,12 +188,12 @@ def test_every_pair_gets_its_tokens_adapter_in_its_expert_tiny(
     assert relative_error(out, case.expected(h, ids, weights, onto, places)) < allowed(case)
 
 
-@pytest.mark.parametrize("rule", ["plain", "gpt-oss's"])
+@pytest.mark.parametrize("rule", ["plain", "all", "ungated"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_in_every_format_tiny(form: str, rule: str, dtype: torch.dtype, device: torch.device) -> None:
-    if form.startswith("fp8") and rule != "plain":
+    if form.startswith("fp8") and rule == "all":
         pytest.skip("such experts are dequantised")
-    case = Case(form, TINY, dtype, device, SILU if rule == "plain" else rule_of("all", TINY, dtype, device))
+    case = Case(form, TINY, dtype, device, SILU if rule == "plain" else rule_of(rule, TINY, dtype, device))
     h, ids, weights, places = case.inputs(7)
     onto = case.random(7, TINY.hidden)
     out = case.run(h, ids, weights, onto, places)
@@ -203,7 +201,7 @@ def test_in_every_format_tiny(form: str, rule: str, dtype: torch.dtype, device: 
     assert relative_error(out, case.expected(h, ids, weights, onto, places, rounds)) < allowed(case, rounds)
 
 
-@pytest.mark.parametrize("rule", ["biases", "clamp", "gelu"])
+@pytest.mark.parametrize("rule", ["biases", "clamp", "gelu", "ungated"])
 def test_every_activation_between_the_products_tiny(rule: str, device: torch.device) -> None:
     case = Case("floats", TINY, torch.float32, device, rule_of(rule, TINY, torch.float32, device))
     h, ids, weights, places = case.inputs(5)

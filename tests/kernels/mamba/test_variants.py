@@ -7,8 +7,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from aengine.kernels.mamba.base import MambaHeads, MambaWeights
+from aengine.kernels.mamba.base import MambaWeights
 from aengine.kernels.mamba.triton_mamba import TritonMamba
+from aengine.kernels.recurrent.heads import RecurrentHeads
 from aengine.kernels.recurrent.state import RecurrentState, StateBatch
 from tests.kernels.offline import MARKS, record_variants
 
@@ -17,15 +18,15 @@ pytestmark = MARKS
 
 def test_steps_of_all_sizes_use_the_same_variants(monkeypatch: pytest.MonkeyPatch) -> None:
     variants = record_variants(monkeypatch, device=3001)
-    heads = MambaHeads(2, 16, 8, 8)  # a shape that no other test compiles
-    parts = (heads.values, heads.channels, heads.heads)
+    heads = RecurrentHeads(2, 16, 8, 8)  # a shape that no other test compiles
+    parts = (heads.values, heads.channels, heads.value_heads)
 
     def half(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.bfloat16)
 
-    each = [torch.zeros(heads.heads) for _ in range(3)]
+    each = [torch.zeros(heads.value_heads) for _ in range(3)]
     mamba = TritonMamba(MambaWeights(heads, half(heads.channels, 4), half(heads.channels), *each))
-    state = RecurrentState(half(3, 4, heads.channels), torch.zeros(3, heads.heads, 8, 8))
+    state = RecurrentState(half(3, 4, heads.channels), torch.zeros(3, heads.value_heads, 8, 8))
     for decodes, chunks in ((0, 1), (1, 2), (2, 0), (3, 3), (16, 0), (17, 72)):
         for more in (65, 66, 128, 200, 1000):
             tokens = decodes + (more if chunks else 0)

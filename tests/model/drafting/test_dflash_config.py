@@ -61,12 +61,16 @@ def test_settings_that_change_nothing(target: ModelConfig, tmp_path: Path) -> No
     assert read_dflash(write(tmp_path, PLAIN, dflash_config=section), target).taps == (1, 3, 4)
 
 
-def test_pages_and_weights_of_the_target_include_the_head(target: ModelConfig, tmp_path: Path) -> None:
-    """Norms are not counted."""
-    head = read_dflash(write(tmp_path, SPECULATORS), target)
+@pytest.mark.parametrize("settings", [SPECULATORS, PLAIN], ids=["own-output", "output-of-the-target"])
+def test_pages_and_weights_of_the_target_include_the_head(
+    settings: DFlashSettings, target: ModelConfig, tmp_path: Path
+) -> None:
+    """Norms are not counted. Drafts read a copy in FP8 of the target's output matrix."""
+    head = read_dflash(write(tmp_path, settings), target)
     model = target.with_head(head)
-    assert head.parameters == sum(one.numel() for one in make_tensors(SPECULATORS).values() if one.dim() == 2)
-    assert model.weight_bytes(torch.bfloat16) - target.weight_bytes(torch.bfloat16) == 2 * head.parameters
+    assert head.parameters == sum(one.numel() for one in make_tensors(settings).values() if one.dim() == 2)
+    copied = 0 if settings is SPECULATORS else target.vocab_size * target.hidden_size
+    assert model.weight_bytes(torch.bfloat16) - target.weight_bytes(torch.bfloat16) == 2 * head.parameters + copied
     assert model.kv_shape(4, torch.bfloat16).layers == (KVLayer(4, 16),) * 4 + (KVLayer(2, 16),) * 2
     assert model.spread_over(2).draft_kv_layers == (KVLayer(1, 16),) * 2
     assert msgspec.json.decode(msgspec.json.encode(model), type=ModelConfig) == model

@@ -225,7 +225,10 @@ def test_weights_count_the_layer(tmp_path: Path) -> None:
     drafting = plain.with_drafting()
     sizes = {name: one.numel() for name, one in load_file(tmp_path / "model.safetensors").items()}
     added = sum(size for name, size in sizes.items() if name.startswith("mtp."))
-    assert drafting.weight_bytes(BF16) == plain.weight_bytes(BF16) + 2 * added
+    copied = plain.vocab_size * plain.hidden_size  # in FP8
+    assert drafting.weight_bytes(BF16) == plain.weight_bytes(BF16) + 2 * added + copied
+    assert drafting.weight_bytes(torch.float32) == plain.weight_bytes(torch.float32) + 4 * added
+    assert drafting.spread_over(2).weight_bytes(BF16) == drafting.weight_bytes(BF16) // 2
     assert drafting.parameters == plain.parameters
 
 

@@ -92,6 +92,7 @@ EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     [
         "qwen3-moe",
         "gpt-oss",  # inputs before outputs; columns of gate and up alternate
+        "llama4",  # inputs before outputs; gates first
         *(pytest.param(case, marks=pytest.mark.slow) for case in ("mixtral", "qwen2-moe", "olmoe")),
     ],
 )
@@ -106,6 +107,8 @@ EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 def test_adapters_of_all_experts_in_one(case: str, parameters: list[str], tmp_path: Path) -> None:
     base = write_checkpoint(case, tmp_path / "base")
     adapters = [tmp_path / "one", tmp_path / "two"]
+    if case == "llama4":
+        parameters = [name.replace("mlp.", "feed_forward.") for name in parameters]
     models = [
         base,
         write_adapter(base, adapters[0], 1, target_modules=["q_proj"], target_parameters=parameters, r=3),

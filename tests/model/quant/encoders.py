@@ -139,6 +139,14 @@ def awq(w: Tensor, generator: torch.Generator, *, group: int, dtype: torch.dtype
     return Encoded(tensors, q.meant)
 
 
+def awq_gemv(w: Tensor, generator: torch.Generator, *, group: int) -> Encoded:
+    q = integers(w, generator, group=group, symmetric=False, shuffled=False, dtype=torch.float16, bits=4)
+    each = {32: 32, 64: 16}.get(group, 8)  # groups of which zeros and scales are padded to a multiple
+    zeros, scales = (F.pad(one, (0, -one.shape[1] % each)) for one in (q.zeros, q.scales))
+    tensors = {"qweight": words(_in_pieces(q.codes, 8)), "qzeros": words(_in_pieces(zeros, 8)), "scales": scales}
+    return Encoded(tensors, q.meant)
+
+
 def pack_quantized(
     w: Tensor,
     generator: torch.Generator,

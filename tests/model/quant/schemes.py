@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from .encoders import Scheme, awq, bnb_int8, fp8, gptq, int_quantized, mx, nf4, nvfp4, pack_quantized
+from .encoders import Scheme, awq, awq_gemv, bnb_int8, fp8, gptq, int_quantized, mx, nf4, nvfp4, pack_quantized
 
 
 def _compressed(form: str, weights: dict[str, object], inputs: dict[str, object] | None) -> dict[str, object]:
@@ -113,6 +113,10 @@ SCHEMES: dict[str, Scheme] = {
     "awq": Scheme(
         {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
         partial(awq, group=32),
+    ),
+    "awq-gemv": Scheme(
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv", "zero_point": True},
+        partial(awq_gemv, group=32),
     ),
     "gptq": Scheme(_gptq(), partial(gptq, group=16, symmetric=True, version=1)),
     "gptq-asymmetric": Scheme(
@@ -246,6 +250,7 @@ SCHEMES |= {
 }
 # Other schemes have the same tensors and weights. So these are only read and unpacked, and no model is built of them.
 _ALIKE = (
+    "awq-gemv",
     "modelopt-nvfp4",
     "modelopt-fp8",
     "modelopt-fp8-channel",

@@ -12,7 +12,7 @@ from aengine.errors import CheckpointError, UnsupportedModelError
 from aengine.model.fields import Fields
 from aengine.model.quant.base import LinearFormat, QuantConfig
 from aengine.model.quant.config import METHODS, read_quantization
-from aengine.model.quant.formats.awq import Awq
+from aengine.model.quant.formats.awq import Awq, AwqGemv
 from aengine.model.quant.formats.bitsandbytes import BitsAndBytes4, BitsAndBytes8
 from aengine.model.quant.formats.fp8 import Fp8
 from aengine.model.quant.formats.gptq import Gptq, Gptq8
@@ -87,6 +87,7 @@ def test_without_a_word_of_it_nothing_is_quantised() -> None:
         ("auto-round", Gptq(16)),
         ("fbgemm-fp8", Fp8((1, 0), "token")),
         ("awq", Awq(32)),
+        ("awq-gemv", AwqGemv(32)),
         ("gptq", Gptq(16)),
         ("gptq-asymmetric", Gptq(-1)),
         ("gptq-desc-act", Gptq(16, ordered=True)),
@@ -269,7 +270,7 @@ def test_modelopt_that_quantises_keys_and_values_alone() -> None:
         (changed("bnb-nf4", bnb_4bit_quant_storage="bfloat16"), "bnb_4bit_quant_storage 'bfloat16'"),
         (changed("bnb-nf4", load_in_4bit=False), "bitsandbytes with neither load_in_4bit nor load_in_8bit"),
         (changed("awq", bits=3), "AWQ with bits 3"),
-        (changed("awq", version="gemv"), "version 'gemv' of AWQ"),
+        (changed("awq", version="gemv_fast"), "version 'gemv_fast' of AWQ"),
         (changed("awq", zero_point=False), "AWQ with zero_point false"),
         (changed("awq", group_size=12), "group_size 12"),
         (changed("awq", group_size=0), "group_size 0"),

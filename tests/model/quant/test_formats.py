@@ -19,8 +19,10 @@ from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.fields import Fields
 from aengine.model.quant.base import LinearFormat, StoredTensor
 from aengine.model.quant.config import read_quantization
+from aengine.model.quant.formats.awq import AwqGemv
+from aengine.model.quant.read_plan import why_indivisible
 
-from .encoders import Encoded, gptq, pack_quantized
+from .encoders import Encoded, awq_gemv, gptq, pack_quantized
 from .schemes import SCHEMES
 
 PREFIX = "model.layers.0.mlp.up_proj"
@@ -88,12 +90,34 @@ def test_a_matrix_that_was_encoded_comes_back_as_what_its_numbers_mean(scheme: s
     torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=encoded.rtol, atol=0)
 
 
-@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name.startswith(("gptq", "awq", "ct-int4"))])
+@pytest.mark.parametrize(
+    "scheme", [name for name in SCHEMES if name.startswith(("gptq", "awq", "ct-int4")) and name != "awq-gemv"]
+)
 @pytest.mark.parametrize("k", [40, 72, 104])
 def test_the_last_group_of_a_row_may_be_shorter(scheme: str, k: int) -> None:
     encoded = encode(scheme, 16, k)
     weight = load(format_of(scheme), 16, k, [encoded], [PREFIX])
     torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=encoded.rtol, atol=0)
+
+
+@pytest.mark.parametrize(("group", "k"), [(32, 1056), (64, 1088), (128, 384), (256, 2304), (-1, 96)])
+def test_zeros_and_scales_of_gemv_are_padded(group: int, k: int) -> None:
+    encoded = awq_gemv(random(8, k), torch.Generator(), group=group)
+    weight = load(AwqGemv(group), 8, k, [encoded], [PREFIX])
+    torch.testing.assert_close(weight.dequantize(), encoded.meant, rtol=0, atol=0)
+
+
+def test_ranks_cannot_cut_words_of_zeros_of_gemv() -> None:
+    stored = AwqGemv(32).stored(PREFIX, 8, 512)
+    assert "qzeros is of 256 columns each" in why_indivisible(stored, 512, [(0, 128)])
+    assert not why_indivisible(stored, 512, [(256, 512)])
+    assert "qzeros is of 256 columns each" in why_indivisible(AwqGemv(32).stored(PREFIX, 8, 128), 128, [(0, 64)])
+
+
+@pytest.mark.parametrize(("group", "k"), [(64, 96), (16, 64)])
+def test_groups_that_gemv_does_not_have_are_refused(group: int, k: int) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"{PREFIX}: {k} inputs in groups of {group} are unknown"):
+        AwqGemv(group).stored(PREFIX, 8, k)
 
 
 @pytest.mark.parametrize("scheme", ["fp8-blocks", "ct-fp8-block", "fp8-blocks-part-unchanged"])
@@ -278,7 +302,7 @@ def test_a_weight_shape_that_differs_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("scheme", "n", "k"),
-    [("gptq", 8, 20), ("gptq", 12, 16), ("awq", 12, 32), ("awq", 8, 33), ("ct-int4", 8, 33)],
+    [("gptq", 8, 20), ("gptq", 12, 16), ("awq", 12, 32), ("awq", 8, 33), ("awq-gemv", 8, 33), ("ct-int4", 8, 33)],
 )
 def test_shapes_that_a_format_cannot_hold_are_refused(scheme: str, n: int, k: int) -> None:
     with pytest.raises(UnsupportedModelError, match=f"{PREFIX}: .*no multiple of"):
@@ -306,7 +330,7 @@ def test_fp8_experts_fused_in_three_axes() -> None:
         linear.unpack([prefix], 160, 64, tensors)
 
 
-@pytest.mark.parametrize("scheme", ["awq", "gptq", "ct-int4", "ct-fp8-block", "autofp8"])
+@pytest.mark.parametrize("scheme", ["awq", "awq-gemv", "gptq", "ct-int4", "ct-fp8-block", "autofp8"])
 def test_other_formats_have_no_fused_experts(scheme: str) -> None:
     with pytest.raises(UnsupportedModelError, match="experts fused in one tensor are not known"):
         format_of(scheme).stored("model.layers.0.mlp.experts.gate_up_proj", 16, 64, experts=2)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.quant.base import LinearFormat
-from aengine.model.quant.formats.awq import Awq
+from aengine.model.quant.formats.awq import Awq, AwqGemv
 from aengine.model.quant.formats.fp8 import Fp8
 from aengine.model.quant.formats.gptq import Gptq
 from aengine.model.quant.formats.pack_quantized import PackQuantized
@@ -79,6 +80,26 @@ def test_words_that_the_writers_packages_packed(linear: LinearFormat, tensors: d
     assert torch.equal(weight.codes.long(), CODES)
     assert torch.equal(weight.zero.long(), ZEROS)
     meant = (CODES - ZEROS.repeat_interleave(GROUP, 1)) * SCALES.repeat_interleave(GROUP, 1)
+    assert torch.equal(weight.dequantize(), meant)
+
+
+def test_words_that_autoawq_packed_in_the_gemv_layout() -> None:
+    """autoawq 0.2.9, the first two rows of WQLinear_GEMV.from_linear."""
+    row, column, group = torch.arange(2)[:, None], torch.arange(64)[None, :], torch.arange(2)[None, :]
+    codes, zeros = (row * 5 + column * 3 + column // 8) % 16, (row * 3 + group * 7 + 1) % 15 + 1
+    scales = torch.arange(16.0).view(2, 8)  # padded from 2 groups to 32 below
+    tensors = {
+        "qweight": words(
+            [
+                [1392285232, -343593015, 1948170322, 229065195, -1775183244, 801727245, -1202520938, 1105954095],
+                [-1488852091, 819622942, -916255321, 1392285232, -343593015, 1948170322, 229065195, -1775183244],
+            ]
+        ),
+        "qzeros": words([[146, 0, 0, 0], [197, 0, 0, 0]]),
+        "scales": F.pad(scales, (0, 24)),
+    }
+    weight = load(AwqGemv(32), 2, 64, [Encoded(tensors, codes.float())], [PREFIX])
+    meant = (codes - zeros.repeat_interleave(32, 1)) * scales[:, :2].repeat_interleave(32, 1)
     assert torch.equal(weight.dequantize(), meant)
 
 

@@ -33,9 +33,12 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "cohere2": ("cohere2", {}),
     "phi-moe": ("phi-moe", {}),
     "apertus": ("apertus", {}),
+    "llama4": ("llama4", {}),
+    "mimo-v2-flash": ("mimo-v2-flash", {"head_dim": 32}),
     "lfm2-moe": ("lfm2-moe", {}),
     "granite4-hybrid-moe": ("granite4-hybrid-moe", {}),
     "nemotron-h": ("nemotron-h", {}),
+    "nemotron3": ("nemotron3", {}),
     "falcon-h1": ("falcon-h1", {}),
 }
 WAYS: list[dict[str, object]] = [

@@ -129,6 +129,7 @@ def _size(rng: random.Random) -> tuple[int, int]:
     return rng.randint(10, 90), rng.randint(10, 90)
 
 
+@pytest.mark.alone  # others' memory would leave less for the pool
 @pytest.mark.parametrize(("shape", "tower"), [("0.6b", "qwen3.5"), ("gemma3-30m", "gemma3")])
 async def test_the_largest_images_fit_beside_full_steps(shape: str, tower: str, tmp_path: Path) -> None:
     """All of the engine's share of the device is taken at the start. Whatever needs more memory fails."""

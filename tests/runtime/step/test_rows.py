@@ -38,3 +38,8 @@ def test_a_row_may_fork_from_one_that_entered_long_before() -> None:
     rows.grow([(3, 2, 9)])
     rows.admit([new(1, 9, [], copy_of=3)])
     assert rows.page_table[1, :3].tolist() == [7, 8, 9]
+
+
+def test_integers_are_uploaded_to_the_device_of_the_rows() -> None:
+    rows = Rows(6, 5, torch.device("meta"))
+    assert rows.upload([1, 2]).device == rows.page_table.device

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aengine.errors import InvalidRequestError
 from aengine.text.template.control_tokens import ControlTokens
 from aengine.text.template.layouts import harmony_messages, with_tool_responses
 from aengine.text.template.rendering import ChatTemplates
@@ -147,3 +148,22 @@ def test_a_template_writes_images_of_results_or_not(result: str, writes: bool) -
     ).replace("RESULT", result)
     templates = ChatTemplates("here", {"default": source}, {}, ControlTokens(["<image>"]))
     assert templates.writes_images_of_results("<image>") == writes
+
+
+@pytest.mark.parametrize(
+    ("source", "takes"),
+    [
+        ("{% if tools %}{% set ns = tools | length %}{% endif %}{{ messages[0].content }}", False),
+        (
+            "{% if messages[0].role == 'system' and tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}",
+            True,
+        ),
+        ("{{ raise_exception('no') if not messages[0].name }}{{ tools }}", True),
+    ],
+)
+def test_a_template_that_reads_tools_takes_them_only_if_it_writes_them(source: str, takes: bool) -> None:
+    templates = ChatTemplates("here", {"default": source}, {}, ControlTokens([]))
+    assert templates.takes_tools == takes
+    if not takes:
+        with pytest.raises(InvalidRequestError, match="no place for tools"):
+            templates.render([{"role": "user", "content": "hi"}], TOOLS)

@@ -249,10 +249,11 @@ async def test_the_template_of_a_model_that_sees(tmp_path: Path) -> None:
 async def test_a_file_named_by_the_knob_takes_the_place_of_all_templates(tmp_path: Path) -> None:
     settings = {**CONFIG, "chat_template": [{"name": name, "template": name} for name in ("default", "tool_use")]}
     folder = write_tokenizer(tmp_path, byte_level_backend(), settings)
-    (tmp_path / "mine.jinja").write_text("{% if tools %}{% endif %}mine: {{ messages[0].content }}")
+    (tmp_path / "mine.jinja").write_text("{{ tools[0].function.name if tools }}mine: {{ messages[0].content }}")
     tokenizer = Tokenizer.load(folder, chat_template=str(tmp_path / "mine.jinja"))
-    for tools in (None, TOOLS):
-        assert tokenizer.decode(await tokenizer.encode_chat([{"role": "user", "content": "hi"}], tools)) == "mine: hi"
+    for tools, name in ((None, ""), (TOOLS, "get_weather")):
+        text = tokenizer.decode(await tokenizer.encode_chat([{"role": "user", "content": "hi"}], tools))
+        assert text == f"{name}mine: hi"
     with pytest.raises(CheckpointError, match=r"nowhere\.jinja cannot be read"):
         Tokenizer.load(folder, chat_template=str(tmp_path / "nowhere.jinja"))
 

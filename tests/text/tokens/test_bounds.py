@@ -296,3 +296,17 @@ def test_nor_has_one_that_lacks_a_byte() -> None:
     fused = models.BPE({**backend.get_vocab(), "x" * 100: 1000}, [], fuse_unk=True, unk_token="<unk>")
     backend.model = fused
     assert longest_of(backend) is None
+
+
+def test_ids_whose_text_the_library_cannot_make_have_a_replacement_character(tmp_path: Path) -> None:
+    """A decoder that strips more than there is panics in Rust. That is no `Exception`, and would end a connection."""
+    folder = write_tokenizer(tmp_path, byte_level_backend(), {})
+    path = folder / "tokenizer.json"
+    described = json.loads(path.read_text())
+    strip = {"type": "Strip", "content": "a", "start": 9, "stop": 9}
+    described["decoder"] = {"type": "Sequence", "decoders": [described["decoder"], strip]}
+    path.write_text(json.dumps(described))
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.pieces is None
+    assert tokenizer.decode(tokenizer.encode_now("a b c")) == " b c"
+    assert tokenizer.decode(tokenizer.encode_now("aaaa")) == "\ufffd"

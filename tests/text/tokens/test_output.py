@@ -141,19 +141,19 @@ def shown(tokenizer: Tokenizer, text: str, params: SamplingParams) -> tuple[str,
     pieces = []
     for token_id in tokenizer.encode_now(text):
         pieces.append(output.feed(token_id))
-        if output.stopped:
+        if output.stop_string is not None:
             break
     return "".join(pieces) + output.finish(), output
 
 
 def test_without_stop_strings_everything_is_shown(byte_level: Tokenizer) -> None:
     text, output = shown(byte_level, "naïve café 🎉", SamplingParams())
-    assert (text, output.stopped) == ("naïve café 🎉", False)
+    assert (text, output.stop_string) == ("naïve café 🎉", None)
 
 
 def test_a_stop_string_ends_the_text(byte_level: Tokenizer) -> None:
     text, output = shown(byte_level, "The capital of France is Paris. The capital", SamplingParams(stop=("Paris",)))
-    assert (text, output.stopped) == ("The capital of France is ", True)
+    assert (text, output.stop_string) == ("The capital of France is ", "Paris")
 
 
 def test_a_stop_string_can_be_kept(byte_level: Tokenizer) -> None:
@@ -163,7 +163,7 @@ def test_a_stop_string_can_be_kept(byte_level: Tokenizer) -> None:
 
 def test_a_stop_string_of_several_bytes_per_character(byte_level: Tokenizer) -> None:
     text, output = shown(byte_level, "a 👋🏽 b", SamplingParams(stop=("🏽",)))
-    assert (text, output.stopped) == ("a 👋", True)
+    assert (text, output.stop_string) == ("a 👋", "🏽")
 
 
 def test_an_unfinished_stop_string_is_shown_at_the_end(byte_level: Tokenizer) -> None:
@@ -175,7 +175,7 @@ def test_an_unfinished_character_is_shown_at_the_end_and_may_stop(byte_fallback:
     output = OutputText(byte_fallback, SamplingParams(stop=("\ufffd",)))
     assert "".join(map(output.feed, ids)) == "a"
     assert output.finish() == ""
-    assert output.stopped
+    assert output.stop_string == "\ufffd"
 
 
 def test_stop_strings_count_only_after_min_tokens(byte_level: Tokenizer) -> None:

@@ -38,14 +38,14 @@ LEAST = tl.constexpr(64)  # least rows of a quarter of a tile: with fewer, produ
 @keep_variants
 @triton.jit(do_not_specialize=["capacity"])
 def _packed_rows_kernel(
-    x_ptr,  # GATED: [tokens, K], otherwise [pairs, K]
+    x_ptr,  # FIRST: [tokens, K], otherwise [pairs, K]
     words_ptr,  # [E * parts * STRIPS, BLOCKS, 512] int16; two parts if GATED: gate and up
     scales_ptr,  # [groups, ALL_ROWS] int32
     biases_ptr,  # [E, 2 * N or N], BIASES only
     order_ptr,  # [pairs]
     tiles_ptr,  # [3, capacity]
     count_ptr,  # [1]
-    out_ptr,  # [pairs, N]; UNFUSED: [pairs, 2 * N], gate, then up
+    out_ptr,  # [pairs, N]; GATED and UNFUSED: [pairs, 2 * N], gate, then up
     capacity,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -53,8 +53,9 @@ def _packed_rows_kernel(
     M: tl.constexpr,  # the height of a tile
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
-    GATED: tl.constexpr,
-    UNFUSED: tl.constexpr,  # GATED only: gate and up are stored as they are
+    FIRST: tl.constexpr,  # the first product, which is activated
+    GATED: tl.constexpr,  # FIRST only: of gate and up
+    UNFUSED: tl.constexpr,  # FIRST only: not activated
     AHEAD: tl.constexpr,  # a block is one product
     BLOCKS: tl.constexpr,
     STRIPS: tl.constexpr,
@@ -82,20 +83,20 @@ def _packed_rows_kernel(
         if M < 4 * LEAST:
             _tile(
                 x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
-                N, K, TOP_K, M, BLOCK_N, STAGES, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, E2M1,
-                ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
+                N, K, TOP_K, M, BLOCK_N, STAGES, FIRST, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP,
+                E2M1, ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
             )  # fmt: skip
         elif rows <= M // 4:  # the last tile of an expert
             _tile(
                 x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
-                N, K, TOP_K, M // 4, BLOCK_N, STAGES, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, E2M1,
-                ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
+                N, K, TOP_K, M // 4, BLOCK_N, STAGES, FIRST, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP,
+                E2M1, ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
             )  # fmt: skip
         else:
             _tile(
                 x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
-                N, K, TOP_K, M, BLOCK_N, STAGES, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, E2M1,
-                ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
+                N, K, TOP_K, M, BLOCK_N, STAGES, FIRST, GATED, UNFUSED, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP,
+                E2M1, ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
             )  # fmt: skip
 
 
@@ -103,10 +104,10 @@ def _packed_rows_kernel(
 def _tile(
     x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, GATED: tl.constexpr, UNFUSED: tl.constexpr, AHEAD: tl.constexpr, BLOCKS: tl.constexpr,
-    STRIPS: tl.constexpr, ALL_ROWS: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr, ALPHA: tl.constexpr,
-    LIMIT: tl.constexpr, GELU: tl.constexpr, BIASES: tl.constexpr, ASM: tl.constexpr, BASE: tl.constexpr,
-    LIFT: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, FIRST: tl.constexpr, GATED: tl.constexpr, UNFUSED: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCKS: tl.constexpr, STRIPS: tl.constexpr, ALL_ROWS: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, GELU: tl.constexpr, BIASES: tl.constexpr, ASM: tl.constexpr,
+    BASE: tl.constexpr, LIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Multiply the first M rows of a tile, which has no more, by a block of their expert's columns."""
     PARTS: tl.constexpr = 2 if GATED else 1
@@ -122,7 +123,7 @@ def _tile(
     index = tl.arange(0, ROWS)
     of_part = tl.minimum(column * BLOCK_N + index % BLOCK_N, STRIPS * 16 - 1)
     scale_row = (expert * PARTS + index // BLOCK_N) * (STRIPS * 16) + of_part
-    x_row = pair // TOP_K if GATED else pair
+    x_row = pair // TOP_K if FIRST else pair
     x_columns = x_ptr + x_row.to(tl.int64)[None, :] * K
     k = tl.arange(0, 128)[:, None]
     acc = tl.zeros([ROWS, M], tl.float32)
@@ -139,7 +140,9 @@ def _tile(
             acc = add_block(acc, words, scales, x0, x1, x2, x3, E2M1, True, GROUP, ASM, BASE, LIFT, PRECISION)
     acc = apply_factors(acc, scales_ptr, scale_row, E2M1, GROUP, BLOCKS, ALL_ROWS)
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    store_pairs(acc, out_ptr, biases_ptr, expert, pair, used, n, N, True, GATED, UNFUSED, ALPHA, LIMIT, GELU, BIASES)
+    store_pairs(
+        acc, out_ptr, biases_ptr, expert, pair, used, n, N, True, FIRST, GATED, UNFUSED, ALPHA, LIMIT, GELU, BIASES
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,29 +192,30 @@ class PackedPass:
         return False
 
     def activated(self) -> Tensor:
-        return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True)
+        return self._launch(self.h, self.gate_up_matrices, first=True)
 
     def gate_up(self) -> Tensor:
-        return self._launch(self.h, self.gate_up_matrices, self.config.gate_up, gated=True, unfused=True)
+        return self._launch(self.h, self.gate_up_matrices, first=True, unfused=True)
 
     def down(self, inner: Tensor) -> Tensor:
-        return self._launch(inner, self.down_matrices, self.config.down)
+        return self._launch(inner, self.down_matrices)
 
-    def _launch(
-        self, x: Tensor, w: PackedMatrices, cut: PackedCut, *, gated: bool = False, unfused: bool = False
-    ) -> Tensor:
+    def _launch(self, x: Tensor, w: PackedMatrices, *, first: bool = False, unfused: bool = False) -> Tensor:
         launch, plan, rule = launch_for(x.device), self.plan, self.rule
-        out = x.new_empty(self.ids.numel(), 2 * w.rows if unfused else w.rows)
+        gated = first and rule.gated
+        cut = self.config.gate_up if gated else self.config.down
+        out = x.new_empty(self.ids.numel(), 2 * w.rows if gated and unfused else w.rows)
         # A CPU has no assembly.
         how = unpacking(
             x.dtype if x.device.type != "cpu" else torch.float32, w.e2m1, True, w.bare and x.dtype == torch.bfloat16
         )
         _packed_rows_kernel[(plan.capacity * -(-w.rows // cut.block_n),)](
-            x, w.words, w.scales, rule.pointers(x)[0 if gated else 1], plan.order, plan.tiles, plan.count, out,
+            x, w.words, w.scales, rule.pointers(x)[0 if first else 1], plan.order, plan.tiles, plan.count, out,
             plan.capacity,
             N=w.rows, K=w.columns, TOP_K=self.ids.shape[1], M=self.config.height, BLOCK_N=cut.block_n,
-            STAGES=cut.stages, GATED=gated, UNFUSED=unfused, AHEAD=cut.ahead, **w.constants, **rule.gate_up,
-            ASM=how.assembly, BASE=how.base, LIFT=how.lift, PRECISION="ieee" if x.element_size() > 2 else "tf32",
-            OVERLAP=launch.overlap, num_warps=cut.warps, launch_pdl=launch.overlap,
+            STAGES=cut.stages, FIRST=first, GATED=gated, UNFUSED=unfused, AHEAD=cut.ahead, **w.constants,
+            **rule.gate_up, ASM=how.assembly, BASE=how.base, LIFT=how.lift,
+            PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=cut.warps,
+            launch_pdl=launch.overlap,
         )  # fmt: skip
         return out

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
+from aengine.kernels.experts.activation import activated_columns, row_biases
 from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.launch import launch_for
@@ -164,9 +164,9 @@ def _power(bits):
 @triton.jit
 def _gate_up_kernel(
     x_ptr,  # [tokens, K]
-    words_ptr,  # [E * 2 * STRIPS, BLOCKS, 512] int16: gate, then up
+    words_ptr,  # [E * 2 * STRIPS, BLOCKS, 512] int16: gate, then up; without GATED half as many: up
     scales_ptr,  # [groups, ALL_ROWS] int32
-    biases_ptr,  # [E, 2 * N], BIASES only
+    biases_ptr,  # [E, 2 * N or N], BIASES only
     ids_ptr,  # [pairs]
     out_ptr,  # [pairs, N]
     E: tl.constexpr,
@@ -183,6 +183,7 @@ def _gate_up_kernel(
     E2M1: tl.constexpr,
     PAIRS: tl.constexpr,  # whether two numbers are 4 bytes, and assembly may be used
     PRESCALED: tl.constexpr,  # the factor of the results
+    GATED: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     GELU: tl.constexpr,
@@ -194,7 +195,8 @@ def _gate_up_kernel(
     OVERLAP: tl.constexpr,
 ):
     columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    ROWS: tl.constexpr = 2 * BLOCK_N
+    PARTS: tl.constexpr = 2 if GATED else 1
+    ROWS: tl.constexpr = PARTS * BLOCK_N
     TURNS: tl.constexpr = (BLOCKS + WARPS - 1) // WARPS
     pair = tl.program_id(0) // columns
     column = tl.program_id(0) % columns
@@ -207,7 +209,7 @@ def _gate_up_kernel(
         # Rows after the end read the last ones and are not stored.
         index = tl.arange(0, ROWS // 16)
         strip = tl.minimum(column * (BLOCK_N // 16) + index % (BLOCK_N // 16), STRIPS - 1)
-        strip += (expert * 2 + index // (BLOCK_N // 16)) * STRIPS
+        strip += (expert * PARTS + index // (BLOCK_N // 16)) * STRIPS
         like = tl.zeros([1], x_ptr.dtype.element_ty)
         x_row = x_ptr + (pair // TOP_K).to(tl.int64) * K
         loaded = ()
@@ -226,12 +228,11 @@ def _gate_up_kernel(
                 x = _load_x(x_row, (turn + 1) * WARPS, K, WARPS, PAIRS)
             acc += _product(words, scales, x0, x1, x2, x3, ROWS, WARPS, E2M1, ASM, BASE, LIFT, PRECISION)
         result = tl.sum(tl.max(acc, axis=2), axis=0)
-        gate, up = tl.split(tl.permute(tl.reshape(result, (2, BLOCK_N)), (1, 0)))
+        gate, up = result, result
+        if GATED:
+            gate, up = tl.split(tl.permute(tl.reshape(result, (2, BLOCK_N)), (1, 0)))
         n = column * BLOCK_N + tl.arange(0, BLOCK_N)
-        if BIASES:
-            of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
-            gate, up = gate + of_gate, up + of_up
-        result = activated(gate, up, ALPHA, LIMIT, GELU) * PRESCALED
+        result = activated_columns(gate, up, biases_ptr, expert, n, N, GATED, ALPHA, LIMIT, GELU, BIASES) * PRESCALED
         tl.store(out_ptr + pair.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -312,7 +313,7 @@ def _down_kernel(
         # The product of a missing expert may be NaN, because its input was never written.
         total += tl.where(known, acc * weight, 0.0)
         if BIASES:
-            result += tl.where(known, down_biases(biases_ptr, tl.where(known, expert, 0), n, N) * weight, 0.0)
+            result += tl.where(known, row_biases(biases_ptr, tl.where(known, expert, 0), n, N) * weight, 0.0)
     result += tl.sum(tl.max(total, axis=2), axis=0) / PRESCALED  # all columns are equal
     tl.store(out_ptr + token.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
 
@@ -321,8 +322,8 @@ def _down_kernel(
 class PackedSingleCut:
     """How one of the two products is divided.
 
-    block_n: columns of the result. early: blocks of each warp in flight, at least 1. registers: of a thread at most; 0:
-    no limit.
+    block_n: columns of the result; up has twice as many if there is no gate. early: blocks of each warp in flight, at
+    least 1. registers: of a thread at most; 0: no limit.
     """
 
     block_n: int
@@ -350,7 +351,8 @@ def packed_single_rows(
 ) -> Tensor:  # fmt: skip
     """Compute `Experts.add_to` of contiguous tensors, for few tokens.
 
-    gate_up is of [E, 2 * inter, hidden], down of [E, hidden, inter]; both must fit.
+    gate_up is of [E, 2 * inter, hidden] or, without a gate, of [E, inter, hidden]; down is of [E, hidden, inter]. Both
+    must fit.
     """
     tokens, top_k = ids.shape
     overlap = launch_for(h.device).overlap
@@ -360,13 +362,14 @@ def packed_single_rows(
     gate_up_bias, down_bias = rule.pointers(h)
     prescaled = 2.0**64 if _bare(h, down) else 1.0
     cut, how = config.gate_up, _unpacking(h, gate_up)
+    block_n = cut.block_n * 2 // rule.parts
     turns = -(-gate_up.words.shape[1] // cut.warps)
-    _gate_up_kernel[(tokens * top_k * -(-gate_up.rows // cut.block_n),)](
+    _gate_up_kernel[(tokens * top_k * -(-gate_up.rows // block_n),)](
         h, gate_up.words, gate_up.scales, gate_up_bias, ids, inner,
-        E=experts, N=gate_up.rows, K=gate_up.columns, TOP_K=top_k, BLOCK_N=cut.block_n, WARPS=cut.warps,
-        EARLY=min(cut.early, turns), **gate_up.constants, PAIRS=bool(how.assembly), PRESCALED=prescaled, **rule.gate_up,
-        ASM=how.assembly, BASE=how.base, LIFT=how.lift,
-        PRECISION=precision, OVERLAP=overlap, num_warps=cut.warps, maxnreg=cut.registers or None, launch_pdl=overlap,
+        E=experts, N=gate_up.rows, K=gate_up.columns, TOP_K=top_k, BLOCK_N=block_n, WARPS=cut.warps,
+        EARLY=min(cut.early, turns), **gate_up.constants, PAIRS=bool(how.assembly), PRESCALED=prescaled,
+        GATED=rule.gated, **rule.gate_up, ASM=how.assembly, BASE=how.base, LIFT=how.lift, PRECISION=precision,
+         OVERLAP=overlap, num_warps=cut.warps, maxnreg=cut.registers or None, launch_pdl=overlap,
     )  # fmt: skip
     cut, how = config.down, _unpacking(h, down)
     turns = -(-down.words.shape[1] // cut.warps)

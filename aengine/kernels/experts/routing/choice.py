@@ -164,6 +164,8 @@ def _weights(scores, chosen, SCORING: tl.constexpr, RENORMALISE: tl.constexpr):
         highest = tl.max(tl.where(chosen, scores, float("-inf")), axis=last, keep_dims=True)
         weights = tl.where(chosen, tl.exp(scores - highest), 0.0)
         weights /= tl.sum(weights, axis=last, keep_dims=True)
+    if SCORING == "sigmoid_of_chosen":
+        weights = tl.where(chosen, tl.sigmoid(scores), 0.0)
     if RENORMALISE:
         weights /= tl.sum(weights, axis=last, keep_dims=True) + _TINY
     return weights

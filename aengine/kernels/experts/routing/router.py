@@ -21,8 +21,9 @@ class Router:
 
     Args:
         scoring: what a token's weights are: the softmax over all experts (Qwen, Mixtral, OLMoE), the softmax over the
-            chosen ones (gpt-oss), or each logit's sigmoid (DeepSeek-V3, GLM). sparsemixer (Phi-3.5-MoE): the softmax
-            over the experts that are close to the chosen one, and are not chosen before it.
+            chosen ones (gpt-oss), or each logit's sigmoid (DeepSeek-V3, GLM). sigmoid_of_chosen (Llama 4): the same
+            sigmoids, but the logits decide the choice. Sigmoids of large logits are all 1. sparsemixer (Phi-3.5-MoE):
+            the softmax over the experts that are close to the chosen one, and are not chosen before it.
         jitter: of sparsemixer: half of the relative distance within which another expert is close.
         renormalise: divide the weights of a token by their sum.
         groups: number of equal groups of neighbouring experts. Experts are chosen from the best `chosen_groups` only.
@@ -31,7 +32,7 @@ class Router:
     """
 
     top_k: int
-    scoring: Literal["softmax", "softmax_of_chosen", "sigmoid", "sparsemixer"] = "softmax"
+    scoring: Literal["softmax", "softmax_of_chosen", "sigmoid", "sigmoid_of_chosen", "sparsemixer"] = "softmax"
     renormalise: bool = False
     groups: int = 1
     chosen_groups: int = 1
@@ -77,6 +78,8 @@ def route_reference(logits: Tensor, router: Router, correction: Tensor | None = 
         weights = _sparse_mixture(scores, ids, router.jitter)
     elif router.scoring == "softmax_of_chosen":
         weights = weights.softmax(dim=-1)
+    elif router.scoring == "sigmoid_of_chosen":
+        weights = weights.sigmoid()
     if router.renormalise:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + TINY)
     return ids.to(torch.int32), weights * router.scale

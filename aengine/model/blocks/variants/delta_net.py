@@ -7,7 +7,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from aengine.kernels.delta.base import DeltaHeads, DeltaWeights
+from aengine.kernels.delta.base import DeltaWeights
+from aengine.kernels.recurrent.heads import RecurrentHeads
 from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
@@ -33,7 +34,8 @@ class GatedDeltaNet:
         prefix, norms, units = f"{name}.linear_attn", layer.norms, make.shard.units
         keys, values = Part(spec.key_heads, spec.key_dim), Part(spec.value_heads, spec.value_dim)
         each = Part(spec.value_heads)
-        heads = DeltaHeads(units(spec.key_heads), units(spec.value_heads), spec.key_dim, spec.value_dim)  # this rank's
+        # This rank's.
+        heads = RecurrentHeads(units(spec.key_heads), units(spec.value_heads), spec.key_dim, spec.value_dim)
         self._norm = make.layer_norm(name, norms.before_attention, hidden)
         self._widths = [heads.channels, heads.values, heads.value_heads, heads.value_heads]
         rows: dict[str, tuple[Range, ...]] = {}

@@ -38,7 +38,7 @@ class Mamba2:
         keys, values, each = Part(spec.groups, spec.state_dim), Part(spec.heads, spec.head_dim), Part(spec.heads)
         heads = spec.rank_heads(make.shard.count)
         self._norm = make.layer_norm(name, layer.norms.before_attention, hidden)
-        self._widths = [heads.values, heads.channels, heads.heads]
+        self._widths = [heads.values, heads.channels, heads.value_heads]
         parts = {f"{prefix}.in_proj": (values, values, keys, keys, each)}
         self._in = make.linear(parts, hidden, spec.in_bias, split="outputs")
         channels = (values, keys, keys)
@@ -51,7 +51,8 @@ class Mamba2:
         self._group_norm = _make_group_norm(build, f"{prefix}.norm", spec) if spec.norm else None
         out = {f"{prefix}.out_proj": Part(hidden)}
         self._out = make.linear(out, values.width, spec.out_bias, split="inputs")
-        factors = [torch.full((width,), factor) for width, factor in zip(heads.projected, spec.factors)]
+        widths = spec.projected(make.shard.count)
+        factors = [torch.full((width,), factor) for width, factor in zip(widths, spec.factors)]
         self._factors = torch.cat(factors).to(conv.dtype).to(build.tables.device) if factors else None
         self._add = add or Addition.of_block(build, name, layer.norms.after_attention, layer.residual_scale)
         self._index = index

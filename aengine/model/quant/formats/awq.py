@@ -1,4 +1,4 @@
-"""AWQ's int4 in its gemm layout: eight outputs in a word, in the order 0 2 4 6 1 3 5 7."""
+"""AWQ's int4. In the gemm layout a word has eight outputs in the order 0 2 4 6 1 3 5 7, in gemv's eight inputs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import SCALES, LinearFormat, QuantConfig, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_finite, not_fused, unsupported
-from aengine.model.quant.formats.int4 import even_groups, grouped, read_bits, read_group_size, zeros_unless_symmetric
+from aengine.model.quant.formats.int4 import (
+    even_groups,
+    grouped,
+    numbers,
+    read_bits,
+    read_group_size,
+    zeros_unless_symmetric,
+)
 from aengine.model.quant.names import Names, hugging_face_names
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the position of each of a word's eight outputs
+_GEMV_WORDS = {32: 4, 64: 2}  # in the gemv layout: a row's words of zeros are a multiple, 1 for larger groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,44 @@ class Awq(LinearFormat):
         return Int4Weight(codes, scale, zeros_unless_symmetric(zero))
 
 
+class AwqGemv(Awq):
+    """`qweight` [n, k/8], `qzeros` [n, words], `scales` [n, 8 * words]. Zeros and scales after the last group are
+    padding.
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return f"{super().name} in the gemv layout"
+
+    def stored(self, prefix: str, outputs: int, inputs: int, experts: int | None = None) -> tuple[StoredTensor, ...]:
+        if experts is not None:
+            raise not_fused("AWQ", prefix)
+        groups, size = grouped(prefix, inputs, self.group_size)
+        if inputs % size or size % 32:
+            raise UnsupportedModelError(
+                f"{prefix}: {inputs} inputs in groups of {size} are unknown in AWQ's gemv layout"
+            )
+        multiple = _GEMV_WORDS.get(size, 1)
+        words, zeros = -(-groups // (8 * multiple)) * multiple, None if groups == 1 else TensorAxis(1, 8 * size)
+        rows, along = TensorAxis(0), TensorAxis.of_scales(1, size, inputs)
+        return (
+            StoredTensor(
+                "qweight", f"{prefix}.qweight", (outputs, inputs // 8), ("I32",), outputs=rows, inputs=TensorAxis(1, 8)
+            ),
+            StoredTensor("qzeros", f"{prefix}.qzeros", (outputs, words), ("I32",), outputs=rows, inputs=zeros),
+            StoredTensor("scales", f"{prefix}.scales", (outputs, 8 * words), SCALES, outputs=rows, inputs=along),
+        )
+
+    def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Int4Weight:
+        check_finite(tensors["scales"], [f"{prefix}.scales" for prefix in prefixes], negative=True)
+        codes, (_, group) = numbers(tensors["qweight"], 4), grouped(prefixes[0], inputs, self.group_size)
+        groups = -(-codes.shape[-1] // group)
+        zero, scale = numbers(tensors["qzeros"], 4)[..., :groups], tensors["scales"][..., :groups]
+        return Int4Weight(codes, scale.contiguous(), zeros_unless_symmetric(zero.contiguous()))
+
+
 def _outputs_first(words: Tensor) -> Tensor:
     """[..., rows, n/8] int32 -> [..., n, rows] uint8."""
     columns = words.mT.contiguous()  # transposing words is faster than transposing their numbers
@@ -73,10 +119,10 @@ def read_awq(fields: Fields) -> QuantConfig:
     read_bits(fields, "AWQ")
     key = "version" if fields.present("version") else "format"
     layout = fields.text(key, "gemm").lower()
-    if layout != "gemm":
-        raise unsupported(fields, f"{key} {shown(layout)} of AWQ", "gemm")
+    if layout not in ("gemm", "gemv"):
+        raise unsupported(fields, f"{key} {shown(layout)} of AWQ", "gemm and gemv")
     if not fields.flag("zero_point", default=True):
         raise unsupported(fields, "AWQ with zero_point false", "true")
-    linear = Awq(read_group_size(fields))
+    linear = (Awq if layout == "gemm" else AwqGemv)(read_group_size(fields))
     unchanged = hugging_face_names(fields, "modules_to_not_convert", "lm_head")
     return QuantConfig(fields.source, "awq", ((Names(all=True), linear),), unchanged)

@@ -185,7 +185,7 @@ def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
             kinds.setdefault((units(one.heads), units(one.kv_heads), one.head_dim), []).append(one)
     for (heads, kv_heads, dim), layers in kinds.items():
         sinks = torch.empty(heads, device=device)
-        different = dict.fromkeys((one.window, one.softcap, one.sinks) for one in layers)
+        different = dict.fromkeys((one.masked_window, one.softcap, one.sinks) for one in layers)
         launch_layers(
             attention,
             device,

@@ -9,8 +9,10 @@ import torch
 from aengine.cache.states import StateRoom
 from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
+from aengine.config.speculation import read_speculation
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
+from aengine.model.spec import AttentionSpec
 from aengine.runtime.device import host_memory
 from aengine.runtime.startup.sizing.states import room_for_states
 from aengine.runtime.startup.sizing.windows import PageGroups
@@ -40,13 +42,33 @@ class PoolSize:
 
 
 def check_length(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the longest context in tokens. Raises: ConfigError if the model has fewer positions than configured."""
+    """Return the longest context in tokens.
+
+    Raises: ConfigError if the model has fewer positions than configured, or for settings that layers with chunks do not
+        take.
+    """
     longest = config.max_model_len or model.max_position_embeddings
     if longest > model.max_position_embeddings:
         raise ConfigError(
             f"max_model_len: {longest} is beyond the model's {model.max_position_embeddings} positions; lower it"
         )
+    _check_chunks(config, model, longest)
     return longest
+
+
+def _check_chunks(config: EngineConfig, model: ModelConfig, longest: int) -> None:
+    sizes = {one.chunk_within(longest) for one in model.attending if isinstance(one, AttentionSpec)}
+    for size in filter(None, sizes):
+        if size % config.page_size:
+            raise ConfigError(
+                f"page_size: {config.page_size} does not divide the chunks of {size} tokens in which layers attend; "
+                f"write a divisor, or a max_model_len of at most {size}"
+            )
+        if read_speculation(config.speculation).kind not in ("auto", "off"):
+            raise ConfigError(
+                f"speculation: layers that attend within chunks of {size} tokens take no drafts; write off, or a "
+                f"max_model_len of at most {size}"
+            )
 
 
 def size_pool(

@@ -177,6 +177,24 @@ class JsonCallReader(JsonPartialCall):
             self.broken = True
 
 
+class KeyedCallReader(JsonCallReader):
+    """Parses `{"the name": {...}}`. Other objects are parsed as `JsonCallReader` does."""
+
+    __slots__ = ()
+
+    def _begin_value(self, character: str) -> bool:
+        if self.name is None and self._key in self._names:
+            self.name, self._role = self._key, "arguments"
+            return True
+        return super()._begin_value(character)
+
+
+def keyed_call_rules(rule: str, tool: CallableTool) -> list[str]:
+    """Return rules of a call as a JSON object whose only key is its name."""
+    parts = literal(f"{{{json.dumps(tool.name)}: "), f"{rule}_arguments", literal("}")
+    return [f"{rule}: {sequence(*parts)}", arguments_rule(rule, tool)]
+
+
 def json_call_rules(rule: str, tool: CallableTool, key: str, extra: str = "", name: str = '"name"') -> list[str]:
     """Return rules of a call as a JSON object with its name, and with its arguments under `key`.
 

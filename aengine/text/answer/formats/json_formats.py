@@ -1,4 +1,4 @@
-"""Formats whose calls are JSON objects: Hermes, Qwen, Phi-4-mini, Granite 3, Command R7B and A, Nemotron-H,
+"""Formats whose calls are JSON objects: Hermes, Qwen, Phi-4-mini, Granite 3, Command R7B and A, Nemotron-H, Apertus,
 Llama 3.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aengine.text.answer.formats.base import CallableTool, CallFormat, CallReader, CallSyntax, Tools
-from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
+from aengine.text.answer.formats.json_call import JsonCallReader, KeyedCallReader, json_call_rules, keyed_call_rules
 from aengine.text.answer.lark import Tokens
 
 
@@ -80,6 +80,18 @@ class NemotronList(JsonObjects):
     """A list of JSON objects between `<TOOLCALL>` and `</TOOLCALL>`: Nemotron-H and Nemotron Nano 2."""
 
     syntax = _list("<TOOLCALL>", "</TOOLCALL>")
+
+
+class ApertusList(JsonObjects):
+    """A list of JSON objects whose keys are the names, between `<|tools_prefix|>` and `<|tools_suffix|>`: Apertus."""
+
+    syntax = _list("<|tools_prefix|>", "<|tools_suffix|>")
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return KeyedCallReader(tools, self.syntax.markers, opening="[" if first else "", opened=False)
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        return keyed_call_rules(rule, tool)
 
 
 class CohereActions(JsonObjects):

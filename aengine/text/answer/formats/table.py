@@ -9,7 +9,7 @@ from aengine.text.answer.formats.base import CallFormat
 from aengine.text.answer.formats.deepseek import DeepSeek, Kimi
 from aengine.text.answer.formats.gemma import Gemma4
 from aengine.text.answer.formats.glm import Glm
-from aengine.text.answer.formats.json_formats import CohereActions, Hermes, JsonList, Llama3, NemotronList
+from aengine.text.answer.formats.json_formats import ApertusList, CohereActions, Hermes, JsonList, Llama3, NemotronList
 from aengine.text.answer.formats.mistral import Mistral, MistralList
 from aengine.text.answer.formats.pythonic import Pythonic, PythonicLines, PythonicList
 from aengine.text.answer.formats.qwen3_coder import MINIMAX, Qwen3Coder
@@ -30,6 +30,7 @@ FORMATS: Mapping[CallFormatName, CallFormat] = {
     "lfm2": PythonicList(),
     "cohere": CohereActions(),
     "nemotron": NemotronList(),
+    "apertus": ApertusList(),
     "hermes": Hermes(),
     "mistral": Mistral(),
     "mistral_list": MistralList(),

@@ -21,7 +21,7 @@ from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 from aengine.kernels.linear.fp8.quantize import E4M3, quantize_fp8
 from aengine.kernels.linear.weights.fp8 import Activations, Fp8Weight
-from tests.kernels.experts.test_triton_experts import GELU, SPREADS, reference, spread
+from tests.kernels.experts.test_triton_experts import GELU, SPREADS, UNGATED, activation, reference, spread
 
 pytestmark = [
     pytest.mark.gpu,
@@ -81,8 +81,7 @@ def rounded_reference(
     first, second = gate_up.dequantize().double(), down.dequantize().double()
     for expert in range(len(second)):
         token, j = (ids == expert).nonzero(as_tuple=True)
-        gate, up = F.linear(h[token], first[expert]).chunk(2, dim=-1)
-        inner = (F.gelu(gate, approximate="tanh") if rule.gelu else F.silu(gate)) * up
+        inner = activation(F.linear(h[token], first[expert]), rule)
         rows = F.linear(rounded(inner, down), second[expert])
         total.index_add_(0, token, weights[token, j, None].double() * rows)
     return total
@@ -118,17 +117,22 @@ def test_every_cut_gives_the_weighted_sum(
     assert torch.equal(*outs)
 
 
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [(GELU, "blocks"), (UNGATED, "blocks"), (UNGATED, "whole"), (UNGATED, "channels")],
+    ids=["gelu", "ungated", "ungated-whole", "ungated-channels"],
+)
 @pytest.mark.parametrize("cut", CUTS)
-def test_gelu_instead_of_silu_tiny(cut: str, device: torch.device) -> None:
-    gate_up, down = (fp8_weight(4, n, k, "blocks", device) for n, k in ((256, 256), (256, 128)))
+def test_other_activations_tiny(cut: str, rule: ExpertRule, kind: str, device: torch.device) -> None:
+    gate_up, down = (fp8_weight(4, n, k, kind, device) for n, k in ((rule.parts * 128, 256), (256, 128)))
     h, residual = (torch.randn(5, 256, device=device) for _ in range(2))
     ids, weights = spread("even", 5, 4, 3).to(device), torch.rand(5, 3, device=device)
-    out = with_cut(fp8_experts(gate_up, down, GELU), CUTS[cut]).add_to(h, ids, weights, residual.clone())
+    out = with_cut(fp8_experts(gate_up, down, rule), CUTS[cut]).add_to(h, ids, weights, residual.clone())
     if cut.startswith("many"):
-        expected = rounded_reference(h, gate_up, down, ids, weights, residual, GELU)
+        expected = rounded_reference(h, gate_up, down, ids, weights, residual, rule)
         assert relative_error(out, expected) < (0.3 if device.type == "cpu" else 6e-3)  # see above
     else:
-        expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual, GELU)
+        expected = reference(h, gate_up.dequantize(), down.dequantize(), ids, weights, residual, rule)
         assert relative_error(out, expected) < tolerance(h.dtype)
 
 

@@ -19,6 +19,7 @@ RULES = {
     "renormalised": Router(4, "softmax", True),
     "of_chosen": Router(3, "softmax_of_chosen", scale=0.5),
     "sigmoid": Router(2, "sigmoid", True, scale=2.5),
+    "sigmoid_of_chosen": Router(2, "sigmoid_of_chosen"),
     "groups": Router(3, "sigmoid", True, 4, 2, "top2", 2.5),
     "best": Router(2, "softmax", False, 4, 2, "max"),
     "all": Router(20, "softmax"),

@@ -25,6 +25,7 @@ RULES = {
     "renormalised": Router(4, "softmax", True),
     "of_chosen": Router(3, "softmax_of_chosen", scale=0.5),
     "sigmoid": Router(2, "sigmoid", True, scale=2.5),
+    "sigmoid_of_chosen": Router(2, "sigmoid_of_chosen"),
     "all": Router(20, "softmax"),
 }
 SHAPES = [  # tokens, experts, hidden

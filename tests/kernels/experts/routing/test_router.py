@@ -16,6 +16,8 @@ import transformers
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
+from transformers.models.llama4.modeling_llama4 import Llama4Router
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter
 from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
@@ -77,6 +79,19 @@ def test_experts_and_weights_are_those_of_transformers(family: str) -> None:
     order, expected_order = ids.argsort(dim=1), expected_ids.argsort(dim=1)
     assert torch.equal(ids.gather(1, order).long(), expected_ids.gather(1, expected_order))
     torch.testing.assert_close(weights.gather(1, order), expected_weights.gather(1, expected_order).float())
+
+
+def test_logits_decide_where_sigmoids_are_equal() -> None:
+    """Llama 4's router returns the sigmoids of all experts, which are 0 for those that are not chosen."""
+    router = Llama4Router(Llama4TextConfig(hidden_size=HIDDEN, num_local_experts=EXPERTS, num_experts_per_tok=1))
+    router.weight.data.normal_(std=10.0)
+    x = torch.randn(TOKENS, HIDDEN)
+    with torch.no_grad():
+        expected, logits = router(x)
+        ids, weights = route_reference(logits, Router(1, "sigmoid_of_chosen"))
+        by_sigmoid, _ = route_reference(logits, Router(1, "sigmoid"))
+    assert torch.equal(torch.zeros_like(expected).scatter(1, ids.long(), weights), expected)
+    assert not torch.equal(ids, by_sigmoid)
 
 
 def test_the_best_expert_stands_for_its_group_where_it_is_asked_for() -> None:
