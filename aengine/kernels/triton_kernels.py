@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from aengine.kernels import elementwise
-from aengine.kernels.attention.heads import Heads, LatentHeads
 from aengine.kernels.attention.inputs import latent_inputs, qk_norm_rope_store
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.triton_delta import TritonDelta
@@ -23,7 +22,6 @@ from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.shared_gate import gated_silu_mul
 from aengine.kernels.experts.single_rows import SharedMatrices
 from aengine.kernels.experts.triton_experts import TritonExperts
-from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.launch import Launch, launch_for
 from aengine.kernels.linear.base import Linear, RegisteredLinear
 from aengine.kernels.linear.fp8.config import fp8_borders
@@ -154,39 +152,11 @@ class TritonKernels:
     def mamba(self, weights: MambaWeights) -> TritonMamba:
         return TritonMamba(weights)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return elementwise.silu_mul(gate_up)
-
-    def gated_silu_mul(self, gate_up: Tensor, h: Tensor, row: Tensor) -> Tensor:
-        return gated_silu_mul(gate_up, h, row)
-
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        return elementwise.gelu_mul(gate_up)
-
-    def xielu(self, x: Tensor, values: Tensor) -> Tensor:
-        return elementwise.xielu(x, values)
-
-    def gate_output(self, x: Tensor, gates: Tensor) -> Tensor:
-        return elementwise.gate_output(x, gates)
-
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return elementwise.rotate(x, cos, sin)
-
-    def qk_norm_rope_store(
-        self,
-        qkv: Tensor,
-        heads: Heads,
-        cos_sin: Tensor,
-        positions: Tensor,
-        cache: tuple[Tensor, Tensor],
-        slots: Tensor,
-        scales: KVScales = NO_SCALES,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        return qk_norm_rope_store(qkv, heads, cos_sin, positions, cache, slots, scales, out)
-
-    def latent_inputs(
-        self, latents: Tensor, q: Tensor, heads: LatentHeads, cos_sin: Tensor, positions: Tensor, cache: Tensor,
-        slots: Tensor, out: Tensor, scale: float = 1.0,
-    ) -> None:  # fmt: skip
-        latent_inputs(latents, q, heads, cos_sin, positions, cache, slots, out, scale)
+    silu_mul = staticmethod(elementwise.silu_mul)
+    gated_silu_mul = staticmethod(gated_silu_mul)
+    gelu_mul = staticmethod(elementwise.gelu_mul)
+    xielu = staticmethod(elementwise.xielu)
+    gate_output = staticmethod(elementwise.gate_output)
+    rotate = staticmethod(elementwise.rotate)
+    qk_norm_rope_store = staticmethod(qk_norm_rope_store)
+    latent_inputs = staticmethod(latent_inputs)

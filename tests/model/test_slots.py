@@ -103,8 +103,8 @@ def reachable(thing: object) -> Iterator[Tensor]:
         for part in thing:
             yield from reachable(part)
     elif type(thing).__module__.startswith("aengine.") and not isinstance(thing, SHARED):
-        names = [*getattr(thing, "__dict__", ())] or [*getattr(type(thing), "__slots__", ())]
-        for name in names:
+        slots = (name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()))
+        for name in [*getattr(thing, "__dict__", ())] or slots:
             yield from reachable(getattr(thing, name))
 
 

@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aengine.kernels.experts.activation import activated, squared_relu
-from aengine.kernels.experts.many_rows import ManyConfig, ManyCut, sort_rows
+from aengine.kernels.experts.many_rows import ManyConfig, sort_rows
 from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.experts.routing.plan import Plan
 from aengine.kernels.experts.rule import ExpertRule
@@ -168,17 +168,14 @@ def _group_scale(
     return scale
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8ManyConfig:
-    """How experts in FP8 for many rows are divided; a step takes 128 columns. height: rows of a tile."""
+class Fp8ManyConfig(ManyConfig):
+    """How experts in FP8 for many rows are divided; a step takes 128 columns. Rows are never gathered."""
 
-    height: int
-    gate_up: ManyCut
-    down: ManyCut
+    __slots__ = ()
 
     def shared_memory(self, element_size: int, weight_size: int) -> int:
         """Return an upper bound in bytes of copies in flight or in use, and of scales."""
-        return ManyConfig(self.height, self.gate_up, self.down).shared_memory(1, 1) + 4096
+        return super().shared_memory(1, 1) + 4096
 
 
 @dataclass(slots=True, eq=False)

@@ -34,13 +34,10 @@ from aengine.kernels.linear.weights.int4 import Int4Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FloatProducts:
-    """Matrices in the type of the rows. shared: an expert for all tokens, computed in the same launches."""
-
+class _Products:
     gate_up: Matrices
     down: Matrices
     rule: ExpertRule
-    shared: SharedMatrices | None = None
 
     @property
     def experts(self) -> int:
@@ -49,6 +46,13 @@ class FloatProducts:
     @property
     def hidden(self) -> int:
         return self.down.weight.shape[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FloatProducts(_Products):
+    """Matrices in the type of the rows. shared: an expert for all tokens, computed in the same launches."""
+
+    shared: SharedMatrices | None = None
 
     def single_config(self, tokens: int, top_k: int, element_size: int) -> SingleConfig | None:
         config = single_config(tokens, top_k, self.hidden, element_size)
@@ -72,21 +76,10 @@ class FloatProducts:
         return replace(self, shared=shared)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fp8Products:
+class Fp8Products(_Products):
     """Matrices in FP8. Few rows stay in their own type, which is more exact; many are rounded as the format says."""
 
-    gate_up: Matrices
-    down: Matrices
-    rule: ExpertRule
-
-    @property
-    def experts(self) -> int:
-        return self.down.weight.shape[0]
-
-    @property
-    def hidden(self) -> int:
-        return self.down.weight.shape[1]
+    __slots__ = ()
 
     def single_config(self, tokens: int, top_k: int, element_size: int) -> SingleConfig | None:
         return fp8_single_config(tokens, top_k, self.hidden, element_size)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from aengine.errors import UnsupportedModelError
 from aengine.kernels.recurrent.state import BLOCK
 from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.parts import (
@@ -19,10 +18,11 @@ from aengine.model.families.parts import (
     layer_norms,
     mlp,
     plain_ends,
+    recurrent_layers,
     softmax_router,
     sparse_layers,
 )
-from aengine.model.fields import Fields, shown
+from aengine.model.fields import Fields
 from aengine.model.recurrent_spec import DeltaSpec
 from aengine.model.spec import FFN, ExpertsSpec, LayerSpec, MLPSpec
 
@@ -108,12 +108,4 @@ def _linear_layers(fields: Fields) -> list[bool]:
         if interval > layers:
             raise fields.fail("full_attention_interval", f"({interval}) leaves none of {layers} layers full attention")
         return [(i + 1) % interval != 0 for i in range(layers)]
-    types = fields.strings("layer_types")
-    for kind in types:
-        if kind not in ("full_attention", "linear_attention"):
-            raise UnsupportedModelError(f"{fields.source}: layer type {shown(kind)} is not supported")
-    if len(types) != layers:
-        raise fields.fail("layer_types", f"names {len(types)} layers of {layers}")
-    if "full_attention" not in types:
-        raise UnsupportedModelError(f"{fields.source}: layer_types without full_attention are not supported")
-    return [kind == "linear_attention" for kind in types]
+    return recurrent_layers(fields, "linear_attention")

@@ -17,8 +17,9 @@ from aengine.model.families.parts import (
     layer_count,
     layer_norms,
     norm_eps,
+    recurrent_layers,
 )
-from aengine.model.fields import Fields, shown
+from aengine.model.fields import Fields
 from aengine.model.norm_spec import NormSpec
 from aengine.model.recurrent_spec import ConvSpec
 from aengine.model.spec import FFN, ExpertsSpec, LayerSpec, MLPSpec
@@ -98,12 +99,4 @@ def _conv_layers(fields: Fields) -> list[bool]:
         if all(convolves):
             raise UnsupportedModelError(f"{fields.source}: full_attn_idxs without a layer are not supported")
         return convolves
-    types = fields.strings("layer_types")
-    for kind in types:
-        if kind not in ("full_attention", "conv"):
-            raise UnsupportedModelError(f"{fields.source}: layer type {shown(kind)} is not supported")
-    if len(types) != count:
-        raise fields.fail("layer_types", f"names {len(types)} layers of {count}")
-    if "full_attention" not in types:
-        raise UnsupportedModelError(f"{fields.source}: layer_types without full_attention are not supported")
-    return [kind == "conv" for kind in types]
+    return recurrent_layers(fields, "conv")

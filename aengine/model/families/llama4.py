@@ -6,9 +6,18 @@ from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.experts.routing.router import Router
-from aengine.model.families.parts import MAX_WIDTH, attention, expert_count, expert_width, layer_count, layers_of, mlp
+from aengine.model.families.parts import (
+    MAX_WIDTH,
+    attention,
+    expert_count,
+    expert_width,
+    layer_count,
+    layer_types,
+    layers_of,
+    mlp,
+)
 from aengine.model.families.plain import rotated_layers
-from aengine.model.fields import Fields, shown
+from aengine.model.fields import Fields
 from aengine.model.rope import MAX_POSITIONS, QueryGrowth
 from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerSpec
 
@@ -72,14 +81,10 @@ def _chunks_by_layer(fields: Fields, rotates: list[bool]) -> list[int | None]:
     size = fields.integer("attention_chunk_size", 1, 2**31) if fields.present("attention_chunk_size") else None
     if not fields.present("layer_types"):
         return [size if rotated else None for rotated in rotates]
-    types = fields.strings("layer_types")
-    if unknown := set(types) - {"chunked_attention", "full_attention"}:
-        raise UnsupportedModelError(f"{fields.source}: layer type {shown(min(unknown))} is not supported")
-    if len(types) != len(rotates):
-        raise fields.fail("layer_types", f"names {len(types)} layers of {len(rotates)}")
-    if size is None and "chunked_attention" in types:
+    chunked = layer_types(fields, "chunked_attention")
+    if size is None and any(chunked):
         raise fields.fail("attention_chunk_size", "is missing, and layer_types asks for chunks")
-    return [size if kind == "chunked_attention" else None for kind in types]
+    return [size if cut else None for cut in chunked]
 
 
 def _sparse_layers(fields: Fields) -> frozenset[int]:

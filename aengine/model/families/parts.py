@@ -228,15 +228,23 @@ def sliding_window(fields: Fields) -> int | None:
     return fields.integer("sliding_window", 1, 2**31, 4096)
 
 
-def layer_types(fields: Fields) -> list[bool]:
-    """Return which layers have a sliding window, as `layer_types` says."""
+def layer_types(fields: Fields, kind: str = "sliding_attention") -> list[bool]:
+    """Return which layers are of this kind, as `layer_types` says. The others have full attention."""
     types = fields.strings("layer_types")
-    for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise UnsupportedModelError(f"{fields.source}: layer type {shown(kind)} is not supported")
+    for one in types:
+        if one not in ("full_attention", kind):
+            raise UnsupportedModelError(f"{fields.source}: layer type {shown(one)} is not supported")
     if len(types) != (layers := layer_count(fields)):
         raise fields.fail("layer_types", f"names {len(types)} layers of {layers}")
-    return [kind == "sliding_attention" for kind in types]
+    return [one == kind for one in types]
+
+
+def recurrent_layers(fields: Fields, kind: str) -> list[bool]:
+    """Like layer_types(), for a recurrent kind. At least one layer must have full attention."""
+    recurrent = layer_types(fields, kind)
+    if all(recurrent):
+        raise UnsupportedModelError(f"{fields.source}: layer_types without full_attention are not supported")
+    return recurrent
 
 
 def slides_by_layer(fields: Fields, every: int) -> list[bool]:
