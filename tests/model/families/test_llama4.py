@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import aengine
 from aengine.errors import CheckpointError, ConfigError, UnsupportedModelError
@@ -46,6 +48,26 @@ def test_no_chunks(tmp_path: Path) -> None:
     model = write_checkpoint("llama4", tmp_path, attention_chunk_size=None)
     assert ModelConfig.from_folder(tmp_path).windows == [None] * 4
     assert_mixed(load(tmp_path, ()), [model])
+
+
+@pytest.mark.anyio
+async def test_contexts_of_many_chunks(tmp_path: Path) -> None:
+    """A step of a prompt has several chunks. Pages outside of chunks are freed, and sequences are preempted."""
+    model = write_checkpoint("llama4", tmp_path, vocab_size=4096, attention_chunk_size=16, max_position_embeddings=512)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, tmp_path)
+    generator = torch.Generator().manual_seed(3)
+    prompts = torch.randint(0, 4096, (6, 150), generator=generator)
+    greedy = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None, "pad_token_id": 0}
+    expected = model.generate(prompts, attention_mask=torch.ones_like(prompts), **greedy)[:, 150:].tolist()
+    knobs = {"device": "cpu", "progress": False, "num_pages": 90, "page_size": 8, "window_context": 32}
+    async with aengine.Engine(str(tmp_path), max_model_len=200, max_step_tokens=70, max_num_seqs=8, **knobs) as engine:
+        wanted = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
+        for _ in range(2):  # the second time from the cache
+            done = await asyncio.gather(*(engine.complete(prompt, **wanted) for prompt in prompts.tolist()))
+            assert [list(one.token_ids) for one in done] == expected
+        assert engine.stats().preemptions > 0
+        engine.check_integrity()
 
 
 @pytest.mark.parametrize(
