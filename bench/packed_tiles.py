@@ -1,6 +1,6 @@
 """Time tiles of MXFP4 experts on a GPU: what runs, other configs of it, and the candidate, in turns on one board.
 
-    python -m bench.packed_tiles --out tiles.jsonl [--models 20b 120b] [--tokens 64 256 8] [--seconds 110]
+    python -m bench.packed_tiles --out tiles.jsonl [--models 20b 120b] [--tokens 64 256 8] [--kinds tiles streamed]
 
 A figure is a whole layer: plan, both products and the weighted sum, in a CUDA graph. The calls rotate through several
 layers with their own routes by chance, so that nothing is left in the second-level cache. Each result is compared with
@@ -44,6 +44,7 @@ LAYERS = 3
 CALLS = 6  # of a graph
 ROUNDS = 5
 MOST_ERROR = 5e-3
+KINDS = ("tiles", "streamed")  # other configs of what runs, and the candidate
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 Variant = PackedConfig | StreamedConfig | None  # None: what the engine chooses
 
@@ -121,7 +122,7 @@ def random_layer(experts: int) -> Layer:
     return Layer(matrices(2), matrices(1), ExpertRule(GateClamp(1.702, 7.0), biases), experts)
 
 
-def variants(tokens: int, experts: int) -> list[Variant]:
+def variants(tokens: int, experts: int, kinds: Sequence[str] = KINDS) -> list[Variant]:
     """Return what is tried for a number of tokens; first what runs."""
     average = tokens * TOP_K / experts
     tried: list[Variant] = [None]
@@ -140,7 +141,7 @@ def variants(tokens: int, experts: int) -> list[Variant]:
         (StreamedCut(2, 4), StreamedCut(3, 4)),
     )
     tried += [StreamedConfig(group, *cut) for group in groups for cut in cuts]
-    return tried
+    return [one for one in tried if one is None or name_of(one).startswith(tuple(kinds))]
 
 
 def compile_all(calls: Sequence[Callable[[], object]]) -> None:
@@ -173,7 +174,7 @@ def captured(layers: Sequence[Layer], variant: Variant, inputs: Sequence[tuple[T
     return graph
 
 
-def measure(model: str, layers: Sequence[Layer], tokens: int, out: TextIO) -> None:
+def measure(model: str, layers: Sequence[Layer], tokens: int, kinds: Sequence[str], out: TextIO) -> None:
     experts = EXPERTS[model]
     inputs = [
         (
@@ -188,7 +189,7 @@ def measure(model: str, layers: Sequence[Layer], tokens: int, out: TextIO) -> No
     expected = layers[0].reference(*inputs[0])
     graphs: dict[Variant, torch.cuda.CUDAGraph] = {}
     errors: dict[Variant, float] = {}
-    for variant in variants(tokens, experts):
+    for variant in variants(tokens, experts, kinds):
         try:
             result = layers[0].run(variant, *inputs[0])
             errors[variant] = float((result.float() - expected).norm() / expected.norm())
@@ -235,6 +236,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--models", nargs="+", choices=list(EXPERTS), default=list(EXPERTS))
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="timed beside what runs")
     parser.add_argument("--seconds", type=float, default=110.0, help="begin no case after this")
     options = parser.parse_args()
     started = time.monotonic()
@@ -246,14 +248,14 @@ def main() -> None:
             torch.empty(tokens, TOP_K, device=DEVICE, dtype=torch.int32), torch.empty(tokens, TOP_K, device=DEVICE),
         )
         for of_model in layers.values() for tokens in options.tokens
-        for variant in variants(tokens, of_model[0].experts)
+        for variant in variants(tokens, of_model[0].experts, options.kinds)
     ])  # fmt: skip
     print(f"compiled after {time.monotonic() - started:.0f} s", flush=True)
     with options.out.open("a") as out:
         for tokens in options.tokens:
             for model, of_model in layers.items():
                 if time.monotonic() - started < options.seconds:
-                    measure(model, of_model, tokens, out)
+                    measure(model, of_model, tokens, options.kinds, out)
     print(f"done after {time.monotonic() - started:.0f} s", flush=True)
 
 

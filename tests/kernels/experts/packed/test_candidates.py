@@ -36,8 +36,8 @@ def mxfp4(*shape: int) -> Mxfp4Weight:
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 @pytest.mark.parametrize(("how", "config"), [("nowhere", "one-eight"), ("one", "two-eights")])
 def test_streamed_tiles_tiny(how: str, config: str, device: torch.device) -> None:
-    """Nine tokens are more than eight, and 160 and 96 columns are no whole blocks."""
-    shape = tokens, experts, top_k, hidden, inter = 9, 3, 2, 160, 96
+    """Nine tokens are more than eight, and 160 and 32 columns are no whole blocks."""
+    shape = tokens, experts, top_k, hidden, inter = 9, 2, 2, 160, 32
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
     ids = spread(how, tokens, experts, top_k).to(device)
     gate_up, down = mxfp4(experts, 2 * inter, hidden), mxfp4(experts, hidden, inter)
