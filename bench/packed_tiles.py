@@ -126,7 +126,7 @@ def variants(tokens: int, experts: int, kinds: Sequence[str] = KINDS) -> list[Va
     """Return what is tried for a number of tokens; first what runs."""
     average = tokens * TOP_K / experts
     tried: list[Variant] = [None]
-    heights = (8, 16) if average <= 2 else (16,) if average <= 8 else (16, 32) if average <= 16 else (32, 64)
+    heights = (8, 16) if average <= 4 else (16,) if average <= 8 else (16, 32) if average <= 16 else (32, 64)
     for height in heights:
         for gate_up, down in (
             ((64, 4, 4), (128, 4, 4)), ((64, 6, 4), (128, 6, 4)), ((32, 4, 4), (64, 4, 4)),
