@@ -15,14 +15,9 @@ pytest.importorskip("triton")
 
 from aengine.kernels import elementwise, row_steps
 from aengine.kernels.attention import (
-    chunk_attention,
-    decode_attention,
     gather_pages,
     inputs,
-    latent_decode,
-    prefix_attention,
 )
-from aengine.kernels.attention.config import decode_config, tile_queries
 from aengine.kernels.attention.heads import Heads
 from aengine.kernels.collective.kernels import arrived_kernel
 from aengine.kernels.collective.mailboxes import LANES, PROGRAMS, Mailbox
@@ -38,7 +33,6 @@ from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
 from aengine.kernels.linear.fp8.few_tiles import few_tiles
 from aengine.kernels.linear.fp8.linear import Fp8Linear
-from aengine.kernels.linear.fp8.quantize import E4M3
 from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.config import StreamedRowConfig, int4_config, one_row_config
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
@@ -234,132 +228,6 @@ def test_products_of_one_row_with_4_bit_weights(compiler: Compiler, n: int, k: i
     int4_launch.Int4Product()(new(1, k), weight)
     if isinstance(config, StreamedRowConfig):
         assert compiler.shared[-1] <= config.shared_memory(weight.blocks)
-
-
-@pytest.mark.parametrize(
-    ("rows", "group", "dim", "new"),
-    [
-        (1, 4, 128, half),
-        (16, 8, 128, half),
-        (256, 8, 128, half),
-        (64, 2, 64, half),
-        (16, 4, 256, half),
-        (8, 4, 256, single),
-        (1, 8, 512, half),
-        (64, 16, 512, half),
-        (8, 4, 512, single),
-    ],
-)
-def test_decode_attention(compiler: Compiler, rows: int, group: int, dim: int, new: Callable[..., Tensor]) -> None:
-    q, cache = new(rows, 2 * group, dim), new(100, 16, 2, dim)
-    config = decode_config(rows, group, dim, q.element_size(), compiler.gpu.launch)
-    decode_attention.PagedDecode()(q, cache, cache, ints(rows, 50), ints(rows), 0.1)
-    groups = compiler.gpu.launch.warp_groups
-    assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size(), warp_groups=groups)
-    # CUDA reserves 1 KB for each program; all programs of a processor must fit.
-    assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
-
-
-@HAVE_FP8
-@pytest.mark.parametrize(
-    ("rows", "group", "dim", "new"),
-    [(1, 4, 128, half), (2, 4, 128, half), (16, 8, 128, half), (256, 4, 128, half), (64, 2, 64, half),
-     (100, 4, 256, half), (8, 4, 128, single), (8, 4, 32, half)],
-)  # fmt: skip
-def test_decode_attention_of_codes(
-    compiler: Compiler, rows: int, group: int, dim: int, new: Callable[..., Tensor]
-) -> None:
-    q, cache = new(rows, 2 * group, dim), eighth(100, 16, 2, dim)
-    config = decode_config(rows, group, dim, q.element_size(), compiler.gpu.launch, kept_size=1)
-    decode_attention.PagedDecode()(q, cache, cache, ints(rows, 50), ints(rows), 0.1)
-    groups = compiler.gpu.launch.warp_groups
-    assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size(), 1, warp_groups=groups)
-    assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
-
-
-@pytest.mark.parametrize(
-    ("rows", "queries", "group", "dim", "new"),
-    [
-        (1, 2, 4, 128, half),
-        (64, 5, 4, 128, half),
-        (16, 5, 8, 128, half),
-        (64, 17, 16, 128, half),
-        (64, 4, 8, 256, half),
-        (8, 5, 4, 128, single),
-        (64, 5, 8, 64, half),
-    ],
-)
-def test_decode_attention_of_drafts(
-    compiler: Compiler, rows: int, queries: int, group: int, dim: int, new: Callable[..., Tensor]
-) -> None:
-    q, cache = new(rows * queries, 2 * group, dim), new(100, 16, 2, dim)
-    columns = tile_queries(queries, group, dim) * group
-    config = decode_config(rows, columns, dim, q.element_size(), compiler.gpu.launch, drafted=True)
-    decode_attention.PagedDecode()(q, cache, cache, ints(rows, 50), ints(rows), 0.1, queries=queries)
-    assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
-
-
-@pytest.mark.parametrize("new", [half, single])
-def test_attention_of_blocks(compiler: Compiler, new: Callable[..., Tensor]) -> None:
-    """Their keys and values have no queries while prompts are read."""
-    q, cache, heads = new(4 * 16, 8, 128), new(100, 16, 2, 128), Heads(0, new(128), new(128), 1e-6)
-    decode_attention.PagedDecode()(q, cache, cache, ints(4, 50), ints(4), 0.1, queries=16, causal=False)
-    inputs.qk_norm_rope_store(new(9, 4 * 128), heads, single(500, 128), longs(9), (cache, cache), longs(9))
-
-
-LATENTS = [(16, half), (128, single), (20, half), (128, half)]  # float32 with the most heads only
-
-
-@pytest.mark.parametrize(("heads", "new"), LATENTS)
-def test_attention_over_latents(compiler: Compiler, heads: int, new: Callable[..., Tensor]) -> None:
-    q, cache = new(40, heads, 576), new(100, 16, 1, 576)
-    latent_decode.LatentDecode()(q, cache, 512, ints(40, 50), ints(40), 0.1)
-    chunk_attention.attend_chunks(q, cache, cache[..., :512], ints(4, 50), ints(4), ints(5), 0.1)
-
-
-@HAVE_FP8
-@pytest.mark.parametrize(("heads", "new"), LATENTS)
-def test_attention_over_latents_in_fp8(compiler: Compiler, heads: int, new: Callable[..., Tensor]) -> None:
-    q, cache = new(40, heads, 576), half(100, 16, 1, 576).to(E4M3)
-    latent_decode.LatentDecode()(q, cache, 512, ints(40, 50), ints(40), 0.1)
-    chunk_attention.attend_chunks(q, cache, cache[..., :512], ints(4, 50), ints(4), ints(5), 0.1)
-
-
-@pytest.mark.parametrize("new", [half, single])
-def test_attention_of_chunks_with_wide_heads(compiler: Compiler, new: Callable[..., Tensor]) -> None:
-    q, cache = new(40, 8, 512), new(100, 16, 1, 512)
-    chunk_attention.attend_chunks(q, cache, cache, ints(4, 50), ints(4), ints(5), 0.1)
-
-
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(16, 8, 256), (32, 16, 128), (32, 4, 512)])
-@pytest.mark.parametrize("window", [None, 1024])
-def test_attention_among_the_tokens_of_images(
-    compiler: Compiler, heads: int, kv_heads: int, dim: int, window: int | None
-) -> None:
-    for q in (half(40, heads, dim), single(40, heads, dim)):
-        caches = [q.new_empty(100, 16, kv_heads, dim)]
-        if compiler.gpu.capability >= 89:
-            caches.append(eighth(100, 16, kv_heads, dim))
-        for cache in caches:
-            chunk_attention.attend_chunks(
-                q, cache, cache, ints(4, 50), ints(4), ints(5), 0.1, window, out=q.new_empty(q.shape), ends=longs(40)
-            )
-
-
-def test_attention_to_shared_runs(compiler: Compiler) -> None:
-    attend_shared(half(100, 16, 2, 128))
-
-
-@HAVE_FP8
-def test_attention_to_shared_runs_of_codes(compiler: Compiler) -> None:
-    attend_shared(eighth(100, 16, 2, 128))
-
-
-def attend_shared(cache: Tensor) -> None:
-    q, table = half(64, 8, 128), ints(64, 50)
-    runs = prefix_attention.SharedRuns(ints(64), ints(3), ints(2), ints(64))
-    shared = prefix_attention.attend_shared(q, cache, cache, table, runs, 0.1)
-    decode_attention.PagedDecode()(q, cache, cache, table, ints(64), 0.1, shared=shared)
 
 
 def test_the_gates_of_heads(compiler: Compiler) -> None:
