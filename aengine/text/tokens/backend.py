@@ -16,6 +16,8 @@ from aengine.text.tokens.bounds import refuse_growth
 from aengine.text.tokens.settings import TokenizerSettings, read_text
 
 _MAX_FILE_BYTES = 64 * 2**20  # twice the largest file in use
+# Markers of Command R7B and A around the text of an answer.
+_AROUND_ANSWERS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 
 
 @contextmanager
@@ -50,7 +52,10 @@ def read_backend(path: Path) -> Backend:
 
 
 def apply_settings(backend: Backend, settings: TokenizerSettings) -> None:
-    """Apply tokenizer_config.json to the tokenizer of tokenizer.json, as transformers does."""
+    """Apply tokenizer_config.json to the tokenizer of tokenizer.json, as transformers does.
+
+    The markers around an answer's text become special tokens, whatever their flag: they are no part of the answer.
+    """
     for entry in settings.added_tokens:
         # A new token is added only if it gets the id that the entry states. Else the entry belongs to another
         # vocabulary.
@@ -59,7 +64,7 @@ def apply_settings(backend: Backend, settings: TokenizerSettings) -> None:
             backend.add_tokens([AddedToken(entry.content, **_with_defaults(entry.flags))])
     decoder = backend.get_added_tokens_decoder()
     special = {token.content for token in decoder.values() if token.special}
-    named = [*settings.named_tokens.values(), *settings.extra_special]
+    named = [*settings.named_tokens.values(), *settings.extra_special, *_AROUND_ANSWERS]
     for content in named:
         if content not in special and backend.token_to_id(content) is not None:
             backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])

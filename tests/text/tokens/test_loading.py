@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import processors
+from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerFast
 
 from aengine.errors import CheckpointError
+from aengine.requests.sampling_params import SamplingParams
+from aengine.text.tokens.output import OutputText
 from aengine.text.tokens.tokenizer import Tokenizer
 from tests.text.text_families import SPECIAL, byte_fallback_backend, byte_level_backend, write_tokenizer
 from tests.text.tokens.texts import TEXTS
@@ -61,6 +63,17 @@ def test_flags_in_tokenizer_config_win(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_tokenizer(tmp_path, backend, config))
     assert think in tokenizer.special_ids
     assert tokenizer.vocab_size == backend.get_vocab_size()
+
+
+def test_markers_around_an_answer_are_special_whatever_their_flag(tmp_path: Path) -> None:
+    backend = byte_level_backend()
+    markers = ["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"]
+    backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in markers])
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, backend, {}))
+    begin, end, text_begin, text_end = map(backend.token_to_id, markers)
+    ids = [begin, *tokenizer.encode_now("hello"), end, text_begin, *tokenizer.encode_now("world"), text_end]
+    output = OutputText(tokenizer, SamplingParams())
+    assert "".join([*map(output.feed, ids), output.finish()]) == tokenizer.decode(ids) == "helloworld"
 
 
 @pytest.mark.parametrize(
