@@ -105,7 +105,7 @@ class AnswerReading:
         self._structured = structured is not None and not tools.forced
         # JSON never begins with a marker. Any other form may, and Llama 3's calls are JSON themselves.
         json = structured is not None and (structured.json is not None or structured.json_object)
-        if self._structured and (not json or (self._calls is not None and self._calls.syntax.bare)):
+        if self._structured and (not json or (self._calls is not None and self._calls.syntax.has_bare_calls)):
             self._calls = None
 
     def engine_params(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:

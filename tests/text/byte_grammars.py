@@ -40,6 +40,10 @@ SPECIAL = (
     '<|"|>',
     "<|channel>",
     "<channel|>",
+    "<|assistant|>",
+    "<|action_start|>",
+    "<|plugin|>",
+    "<|action_end|>",
 )
 MARKERS = {text: 256 + index for index, text in enumerate(SPECIAL) if index}
 CITY = {
@@ -141,6 +145,21 @@ def calls(written: Sequence[tuple[str, str]], form: CallFormatName) -> str:
                 + "</tool_call>"
                 for name, texts in pairs
             )
+        case "hy3" | "hy3_preview":
+            end = ":opensource>" if form == "hy3" else ">"
+            pairs = [(name, _texts(json.loads(arguments))) for name, arguments in written]
+            elements = [
+                (
+                    name,
+                    "".join(
+                        f"<arg_key{end}{key}</arg_key{end}\n<arg_value{end}{text}</arg_value{end}\n"
+                        for key, text in texts.items()
+                    ),
+                )
+                for name, texts in pairs
+            ]
+            each = "".join(f"<tool_call{end}{name}<tool_sep{end}\n{one}</tool_call{end}\n" for name, one in elements)
+            return f"<tool_calls{end}\n{each}</tool_calls{end}"
         case "deepseek":
             each = "\n".join(
                 f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
@@ -180,6 +199,14 @@ def calls(written: Sequence[tuple[str, str]], form: CallFormatName) -> str:
                 for name, arguments in written
             ]
             return f"<|START_ACTION|>[{', '.join(objects)}]<|END_ACTION|>"
+        case "command_r":
+            objects = [f'{{"tool_name": "{name}", "parameters": {arguments}}}' for name, arguments in written]
+            return f"Action: ```json\n[{', '.join(objects)}]```"
+        case "glm4":
+            return "<|assistant|>".join(f"{name}\n{arguments}" for name, arguments in written)
+        case "internlm":
+            objects = [f'{{"name": "{name}", "parameters": {arguments}}}' for name, arguments in written]
+            return "".join(f"<|action_start|><|plugin|>\n{each}<|action_end|>" for each in objects)
         case "lfm2":
             each = ", ".join(f"{name}({_keywords(json.loads(arguments))})" for name, arguments in written)
             return f"<|tool_call_start|>[{each}]<|tool_call_end|>"

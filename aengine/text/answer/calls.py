@@ -152,7 +152,7 @@ class ToolCallParser:
     ) -> None:
         self._form = form
         self._syntax = form.syntax
-        self._bare = form.syntax.bare if bare else ""
+        self._bare = {text[0] for text in form.syntax.bare_beginnings(tools)} if bare else set()
         self._tools = tools
         self._parallel = parallel
         self._forced = forced
@@ -236,7 +236,7 @@ class ToolCallParser:
             begun = text.lstrip()
             self._blanks.append(text[: len(text) - len(begun)])
             text = begun
-            if text and text[0] == self._bare:
+            if text and text[0] in self._bare:
                 self._begin_call("", first=True)
                 self._is_certain = False
                 return text

@@ -89,17 +89,17 @@ def without(text: str) -> str:
     return f"~/(.|\\n)*{pattern(text)}(.|\\n)*/"
 
 
-def not_beginning(text: str) -> str:
-    """Return a regular expression of texts that do not begin with this text, even after blanks.
+def not_beginning(*texts: str) -> str:
+    """Return a regular expression of texts that begin with none of these texts, even after blanks.
 
     Blanks are the characters that `str.strip` removes.
     """
-    return f"~/[\\s\\x1c-\\x1f]*{pattern(text)}(.|\\n)*/"
+    return f"~/[\\s\\x1c-\\x1f]*({'|'.join(map(pattern, texts))})(.|\\n)*/"
 
 
 def pattern(text: str) -> str:
     """Return a regular expression that matches this text alone."""
-    return re.escape(text).replace("/", "\\/")
+    return re.escape(text).replace("/", "\\/").replace("\n", "n")
 
 
 def avoiding(text: str) -> str:

@@ -27,7 +27,9 @@ MISTRAL_THINK = ThoughtMarkers("[THINK]", "[/THINK]")  # Magistral and later
 SEED_THINK = ThoughtMarkers("<seed:think>", "</seed:think>")
 GEMMA_THINK = ThoughtMarkers("<|channel>thought", "<channel|>")  # Gemma 4
 COHERE_THINK = ThoughtMarkers("<|START_THINKING|>", "<|END_THINKING|>")  # Command R7B and A
-ALL_THOUGHTS = (THINK, MISTRAL_THINK, SEED_THINK, GEMMA_THINK, COHERE_THINK)
+APERTUS_THINK = ThoughtMarkers("<|inner_prefix|>", "<|inner_suffix|>")
+HY3_THINK = ThoughtMarkers("<think:opensource>", "</think:opensource>")
+ALL_THOUGHTS = (THINK, MISTRAL_THINK, SEED_THINK, GEMMA_THINK, COHERE_THINK, APERTUS_THINK, HY3_THINK)
 
 
 def thoughts_of(templates: Iterable[str], vocabulary: Iterable[str]) -> ThoughtMarkers | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import ContentDelta, Delta, ReasoningDelta
@@ -22,8 +22,8 @@ class BareCallSearch:
 
     __slots__ = ("_at_beginning", "_bare", "_held", "_latest", "_make", "_parser", "deltas")
 
-    def __init__(self, bare: str, make: Callable[[], ToolCallParser]) -> None:
-        """bare: the character with which calls begin. make: returns a parser of calls."""
+    def __init__(self, bare: Collection[str], make: Callable[[], ToolCallParser]) -> None:
+        """bare: the characters with any of which calls begin. make: returns a parser of calls."""
         self._bare = bare
         self._make = make
         self._at_beginning = True
@@ -63,7 +63,7 @@ class BareCallSearch:
             if found[0].isspace():
                 on_new_line = on_new_line or "\n" in found[0]
                 continue
-            if on_new_line and found[0][0] == self._bare:
+            if on_new_line and found[0][0] in self._bare:
                 yield text[begin:end]
                 begin = end
             on_new_line, end = False, found.end()
@@ -99,7 +99,8 @@ class UnclosedThought:
 
     def __init__(self, form: CallFormat, tools: Tools, parallel: bool = True) -> None:
         self.calls = ToolCallParser(form, tools, parallel, bare=False)
-        self._tail = BareCallSearch(form.syntax.bare, lambda: ToolCallParser(form, tools, parallel))
+        bare = {text[0] for text in form.syntax.bare_beginnings(tools)}
+        self._tail = BareCallSearch(bare, lambda: ToolCallParser(form, tools, parallel))
         self._waiting: list[str] = []
         self._found: list[Delta] = []  # deltas of the waiting text, once it has a call
 

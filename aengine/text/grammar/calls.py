@@ -73,11 +73,11 @@ class CallGrammar(msgspec.Struct, frozen=True):
     def rules(self) -> str:
         """Return rules in which `calls` describes at least one call."""
         syntax = self._syntax
-        if syntax.bare:
-            return "\n".join(["calls: group", *self._group()])
         several = self.parallel and syntax.between is not None
         more = f"({sequence(literal(syntax.between or ''), 'call')})*" if several else ""
-        return "\n".join([f"calls: {sequence('call', more)}", f"call: {self._begin} group", *self._group()])
+        first = "group" if syntax.has_bare_calls else "call"
+        rules = [f"call: {self._begin} group"] if more or not syntax.has_bare_calls else []
+        return "\n".join([f"calls: {sequence(first, more)}", *rules, *self._group()])
 
     def within_text(self, thought: Thought = "never") -> str:
         """Return a grammar of free text in which the parser can find only calls that match the rules.
@@ -90,8 +90,8 @@ class CallGrammar(msgspec.Struct, frozen=True):
         others = any_of(self.tokens, syntax.begin, *(() if thought == "never" else (thoughts.tokens[0],)))
         text = f"{ANYTHING} & {without(syntax.begin)}" if syntax.begin else ANYTHING
         first = text + (f" & {not_beginning(thoughts.begin)}" if thought == "possible" else "")
-        if syntax.bare:
-            first += f" & {not_beginning(syntax.bare)}"
+        if syntax.has_bare_calls:
+            first += f" & {not_beginning(*syntax.bare_beginnings(tool.name for tool in self.tools))}"
             rules = [self._text_or_calls(others), self.rules()]
             start = f"start: {head}unthinking"
         else:

@@ -64,8 +64,8 @@ def with_unclosed(opened: bool = False, form: CallFormatName = "hermes") -> Answ
 @pytest.mark.parametrize("form", [form for form in FORMATS if FORMATS[form].syntax.begin])
 def test_a_call_in_a_thought_that_does_not_close_is_a_call(form: CallFormatName) -> None:
     written = calls([("f", '{"a": 1}')], form)
-    if form == "llama3":
-        written = f"<|python_tag|>{written}"
+    if FORMATS[form].syntax.has_bare_calls:
+        written = FORMATS[form].syntax.begin + written
     for opened in (True, False):
         begin = "" if opened else "<think>\n"
         for end, content in (("\n</think>\n\nHi.", "Hi."), ("</think>", "")):  # the call was only part of the thought
@@ -81,7 +81,7 @@ def test_a_call_in_a_thought_that_does_not_close_is_a_call(form: CallFormatName)
             assert shape(read(with_unclosed(opened, form), text, cut=True)) == (text.removeprefix(begin), "", [])
 
 
-BARE: tuple[CallFormatName, ...] = ("llama3", "pythonic")
+BARE: tuple[CallFormatName, ...] = ("llama3", "pythonic", "glm4")
 bare = pytest.mark.parametrize("form", BARE)
 
 
@@ -103,6 +103,8 @@ def test_a_call_without_a_marker_at_the_end_of_a_thought_that_does_not_close(
         (f"[{{\n\n{begun}\n\n{begun}\n\n", f"[{{\n\n{begun}\n\n{begun}"),
     ):
         for written, count in ((one, 1), (two, 2), (f"{one}\n", 1), (f"{one}\n\n \n", 1)):
+            if form == "glm4" and count == 2:  # a marker begins the second call
+                continue
             text = f"{begin}{before}{written}"
             reading = with_unclosed(opened, form)
             assert shape(read(reading, text)) == (thought, "", [("f", '{"a": 1}')] * count)
@@ -228,6 +230,23 @@ def test_markers_that_are_special_tokens_are_seen(tmp_path: Path) -> None:
     for ids_shown, expected in ((shown, f"é{CALL}"), ((), f"é\n{CALL.split(chr(10))[1]}\n")):
         output = OutputText(tokenizer, SamplingParams(shown_special_ids=ids_shown))
         assert "".join([*map(output.feed, ids), output.finish()]) == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "markers"),
+    [
+        ("internlm", ["<|action_start|>", "<|plugin|>", "<|action_end|>"]),
+        ("hy3", [f"<{name}:opensource>" for name in ("tool_calls", "tool_call", "/tool_call", "/tool_calls")]),
+        ("glm4", ["<|assistant|>"]),
+    ],
+)
+def test_special_tokens_of_calls_are_seen(form: CallFormatName, markers: list[str], tmp_path: Path) -> None:
+    written = calls([("f", '{"a": 1}')] * 2, form)
+    tokenizer = checkpoint(tmp_path, "{{ messages }}", special=True, markers=tuple(markers))
+    shown = tokenizer.answer_format.shown_special_ids(False, FORMATS[form])
+    output = OutputText(tokenizer, SamplingParams(shown_special_ids=shown))
+    assert "".join([*map(output.feed, tokenizer.encode_now(written)), output.finish()]) == written
+    assert len(shown) == len(markers)
 
 
 @pytest.mark.parametrize(

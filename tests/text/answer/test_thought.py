@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.text.answer.deltas import ContentDelta, ReasoningDelta
-from aengine.text.answer.thought import THINK, ThoughtParser, ThoughtTokenCounter
+from aengine.text.answer.thought import THINK, ThoughtParser, ThoughtTokenCounter, thoughts_of
 from aengine.text.tokens.tokenizer import Tokenizer
 from tests.text.cutting import answer, cuts, shape
 
@@ -45,6 +45,21 @@ def test_a_thought_that_the_model_opens(text: str, reasoning: str, content: str)
 )
 def test_a_thought_that_the_prompt_opens(text: str, reasoning: str, content: str) -> None:
     assert shape(answer(ThoughtParser(opened=True), text)) == (reasoning, content, [])
+
+
+@pytest.mark.parametrize(
+    ("template", "begin", "end"),
+    [
+        ("{{ '<|START_THINKING|>' + thought + '<|END_THINKING|>' }}", "<|START_THINKING|>", "<|END_THINKING|>"),
+        ("{% set ends = ['<|inner_prefix|>', '<|inner_suffix|>'] %}", "<|inner_prefix|>", "<|inner_suffix|>"),
+        ("{% set end = ':opensource>' %}{{ '</think' + end }}", "<think:opensource>", "</think:opensource>"),
+        ("{{ '<think:opensource></think:opensource>' }}", "<think:opensource>", "</think:opensource>"),
+    ],
+)
+def test_markers_are_found_in_the_template_or_the_vocabulary(template: str, begin: str, end: str) -> None:
+    markers = thoughts_of([template], ["a", begin, end])
+    assert markers == (begin, end)
+    assert shape(answer(ThoughtParser(markers=markers), *f"{begin}a <b>\n{end}\n4")) == ("a <b>", "4", [])
 
 
 def test_pieces_are_told_as_soon_as_they_are_sure() -> None:

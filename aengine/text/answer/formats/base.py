@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -56,6 +56,7 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     unmarked: str = ""  # the first marker within a call, by which a call without `begin` is recognised
     after_name: str = ""  # another such marker, which follows the call's name
     bare: str = ""  # a character with which an answer may begin a group without the marker
+    after_bare_name: str = ""  # the text after the name, if such a group begins with the name instead
     before_name: str = ""  # the text from that character to the call's name, without blanks
     opening: str = ""  # the text after the marker in Lark's notation; the first call's reader reads it
     separator: str | None = None  # the text between the calls of a group; None if a group has one call
@@ -65,6 +66,16 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     noise: str = BLANKS  # characters after a call that are ignored
     between: str | None = None  # the text between groups; None if an answer of calls alone has one group
     inner: tuple[str, ...] = ()  # markers within a call
+
+    @property
+    def has_bare_calls(self) -> bool:
+        """Whether an answer may begin a group without the marker."""
+        return bool(self.bare or self.after_bare_name)
+
+    def bare_beginnings(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the texts with one of which such a group begins. names: of the tools that may be called."""
+        named = [f"{name}{self.after_bare_name}" for name in names] if self.after_bare_name else [self.bare]
+        return tuple(filter(None, named))
 
     @property
     def markers(self) -> tuple[str, ...]:

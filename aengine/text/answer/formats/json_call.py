@@ -67,8 +67,8 @@ class JsonCallReader(JsonPartialCall):
 
     A call has begun when its name, which must be in `names`, and the first brace of its arguments have come.
 
-    tags: the markers around calls. opening: a character before the object. opened: whether that character must be
-    there.
+    tags: the markers around calls. opening: a text before the object, with blanks anywhere. opened: whether that text
+    must be there.
     """
 
     __slots__ = ("_bare", "_expects", "_key", "_names", "_opening", "_role", "_scan", "_value")
@@ -103,8 +103,9 @@ class JsonCallReader(JsonPartialCall):
     def _structure(self, character: str) -> bool:
         """Parse a character between values, or begin a value. Returns False if the character does not belong here."""
         match self._expects:
-            case "opening" if character == self._opening:
-                self._expects = "object"
+            case "opening" if character == self._opening[0]:
+                self._opening = self._opening[1:]
+                self._expects = "opening" if self._opening else "object"
             case "opening" if character == "{" and self._bare:
                 self._expects = "first key"
             case "object" if character == "{":

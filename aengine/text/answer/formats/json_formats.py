@@ -1,5 +1,5 @@
-"""Formats whose calls are JSON objects: Hermes, Qwen, Phi-4-mini, Granite 3, Command R7B and A, Nemotron-H, Apertus,
-Llama 3.
+"""Formats whose calls are JSON objects: Hermes, Qwen, Phi-4-mini, Granite 3, Command R, R7B and A, Nemotron-H, Apertus,
+InternLM, Llama 3.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from aengine.text.answer.formats.base import CallableTool, CallFormat, CallReader, CallSyntax, Tools
 from aengine.text.answer.formats.json_call import JsonCallReader, KeyedCallReader, json_call_rules, keyed_call_rules
-from aengine.text.answer.lark import Tokens
+from aengine.text.answer.lark import Tokens, literal, marker, sequence
 
 
 class JsonObjects(CallFormat):
@@ -101,6 +101,47 @@ class CohereActions(JsonObjects):
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         return json_call_rules(rule, tool, "parameters", name='"tool_call_id": "0", "tool_name"')
+
+
+class CommandR(JsonObjects):
+    """A list of JSON objects with `tool_name` in a fence after `Action:`: Command R and R+ of 2024."""
+
+    syntax = CallSyntax(
+        begin="Action: ```json",
+        begins={"Action:\n```json": "", "Action:```json": ""},
+        opening=r'"\n["',
+        separator=", ",
+        closing="]```",
+        end="```",
+        further="{",
+        noise=" \t\r\n,}]",
+    )
+
+    def detect(self, template: str) -> bool:
+        return "Action:" in template and "```json" in template and '"tool_name"' in template
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        return json_call_rules(rule, tool, "parameters", name='"tool_name"')
+
+
+class InternLm(JsonObjects):
+    """A JSON object between `<|action_start|><|plugin|>` and `<|action_end|>`: InternLM 2.5 and 3."""
+
+    syntax = CallSyntax(
+        begin="<|action_start|>",
+        closing="<|action_end|>",
+        end="<|action_end|>",
+        noise=" \t\r\n}",
+        between="",
+        inner=("<|plugin|>",),
+    )
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return JsonCallReader(tools, self.syntax.markers, opening="<|plugin|>")
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        head = sequence(marker("<|plugin|>", tokens), literal("\n"))
+        return [f"{rule}: {head} {rule}_object", *json_call_rules(f"{rule}_object", tool, "parameters")]
 
 
 class Llama3(CallFormat):

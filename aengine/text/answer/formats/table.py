@@ -8,8 +8,18 @@ from aengine.config import CallFormatName
 from aengine.text.answer.formats.base import CallFormat
 from aengine.text.answer.formats.deepseek import DeepSeek, Kimi
 from aengine.text.answer.formats.gemma import Gemma4
-from aengine.text.answer.formats.glm import Glm
-from aengine.text.answer.formats.json_formats import ApertusList, CohereActions, Hermes, JsonList, Llama3, NemotronList
+from aengine.text.answer.formats.glm import Glm, Hy3
+from aengine.text.answer.formats.glm4 import Glm4
+from aengine.text.answer.formats.json_formats import (
+    ApertusList,
+    CohereActions,
+    CommandR,
+    Hermes,
+    InternLm,
+    JsonList,
+    Llama3,
+    NemotronList,
+)
 from aengine.text.answer.formats.mistral import Mistral, MistralList
 from aengine.text.answer.formats.pythonic import Pythonic, PythonicLines, PythonicList
 from aengine.text.answer.formats.qwen3_coder import MINIMAX, Qwen3Coder
@@ -19,7 +29,10 @@ FORMATS: Mapping[CallFormatName, CallFormat] = {
     "seed": Qwen3Coder("<seed:tool_call>", "</seed:tool_call>", line_break=""),
     "minimax": Qwen3Coder("<minimax:tool_call>", "</minimax:tool_call>", "", MINIMAX, grouped=True),
     "qwen3_coder": Qwen3Coder(),
+    "hy3": Hy3(":opensource"),
+    "hy3_preview": Hy3(""),
     "glm": Glm(),
+    "glm4": Glm4(),
     "deepseek": DeepSeek(fenced=True),
     "deepseek_v31": DeepSeek(fenced=False),
     "kimi": Kimi(),
@@ -29,8 +42,10 @@ FORMATS: Mapping[CallFormatName, CallFormat] = {
     "olmo": PythonicLines(),
     "lfm2": PythonicList(),
     "cohere": CohereActions(),
+    "command_r": CommandR(),
     "nemotron": NemotronList(),
     "apertus": ApertusList(),
+    "internlm": InternLm(),
     "hermes": Hermes(),
     "mistral": Mistral(),
     "mistral_list": MistralList(),

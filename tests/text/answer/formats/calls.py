@@ -57,6 +57,9 @@ UNCLOSED_STRINGS: list[tuple[CallFormatName, str]] = [
     ("olmo", '<function_calls>f(text="Oslo)</function_calls>'),
     ("lfm2", '<|tool_call_start|>[f(text="Oslo)]<|tool_call_end|>'),
     ("cohere", '<|START_ACTION|>[{"tool_name": "f", "parameters": {"text": "Oslo}}]<|END_ACTION|>'),
+    ("command_r", 'Action: ```json\n[{"tool_name": "f", "parameters": {"text": "Oslo}}]```'),
+    ("internlm", '<|action_start|><|plugin|>\n{"name": "f", "parameters": {"text": "Oslo}}<|action_end|>'),
+    ("glm4", 'f\n{"text": "Oslo}'),
     ("apertus", '<|tools_prefix|>[{"f": {"text": "Oslo}}]<|tools_suffix|>'),
     ("nemotron", '<TOOLCALL>[{"name": "f", "arguments": {"text": "Oslo}}]</TOOLCALL>'),
 ]

@@ -14,6 +14,7 @@ from tests.text.answer.formats.calls import UNCLOSED_STRINGS, parser
 from tests.text.byte_grammars import MARKERS, call, calls
 from tests.text.cutting import answer, cuts, shape
 
+HY3: list[tuple[CallFormatName, str]] = [("hy3", ":opensource>"), ("hy3_preview", ">")]
 UNMARKED: list[tuple[CallFormatName, str]] = [
     ("qwen3_coder", "<function=f>\n<parameter=text>\nOslo\n</parameter>\n</function>\n</tool_call>"),
     ("seed", "<function=f><parameter=text>Oslo</parameter></function></seed:tool_call>"),
@@ -26,6 +27,14 @@ UNMARKED: list[tuple[CallFormatName, str]] = [
     ("glm", "f\n<arg_key>text</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>"),
     ("glm", "f<arg_key>text</arg_key><arg_value>Oslo</arg_value></tool_call>"),
     ("mistral", 'f[ARGS]{"text": "Oslo"}'),
+    *(
+        (
+            form,
+            f"<tool_call{end}f<tool_sep{end}<arg_key{end}text</arg_key{end}<arg_value{end}Oslo</arg_value{end}"
+            f"</tool_call{end}</tool_calls{end}",
+        )
+        for form, end in HY3
+    ),
 ]
 
 
@@ -66,6 +75,11 @@ UNCLOSED: list[tuple[CallFormatName, str]] = [
     ("lfm2", '<|tool_call_start|>[f(text="Oslo"]<|tool_call_end|>'),
     ("deepseek_v31", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"text": "Oslo"<｜tool▁call▁end｜>'),
 ]
+for hy3, end in HY3:
+    UNCLOSED += [
+        (hy3, f"<tool_calls{end}\n<tool_call{end}f<tool_sep{end}\n<arg_key{end}text</arg_key{end}<arg_value{end}{text}")
+        for text in ("Oslo", f"Oslo</tool_call{end}\n</tool_calls{end}", f"Oslo</tool_calls{end}")
+    ]
 UNCLOSED_STRINGS_ENDED_BY_A_TOKEN: list[tuple[CallFormatName, str]] = [
     ("gemma4", '<|tool_call>call:f{text:<|"|>Oslo}<tool_call|>'),
     ("gemma4", '<|tool_call>call:f{text:<|"|>Oslo}\n<tool_call|>'),
@@ -79,7 +93,7 @@ UNCLOSED += [
 
 @pytest.mark.parametrize(
     ("form", "text"),
-    [each for each in UNCLOSED_STRINGS + UNCLOSED_STRINGS_ENDED_BY_A_TOKEN if each[0] != "llama3"],
+    [each for each in UNCLOSED_STRINGS + UNCLOSED_STRINGS_ENDED_BY_A_TOKEN if each[0] not in ("llama3", "glm4")],
 )
 def test_a_string_that_is_not_closed_swallows_nothing_behind_its_call(form: CallFormatName, text: str) -> None:
     further = call("f", '{"text": "a"}', form)
@@ -171,6 +185,14 @@ def test_what_is_not_closed_ends_with_what_is_around_it(form: CallFormatName, te
             [("g-2", "{}")],
         ),
         ("phi4", '<|tool_call|>[{"name": "g-2", "arguments": []}]<|/tool_call|>', [("g-2", "{}")]),
+        *(
+            (
+                "command_r",
+                f'Action:{blank}```json\n[\n    {{"tool_name": "g-2", "parameters": {{}}}}\n]```',
+                [("g-2", "{}")],
+            )
+            for blank in ("", " ", "\n")
+        ),
     ],
 )
 def test_what_models_write_beside_their_format(form: CallFormatName, text: str, found: list[tuple[str, str]]) -> None:

@@ -153,7 +153,7 @@ def test_an_answer_that_is_cut_short_has_no_half_call_as_text(
     assert all(isinstance(delta, CallDelta) for delta in deltas)
 
 
-@pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if form.syntax.bare])
+@pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if form.syntax.has_bare_calls])
 def test_an_optional_call_without_a_marker_that_is_cut_is_no_text(form: CallFormatName) -> None:
     text = call("f", '{"text": "a"}', form)
     for end in range(1, len(text)):

@@ -1,4 +1,4 @@
-"""Calls of GLM, with line breaks between their parts and without, and with mistakes."""
+"""Calls of GLM and Hy3, with line breaks between their parts and without, and with mistakes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from aengine.config import CallFormatName
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import CallDelta
 from aengine.text.answer.formats.base import CallableTool
@@ -59,3 +60,25 @@ def test_strings_are_streamed() -> None:
 def test_mistakes(text: str, content: str, calls: list[tuple[str, str]]) -> None:
     assert shape(answer(parser(), text)) == ("", content, calls)
     assert shape(answer(parser(), *text)) == ("", content, calls)
+
+
+@pytest.mark.parametrize(("form", "end"), [("hy3", ":opensource>"), ("hy3_preview", ">")])
+def test_hy3_writes_a_tag_around_all_calls_and_one_after_a_name(form: CallFormatName, end: str) -> None:
+    def reading() -> ToolCallParser:
+        return ToolCallParser(FORMATS[form], {"f": SCHEMA, "g": None}, lenient=False)
+
+    argument = f"<arg_key{end}s</arg_key{end}<arg_value{end}1</arg_value{end}"
+    full = f"<tool_call{end}f<tool_sep{end}{argument}</tool_call{end}"
+    for written, content, calls in (
+        (f"{full}</tool_calls{end} Done.", "Done.", [("f", '{"s": "1"}')]),
+        (f"\n{full}\n<tool_call{end} g <tool_sep{end}\n</tool_call{end}\n", "", [("f", '{"s": "1"}'), ("g", "{}")]),
+        (f"<tool_call{end}g</tool_call{end}</tool_calls{end}", "", [("g", "{}")]),
+        (f"<tool_call{end}f{argument}</tool_call{end}</tool_calls{end}", "", [("f", '{"s": "1"}')]),
+    ):
+        text = f"<tool_calls{end}{written}"
+        assert shape(answer(reading(), text)) == ("", content, calls)
+        assert shape(answer(reading(), *text)) == ("", content, calls)
+    text = f"<tool_calls{end}<tool_call{end}h<tool_sep{end}</tool_call{end}</tool_calls{end}"
+    assert shape(answer(reading(), *text)) == ("", text, [])
+    compact = f"<tool_calls{end}\n{full}\n</tool_calls{end}"  # no line breaks within the call
+    assert accepts(CallGrammar([CallableTool("f", SCHEMA)], FORMATS[form]).forced(), compact)
