@@ -100,7 +100,7 @@ FAMILIES: dict[str, Family] = {
     "EXAONE 4": Family("exaone4", calls="hermes"),
     "dots.llm1": Family("dots1"),
     "MiniMax M2 FP8": Family("minimax-m2", "fp8-blocks", "minimax"),
-    "Hy3": Family("hy3"),
+    "Hy3": Family("hy3", calls="hy3"),
     "Qwen2.5-VL": Family("qwen2-5-vl", calls="hermes"),
     "Kimi K2.5": Family("kimi-k2-5", calls="kimi", sizes=LATENT),
     "LFM2": Family("lfm2", calls="lfm2"),
@@ -108,8 +108,8 @@ FAMILIES: dict[str, Family] = {
     "Llama 4": Family("llama4-wrapped", calls="pythonic"),
     "Llama 4 FP8": Family("llama4", beside("ct-fp8-channel", "router"), "pythonic"),
     "MiMo-V2-Flash FP8": Family("mimo-v2-flash", "fp8-blocks", "qwen3_coder", {"head_dim": 48, "v_head_dim": 32}),
-    "GLM-4": Family("glm"),
-    "GLM-4-0414": Family("glm4"),
+    "GLM-4": Family("glm", calls="glm4"),
+    "GLM-4-0414": Family("glm4", calls="glm4"),
     "GLM-4.1V": Family("glm4v"),
     "ERNIE 4.5": Family("ernie4-5"),
     "ERNIE 4.5 with experts": Family("ernie4-5-moe"),
@@ -118,7 +118,7 @@ FAMILIES: dict[str, Family] = {
     "LFM2 with experts": Family("lfm2-moe", calls="lfm2"),
     "Phi-3.5-MoE": Family("phi-moe"),
     "Muse Glimmer": Family("muse-glimmer"),
-    "Command R": Family("cohere"),
+    "Command R": Family("cohere", calls="command_r"),
     "Command R7B": Family("cohere2", calls="cohere"),
     "Seed-OSS": Family("seed-oss", calls="seed"),
 }
@@ -150,7 +150,8 @@ def write(family: Family, folder: Path) -> None:
         markers, template = CONTROL, HARMONY + "<|start|>assistant"
     elif family.calls is not None:
         markers = FORMATS[family.calls].syntax.markers
-        example = "{% raw %}" + call("func_name1", '{"a": "x"}', family.calls) + "{% endraw %}"
+        known = "请使用 Json 格式表示调用的参数 " if family.calls == "glm4" else ""  # its calls have no marker
+        example = known + "{% raw %}" + call("func_name1", '{"a": "x"}', family.calls) + "{% endraw %}"
         template = "{% if tools %}{{ tools | tojson }} Call them so: " + example + "\n{% endif %}" + template
     backend.add_tokens([AddedToken(text, special=True, normalized=False) for text in markers])
     assert backend.get_vocab_size() <= VOCAB

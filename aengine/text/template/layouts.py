@@ -133,14 +133,38 @@ def _described(tool: object) -> object:
     return {**tool, "function": {**function, "description": ""}}
 
 
-def with_tools(messages: Sequence[Message], tools: Sequence[object]) -> list[dict[str, object]]:
-    """Write the tools as JSON into the system message, which comes first, as Phi-4-mini's template needs."""
+def with_observations(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """Make each call a message with the name as its metadata, and each result an observation, as GLM-4's templates
+    need.
+    """
+    found: list[dict[str, object]] = []
+    for message in messages:
+        said = {name: value for name, value in message.items() if name != "tool_calls"}
+        if said.get("role") == "tool":
+            said["role"] = "observation"
+        calls = message.get("tool_calls")
+        calls = calls if isinstance(calls, list) else []
+        if said.get("content") or not calls:
+            found.append(said)
+        functions = [call.get("function") if isinstance(call, Mapping) else None for call in calls]
+        for function in functions:
+            if isinstance(function, Mapping):
+                arguments = function.get("arguments")
+                text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+                found.append({"role": "assistant", "metadata": function.get("name"), "content": text})
+    return found
+
+
+def with_tools(messages: Sequence[Message], tools: Sequence[object], *, listed: bool) -> list[dict[str, object]]:
+    """Put the tools into the system message, which comes first: as JSON, as Phi-4-mini's template needs, or if
+    `listed` as a list, as GLM-4's first template needs.
+    """
     functions = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools]
-    text = json.dumps(functions, ensure_ascii=False)
+    offered = list(tools) if listed else json.dumps(functions, ensure_ascii=False)
     first, others = messages[0], messages[1:]
     if first.get("role") != "system":
         first, others = {"role": "system", "content": ""}, messages
-    return [{**first, "tools": text}, *map(dict, others)]
+    return [{**first, "tools": offered}, *map(dict, others)]
 
 
 def with_written_calls(messages: Sequence[Message]) -> list[dict[str, object]]:

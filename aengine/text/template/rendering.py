@@ -20,6 +20,7 @@ from aengine.text.template.layouts import (
     harmony_kwargs,
     harmony_messages,
     harmony_tools,
+    with_observations,
     with_tool_responses,
     with_tools,
     with_written_calls,
@@ -109,13 +110,14 @@ class ChatTemplates:
             for name, one in compiled.items()
         }
         self._reads_tools = any("tools" in one.reads for one in compiled.values())
-        self._tools_in_messages = False
+        self._tools_in_messages = self._tools_listed = False
         self._thinking = any("thinking" in one.reads for one in compiled.values())
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
-        self._results_with_calls = False
+        self._results_with_calls = self._calls_in_metadata = False
         self._calls = self._calls_layout(sources.values())
         self._results_with_calls = self._expects_results_with_calls(sources.values())
         self._knows_calls = any("tool_calls" in source for source in sources.values())
+        self._calls_in_metadata = not self._knows_calls and self._expects_metadata(sources.values())
         self._reads_tools = self._reads_tools and self._writes_tools()
         self._tools_in_messages = self._looks_for_tools_in_messages(sources.values())
         self.takes_tools = self._reads_tools or self._tools_in_messages
@@ -145,10 +147,16 @@ class ChatTemplates:
         plain = [plain_message(message, self._supports_developer, self._calls) for message in messages]
         if self._results_with_calls:
             plain = with_tool_responses(plain)
+        if self._calls_in_metadata:
+            plain = with_observations(plain)
         offered = None if tools is None else plain_data(tools, "tools")
         if self._tools_in_messages:
             plain = plain if self._knows_calls else with_written_calls(plain)
-            plain = with_tools(plain, offered) if isinstance(offered, list) and offered else plain
+            plain = (
+                with_tools(plain, offered, listed=self._tools_listed)
+                if isinstance(offered, list) and offered
+                else plain
+            )
         elif offered and not self._reads_tools:
             raise InvalidRequestError(
                 "tools: the model would not see them, because its chat template has no place for tools; describe them "
@@ -210,6 +218,15 @@ class ChatTemplates:
             return self.render(_CALL)[0].count("probe") == 1
         return True
 
+    def _expects_metadata(self, sources: Iterable[str]) -> bool:
+        """Return whether the template writes a call if its name is the metadata of a message."""
+        if not any("metadata" in source for source in sources):
+            return False
+        self._calls_in_metadata = True
+        with suppress(InvalidRequestError, CheckpointError):
+            return "probe" in self.render(_CALL)[0]
+        return False
+
     def _writes_tools(self) -> bool:
         """Return whether a template that reads `tools` also writes them. If it refuses the probes, it may do so."""
         written = False
@@ -226,8 +243,10 @@ class ChatTemplates:
         if self._reads_tools or not any("tools" in source for source in sources):
             return False
         self._tools_in_messages = True
-        with suppress(InvalidRequestError, CheckpointError):
-            return "probe" in self.render(_CALL[:1], _TOOLS)[0]
+        for self._tools_listed in (False, True):
+            with suppress(InvalidRequestError, CheckpointError):
+                if "probe" in self.render(_CALL[:1], _TOOLS)[0]:
+                    return True
         return False
 
     def writes_images_of_results(self, marker: str) -> bool:

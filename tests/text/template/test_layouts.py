@@ -133,6 +133,41 @@ async def test_tools_go_where_the_template_looks_for_them(tmp_path: Path) -> Non
     assert (tokenizer.answer_format.calls, tokenizer.answer_format.sees_tools) == ("phi4", True)
 
 
+# GLM-4's two published templates: which fields of messages they read, and the texts by which they are known.
+IN_A_LIST = (
+    "{% for item in messages %}{% if item['tools'] is defined %}<|system|>{% for tool in item['tools'] %}"
+    "{% if tool['type'] == 'function' %}## {{ tool['function']['name'] }}{% endif %}{% endfor %}"
+    "请使用 Json 格式表示调用的参数{% endif %}{% if item['content'] %}<|{{ item['role'] }}|>{{ item['metadata'] }}\n"
+    "{{ item['content'] }}{% endif %}{% endfor %}"
+)
+AS_A_VARIABLE = (
+    "{% if tools %}<|system|>{% for tool in tools %}## {{ tool.function.name }}{% endfor %}"
+    "请使用 Json 格式表示调用的参数{% endif %}{% for message in messages %}{% set meta = message.get('metadata', '') %}"
+    "{% if message.role in ('user', 'assistant', 'observation') %}<|{{ message.role }}|>{{ meta }}\n"
+    "{{ message.content.strip() }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("template", [IN_A_LIST, AS_A_VARIABLE])
+async def test_glm4_reads_calls_as_metadata_and_results_as_observations(template: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, byte_level_backend(), {"chat_template": template}))
+    assert (tokenizer.answer_format.calls, tokenizer.answer_format.sees_tools) == ("glm4", True)
+    chat = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [called("f", "1"), called("g", "2")]},
+        {"role": "tool", "tool_call_id": "1", "content": "so"},
+        {"role": "tool", "tool_call_id": "2", "content": "no"},
+        {"role": "assistant", "content": "Well."},
+    ]
+    turns = (
+        '<|user|>\nhi<|assistant|>\nI look.<|assistant|>f\n{"a": 1}<|assistant|>g\n{"a": 1}'
+        "<|observation|>\nso<|observation|>\nno<|assistant|>\nWell."
+    )
+    for tools, offered in ((None, ""), (TOOLS, "<|system|>## f请使用 Json 格式表示调用的参数")):
+        assert tokenizer.decode(await tokenizer.encode_chat(chat, tools), False) == offered + turns
+
+
 @pytest.mark.parametrize(
     ("result", "writes"),
     [
