@@ -202,7 +202,8 @@ def draw(matcher: LLMatcher, rng: random.Random, special: bool, form: CallFormat
         assert number < 500, text_of(output)
         if allowed == [256] or (number > 30 and 256 in allowed):
             return output
-        begins = number == 0 and rng.random() < 0.5  # calls without a marker begin the answer
+        at_beginning = number == 0 or text_of(output[-8:]).endswith("</think>")
+        begins = at_beginning and rng.random() < 0.5  # calls without a marker begin the answer
         snippet = rng.choice(right if begins else [*SNIPPETS, *right] if number < 30 else ENDS)
         tokens = ids_of(snippet, special)
         if (taken := matcher.try_consume_tokens(tokens)) == 0:

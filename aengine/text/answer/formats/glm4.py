@@ -17,7 +17,7 @@ from aengine.text.answer.formats.base import (
     arguments_rule,
 )
 from aengine.text.answer.formats.partial_call import JsonPartialCall
-from aengine.text.answer.lark import Tokens, literal, sequence
+from aengine.text.answer.lark import Tokens, pattern, sequence
 
 
 class Glm4(CallFormat):
@@ -35,7 +35,8 @@ class Glm4(CallFormat):
         return NameAndJsonReader(tools, self.syntax.markers)
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
-        name = literal(f"{tool.name}{self.syntax.after_bare_name}")
+        # The lexer is greedy: with the line breaks after a thought in a terminal of their own, text would win.
+        name = f"/\\n{{0,2}}{pattern(f'{tool.name}{self.syntax.after_bare_name}')}/"
         return [f"{rule}: {sequence(name, f'{rule}_arguments')}", arguments_rule(rule, tool)]
 
 

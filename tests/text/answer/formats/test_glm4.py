@@ -68,4 +68,9 @@ def test_a_grammar_of_free_text_allows_no_wrong_call(special: bool) -> None:
         assert accepts(grammar, text, special), text
     for text in ('stop\n{"a": 1}', "\nstop\nit", "stop\n{} and", "stop\n{}<|assistant|>Hello"):
         assert not accepts(grammar, text, special), text
+    after_thought = CallGrammar(TOOLS, FORMATS["glm4"], tokens=MARKERS if special else {}).within_text("open")
+    for breaks in ("", "\n", "\n\n"):
+        assert accepts(after_thought, f"a</think>{breaks}stop\n{{}}", special), breaks
+        assert accepts(after_thought, f"a</think>{breaks}stop it", special), breaks
+        assert not accepts(after_thought, f'a</think>{breaks}stop\n{{"a": 1}}', special), breaks
     assert accepts(grammar, "Hello<|assistant|>stop\n{}", special) == special
