@@ -133,7 +133,7 @@ def test_experts_beside_one_that_all_tokens_pass(
 
 
 @HAVE_FP8
-@pytest.mark.parametrize("tokens", [1, 64, 4096, 16384])
+@pytest.mark.parametrize("tokens", [1, 64, 4096])
 def test_experts_without_a_gate(compiler: Compiler, tokens: int) -> None:
     """Of the sizes of Nemotron 3, the larger ones in FP8 and NVFP4."""
     rule = ExpertRule(gated=False)
