@@ -78,7 +78,8 @@ async def test_the_ids_are_those_of_transformers(ranks: int, subject: tuple[Path
         wanted = [engine.complete(prompt, **greedy) for prompt in expected.prompts]
         both = [work for pair in zip(others, wanted, strict=True) for work in pair]
         assert [list(one.token_ids) for one in (await asyncio.gather(*both))[1::2]] == expected.ids
-        assert engine.stats().preemptions > 0
+        stats = engine.stats()
+        assert stats.preemptions > 0 or stats.pages_total != PREEMPTING["num_pages"] - 1  # all layers have a window
         again = await engine.complete(expected.prompts[-1], n=3, **greedy)
         assert [list(choice.token_ids) for choice in again.choices] == [expected.ids[-1]] * 3
         engine.check_integrity()

@@ -34,10 +34,10 @@ class MarkerSearch:
         text, self.held = self.held + text, ""
         if not self._markers:
             return text, None
-        if (found := _pattern(self._markers).search(text)) is not None:
+        found, shown = _pattern(self._markers).search(text), self._certain(text)
+        if found is not None and found.start() <= shown:  # otherwise it may be a part of a marker that began before it
             self.found = found[0]
             return text[: found.start()], text[found.end() :]
-        shown = self._certain(text)
         text, self.held = text[:shown], text[shown:]
         return text, None
 
