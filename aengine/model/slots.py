@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Generic, TypeVar
@@ -18,7 +19,7 @@ from aengine.model.ranks.sharded import OffsetExperts
 Made = TypeVar("Made", RegisteredLinear, RegisteredExperts)
 
 
-class _Slot(Generic[Made]):
+class _Slot(ABC, Generic[Made]):
     unadapted: Made | None = None  # the loaded linear or experts, without adapters. None: nothing is loaded.
 
     def load(self, made: Made) -> None:
@@ -33,8 +34,9 @@ class _Slot(Generic[Made]):
         self.unadapted = made
         self._bind(made)
 
+    @abstractmethod
     def _bind(self, made: Made) -> None:
-        raise NotImplementedError
+        """Let blocks use what was loaded, with its adapters."""
 
 
 class LinearSlot(_Slot[RegisteredLinear]):

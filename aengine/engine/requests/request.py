@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from aengine.scheduling.sequence import Sequence as TokenSequence
@@ -9,7 +10,7 @@ from aengine.scheduling.sequence import Update
 from aengine.types import FinishReason
 
 
-class Request:
+class Request(ABC):
     """A request from its arrival to its end. It may have several sequences: choices, or prompts to pool."""
 
     __slots__ = ()
@@ -18,21 +19,21 @@ class Request:
     ended: bool
 
     @property
+    @abstractmethod
     def sequences(self) -> Sequence[TokenSequence]:
         """The sequences that exist so far."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(self) -> None:
         """Note that the first sequence enters the running batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fail(self, error: BaseException) -> None:
         """End the request with an error. Does nothing once it has ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def abort(self) -> None:
         """End the request before it is complete."""
-        raise NotImplementedError
 
 
 class Owner:

@@ -57,7 +57,9 @@ class NameAndJsonReader(JsonPartialCall):
 
     def _read(self, text: str, at: int) -> int:
         if self._state == "arguments":
-            return self._read_arguments(text, at)
+            at = self._read_arguments(text, at)
+            self.done = self._json.done
+            return at
         character = text[at]
         if self._state == "name" and character == "\n" and self._word in self._names:
             self.name, self._state = self._word, "brace"
@@ -72,12 +74,3 @@ class NameAndJsonReader(JsonPartialCall):
             self.broken = not any(name.startswith(self._word) for name in self._names)
             return at if self.broken else at + 1
         return at + 1
-
-    def _read_arguments(self, text: str, at: int) -> int:
-        at = self._json.feed(text, at)
-        self.done = self._json.done
-        if self._json.broken:
-            self._break(self._json.left)
-        if self.begun:
-            self._arguments.append(self._json.take())
-        return at

@@ -150,13 +150,9 @@ class JsonCallReader(JsonPartialCall):
         return end
 
     def _read_arguments(self, text: str, at: int) -> int:
-        at = self._json.feed(text, at)
-        if self._json.begun:
-            self._arguments.append(self._json.take())
+        at = super()._read_arguments(text, at)
         if self._json.done:
             self._role, self._expects = "", "comma"
-        if self._json.broken:
-            self._break(self._json.left)
         return at
 
     def _end_value(self) -> None:

@@ -98,12 +98,8 @@ class NamedCallReader(JsonPartialCall):
 
     def _read(self, text: str, at: int) -> int:
         if self._state == "arguments":
-            at = self._json.feed(text, at)
+            at = self._read_arguments(text, at)
             self.done = self._json.done
-            if self._json.broken:
-                self._break(self._json.left)
-            if self.begun:
-                self._arguments.append(self._json.take())
             return at
         if text[at] in BLANKS and not self._tag:
             self._end_word()

@@ -85,6 +85,15 @@ class JsonPartialCall(PartialCall):
         self.broken = self.broken or bool(left)
         return left if self.begun else ""
 
+    def _read_arguments(self, text: str, at: int) -> int:
+        """Parse more of the arguments. The call is broken if they are. Returns where their part of the text ends."""
+        at = self._json.feed(text, at)
+        if self._json.begun:
+            self._arguments.append(self._json.take())
+        if self._json.broken:
+            self._break(self._json.left)
+        return at
+
     def _close(self) -> None:
         self._json.close()
         self._arguments.append(self._json.take())
