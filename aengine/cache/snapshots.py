@@ -47,11 +47,6 @@ class Snapshots:
         self._filed: OrderedDict[int, int] = OrderedDict()  # page -> slot; the least recently used first
 
     @property
-    def filed(self) -> int:
-        """The number of snapshots in the tree."""
-        return len(self._filed)
-
-    @property
     def free(self) -> int:
         return len(self._free)
 

@@ -58,9 +58,14 @@ class StateRoom:
         return slot_of(self.rows) + self.snapshots.count
 
     @property
+    def draft_entries(self) -> int:
+        """`DraftUpdates.entries`."""
+        return 2 * self.most_drafts + 1 if self.most_drafts else 0
+
+    @property
     def bytes_of_row(self) -> int:
         """The bytes of a row: its slot, and what is kept of its drafts."""
-        return self.shape.slot_bytes + draft_entries(self.most_drafts) * self.shape.draft_bytes
+        return self.shape.slot_bytes + self.draft_entries * self.shape.draft_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -72,11 +77,6 @@ class StateRoom:
         return self.snapshots.count * self.shape.slot_bytes
 
 
-def draft_entries(most_drafts: int) -> int:
-    """Return `DraftUpdates.entries`."""
-    return 2 * most_drafts + 1 if most_drafts else 0
-
-
 class StatePool:
     """Slots of states: slot 0 is unused, row r has slot r + 1, and the snapshots follow the rows.
 
@@ -85,32 +85,20 @@ class StatePool:
     is copied has none.
     """
 
-    def __init__(
-        self, shape: StateShape, num_slots: int, device: torch.device, rows: int = 0, most_drafts: int = 0
-    ) -> None:
-        """Args:
-        rows: How many rows verify drafts.
-        most_drafts: Of a row in a step.
-        """
-        self.num_slots = num_slots
-        self.shape = shape
+    def __init__(self, room: StateRoom, device: torch.device) -> None:
+        self.shape = shape = room.shape
         # Not zeroed: every slot is written before it is read.
         self._conv = torch.empty(
-            (num_slots, shape.num_layers, shape.conv_width, shape.channels), dtype=shape.conv_dtype, device=device
+            (room.slots, shape.num_layers, shape.conv_width, shape.channels), dtype=shape.conv_dtype, device=device
         )
         self._recurrence = torch.empty(
-            (num_slots, shape.num_layers, *shape.recurrence), dtype=shape.dtype, device=device
+            (room.slots, shape.num_layers, *shape.recurrence), dtype=shape.dtype, device=device
         )
-        drafts = self._drafts(slot_of(rows), draft_entries(most_drafts), device) if most_drafts else None
+        drafts = self._drafts(slot_of(room.rows), room.draft_entries, device) if room.most_drafts else None
         self._layers = [
             RecurrentState(self._conv[:, i], self._recurrence[:, i], None if drafts is None else drafts[i])
             for i in range(shape.num_layers)
         ]
-
-    @classmethod
-    def in_room(cls, room: StateRoom, device: torch.device) -> StatePool:
-        """Make the pool of a model's rows and snapshots."""
-        return cls(room.shape, room.slots, device, room.rows, room.most_drafts)
 
     def _drafts(self, slots: int, entries: int, device: torch.device) -> list[DraftUpdates]:
         """Return the memory for drafts in each layer."""

@@ -51,7 +51,6 @@ class WindowPages:
             raise ValueError(f"{room.num_pages} pages of {page_size} tokens are too few for a window of {room.window}")
         self.room = room
         self.allocator = PageAllocator(room.num_pages)
-        self.evictions = 0  # idle pages that were evicted; pages that leave with the tree's pages do not count
         self._page_size = page_size
         self._users = [0] * room.num_pages
         self._filed: dict[int, int] = {}  # the tree's page -> window page
@@ -67,11 +66,6 @@ class WindowPages:
     def decode_pages(self) -> int:
         """About how many pages a decoding sequence holds."""
         return WindowRoom.decode_pages(self.room.window, self._page_size)
-
-    @property
-    def filed(self) -> int:
-        """The number of pages in the tree."""
-        return len(self._filed)
 
     @property
     def idle(self) -> int:
@@ -105,7 +99,6 @@ class WindowPages:
             page, _ = self._idle.popitem(last=False)
             del self._filed[self._under.pop(page)]
             self.allocator.release(page)
-            self.evictions += 1
         pages = self.allocator.take(n)
         for page in pages:
             self._users[page] = 1

@@ -19,7 +19,6 @@ class AdapterPlaces(Protocol):
     """Memory for a fixed number of adapters on every rank. A row names its adapter by place (`NewRow.adapter`)."""
 
     count: int  # places, numbered from 1
-    max_rank: int  # the largest rank an adapter may have
 
     def read(self, folder: Path) -> Adapter:
         """Read an adapter from a PEFT folder into host memory. Does blocking I/O; any thread may call it.
@@ -93,7 +92,6 @@ class RankedPlaces:
         self._linears = Linears(memories[0])
         self._room = memories[0].room
         self.count = self._room.places
-        self.max_rank = self._room.rank
         # When a caller is cancelled, the thread still finishes its adapter before it starts the next one.
         self._worker = ThreadPoolExecutor(1, "aengine-adapters", torch.set_num_threads, (1,))
 

@@ -15,7 +15,6 @@ class Counters:
     """The scheduler's totals since start."""
 
     steps: int = 0
-    ended: int = 0  # sequences that ended
     prompt_tokens: int = 0
     cached_tokens: int = 0
     cached_host_tokens: int = 0  # cached tokens that were loaded from host memory
@@ -158,6 +157,5 @@ class Transitions:
                 sequence.phase = Phase.FINISHED
             case Phase.RUNNING:
                 self.leave(sequence, Phase.FINISHED)
-        self.counters.ended += 1
         self.unforked -= sequence.siblings
         sequence.siblings = 0

@@ -27,11 +27,11 @@ def allocated(pool: StatePool) -> int:
 @pytest.mark.parametrize("most_drafts", [0, 1, 4])
 def test_a_room_counts_every_byte(most_drafts: int) -> None:
     room = StateRoom(SHAPE, 5, SnapshotRoom(7), most_drafts)
-    assert allocated(StatePool.in_room(room, CPU)) == room.row_bytes + room.snapshot_bytes
+    assert allocated(StatePool(room, CPU)) == room.row_bytes + room.snapshot_bytes
 
 
 def test_drafts_of_rows_and_of_layers_are_apart() -> None:
-    pool = StatePool.in_room(StateRoom(SHAPE, 2, SnapshotRoom(), most_drafts=3), CPU)
+    pool = StatePool(StateRoom(SHAPE, 2, SnapshotRoom(), most_drafts=3), CPU)
     for i in range(3):
         drafts = pool.layer(i).drafts
         assert drafts is not None

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
-from aengine.cache.snapshots import slot_of
-from aengine.cache.states import StatePool
+from aengine.cache.snapshots import SnapshotRoom, slot_of
+from aengine.cache.states import StatePool, StateRoom
 from aengine.kernels.recurrent.state import StateBatch
 from aengine.model.blocks.step import ImageRows, States
 from aengine.model.decoder import Decoder
@@ -41,7 +41,7 @@ class Harness:
         # Contents that former owners left in a page must not have any influence.
         self.kv.data.fill_(float("nan"))
         shape = decoder.config.state_shape(torch.float32, decoder.dtype)
-        self.states = None if shape is None else StatePool(shape, 200, decoder.device)
+        self.states = None if shape is None else StatePool(StateRoom(shape, 199, SnapshotRoom()), decoder.device)
         self.rows = list(range(199))
         self.random.shuffle(self.rows)
         self.free = list(range(1, num_pages))

@@ -153,7 +153,7 @@ def test_a_step_of_all_adapters_and_none(
 
     async def run() -> None:
         driver, adapters = Driver(runtime), places(runtime)
-        assert (adapters.count, adapters.max_rank) == (4, 20)
+        assert adapters.count == 4
         for place in (1, 2, 3):
             await adapters.put(adapters.read(folder / str(place)), place)
         rows = dict(enumerate([0, 1, 2, 3, 3, 2, 1, 0]))

@@ -86,7 +86,6 @@ class Stepper:
         lookahead: int = 1,
         vocab: int = VOCAB,
         places: int = 0,
-        max_loads: int = 1,
         load_steps: int = 2,
         host_slots: int = 0,
         disk_pages: int = 0,
@@ -99,7 +98,7 @@ class Stepper:
         step_cost: StepCost | None = None,
         mixed_limit: MixedLimit | None = None,
     ) -> None:
-        self.adapters = AdapterQueue(places, max_loads) if places else None
+        self.adapters = AdapterQueue(places) if places else None
         self.snapshots: SequenceSnapshots | None = None
         if snapshots is not None:
             room = snapshots if prefix_cache else replace(snapshots, count=0)

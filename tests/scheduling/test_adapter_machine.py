@@ -31,7 +31,6 @@ class AdapterMachine(SteppingMachine):
         spare_tokens=st.integers(0, 16),
         lookahead=st.integers(0, 1),
         places=st.integers(1, 4),
-        max_loads=st.integers(1, 2),
         load_steps=st.integers(0, 3),
         adapters=st.integers(1, 8),
         drafts=DRAFTS,
@@ -44,7 +43,6 @@ class AdapterMachine(SteppingMachine):
         spare_tokens: int,
         lookahead: int,
         places: int,
-        max_loads: int,
         load_steps: int,
         adapters: int,
         drafts: Drafts,
@@ -57,7 +55,6 @@ class AdapterMachine(SteppingMachine):
             lookahead=lookahead,
             vocab=VOCAB,
             places=places,
-            max_loads=max_loads,
             load_steps=load_steps,
             most_drafts=drafts.most,
             accepts=drafts.accepts,
@@ -141,7 +138,7 @@ class AdapterMachine(SteppingMachine):
         for adapter in [*self.loaded, *self.leaving]:
             assert self.queue.forget(adapter)
         self.check()
-        assert not self.queue.resident
+        assert not any(adapter.place for adapter in self.loaded)
 
     @property
     def queue(self) -> AdapterQueue:

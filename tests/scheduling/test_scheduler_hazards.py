@@ -192,5 +192,4 @@ def test_abort_in_every_phase_gives_everything_back(steps: int) -> None:
     stepper.scheduler.check_integrity()
     stepper.run()
     assert older.output == stepper.expected(older)
-    assert stepper.scheduler.counters.ended == 2
     stepper.check_outputs()

@@ -142,7 +142,7 @@ def make_executor(
     with pools(device):
         sliding = None if windows is None else SlidingLayers(decoder.config.sliding, windows.num_pages)
         kv = KVPool(decoder.config.kv_shape(config.page_size, decoder.kv_dtype), num_pages, device, sliding)
-        pool = None if states is None else StatePool.in_room(states, device)
+        pool = None if states is None else StatePool(states, device)
         images = make_encoder(config, decoder)
 
     def send(values: Sequence[int]) -> Tensor:

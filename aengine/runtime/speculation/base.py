@@ -141,7 +141,6 @@ class ProposerChoice:
     reason: str  # why it was chosen, for the start-up log
     most_drafts: int  # the most drafts of a row in a step, at least 1
     make: Callable[[ProposerParts], Proposer]
-    is_automatic: bool = False  # whether the engine may start without it
     cost: StepCost = FREE  # from which the number of drafts is chosen
     head_folder: Path | None = None  # the files of a draft head that are not the model's own
 

@@ -98,7 +98,7 @@ def choose_proposer(
     reason = "the checkpoint has an MTP layer" if automatic else asked
     drafts = config.draft_tokens or MTP_DRAFTS
     cost = step_cost("mtp", model, device)
-    return model.with_drafting(), ProposerChoice("mtp", reason, drafts, _make_head, automatic, cost)
+    return model.with_drafting(), ProposerChoice("mtp", reason, drafts, _make_head, cost)
 
 
 def _mtp_defect(config: EngineConfig, model: ModelConfig, files: Path) -> str:

@@ -131,7 +131,7 @@ def start_torch(
             recurrent,
             model.shifts_positions,
         )
-        states = None if pool.states is None else StatePool.in_room(pool.states, device)
+        states = None if pool.states is None else StatePool(pool.states, device)
         sampler = Sampler(rows.count, model.vocab_size, device, use_kernels=False)
         proposer = None if speculation is None else speculation.make(ProposerParts(decoder, kv, sampler, rows))
         return StepExecutor(decoder, kv, sampler, rows, states, proposer, make_encoder(config, decoder))

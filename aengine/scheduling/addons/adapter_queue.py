@@ -37,10 +37,9 @@ class AdapterQueue:
     two outputs at most, and is loaded again in order of rank.
     """
 
-    def __init__(self, places: int, max_loads: int = 1) -> None:
-        """places: how many adapters fit on the device; numbered from 1. max_loads: the most loads at once."""
+    def __init__(self, places: int) -> None:
+        """places: how many adapters fit on the device; numbered from 1."""
         self.places = places
-        self._max_loads = max_loads
         self.loads = 0  # number of loads that have begun
         self.evictions = 0
         self._plain = WaitingQueue()  # sequences without an adapter
@@ -48,7 +47,7 @@ class AdapterQueue:
         self._empty = list(range(places, 0, -1))
         # The adapters that have a place, including those being loaded; the least recently used first.
         self._resident: OrderedDict[LoadedAdapter, None] = OrderedDict()
-        self._loading: set[LoadedAdapter] = set()
+        self._loading: LoadedAdapter | None = None  # one at a time
         self._claimed: list[LoadedAdapter] = []
         # Adapters to load if a place is empty, although no sequence waits for them.
         self._preloads: dict[LoadedAdapter, None] = {}
@@ -127,11 +126,6 @@ class AdapterQueue:
         """Whether a load may be due. Cheap, because it does not search."""
         return bool(self._absent or self._preloads)
 
-    @property
-    def resident(self) -> Collection[LoadedAdapter]:
-        """The adapters that have a place, including those being loaded; the least recently used first."""
-        return self._resident.keys()
-
     # ---- for the engine: loads -------------------------------------------------------------
 
     def preload(self, adapter: LoadedAdapter) -> None:
@@ -140,7 +134,7 @@ class AdapterQueue:
 
     def next_load(self) -> Load | None:
         """Begin the next load that is due and return it, or None. End it with `finish_load` or `fail_load`."""
-        if len(self._loading) >= self._max_loads:
+        if self._loading is not None:
             return None
         first = self._first_absent()
         if first is None:
@@ -153,12 +147,12 @@ class AdapterQueue:
 
     def finish_load(self, load: Load) -> None:
         """Note that the weights are on the device. Steps that are planned from now on may name the place."""
-        self._loading.discard(load.adapter)
+        self._loading = None
         load.adapter.ready = True
 
     def fail_load(self, load: Load) -> list[Sequence]:
         """Note that a load failed, and empty the place. Returns the sequences that wait for the adapter."""
-        self._loading.discard(load.adapter)
+        self._loading = None
         self._vacate(load.adapter)
         return list(self._queues.get(load.adapter, ()))
 
@@ -171,7 +165,7 @@ class AdapterQueue:
 
         Returns whether it was removed.
         """
-        if adapter.rows or adapter in self._queues or adapter in self._loading:
+        if adapter.rows or adapter in self._queues or adapter is self._loading:
             return False
         self._preloads.pop(adapter, None)
         if adapter.place:
@@ -238,7 +232,7 @@ class AdapterQueue:
     def _begin(self, adapter: LoadedAdapter) -> Load:
         adapter.place = self._empty.pop()
         self._resident[adapter] = None
-        self._loading.add(adapter)
+        self._loading = adapter
         self.loads += 1
         return Load(adapter, adapter.place)
 
@@ -273,7 +267,8 @@ class AdapterQueue:
         rows = Counter(sequence.adapter for sequence in holders if sequence.adapter is not None)
         places = [*(adapter.place for adapter in self._resident), *self._empty]
         _require(sorted(places) == list(range(1, self.places + 1)), f"places are shared or lost: {places}")
-        _require(self._loading <= self._resident.keys(), "an adapter is being loaded without a place")
+        loading = self._loading
+        _require(loading is None or loading in self._resident, "an adapter is being loaded without a place")
         _require(rows.keys() <= self._resident.keys(), "a row has an adapter that is not on the device")
         for adapter in {*self._resident, *self._queues, *rows}:
             _require(
@@ -281,7 +276,7 @@ class AdapterQueue:
                 "an adapter's place disagrees with the list of resident adapters",
             )
             _require(
-                adapter.ready == (bool(adapter.place) and adapter not in self._loading),
+                adapter.ready == (bool(adapter.place) and adapter is not loading),
                 "an adapter is ready while it is being loaded, or not ready after it",
             )
             _require(adapter.rows == rows[adapter], f"{rows[adapter]} rows have an adapter, not {adapter.rows}")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
-from aengine.cache.snapshots import slot_of
-from aengine.cache.states import StatePool
+from aengine.cache.snapshots import SnapshotRoom, slot_of
+from aengine.cache.states import StatePool, StateRoom
 from aengine.kernels.recurrent.state import StateBatch
 from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
@@ -30,7 +30,8 @@ class Sequences:
         self.kv = KVPool(decoder.config.kv_shape(_PAGE, decoder.kv_dtype), len(pages) + 1, decoder.device)
         self.kv.data.fill_(float("nan"))  # contents of former owners must not matter
         shape = decoder.config.state_shape(torch.float32, decoder.dtype)
-        self._states = None if shape is None else StatePool(shape, count + 2, decoder.device)
+        room = None if shape is None else StateRoom(shape, count + 1, SnapshotRoom())
+        self._states = None if room is None else StatePool(room, decoder.device)
 
     def batch(self, spans: Sequence[range], decodes: bool = False) -> tuple[Tensor, AttentionBatch]:
         """Return positions and batch of a step that computes a range of positions of each sequence."""

@@ -208,7 +208,7 @@ def test_an_unloaded_one_gives_its_place_back_when_the_last_one_is_done() -> Non
         assert not queue_of(stepper).forget(adapter)
         stepper.step()
     assert queue_of(stepper).forget(adapter)
-    assert not queue_of(stepper).resident
+    assert not adapter.place
 
 
 def test_a_step_costs_the_same_however_many_wait_for_adapters() -> None:

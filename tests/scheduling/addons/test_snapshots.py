@@ -39,7 +39,7 @@ def test_an_output_leaves_its_newest_snapshot_alone() -> None:
     sequence = run(steps, prompt_of(10), 40)
     snapshots = steps.snapshots
     assert snapshots is not None
-    assert snapshots.slots.filed == 2  # after 8 tokens of the prompt, and after 48 in all: the 50th was never fed
+    assert snapshots.slots.free == 48  # after 8 tokens of the prompt, and after 48 in all: the 50th was never fed
     assert run(steps, [*prompt_of(10), *sequence.output, 7, 7], 1).cached == 48
     assert run(steps, [*prompt_of(10), *sequence.output[:30], 7, 7], 1).cached == 8
 
@@ -81,7 +81,6 @@ def test_a_flush_drops_snapshots_and_running_sequences_file_none() -> None:
     steps.scheduler.check_integrity()
     snapshots = steps.snapshots
     assert snapshots is not None
-    assert snapshots.slots.filed == 0
     assert snapshots.slots.free == 50
     assert run(steps, prompt_of(30)).cached == 0
 
