@@ -81,5 +81,5 @@ class Latencies:
         self.most_generated_tokens = Histogram(TOKEN_BOUNDS)  # of a request's longest choice
         self.choices = Histogram(CHOICE_BOUNDS)  # n
         self.max_tokens = Histogram(TOKEN_BOUNDS)  # the bound of each choice
-        self.step_tokens = Histogram(STEP_TOKEN_BOUNDS)  # computed in a step; a loaded model replaces it by its own
+        self.step_tokens = Histogram(STEP_TOKEN_BOUNDS)  # computed in a step
         self.ended: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}  # choices

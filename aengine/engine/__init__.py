@@ -8,8 +8,8 @@ adapters, KV tiers and KV events. `llm` is the engine without asyncio.
 
 from typing import TYPE_CHECKING
 
+from aengine.engine.interpreter import without_collections
 from aengine.engine.requests.stream import Stream
-from aengine.engine.without_collections import without_collections
 
 if TYPE_CHECKING:
     from aengine.engine.engine import Engine

@@ -81,7 +81,7 @@ class Engine(EngineFacts):
         publisher = None if self.config.kv_events is None else Publisher(self.config)
         loading: list[Loaded] = []
         try:
-            await run_to_end(lambda: loading.append(load(self.config, self._start)))
+            await run_to_end(lambda: loading.append(load(self.config, self.latencies, self._start)))
         except BaseException:
             if publisher is not None:
                 publisher.close()
@@ -91,7 +91,7 @@ class Engine(EngineFacts):
             raise
         [loaded] = loading
         self.timeline = loaded.timeline
-        self._service = service = Service(self.config, loaded, self.latencies, self.failed)
+        self._service = service = Service(self.config, loaded, self.failed)
         service.start(await self._exit.enter_async_context(anyio.create_task_group()))
         try:
             events = published_events(self.config, loaded.scheduler.memory.tree, publisher)

@@ -13,7 +13,6 @@ from aengine.engine.requests.live import LiveRequest
 from aengine.engine.requests.registry import Requests
 from aengine.engine.requests.stream import Stream
 from aengine.errors import InvalidRequestError, renamed_param
-from aengine.latency import Latencies
 from aengine.prompt_images import PromptImages
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import ChatPrompt
@@ -29,10 +28,9 @@ Messages = Sequence[Mapping[str, Any]]
 class Generation:
     """Implements the methods of `Engine` that generate text."""
 
-    def __init__(self, loaded: Loaded, requests: Requests, latencies: Latencies) -> None:
+    def __init__(self, loaded: Loaded, requests: Requests) -> None:
         self._loaded = loaded
         self._requests = requests
-        self._latencies = latencies
 
     async def submit(
         self,
@@ -83,7 +81,7 @@ class Generation:
             images=images,
         )
         request = LiveRequest(
-            request_id, sequence, grammar, tokenizer, requests.abort, requests.forget, self._latencies
+            request_id, sequence, grammar, tokenizer, requests.abort, requests.forget, loaded.latencies
         )
         loaded.scheduler.add(sequence)
         requests.begin(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,22 +17,23 @@ from aengine.config import EngineConfig
 from aengine.config.speculation import read_speculation
 from aengine.engine.addons.adapters import Adapters
 from aengine.engine.addons.tiers import TierTasks, make_tiers, open_disk
-from aengine.engine.quick_switches import QuickSwitches
+from aengine.engine.interpreter import QuickSwitches, without_collections
 from aengine.engine.requests.live import begin, make_sibling
 from aengine.engine.requests.sequences import Sequences
-from aengine.engine.without_collections import without_collections
 from aengine.errors import CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError
+from aengine.latency import Latencies
 from aengine.model.fields import Fields, read_json_object
 from aengine.model.loading.fingerprint import fingerprint_of
 from aengine.model.loading.hub import resolve_adapter, resolve_model
 from aengine.requests.sampling_params import SamplingParams
-from aengine.runtime.driver import open_contexts
-from aengine.runtime.preload import link_torch
+from aengine.runtime.preload import link_torch, open_contexts
 from aengine.scheduling.addons.snapshots import SequenceSnapshots
 from aengine.scheduling.addons.windows import SequenceWindows
+from aengine.scheduling.batch import Counters
 from aengine.scheduling.holding import Holding
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import LoadedAdapter
+from aengine.step_plan import StepPlan
 from aengine.text.grammar.grammars import Grammars, Matcher, check_library
 from aengine.text.grammar.source import GrammarLimits
 from aengine.text.tokens.tokenizer import Tokenizer
@@ -62,6 +64,7 @@ class Loaded:
     def __init__(
         self,
         config: EngineConfig,
+        latencies: Latencies,
         runtime: Runtime,
         tokenizer: Tokenizer,
         grammars: Grammars,
@@ -74,11 +77,13 @@ class Loaded:
         fingerprint: bytes,
         images: ImageReading | str,
     ) -> None:
-        """fingerprint: a digest of everything that keys and values depend on: weights, configuration, dtypes.
-
+        """Args:
+        latencies: of the engine.
+        fingerprint: a digest of everything that keys and values depend on: weights, configuration, dtypes.
         images: reads images. A text: why the model takes none.
         """
         self._config = config
+        self.latencies = latencies
         self.runtime = runtime
         self.tokenizer = tokenizer
         self.pooling = pooling
@@ -106,11 +111,19 @@ class Loaded:
             most_drafts=runtime.most_drafts,
             image_cost=runtime.image_cost,
             step_cost=runtime.step_cost,
+            counters=Counters(step_tokens=latencies.step_tokens),
         )
         self.tier_tasks: TierTasks | None = None  # None: there are no tiers below the pool
         if runtime.copies is not None:
             tiers = make_tiers(self.scheduler.memory, runtime.copies, fingerprint, disk)
             self.tier_tasks = TierTasks(self.scheduler.attach(tiers), runtime.copies)
+        # The tasks that copy to and from the device.
+        self._copying = [task for task in (adapters, self.tier_tasks) if task is not None]
+        self.observers: list[Callable[[StepPlan, float], None]] = []  # called with committed steps and their seconds
+        if runtime.most_drafts:
+            self.observers.append(self.scheduler.observe_time)
+        if self.tier_tasks is not None:
+            self.observers.append(self.tier_tasks.observe)
 
     def adapter(self, name: str | None) -> LoadedAdapter | None:
         """Return the adapter with this name, or None if `name` is None. Raises `ModelNotFoundError`."""
@@ -169,24 +182,18 @@ class Loaded:
 
     def poll(self) -> None:
         """Wake the tasks that copy adapters and pages, if the scheduler waits for copies. Called between steps."""
-        if self.adapters is not None:
-            self.adapters.poll()
-        if self.tier_tasks is not None:
-            self.tier_tasks.poll()
+        for task in self._copying:
+            task.poll()
 
     async def pause(self) -> None:
         """Start no copy from or to the device until `resume`, and wait for copies that are running."""
-        if self.adapters is not None:
-            await self.adapters.pause()
-        if self.tier_tasks is not None:
-            await self.tier_tasks.pause()
+        for task in self._copying:
+            await task.pause()
 
     def resume(self) -> None:
         """Allow copies again after `pause`."""
-        if self.adapters is not None:
-            self.adapters.resume()
-        if self.tier_tasks is not None:
-            self.tier_tasks.resume()
+        for task in self._copying:
+            task.resume()
 
     def note_reload(self, folder: Path) -> None:
         """Update the KV fingerprint and the adapters' base after a reload from `folder`."""
@@ -207,10 +214,8 @@ class Loaded:
         Errors are only logged, because callers must not wait for a lost device.
         """
         try:
-            if self.adapters is not None:
-                await self.adapters.close()
-            if self.tier_tasks is not None:
-                await self.tier_tasks.close()
+            for task in self._copying:
+                await task.close()
             await anyio.to_thread.run_sync(self.runtime.close)
         except Exception as error:
             log.error("the device could not be closed cleanly", exc_info=error)
@@ -234,13 +239,13 @@ def _holdings(config: EngineConfig, pool: PoolSize, most_drafts: int) -> list[Ho
     return holdings
 
 
-def load(config: EngineConfig, start: Start | None = None) -> Loaded:
+def load(config: EngineConfig, latencies: Latencies, start: Start | None) -> Loaded:
     """Load the model that the config names. Blocks until it is loaded; call it in a worker thread.
 
     Cheap checks come first: the grammar library and the tokenizer are loaded before torch is imported. Meanwhile a
     second thread links torch's libraries, opens the device's context and makes the grammars.
 
-    start: makes the runtime. None means `start_runtime`.
+    latencies: of the engine. start: makes the runtime. None means `start_runtime`.
     """
     read_speculation(config.speculation)
     folder = resolve_model(config.model, config.revision)
@@ -284,6 +289,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
                     runtime.runner.trace(timeline)
                 return Loaded(
                     config,
+                    latencies,
                     runtime,
                     tokenizer,
                     grammars,

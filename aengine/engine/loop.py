@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aengine.engine.requests.live import LiveChoice
-from aengine.engine.requests.request import Owner, Request
+from aengine.engine.requests.request import Owner
 from aengine.errors import AengineError, DeviceLostError, EngineFailedError, InvalidRequestError
 from aengine.scheduling.scheduler import Scheduler
-from aengine.scheduling.sequence import Phase, Update
+from aengine.scheduling.sequence import Phase, Sequence, Update
 from aengine.step_plan import StepPlan, StepResult
 from aengine.text.grammar.drafted import Masks
 from aengine.text.grammar.grammars import Matcher
@@ -45,28 +46,29 @@ class StepLoop:
         news: asyncio.Event,
         *,
         lookahead: bool,
-        fill_masks: Callable[[Sequence[Matcher | None], Sequence[Sequence[int]]], Awaitable[Masks]],
+        fill_masks: Callable[[Seq[Matcher | None], Seq[Seq[int]]], Awaitable[Masks]],
         prepare_mask: Callable[[Matcher, Callable[[], None]], None],
-        fail_request: Callable[[Request, AengineError], None],
-        timeline: Timeline | None = None,
-        poll: Callable[[], None] | None = None,
-        observe: Callable[[StepPlan, float], None] | None = None,
+        fail: Callable[[Sequence, AengineError], None],
+        timeline: Timeline | None,
+        poll: Callable[[], None],
+        observers: Seq[Callable[[StepPlan, float], None]],
     ) -> None:
         """Args:
         news: set when the scheduler may have new work.
         fill_masks: returns the masks of the given matchers, and of the places after their drafts.
         prepare_mask: computes a late mask in the background, then calls the given function.
+        fail: ends the request of a sequence with an error.
         poll: called after each launch, and before the loop waits for `news`.
-        observe: called with each committed step and its duration in seconds.
+        observers: called with each committed step and its duration in seconds.
         """
         self._scheduler = scheduler
         self._runner = runner
         self._lookahead = lookahead
         self._fill_masks = fill_masks
         self._prepare_mask = prepare_mask
-        self._fail_request = fail_request
+        self._fail = fail
         self._poll = poll
-        self._observe = observe
+        self._observers = observers
         self._launched: dict[int, float] = {}  # monotonic seconds, by step
         self._mark = ignore_mark if timeline is None else timeline.mark
         self._news = news
@@ -112,8 +114,7 @@ class StepLoop:
         updates: list[Update] = []  # committed and not delivered yet
         while True:
             previous, step = step, self._launch_next(step)
-            if self._poll is not None:
-                self._poll()
+            self._poll()
             await self._deliver_all(updates)
             updates = []
             try:
@@ -123,10 +124,10 @@ class StepLoop:
                     await self._draw(step)
             except _StepFailed as failed:
                 if step is not None:
-                    await _wait_and_ignore(step)  # it may still write to pages that `_fail` releases
+                    await _wait_and_ignore(step)  # it may still write to pages that `_fail_step` releases
                     step = None
                 self._launched.clear()
-                self._fail(failed.plan, failed.error)
+                self._fail_step(failed.plan, failed.error)
             # Delivering many updates may take as long as the running step, so the next step is launched first.
             if step is None or len(updates) <= DELIVERY_SLICE:
                 await self._deliver_all(updates)
@@ -170,9 +171,9 @@ class StepLoop:
         self._mark("await", step.plan)
         now, before = time.monotonic(), self.last_step or 0.0
         self.last_step = now
-        if self._observe is not None:
-            self._observe(step.plan, now - max(before, self._launched[step.plan.step]))
-        del self._launched[step.plan.step]
+        seconds = now - max(before, self._launched.pop(step.plan.step))
+        for observe in self._observers:
+            observe(step.plan, seconds)
         updates = self._scheduler.commit(step.plan, result)
         counts = result.counts
         self._mark("commit", count=len(updates), accepted=sum(counts) - len(counts) if counts else 0)
@@ -206,7 +207,7 @@ class StepLoop:
             if matcher is not None and matcher.error is not None and isinstance(choice, LiveChoice):
                 written = len(choice.sequence.output)
                 reason = f"{matcher.param}: the output cannot go on after {written} tokens: {matcher.error}"
-                self._fail_request(choice.request, InvalidRequestError(reason, matcher.param))
+                self._fail(choice.sequence, InvalidRequestError(reason, matcher.param))
 
     async def _deliver_all(self, updates: list[Update]) -> None:
         if not updates:
@@ -232,16 +233,14 @@ class StepLoop:
             if length := owner.deliver(update):
                 self._scheduler.finish(sequence, length)
         except AengineError as error:
-            self._fail_request(owner.request, error)
+            self._fail(sequence, error)
 
-    def _fail(self, plan: StepPlan, error: Exception) -> None:
+    def _fail_step(self, plan: StepPlan, error: Exception) -> None:
         log.error("step %d failed: %s: %s", plan.step, type(error).__name__, error, exc_info=error)
         for sequence in self._scheduler.fail(plan):
-            owner = sequence.owner
-            if isinstance(owner, Owner):
-                failure = EngineFailedError(f"a step of this request failed: {type(error).__name__}")
-                failure.__cause__ = error
-                self._fail_request(owner.request, failure)
+            failure = EngineFailedError(f"a step of this request failed: {type(error).__name__}")
+            failure.__cause__ = error
+            self._fail(sequence, failure)
         from aengine.runtime.cuda.lost import is_lost  # torch was imported when the model was loaded
 
         if is_lost(error):

@@ -15,7 +15,6 @@ from aengine.engine.requests.arguments import Routing, prompt_list, text_list
 from aengine.engine.requests.pooled import PooledRequest
 from aengine.engine.requests.registry import Requests
 from aengine.errors import InvalidRequestError, renamed_param
-from aengine.latency import Latencies
 from aengine.step_plan import Pool
 from aengine.types import Classes, Classified, Embeddings, Ranked, Ranking, Scores
 
@@ -31,10 +30,9 @@ class Pooling:
     `Routing`. They are checked after the prompts.
     """
 
-    def __init__(self, loaded: Loaded, requests: Requests, latencies: Latencies) -> None:
+    def __init__(self, loaded: Loaded, requests: Requests) -> None:
         self._loaded = loaded
         self._requests = requests
-        self._latencies = latencies
 
     async def embed(
         self,
@@ -154,7 +152,7 @@ class Pooling:
             )
             for ids in prompts
         ]
-        request = PooledRequest(request_id, sequences, requests.forget, self._latencies)
+        request = PooledRequest(request_id, sequences, requests.forget, loaded.latencies)
         loaded.scheduler.add_pooled(sequences)
         requests.begin(request)
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,8 +15,6 @@ from aengine.engine.loop import StepLoop
 from aengine.engine.pooled_answers import Pooling
 from aengine.engine.requests.registry import Requests
 from aengine.engine.sleep import DeviceChanges
-from aengine.latency import Latencies
-from aengine.step_plan import StepPlan
 from aengine.types import Stats
 
 if TYPE_CHECKING:
@@ -29,16 +26,10 @@ log = logging.getLogger("aengine")
 class Service:
     """Owns the loaded model and the objects that handle requests. `start` starts its tasks. `stop` ends everything."""
 
-    def __init__(self, config: EngineConfig, loaded: Loaded, latencies: Latencies, failed: asyncio.Event) -> None:
+    def __init__(self, config: EngineConfig, loaded: Loaded, failed: asyncio.Event) -> None:
         """failed: this object sets it when the engine has failed."""
         news = asyncio.Event()
         self.loaded = loaded
-        latencies.step_tokens = loaded.scheduler.counters.step_tokens
-        self._observers: list[Callable[[StepPlan, float], None]] = []
-        if loaded.runtime.most_drafts:
-            self._observers.append(loaded.scheduler.observe_time)
-        if loaded.tier_tasks is not None:
-            self._observers.append(loaded.tier_tasks.observe)
         self.requests = Requests(
             loaded.scheduler, news.set, priority_aging=config.priority_aging, most_held=config.max_queue
         )
@@ -49,13 +40,13 @@ class Service:
             lookahead=config.lookahead,
             fill_masks=loaded.grammars.fill,
             prepare_mask=loaded.grammars.prepare,
-            fail_request=self.requests.fail,
+            fail=self.requests.fail_sequence,
             timeline=loaded.timeline,
             poll=loaded.poll,
-            observe=self._observe if self._observers else None,
+            observers=loaded.observers,
         )
-        self.generation = Generation(loaded, self.requests, latencies)
-        self.pooling = Pooling(loaded, self.requests, latencies)
+        self.generation = Generation(loaded, self.requests)
+        self.pooling = Pooling(loaded, self.requests)
         self.changes = DeviceChanges(config, loaded, self.loop, self.requests)
         self._failed = failed
         self._ended = asyncio.Event()
@@ -92,7 +83,3 @@ class Service:
                 async with self.changes.lock:  # waits for a running sleep or reload
                     await self.loaded.close()
                 self._ended.set()
-
-    def _observe(self, plan: StepPlan, seconds: float) -> None:
-        for observe in self._observers:
-            observe(plan, seconds)

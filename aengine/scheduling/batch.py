@@ -114,10 +114,10 @@ class Transitions:
     `Sequence.siblings` their number for one.
     """
 
-    def __init__(self, waiting: Queue, batch: Batch) -> None:
+    def __init__(self, waiting: Queue, batch: Batch, counters: Counters) -> None:
         self.waiting = waiting
         self.batch = batch
-        self.counters = Counters()
+        self.counters = counters
         self.unforked = 0
 
     def land(self, sequence: Sequence) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from aengine.cache.tiers.tiers import Tiers
 from aengine.errors import ContextLengthError, QueueFullError
 from aengine.scheduling.addons.loading import Loading
-from aengine.scheduling.batch import Batch, Transitions
+from aengine.scheduling.batch import Batch, Counters, Transitions
 from aengine.scheduling.flight import Flight, commit_chunks, commit_computed, commit_draws
 from aengine.scheduling.holding import Holding
 from aengine.scheduling.integrity import check_batch, check_flights, check_idle, check_pages, check_unforked
@@ -55,6 +55,7 @@ class Scheduler:
         image_cost: ImageCost | None = None,
         most_drafts: int = 0,
         step_cost: StepCost | None = None,
+        counters: Counters | None = None,
     ) -> None:
         """Raises `ValueError` if `max_step_tokens` is below `max_rows`: decoding alone would fill every step.
 
@@ -67,6 +68,7 @@ class Scheduler:
             image_cost: the cost of a tower's work. None: it costs nothing.
             most_drafts: the most drafts that a sequence verifies in a step. 0: none does.
             step_cost: from which the number of drafts is chosen. None: `FREE`, so rows always verify the most drafts.
+            counters: count what steps do. None: new ones.
         """
         if max_rows < 1 or max_step_tokens < max_rows:
             raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
@@ -74,8 +76,8 @@ class Scheduler:
         self._max_queue = max_queue
         self._waiting = WaitingQueue() if waiting is None else waiting
         self._batch = Batch(max_rows, self.memory)
-        self._transitions = Transitions(self._waiting, self._batch)
-        self.counters = self._transitions.counters
+        self.counters = Counters() if counters is None else counters
+        self._transitions = Transitions(self._waiting, self._batch, self.counters)
         self._drafting = Drafting(most_drafts, step_cost)
         self._decodes = Decodes(self.memory, self._transitions, self._drafting, max_step_tokens, mixed_limit)
         self._prefills = Prefills(

@@ -17,8 +17,9 @@ import pytest
 from aengine.config import EngineConfig
 from aengine.config.configure import configure
 from aengine.engine import loaded
-from aengine.engine.quick_switches import SWITCH_SECONDS
+from aengine.engine.interpreter import SWITCH_SECONDS
 from aengine.errors import AengineError, CheckpointError
+from aengine.latency import Latencies
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import resolve_model
 from aengine.runtime.startup.ready import Runtime
@@ -29,6 +30,7 @@ import sys
 from aengine.config import EngineConfig
 from aengine.engine import loaded
 from aengine.errors import AengineError
+from aengine.latency import Latencies
 from aengine.text.grammar import grammars
 
 def other_version(*_, **__):
@@ -37,7 +39,7 @@ def other_version(*_, **__):
 if sys.argv[1] == "library":
     grammars.LLMatcher = other_version
 try:
-    loaded.load(EngineConfig(model=sys.argv[2], device="cpu"))
+    loaded.load(EngineConfig(model=sys.argv[2], device="cpu"), Latencies(), None)
 except AengineError as error:
     print(error, "torch" if "torch" in sys.modules else "no torch", sep=", ")
 """
@@ -53,7 +55,7 @@ def start(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text:
 
 
 def load(folder: Path, start: Start = start) -> None:
-    loaded.load(configure(EngineConfig, {}, model=str(folder), device="cpu"), start)
+    loaded.load(configure(EngineConfig, {}, model=str(folder), device="cpu"), Latencies(), start)
 
 
 @pytest.fixture
@@ -128,7 +130,7 @@ def test_the_devices_are_opened_while_text_is_read(checkpoint: Path, monkeypatch
     monkeypatch.setattr(loaded, "_load_tokenizer", load_tokenizer)
     config = configure(EngineConfig, {}, model=str(checkpoint), device="cpu", tensor_parallel_size=2)
     with pytest.raises(Started):
-        loaded.load(config, start)
+        loaded.load(config, Latencies(), start)
     assert named == [("cpu", 2)]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aengine.engine.quick_switches import SWITCH_SECONDS, QuickSwitches
+from aengine.engine.interpreter import SWITCH_SECONDS, QuickSwitches
 
 
 @pytest.fixture

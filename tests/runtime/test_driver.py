@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aengine.runtime import driver as driver_module
-from aengine.runtime.driver import open_contexts
+from aengine.runtime import preload
+from aengine.runtime.preload import open_contexts
 
 
 class Driver:
@@ -39,26 +39,26 @@ def test_the_context_of_the_named_device_is_opened(
     name: str, retained: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver()
-    monkeypatch.setattr(driver_module.ctypes, "CDLL", lambda library: driver)
+    monkeypatch.setattr(preload.ctypes, "CDLL", lambda library: driver)
     open_contexts(name)
     assert driver.retained == retained
 
 
 def test_without_a_driver_or_a_device_no_context_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(devices=0)
-    monkeypatch.setattr(driver_module.ctypes, "CDLL", lambda library: driver)
+    monkeypatch.setattr(preload.ctypes, "CDLL", lambda library: driver)
     open_contexts("auto")
     assert driver.retained == []
 
     def missing(library: str) -> None:
         raise OSError(library)
 
-    monkeypatch.setattr(driver_module.ctypes, "CDLL", missing)
+    monkeypatch.setattr(preload.ctypes, "CDLL", missing)
     open_contexts("cuda:0")
 
 
 def test_several_devices_are_opened_from_the_named_one_on(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(devices=3)
-    monkeypatch.setattr(driver_module.ctypes, "CDLL", lambda library: driver)
+    monkeypatch.setattr(preload.ctypes, "CDLL", lambda library: driver)
     open_contexts("cuda:1", 4)
     assert driver.retained == [71, 72]

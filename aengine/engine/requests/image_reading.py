@@ -19,7 +19,7 @@ from PIL import Image
 
 from aengine.cache.image_keys import ImageKeys
 from aengine.cache.recently_used import RecentlyUsed
-from aengine.engine.quick_switches import QuickSwitches
+from aengine.engine.interpreter import QuickSwitches
 from aengine.engine.requests.image_parts import ImagePart, about_part
 from aengine.errors import CheckpointError, ContextLengthError, InvalidRequestError
 from aengine.images.files import file_bytes
@@ -64,9 +64,8 @@ class ImageReading:
         self._keys = ImageKeys()
         self._placed: RecentlyUsed[bytes, PlacedImage] = RecentlyUsed(KEPT_BYTES)  # by the digest of the file
         self._threads = anyio.CapacityLimiter(_THREADS)
-        self._quick_switches = (
-            QuickSwitches()
-        )  # reading the parts of a file holds the GIL, for up to tenths of a second
+        # Reading the parts of a file holds the GIL, for up to tenths of a second.
+        self._quick_switches = QuickSwitches()
 
     async def read_sizes(self, parts: Sequence[ImagePart], context: int | None) -> list[SizedImage]:
         """Return the sizes of images. Raises `InvalidRequestError`, naming the part.

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import aengine
-from aengine.engine.quick_switches import SWITCH_SECONDS
+from aengine.engine.interpreter import SWITCH_SECONDS
 from aengine.engine.requests import image_reading
 from aengine.errors import ContextLengthError, InvalidRequestError
 from aengine.images.header import Header, read_header

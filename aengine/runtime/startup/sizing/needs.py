@@ -16,7 +16,7 @@ import msgspec
 import torch
 from msgspec import Meta
 
-from aengine.runtime.driver import driver_version
+from aengine.runtime.preload import driver_version
 
 log = logging.getLogger("aengine")
 
