@@ -14,7 +14,7 @@ import msgspec
 
 from aengine.errors import InvalidRequestError
 from aengine.requests.structured import LARK_TEXT, Structured
-from aengine.text.answer.lark import PLACED
+from aengine.text.answer.lark import PLACED, literal
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.grammar.calls import thought_rules
 from aengine.text.grammar.harmony import harmony_final, harmony_thoughts
@@ -78,7 +78,7 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
         case "choice":
             choices = structured.choice or ()
             _check_length(sum(map(len, choices)), limits)
-            return "start: " + " | ".join(_lark_text(text) for text in choices)
+            return "start: " + " | ".join(literal(text) for text in choices)
         case _:
             return _lark_source(structured.grammar or "", limits)
 
@@ -140,10 +140,6 @@ def _lark_source(grammar: str, limits: GrammarLimits) -> str:
                 raise InvalidRequestError(f"{place[1]}: {error}", place[1]) from None
             raise
     return grammar
-
-
-def _lark_text(text: str) -> str:
-    return json.dumps(text).replace("\x7f", "\\u007f")
 
 
 def _check_length(characters: int, limits: GrammarLimits) -> None:

@@ -18,7 +18,8 @@ from aengine.text.answer.formats.base import (
 )
 from aengine.text.answer.formats.gemma_rules import QUOTE, GemmaRules
 from aengine.text.answer.formats.partial_call import PartialCall
-from aengine.text.answer.formats.values.raw_text import WORDS, refuse_constant
+from aengine.text.answer.formats.values.python_literal import WORDS
+from aengine.text.answer.formats.values.raw_text import refuse_constant
 from aengine.text.answer.formats.values.schemas import check_parameters
 from aengine.text.answer.formats.values.unclosed_strings import HeldBrackets
 from aengine.text.answer.lark import Tokens, literal, sequence
@@ -33,7 +34,7 @@ Expects = Literal["key or end", "key", "colon", "value or end", "value", "comma"
 class GemmaObject(HeldBrackets):
     """Converts the text after an object's opening brace to JSON, given in any pieces. Time is linear."""
 
-    __slots__ = ("_comma", "_expects", "_pieces", "_quoted", "_search", "_word", "broken", "tag")
+    __slots__ = ("_comma", "_expects", "_quoted", "_search", "_word", "broken", "tag")
 
     _outer_closers = "}]"
     _held_back = _outer_closers + BLANKS
@@ -41,7 +42,7 @@ class GemmaObject(HeldBrackets):
     def __init__(self) -> None:
         super().__init__()
         self.broken = False  # whether the next character cannot be part of the object
-        self._pieces = ["{"]
+        self._pieces.append("{")
         self._closers.append("}")
         self._comma = False  # whether a comma has come and nothing since
         self._expects: Expects = "key or end"
@@ -69,12 +70,6 @@ class GemmaObject(HeldBrackets):
         if (self._word and not self._end_word()) or (text[at] not in BLANKS and not self._take(text[at])):
             self.broken = True
         return at if self.broken else at + 1
-
-    def take(self) -> str:
-        """Return the new JSON."""
-        pieces = "".join(self._pieces)
-        self._pieces.clear()
-        return pieces
 
     def close(self) -> None:
         """Close everything that is open, so that the result is JSON."""
@@ -165,7 +160,7 @@ class GemmaObject(HeldBrackets):
 def _value(word: str) -> str:
     """Return a bare value as JSON: a number, true, false or null, else a text."""
     if word in WORDS:
-        return WORDS[word][1]
+        return WORDS[word]
     try:
         json.loads(word, parse_constant=refuse_constant)
     except ValueError:

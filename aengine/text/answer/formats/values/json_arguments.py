@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import MappingProxyType
 from typing import Literal
 
 from aengine.text.answer.formats.base import BLANKS
@@ -11,9 +12,7 @@ from aengine.text.answer.formats.values.python_literal import WORDS, number
 from aengine.text.answer.formats.values.unclosed_strings import UnclosedStrings
 from aengine.text.answer.marker_search import MarkerSearch
 
-_WORD = re.compile(r"[\w.+-]*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_ODD = {quote: re.compile(rf'["{quote}\\\x00-\x1f\ud800-\udfff]') for quote in "\"'"}  # in a string
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _MAY_BE_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _CLOSERS = {"{": "}", "[": "]"}
@@ -30,10 +29,13 @@ class JsonArguments(UnclosedStrings):
     writes a key when the key's value begins.
     """
 
-    __slots__ = ("_expects", "_held", "_is_text", "_key", "_pieces", "_word")
+    __slots__ = ("_bracket", "_expects", "_held", "_is_text", "_key")
 
     _outer_closers = "}]"
     _held_back = _outer_closers + BLANKS
+    _odd = MappingProxyType(
+        {quote: re.compile(rf'["{quote}\\\x00-\x1f\ud800-\udfff]') for quote in "\"'"},
+    )
 
     def __init__(self, tags: tuple[str, ...] = ()) -> None:
         """tags: the markers in and around the call."""
@@ -42,8 +44,7 @@ class JsonArguments(UnclosedStrings):
         self._held: list[str] = []  # a comma, a key and its colon, until a value follows them
         self._key = False  # whether the open string is a key
         self._is_text = False  # whether the open string holds the object
-        self._word: list[str] = []  # pieces of a number, a name or a bare key
-        self._pieces: list[str] = []
+        self._bracket = False  # whether a bracket has come in place of the object: of an empty list
 
     @property
     def begun(self) -> bool:
@@ -60,34 +61,9 @@ class JsonArguments(UnclosedStrings):
         """Whether the next character is part of a string."""
         return bool(self._quote)
 
-    def feed(self, text: str, at: int = 0) -> int:
-        """Parse `text[at:]`. Returns where the part of the text ends that belongs to the arguments."""
-        while at < len(text) and not self.done and not self.broken:
-            if self._quote:
-                at = self._read_string(text, at)
-                continue
-            end = 0 if (found := _WORD.match(text, at)) is None else found.end()
-            if end > at:
-                self._word.append(text[at:end])
-                at = end
-                continue
-            if self._word and self._word != ["["]:
-                self._end_word()
-            elif self._take(text[at]):
-                at += 1
-            else:
-                self.broken = True
-        return at
-
-    def take(self) -> str:
-        """Return the new JSON."""
-        pieces = "".join(self._pieces)
-        self._pieces.clear()
-        return pieces
-
     def end(self) -> None:
         """Parse the end of the text: a word there is complete."""
-        if not self._quote:
+        if self._word and not self._quote:
             self._end_word()
 
     def close(self) -> None:
@@ -108,7 +84,6 @@ class JsonArguments(UnclosedStrings):
             (self._held if self._held else self._pieces).append(text)
 
     def _take(self, character: str) -> bool:
-        """Parse a character between words and strings. Returns False if it does not belong here."""
         expects = self._expects
         if character in BLANKS:
             self._write(character)
@@ -126,13 +101,13 @@ class JsonArguments(UnclosedStrings):
             self._begin_value(character)
             self._closers.append(_CLOSERS[character])
             self._expects = "key or end" if character == "{" else "value or end"
-        elif character == "{" and expects == "start" and not self._word:
+        elif character == "{" and expects == "start" and not self._bracket:
             self._begin_value(character)
             self._closers.append("}")
             self._expects = "key or end"
-        elif character == "[" and expects == "start" and not self._word:
-            self._word.append(character)
-        elif character == "]" and expects == "start" and self._word == ["["]:
+        elif character == "[" and expects == "start" and not self._bracket:
+            self._bracket = True
+        elif character == "]" and expects == "start" and self._bracket:
             self._empty()
         else:
             return False
@@ -148,7 +123,6 @@ class JsonArguments(UnclosedStrings):
         self._expects = "comma" if self._closers else "nothing"
 
     def _empty(self) -> None:
-        self._word.clear()
         self._pieces.append("{}")
         self._expects = "nothing"
 
@@ -167,12 +141,10 @@ class JsonArguments(UnclosedStrings):
             self._begin_value('"')
 
     def _end_word(self) -> None:
-        if not self._word or self._word == ["["]:
-            return
         word = "".join(self._word)
         self._word.clear()
         match self._expects:
-            case "start" if word in _NOTHING:
+            case "start" if word in _NOTHING and not self._bracket:
                 self._empty()
             case "key or end":
                 self._held.append(json.dumps(word, ensure_ascii=False))
@@ -183,30 +155,11 @@ class JsonArguments(UnclosedStrings):
             case _:
                 self.broken, self.left = True, word
 
-    def _read_string(self, text: str, at: int) -> int:
-        if self._waiting:
-            return self._wait(text, at)
-        if self._escape:
-            return self._read_escape(text, at)
-        found = _ODD[self._quote].search(text, at)
-        end = len(text) if found is None else found.start()
-        before, rest = self._search.feed(text[at:end])
-        self._pass(before)
-        if rest is not None:
-            self._waiting.append(self._search.found)
-            return end - len(rest)
-        if found is None:
-            return end
-        self._pass(self._search.flush())
-        if found[0] == "\\":
-            self._escape = "\\"
-        elif found[0] == self._quote:
-            self._end_string()
-        elif found[0] in BLANKS:
-            self._pass(found[0])
+    def _read_odd(self, character: str) -> None:
+        if character in BLANKS:
+            super()._read_odd(character)
         else:
-            self._write_text(json.dumps(found[0])[1:-1])
-        return found.end()
+            self._write_text(json.dumps(character)[1:-1])
 
     def _read_escape(self, text: str, at: int) -> int:
         """Parse one more character of an escape. A backslash without a valid escape is text."""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Literal
 
 from aengine.text.answer.formats.base import BLANKS
-from aengine.text.answer.formats.values.unclosed_strings import UnclosedStrings
+from aengine.text.answer.formats.values.unclosed_strings import QUOTE_OR_ESCAPE, UnclosedStrings
 from aengine.text.answer.marker_search import MarkerSearch
 
-_WORD = re.compile(r"[\w.+-]*")
-WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": ""}
 _ESCAPES |= {character: character for character in "\\'\""}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
-_ESCAPE_END = {"'": re.compile(r"['\\]"), '"': re.compile(r'["\\]')}
 
 Expects = Literal["value", "value or end", "key or end", "colon", "comma", "nothing"]
 
@@ -27,40 +24,21 @@ class LiteralReader(UnclosedStrings):
     Keys become strings. Time is linear.
     """
 
-    __slots__ = ("_comma", "_expects", "_pieces", "_word")
+    __slots__ = ("_comma", "_expects")
 
     _outer_closers = ")]"
     _held_back = _outer_closers + BLANKS
+    _odd = QUOTE_OR_ESCAPE
 
     def __init__(self, tags: tuple[str, ...] = ()) -> None:
         super().__init__(tags)
         self._expects: Expects = "value"
         self._comma = False  # whether a comma has come and nothing since
-        self._word: list[str] = []  # the beginning of a number or name
-        self._pieces: list[str] = []
 
     @property
     def done(self) -> bool:
         """Whether the literal is complete. A number or name is complete when a character follows it, or with `end`."""
         return self._expects == "nothing"
-
-    def feed(self, text: str, at: int = 0) -> int:
-        """Parse `text[at:]`. Returns where the part of the text ends that belongs to the literal."""
-        while at < len(text) and not self.done and not self.broken:
-            if self._quote:
-                at = self._read_string(text, at)
-                continue
-            end = 0 if (found := _WORD.match(text, at)) is None else found.end()
-            self._word += [text[at:end]] if end > at else []
-            if (at := end) == len(text):
-                break
-            if self._word:
-                self._end_word()
-            elif text[at] in BLANKS or self._take(text[at]):
-                at += 1
-            else:
-                self.broken = True
-        return at
 
     def end(self) -> None:
         """Parse the end of the text."""
@@ -80,14 +58,9 @@ class LiteralReader(UnclosedStrings):
         self._closers.clear()
         self._expects = "nothing"
 
-    def take(self) -> str:
-        """Return the new JSON."""
-        pieces = "".join(self._pieces)
-        self._pieces.clear()
-        return pieces
-
     def _take(self, character: str) -> bool:
-        """Parse a character between strings and words. Returns False if it does not belong here."""
+        if character in BLANKS:
+            return True
         if (
             self._closers
             and character == self._closers[-1]
@@ -137,29 +110,7 @@ class LiteralReader(UnclosedStrings):
         self._begin(json.dumps(word) if self._expects == "key or end" else value)
         self._end_value()
 
-    def _read_string(self, text: str, at: int) -> int:
-        if self._waiting:
-            return self._wait(text, at)
-        if self._escape:
-            return self._read_escape(text, at)
-        found = _ESCAPE_END[self._quote].search(text, at)
-        end = len(text) if found is None else found.start()
-        before, rest = self._search.feed(text[at:end])
-        self._pass(before)
-        if rest is not None:
-            self._waiting.append(self._search.found)
-            return end - len(rest)
-        if found is None:
-            return end
-        self._pass(self._search.flush())
-        if found[0] == "\\":
-            self._escape = "\\"
-        else:
-            self._end_string()
-        return found.end()
-
     def _read_escape(self, text: str, at: int) -> int:
-        """Parse one more character of an escape."""
         escape, character = self._escape, text[at]
         kind = escape[1:2] or character
         if kind in _HEX_DIGITS:

@@ -7,7 +7,7 @@ import re
 
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, Schema
-from aengine.text.answer.formats.values.raw_text import BEGINNINGS, WORDS, as_json
+from aengine.text.answer.formats.values.raw_text import BEGINNINGS, WORD_KINDS, as_json
 from aengine.text.answer.formats.values.schemas import ANNOTATIONS, Kind, alternatives, kinds_of
 from aengine.text.answer.lark import avoiding, json_value, literal, place, sequence
 
@@ -69,7 +69,7 @@ def raw_value_rules(rule: str, schema: Schema, stop: str, end: str, tool: Callab
                 text = _text(each, kinds, tool, where)
                 rules.append(f"{name.upper()}: {sequence(text, literal(end))}{place(where)}")
             case "boolean" | "null" as kind:
-                options += [literal(word + end) for word, (meant, _) in WORDS.items() if meant == kind]
+                options += [literal(word + end) for word, meant in WORD_KINDS.items() if meant == kind]
             case _:
                 options.append(f"{name} {literal(end)}")
                 rules.append(f"{name}: {json_value(each, where, lenient=not tool.strict)}")

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import json
 
-from aengine.text.answer.formats.values.python_literal import LiteralReader
+from aengine.text.answer.formats.values.python_literal import WORDS, LiteralReader
 from aengine.text.answer.formats.values.schemas import Kind, kind_of
 
-WORDS: dict[str, tuple[Kind, str]] = {
-    "true": ("boolean", "true"),
-    "false": ("boolean", "false"),
-    "null": ("null", "null"),
-    "True": ("boolean", "true"),
-    "False": ("boolean", "false"),
-    "None": ("null", "null"),
-}
+WORD_KINDS: dict[str, Kind] = {word: "null" if value == "null" else "boolean" for word, value in WORDS.items()}
 BEGINNINGS: dict[Kind, str] = {"number": "-0123456789", "integer": "-0123456789", "array": "[", "object": "{"}
 
 
@@ -31,7 +24,7 @@ class RawText:
         self._trimmed = trimmed
         self._kinds = kinds
         self._starts = "".join(BEGINNINGS.get(kind, "") for kind in kinds)
-        self._words = [word for word, (kind, _) in WORDS.items() if kind in kinds]
+        self._words = [word for word, kind in WORD_KINDS.items() if kind in kinds]
         self._begun = not trimmed  # whether a line break at the start has come or can no longer come
         self._held = ""  # a line break that may be the last one
         self._whole: list[str] | None = []  # all text so far, unless it is known to be a string
@@ -81,8 +74,8 @@ def as_json(text: str, kinds: frozenset[Kind]) -> str:
     """
     mixed = "string" in kinds
     stripped = text if mixed else text.strip()
-    if stripped in WORDS and (not mixed or WORDS[stripped][0] in kinds):
-        return WORDS[stripped][1]
+    if stripped in WORDS and (not mixed or WORD_KINDS[stripped] in kinds):
+        return WORDS[stripped]
     if not mixed or stripped[:1] in "-0123456789[{":
         value = _json_of(stripped)
         if value is not None and (not mixed or _has_kind(value, kinds)):

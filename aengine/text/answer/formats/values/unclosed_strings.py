@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 from aengine.text.answer.formats.base import BLANKS
 from aengine.text.answer.marker_search import MarkerSearch
 
-_QUOTE_OR_ESCAPE = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
+_WORD = re.compile(r"[\w.+-]*")
+QUOTE_OR_ESCAPE = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
 _LONGEST = 64  # closing brackets and blanks that are held back
 
 
@@ -19,7 +21,7 @@ class HeldBrackets(ABC):
     The brackets that close the open lists and objects do not belong to such a string.
     """
 
-    __slots__ = ("_brackets", "_closers")
+    __slots__ = ("_brackets", "_closers", "_pieces")
 
     _outer_closers: ClassVar[str]  # the brackets that close a call and a list of calls, in this order
     _held_back: ClassVar[str]  # these brackets and blanks
@@ -27,6 +29,13 @@ class HeldBrackets(ABC):
     def __init__(self) -> None:
         self._closers: list[str] = []  # the closing brackets of open lists and objects, innermost last
         self._brackets = ""  # closing brackets and blanks at the end of the string so far
+        self._pieces: list[str] = []  # the JSON that has not been taken
+
+    def take(self) -> str:
+        """Return the new JSON."""
+        pieces = "".join(self._pieces)
+        self._pieces.clear()
+        return pieces
 
     @abstractmethod
     def _write_text(self, text: str) -> None:
@@ -66,9 +75,12 @@ class UnclosedStrings(HeldBrackets):
         "_search",
         "_tags",
         "_waiting",
+        "_word",
         "broken",
         "left",
     )
+
+    _odd: ClassVar[Mapping[str, re.Pattern[str]]]  # by quote: the characters of a string that are read one by one
 
     def __init__(self, tags: tuple[str, ...] = ()) -> None:
         """tags: the markers of the call and around it."""
@@ -81,10 +93,24 @@ class UnclosedStrings(HeldBrackets):
         self._search = MarkerSearch()  # finds a tag in the string
         self._waiting: list[str] = []  # the string's text from a tag on
         self._closes = False  # whether the waiting text ends with a quote, and perhaps blanks
+        self._word: list[str] = []  # pieces of a word outside strings: a number, a name or a bare key
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the value is complete."""
 
     @abstractmethod
-    def feed(self, text: str, at: int = 0) -> int:
-        """Parse text from `at` on; returns where the part of it ends that belongs to the value."""
+    def _take(self, character: str) -> bool:
+        """Parse a character between words and strings. Returns False if it does not belong here."""
+
+    @abstractmethod
+    def _end_word(self) -> None:
+        """Parse the word in `_word`, which is complete, and clear it."""
+
+    @abstractmethod
+    def _read_escape(self, text: str, at: int) -> int:
+        """Parse one more character of an escape. Returns where to continue."""
 
     @abstractmethod
     def _end_string(self) -> None:
@@ -94,6 +120,24 @@ class UnclosedStrings(HeldBrackets):
     def _may_follow(self) -> str:
         """Return the characters that may follow the string."""
 
+    def feed(self, text: str, at: int = 0) -> int:
+        """Parse `text[at:]`. Returns where the part of the text ends that belongs to the value."""
+        while at < len(text) and not self.done and not self.broken:
+            if self._quote:
+                at = self._read_string(text, at)
+                continue
+            end = at if (found := _WORD.match(text, at)) is None else found.end()
+            if end > at:
+                self._word.append(text[at:end])
+                at = end
+            elif self._word:
+                self._end_word()
+            elif self._take(text[at]):
+                at += 1
+            else:
+                self.broken = True
+        return at
+
     def settle(self) -> str:
         """End the text: decide about the waiting text. Returns the part of it that follows the value."""
         if not self._waiting:
@@ -101,6 +145,34 @@ class UnclosedStrings(HeldBrackets):
         self._decide(closed=self._closes)
         left, self.left = self.left, ""
         return left
+
+    def _read_string(self, text: str, at: int) -> int:
+        """Parse some of the open string. Returns where to continue."""
+        if self._waiting:
+            return self._wait(text, at)
+        if self._escape:
+            return self._read_escape(text, at)
+        found = self._odd[self._quote].search(text, at)
+        end = len(text) if found is None else found.start()
+        before, rest = self._search.feed(text[at:end])
+        self._pass(before)
+        if rest is not None:
+            self._waiting.append(self._search.found)
+            return end - len(rest)
+        if found is None:
+            return end
+        self._pass(self._search.flush())
+        if found[0] == "\\":
+            self._escape = "\\"
+        elif found[0] == self._quote:
+            self._end_string()
+        else:
+            self._read_odd(found[0])
+        return found.end()
+
+    def _read_odd(self, character: str) -> None:
+        """Parse a character of `_odd` that is neither the quote nor a backslash."""
+        self._pass(character)
 
     def _wait(self, text: str, at: int) -> int:
         """Read on after a tag, up to the first quote and the character that follows it."""
@@ -114,7 +186,7 @@ class UnclosedStrings(HeldBrackets):
             self._escape = ""
             self._waiting.append(text[at])
             return at + 1
-        found = _QUOTE_OR_ESCAPE[self._quote].search(text, at)
+        found = QUOTE_OR_ESCAPE[self._quote].search(text, at)
         end = len(text) if found is None else found.end()
         self._waiting.append(text[at:end])
         if found is not None:
