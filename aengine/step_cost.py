@@ -19,7 +19,8 @@ RECHECK_SOON, RECHECK_EVERY = 128, 1024
 CLEAR_GAIN = 1.25  # a factor of the rate
 FOLLOWED = 0.1  # share of a deviation by which all times of a batch size follow the newest one
 MOST_FOLLOWED = 0.1  # the largest deviation that counts, as a logarithm
-IDLE = -1  # the kind of a step that the proposer does not read. Other kinds are numbers of drafts.
+# The kind of a step that the proposer does not read. Other kinds are the drafts of a row on average, in quarters.
+IDLE = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,12 @@ class _Size:
 
     def __init__(self, level: float) -> None:
         self.level = level  # common to all kinds
-        self.kinds: dict[int, deque[float]] = {}  # kind -> its newest times, relative to `level`
-        self.measured_at: dict[int, int] = {}  # kind -> the step that measured it last
-        self.trials: dict[int, int] = {}  # kind -> how often it was tried because it was unknown
+        self.kinds: dict[float, deque[float]] = {}  # kind -> its newest times, relative to `level`
+        self.measured_at: dict[float, int] = {}  # kind -> the step that measured it last
+        self.trials: dict[float, int] = {}  # kind -> how often it was tried because it was unknown
         self.steps = 0
 
-    def add(self, kind: int, time: float) -> None:
+    def add(self, kind: float, time: float) -> None:
         """Note the time of a step."""
         times = self.kinds.setdefault(kind, deque(maxlen=KEPT))
         if len(times) == KEPT:  # the kind is known, so a deviation concerns all kinds: contexts get longer
@@ -95,12 +96,12 @@ class _Size:
         if len(times) >= SURE:  # after it is forgotten, it may be tried as often again
             self.trials.pop(kind, None)
 
-    def is_known(self, kind: int) -> bool:
+    def is_known(self, kind: float) -> bool:
         """Return whether the time of a kind of step was measured often enough, and not too long ago."""
         age = self.steps - self.measured_at.get(kind, -FORGOTTEN_AFTER)
         return age < FORGOTTEN_AFTER and len(self.kinds[kind]) >= SURE
 
-    def offset(self, kind: int) -> float:
+    def offset(self, kind: float) -> float:
         """Return the deviation of a kind of step, in between those of the nearest kinds that were measured."""
         known = self.kinds.get(kind) or (self.kinds.get(-1 - kind) if kind <= 0 else None)  # IDLE and 0 are alike
         if known:
@@ -123,8 +124,9 @@ class _Size:
 class MeasuredCost:
     """Estimates the time of a step for each number of drafts.
 
-    Times of similar batch sizes count together. Only steps without prompt tokens are measured, in which all rows
-    verify the same number of drafts, or nearly all, or are padded to that number.
+    Times of similar batch sizes count together. A step is measured if it has no prompt tokens, and makes as many drafts
+    for the next step as its drafting rows verify. If only some rows verify drafts, the step counts as one in which each
+    row verifies fewer.
     """
 
     def __init__(self, prior: StepCost) -> None:
@@ -137,41 +139,44 @@ class MeasuredCost:
 
         Args:
             context: the lengths of all rows together.
-            drafts: how many drafts each drafting row verifies, and makes for the next step.
+            drafts: how many drafts each drafting row verifies, and each row makes for the next step.
             drafting: how many rows verify drafts.
             is_read: whether the proposer reads the step's tokens. True if there are drafts.
         """
-        if drafting == rows or not drafts or self.prior.padded:
-            return self._uniform(rows, context, drafts, is_read)
-        # The proposer makes drafts for all rows. The time for verifying them is proportional to the drafting rows.
-        none = self._uniform(rows, context, 0, is_read) + self.prior.proposing(rows, drafts) * self._factor(rows, 0)
-        return none + (self._uniform(rows, context, drafts, is_read) - none) * drafting / rows
+        prior, verified = self.prior, self._verified(rows, drafts, drafting)
+        factor = self._factor(rows, _kind(rows, verified) if is_read else IDLE)
+        time = prior.time(rows, rows + verified, context, drafts, is_read) * factor
+        if not is_read:
+            return time
+        # More work does not take less time. Measurements are not that exact.
+        overhead = (prior.reading + prior.draft * drafts + prior.block * (drafts > 0)) / 2
+        return max(time, (1 + overhead) * self.time(rows, context, 0, 0, False))
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Note how long a step took."""
         rows = len(plan.decode)
         if plan.prefill or plan.encodings or not rows or seconds <= 0 or not self.prior.is_measured:
             return
-        drafts, tokens = max(plan.drafts, default=0), plan.decode_tokens
+        drafts, verified = max(plan.drafts, default=0), sum(plan.drafts)
         if self.prior.padded:
             drafts = max(drafts, plan.proposals)
-            tokens = rows * (1 + drafts)
-        elif drafts != plan.proposals or 4 * (tokens - rows) < 3 * rows * drafts:
+            verified = rows * drafts
+        elif drafts != plan.proposals:
             return
-        predicted = self.prior.time(rows, tokens, sum(plan.contexts), drafts, plan.is_read)
+        predicted = self.prior.time(rows, rows + verified, sum(plan.contexts), drafts, plan.is_read)
         time = math.log(seconds / predicted)
         size = self._sizes.setdefault(rows.bit_length(), _Size(time))
-        size.add(drafts if plan.is_read else IDLE, time)
+        size.add(_kind(rows, verified) if plan.is_read else IDLE, time)
 
-    def wants_trial(self, rows: int, drafts: int) -> bool:
+    def wants_trial(self, rows: int, drafts: int, drafting: int) -> bool:
         """Return whether a number of drafts should be tried because the time of such steps is unknown."""
-        size = self._sizes.get(rows.bit_length())
-        return size is not None and size.trials.get(drafts, 0) < MOST_TRIALS and not size.is_known(drafts)
+        size, kind = self._sizes.get(rows.bit_length()), _kind(rows, self._verified(rows, drafts, drafting))
+        return size is not None and size.trials.get(kind, 0) < MOST_TRIALS and not size.is_known(kind)
 
-    def note_trial(self, rows: int, drafts: int) -> None:
+    def note_trial(self, rows: int, drafts: int, drafting: int) -> None:
         """Count a trial."""
-        trials = self._sizes[rows.bit_length()].trials
-        trials[drafts] = trials.get(drafts, 0) + 1
+        trials, kind = self._sizes[rows.bit_length()].trials, _kind(rows, self._verified(rows, drafts, drafting))
+        trials[kind] = trials.get(kind, 0) + 1
 
     def wants_check(self, rows: int, gain: float) -> bool:
         """Return whether steps without drafts should be measured: steps are measured, but not enough of these.
@@ -181,18 +186,11 @@ class MeasuredCost:
         size = self._sizes.get(rows.bit_length())
         return size is not None and size.wants_check(gain)
 
-    def _uniform(self, rows: int, context: int, drafts: int, is_read: bool) -> float:
-        """Return the time of a step in which all rows verify the same number of drafts."""
-        factor = self._factor(rows, drafts if is_read else IDLE)
-        time = self.prior.time(rows, rows * (1 + drafts), context, drafts, is_read) * factor
-        if not is_read:
-            return time
-        # More work does not take less time. Measurements are not that exact.
-        prior = self.prior
-        overhead = (prior.reading + prior.draft * drafts + prior.block * (drafts > 0)) / 2
-        return max(time, (1 + overhead) * self._uniform(rows, context, 0, False))
+    def _verified(self, rows: int, drafts: int, drafting: int) -> int:
+        """Return how many drafts a step computes, with padding."""
+        return drafts * (rows if self.prior.padded else drafting)
 
-    def _factor(self, rows: int, kind: int) -> float:
+    def _factor(self, rows: int, kind: float) -> float:
         """Return the measured time of a kind of step, relative to `StepCost`, up to a factor common to all kinds."""
         size = self._nearest(rows)
         return 1.0 if size is None else math.exp(size.offset(kind))
@@ -203,6 +201,11 @@ class MeasuredCost:
         if bits in self._sizes or not self._sizes:
             return self._sizes.get(bits)
         return self._sizes[min(self._sizes, key=lambda other: abs(other - bits))]
+
+
+def _kind(rows: int, verified: int) -> float:
+    """Return the kind of a step that the proposer reads. verified: the drafts of all rows."""
+    return max(round(4 * verified / rows), 1) / 4 if verified else 0.0
 
 
 def _midmean(values: Seq[float]) -> float:

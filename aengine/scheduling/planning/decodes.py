@@ -20,6 +20,10 @@ class _Room:
     tokens: int
     pages: int  # negative: no row gets drafts
 
+    def drafts(self, rows: int, page_size: int) -> int:
+        """Return about how many drafts there is room for. The last page of a row is half empty on average."""
+        return 0 if self.pages < 0 else max(min(self.tokens, self.pages * page_size + rows * page_size // 2), 0)
+
 
 class Decodes:
     """Plans decodes in order of rank. If pages run out, the running sequence of the largest rank is preempted."""
@@ -55,8 +59,8 @@ class Decodes:
         running = self._transitions.batch.running
         room = None
         if self._drafting.most:
-            self._drafting.begin(running, plan)
             room = self._room()
+            self._drafting.begin(running, plan, room.drafts(len(running), page_size))
         drafted: list[tuple[Sequence, int]] = []
         index = 0
         while index < len(running):  # preemption may shorten the list after `index`

@@ -35,6 +35,7 @@ PROBE_EVERY = 32  # steps between two probes, or more
 PROBE_ROWS = 8  # rows of a step that verify more drafts than pay
 PROBE_STEPS = 8  # steps of a probe if the proposer did not run before; sequences that begin meanwhile have good drafts
 LEARNING_STEPS, LEARNING_PROBES = 64, 8  # first steps, in which the proposer runs, and steps between their probes
+WAITED = 64  # steps for which the proposer still reads if steps no longer have room for the drafts that pay
 CHECK_STEPS = 3  # steps without drafts that measure their time
 
 
@@ -66,7 +67,8 @@ class Drafting:
         self._step = 0
         self._is_fixed = cost is FREE
         self._chosen_until = 0  # the step from which on the choice is made again
-        self._rows = 0  # for which the choice was made
+        self._rows = self._drafts_room = 0  # for which the choice was made
+        self._waits_until = 0  # the step until which the proposer reads although steps have too little room
         self._probe_at: float = LEARNING_PROBES  # the step of the next probe
         self._probe_until = 0  # the first step after the newest probe
         # Rows that may still verify more drafts than pay in this step, and those among them without a gap.
@@ -74,15 +76,23 @@ class Drafting:
         self._round = 0  # of probes; each row takes part once in a round
         self._check_until = 0  # until this step no row drafts, to measure the time of such steps
 
-    def begin(self, running: Seq[Sequence], plan: StepPlan) -> None:
-        """Begin to plan a step. Sets the number of drafts that it makes for the next one."""
+    def begin(self, running: Seq[Sequence], plan: StepPlan, room: int) -> None:
+        """Begin to plan a step. Sets the number of drafts that it makes for the next one.
+
+        room: about how many drafts all sequences together may verify in the step. The next one has as much, usually.
+        """
         if self._is_fixed:
             plan.proposals = self.most
             return
         self._step = step = self._step + 1
         rows = len(running)
-        if step >= self._chosen_until or 8 * abs(rows - self._rows) > self._rows:
-            self._choose(running)
+        room = min(room, rows * self.most)
+        if (
+            step >= self._chosen_until
+            or 8 * abs(rows - self._rows) > self._rows
+            or 8 * abs(room - self._drafts_room) > self._drafts_room
+        ):
+            self._choose(running, room)
         choice = self._choice
         if choice.drafts and step >= self._check_until + CHOOSE_EVERY and self._cost.wants_check(rows, choice.gain):
             self._check_until = step + CHECK_STEPS
@@ -105,9 +115,7 @@ class Drafting:
         The drafts must exist: the sequence's last launched step proposed them. All of them may be accepted, and no
         token may be drawn after the sequence's last one.
         """
-        if not sequence.proposed or not sequence.speculates:
-            return 0
-        if sequence.grammar is not None and not sequence.grammar.takes_drafts:
+        if not sequence.proposed or not _may_draft(sequence):
             return 0
         acceptance, choice = sequence.acceptance or self._expected(sequence), self._choice
         drafts = choice.drafts
@@ -164,39 +172,47 @@ class Drafting:
         sequence.acceptance.estimate(expected.rates, ROW_WEIGHT)
         return sequence.acceptance
 
-    def _choose(self, running: Seq[Sequence]) -> None:
-        """Choose the number of drafts that brings most tokens per time."""
+    def _choose(self, running: Seq[Sequence], room: int) -> None:
+        """Choose the number of drafts that brings most tokens per time. room: as for `begin`."""
         rows, context = max(len(running), 1), sum(sequence.launched for sequence in running)
-        self._chosen_until, self._rows = self._step + CHOOSE_EVERY, rows
+        self._chosen_until, self._rows, self._drafts_room = self._step + CHOOSE_EVERY, rows, room
         cost, overall, before = self._cost, self._overall, self._choice
         overall.estimate_alone(FIRST_RATE, OVERALL_WEIGHT)
         self._overall_gap.estimate(overall.rates, OVERALL_WEIGHT)
-        estimates = [self._estimate(sequence) for sequence in running if sequence.speculates]
+        estimates = [self._estimate(sequence) for sequence in running if _may_draft(sequence)]
         if not running:
             estimates.append(overall)  # of the sequence whose prompt the step begins
+            room = self.most
         time = cost.time(rows, context, 0, 0, False)
         best = without = rows / time
         drafts, least, drafting = 0, math.inf, 0
         for count in range(1, self.most + 1):
-            is_trial = cost.wants_trial(rows, count)
+            is_trial = count * len(estimates) <= room and cost.wants_trial(rows, count, len(estimates))
             gains = sorted((estimate.gains[count - 1] for estimate in estimates), reverse=True)
             sums = list(itertools.accumulate(gains))
             for some in _some_counts(len(gains)):
                 is_all = some == len(gains)
                 if (is_trial or cost.prior.padded) and not is_all:
                     break  # leaving rows out saves nothing, or it is not known what it saves
+                if count * some > room:
+                    continue
                 taken = cost.time(rows, context, count, some, True)
                 rate = (rows + sums[some - 1]) / taken
                 rate *= (TRIED if is_trial else 1) * (1 if is_all else 1 / EXCLUDES)
                 if rate * (STAYS if count == before.drafts else 1) > best:
                     best, drafts, drafting, time = rate, count, some, taken
                     least = 0.0 if is_all else LEAST_SHARE * sums[some - 1] / some
-        if cost.wants_trial(rows, drafts):
-            cost.note_trial(rows, drafts)
-        is_read = bool(estimates) and (drafts > 0 or cost.prior.reading == 0 or self._step < LEARNING_STEPS)
+        if cost.wants_trial(rows, drafts, drafting):
+            cost.note_trial(rows, drafts, drafting)
+        if drafts:
+            self._waits_until = self._step + WAITED
+        waits = before.is_read and self._step < self._waits_until and room < rows * self.most
+        is_read = bool(estimates) and (drafts > 0 or cost.prior.reading == 0 or self._step < LEARNING_STEPS or waits)
         every: float = self._probe_every(rows, context, time, drafts, is_read)
         if not estimates or (drafts == self.most and drafting == len(estimates)):
             every = math.inf
+        elif room < drafting * drafts + min(rows, PROBE_ROWS):
+            every = math.inf  # there is no room for probes
         elif self._step < LEARNING_STEPS:
             every = LEARNING_PROBES
         self._choice = _Choice(drafts, least, best / without, is_read, every)
@@ -208,6 +224,11 @@ class Drafting:
         extra = probed - time
         steps = 1 if is_read else PROBE_STEPS
         return max(PROBE_EVERY, steps * extra / (PROBE_SHARE * time))
+
+
+def _may_draft(sequence: Sequence) -> bool:
+    """Return whether a sequence may verify drafts now."""
+    return sequence.speculates and (sequence.grammar is None or sequence.grammar.takes_drafts)
 
 
 def _some_counts(most: int) -> Iterator[int]:

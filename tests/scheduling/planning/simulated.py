@@ -110,7 +110,7 @@ class Simulation:
         if self.life and self.step * rows // self.life != (self.step - 1) * rows // self.life:
             self.sequences[self.random.randrange(rows)] = row()
         plan = StepPlan(self.step, [], [], list(range(rows)), [], [], contexts=[CONTEXT] * rows)
-        drafting.begin(self.sequences, plan)
+        drafting.begin(self.sequences, plan, rows * self.most)
         drafts = self.newest = [drafting.wanted(sequence) for sequence in self.sequences]
         plan.drafts = drafts if any(drafts) else ()
         for sequence in self.sequences:

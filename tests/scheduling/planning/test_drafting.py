@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+
 import pytest
 
-from aengine.scheduling.planning.drafting import Drafting
+from aengine.scheduling.planning.drafting import WAITED, Drafting
 from aengine.step_cost import FORGOTTEN_AFTER, FREE, MOST_TRIALS, SURE, MeasuredCost, StepCost
 from aengine.step_plan import StepPlan
 from tests.scheduling.planning.simulated import (
@@ -20,7 +23,7 @@ from tests.scheduling.planning.simulated import (
     Simulation,
     row,
 )
-from tests.scheduling.stepping import Stepper, prompt_of
+from tests.scheduling.stepping import Seen, Stepper, prompt_of
 
 LARGE = pytest.param(256, marks=pytest.mark.slow)
 DEVICES = {"H200": (H200, H200_COST), "padded": (PADDED, PADDED_COST), "CPU": (CPU, CPU_COST)}
@@ -126,6 +129,17 @@ def test_a_cost_that_is_estimated_too_low_is_corrected_by_the_times_of_steps() -
     assert simulation.run(500) < 0.8 * CPU.plain_rate(48)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize(("rows", "rate"), [(2, 0.3), (16, 0.8), (48, 0.3)])
+def test_it_is_corrected_in_batches_where_only_some_rows_draft(rows: int, rate: float, share: float) -> None:
+    believed = StepCost(free_tokens=1000, draft=0.01, reading=0.01)
+    simulation = Simulation(CPU, believed, rows, lambda step, index: rate)
+    for sequence in simulation.sequences[: int(rows * share)]:
+        sequence.speculates = False
+    simulation.run(400)
+    assert simulation.run(600) > 0.98 * CPU.plain_rate(rows)
+
+
 def test_a_cost_that_is_estimated_too_high_is_corrected_too() -> None:
     believed = StepCost(free_tokens=60, draft=0.12, reading=0.06)
     simulation = Simulation(H200, believed, 24, lambda step, index: 0.8)
@@ -181,6 +195,57 @@ def test_a_proposer_does_not_run_for_requests_that_do_not_speculate() -> None:
     assert not any(plan.is_read for plan in plans[10:])
 
 
+def test_nor_for_outputs_whose_grammar_takes_no_drafts() -> None:
+    stepper = Stepper(most_drafts=3, accepts=[3], step_cost=StepCost(is_measured=False))
+    [sequence] = stepper.request(prompt_of(5), max_tokens=100, grammar=True)
+    assert isinstance(sequence.grammar, Seen)
+    sequence.grammar.takes_drafts = False
+    plans = stepper.run()
+    assert not any(plan.is_read for plan in plans[10:])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("shortage", [{"max_step_tokens": 8}, {"max_step_tokens": 10}, {"num_pages": 60}], ids=str)
+def test_a_proposer_makes_no_drafts_for_which_there_is_no_room(shortage: dict[str, int], padded: bool) -> None:
+    """The steps are as large as the batch, or the pool is so small that sequences are preempted."""
+    stepper = Stepper(most_drafts=3, accepts=[3], step_cost=StepCost(padded=padded, is_measured=False), **shortage)
+    for first in range(8):
+        stepper.add(prompt_of(5, first), max_tokens=300)
+    plans = stepper.run()
+    made = sum(before.proposals > 0 for before in plans)
+    in_vain = sum(before.proposals > 0 and not after.drafts for before, after in itertools.pairwise(plans))
+    assert len(plans) > 200
+    assert in_vain <= 5 + 0.1 * made
+    stepper.check_outputs()
+
+
+def test_drafts_that_have_too_little_room_become_fewer() -> None:
+    stepper = Stepper(most_drafts=3, accepts=[3], step_cost=StepCost(is_measured=False), max_step_tokens=16)
+    for first in range(8):
+        stepper.add(prompt_of(5, first), max_tokens=100)
+    plans = stepper.run()
+    assert Counter((sum(plan.drafts), plan.proposals) for plan in plans).most_common(1)[0][0] == (8, 1)
+
+
+def test_a_short_lack_of_room_leaves_no_gap() -> None:
+    """A sequence of which the proposer has not read all tokens drafts worse until its end."""
+    drafting, sequence = Drafting(3, StepCost(is_measured=False)), row()
+
+    def are_read(steps: int, room: int) -> list[bool]:
+        plans = [StepPlan(0, [], [], [], [], []) for _ in range(steps)]
+        for plan in plans:
+            drafting.begin([sequence], plan, room)
+            sequence.proposed = plan.proposals
+            drafting.observe(sequence, 3, 3)
+        return [plan.is_read for plan in plans]
+
+    assert all(are_read(100, room=3))
+    assert all(are_read(WAITED - 10, room=0))
+    assert all(are_read(20, room=3))
+    assert sequence.proposed == 3
+    assert not all(are_read(2 * WAITED, room=0))
+
+
 def test_times_of_steps_reach_the_choice() -> None:
     """Drafts look free, and all are accepted; but steps with drafts take ten times as long."""
     cost = StepCost(free_tokens=1e6, draft=0.001, reading=0.001)
@@ -200,7 +265,7 @@ def test_free_drafts_are_always_the_most() -> None:
     drafting, plan = Drafting(4, FREE), StepPlan(0, [], [], [], [], [])
     sequence = row()
     for _ in range(100):
-        drafting.begin([sequence], plan)
+        drafting.begin([sequence], plan, 4)
         sequence.proposed = plan.proposals
         drafting.observe(sequence, 4, 0)
     assert (plan.proposals, drafting.wanted(sequence)) == (4, 4)
@@ -217,10 +282,10 @@ def test_a_number_of_drafts_whose_time_is_forgotten_is_tried_again() -> None:
 
     measure(0, 1)
     for _ in range(MOST_TRIALS):
-        assert cost.wants_trial(1, 2)
-        cost.note_trial(1, 2)
-    assert not cost.wants_trial(1, 2)
+        assert cost.wants_trial(1, 2, 1)
+        cost.note_trial(1, 2, 1)
+    assert not cost.wants_trial(1, 2, 1)
     measure(2, SURE)
-    assert not cost.wants_trial(1, 2)
+    assert not cost.wants_trial(1, 2, 1)
     measure(0, FORGOTTEN_AFTER)
-    assert cost.wants_trial(1, 2)
+    assert cost.wants_trial(1, 2, 1)
