@@ -69,9 +69,8 @@ def chosen_line(proposer: str, reason: str, draft_tokens: int = 0) -> str:
     Args:
         proposer: the kind that runs, or `off`.
         reason: why it was chosen, such as "the checkpoint has 1 MTP layer".
-        draft_tokens: the most tokens that a step drafts for a sequence. 0: this depends on measurements.
+        draft_tokens: the most tokens that a step drafts for a sequence.
     """
     if proposer == "off":
         return f"speculation: off ({reason})"
-    drafts = f"up to {draft_tokens}" if draft_tokens else "a measured number of"
-    return f"speculation: {proposer}, {drafts} drafts a step for each sequence ({reason})"
+    return f"speculation: {proposer}, up to {draft_tokens} drafts a step for each sequence ({reason})"

@@ -114,7 +114,5 @@ def test_names_of_other_engines_are_answered_with_the_knob(name: str, advice: st
 def test_the_line_of_the_log_says_which_proposer_runs_and_why() -> None:
     line = chosen_line("mtp", "the checkpoint has 1 MTP layer", 3)
     assert line == "speculation: mtp, up to 3 drafts a step for each sequence (the checkpoint has 1 MTP layer)"
-    line = chosen_line("ngram", "speculation=ngram")
-    assert line == "speculation: ngram, a measured number of drafts a step for each sequence (speculation=ngram)"
     line = chosen_line("off", "the checkpoint has no MTP layers")
     assert line == "speculation: off (the checkpoint has no MTP layers)"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from aengine.step_plan import StepPlan, StepResult
 from aengine.types import Completion
 from bench.overhead import null_runtime
 from tests.engine.conftest import idle
+from tests.engine.speculation.test_heads import VOCAB, with_tokenizer
+from tests.model.checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.anyio
 
@@ -113,3 +117,30 @@ async def test_without_a_proposer_speculation_is_off() -> None:
         await engine.complete([300], max_tokens=5, temperature=0, ignore_eos=True)
         stats = engine.stats()
     assert (stats.speculation, stats.drafted_tokens, stats.verified_rows) == ("off", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("knob", "line"),
+    [
+        ("auto", "mtp, up to 3 drafts a step for each sequence (the checkpoint has an MTP layer)"),
+        ("ngram", "ngram, up to 4 drafts a step for each sequence (the knob speculation asks for it)"),
+        ("off", "off (the knob speculation asks for it)"),
+    ],
+)
+async def test_one_line_of_the_log_says_which_proposer_runs(
+    knob: str, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="aengine"):
+        async with aengine.Engine(device="cpu", kv_cache_gib=0.05, progress=False, speculation=knob):
+            pass
+    lines = [record.getMessage() for record in caplog.records]
+    assert [one for one in lines if one.startswith("speculation:")] == [f"speculation: {line}"]
+
+
+async def test_a_checkpoint_without_a_layer_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_checkpoint("qwen3", tmp_path, vocab_size=VOCAB)
+    with_tokenizer(tmp_path)
+    with caplog.at_level(logging.INFO, logger="aengine"):
+        async with aengine.Engine(str(tmp_path), device="cpu", kv_cache_gib=0.05, progress=False):
+            pass
+    assert "speculation: off (the checkpoint has no MTP layer)" in caplog.messages

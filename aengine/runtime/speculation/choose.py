@@ -31,9 +31,6 @@ from aengine.runtime.speculation.ngram import NgramProposer
 
 log = logging.getLogger("aengine")
 
-# Types of devices on which models with recurrent layers draft by default. CUDA is missing because whole
-# answers were not compared there; the kernel for their drafts was.
-RECURRENT_DEVICES = frozenset({"cpu"})
 # Drafts of a row in a step, unless the knob `draft_tokens` says otherwise.
 NGRAM_DRAFTS = 4
 MTP_DRAFTS = 3
@@ -54,16 +51,16 @@ def choose_proposer(
     """
     wanted = read_speculation(config.speculation)
     kind = wanted.kind
+    asked = "the knob speculation asks for it"
     if kind == "off" or (kind == "auto" and (model.mtp is None or device.type != "cpu")):
+        on_gpu = "on a GPU, no model drafts unless the knob speculation asks for it"
+        log.info(chosen_line("off", asked if kind == "off" else model.no_drafting or on_gpu))
         return model, None
-    if model.recurrent and device.type not in RECURRENT_DEVICES:
-        if kind == "auto":
-            return model, None
+    if model.recurrent and device.type != "cpu":
         log.warning(
             "speculation: for models with recurrent layers whole answers were not tested on a GPU; "
             "compare its tokens at temperature 0 with those of speculation off"
         )
-    asked = "the knob speculation asks for it"
     if kind == "ngram":
         drafts = config.draft_tokens or NGRAM_DRAFTS
         cost = step_cost("ngram", model, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,8 +122,10 @@ def test_on_a_gpu_speculation_is_off_unless_it_is_asked_for(
     kind: str, target: Target, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, gpu = ModelConfig.from_folder(target.folder), torch.device("cuda")
-    assert choose_proposer(EngineConfig(), model, gpu, target.folder) == (model, None)
-    assert not caplog.records
+    with caplog.at_level(logging.INFO, logger="aengine"):
+        assert choose_proposer(EngineConfig(), model, gpu, target.folder) == (model, None)
+    line = "speculation: off (on a GPU, no model drafts unless the knob speculation asks for it)"
+    assert [record.getMessage() for record in caplog.records] == [line]
     choice = choose_proposer(EngineConfig(speculation=kind), model, gpu, target.folder)[1]
     assert choice is not None
     assert choice.name == kind
