@@ -31,7 +31,7 @@ PROMPT_LENGTHS = (3, 17, 32, 49)
 # If the two best logits of a draw are closer than this, rounding decides it. Such prompts are left out.
 MIN_MARGIN = 1e-3
 
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -100,7 +100,7 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
     logging.disable_progress_bar()
     model_type, config_type, changes = (CASES | LONGROPE_CASES | DEMO_CASES)[case]
     torch.manual_seed(sum(case.encode()))
-    settings = {**_SHAPE, **changes, **sizes}
+    settings = {**SHAPE, **changes, **sizes}
     model = model_type(config_type(**settings)).eval()
     if getattr(
         model.config, "attn_logit_softcapping", None

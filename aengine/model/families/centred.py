@@ -28,7 +28,7 @@ _MAX_SCALE = 1e6
 COHERE: dict[str, object] = {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True}
 COHERE2 = COHERE | {"sliding_window": 4096}
 STARCODER2: dict[str, object] = {"norm_epsilon": 1e-5, "tie_word_embeddings": True, "num_key_value_heads": 2}
-PHI_MOE: dict[str, object] = {"rms_norm_eps": 1e-5}
+PHI_MOE: dict[str, object] = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8}
 
 
 def cohere(fields: Fields) -> list[LayerSpec]:

@@ -67,6 +67,7 @@ def _granite_mamba(fields: Fields) -> MambaSpec:
 
 
 def _granite_ffn(fields: Fields) -> FFN:
+    known_activation(fields)
     shared = MLPSpec(
         inner=fields.integer("shared_intermediate_size", 1, MAX_WIDTH, 1024),
         fused=True,

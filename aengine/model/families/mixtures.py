@@ -28,9 +28,23 @@ from aengine.model.families.plain import ernie_heads, qwen3_heads, window_in_all
 from aengine.model.fields import Fields, shown
 from aengine.model.spec import ExpertsSpec, LayerSpec, MLPSpec
 
+MIXTRAL: dict[str, object] = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None}
 DOTS1: dict[str, object] = {"use_sliding_window": True, "max_window_layers": 62, "norm_topk_prob": False}
-HY3: dict[str, object] = {"rms_norm_eps": 1e-5}
-GPT_OSS: dict[str, object] = {"sliding_window": 128, "rms_norm_eps": 1e-5}
+HY3: dict[str, object] = {"rms_norm_eps": 1e-5, "rope_theta": 11_158_840.0}
+GPT_OSS: dict[str, object] = {
+    "sliding_window": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+}
+
+_SMALLEST_SUM = 1e-6  # of the weights of chosen experts, which cannot be smaller
 
 
 def mixtral(fields: Fields) -> list[LayerSpec]:
@@ -148,6 +162,8 @@ def ernie4_5_moe(fields: Fields) -> list[LayerSpec]:
     """ERNIE 4.5 with experts in all layers but the first ones: chosen by corrected softmaxes, some shared."""
     if fields.flag("use_bias", default=False):
         raise UnsupportedModelError(f"{fields.source}: use_bias is true; experts with biases are not supported here")
+    if fields.number("moe_norm_min", 0, 1, 0.0) > _SMALLEST_SUM:
+        raise UnsupportedModelError(f"{fields.source}: moe_norm_min above {_SMALLEST_SUM:g} is not supported")
     known_activation(fields)
     count, inner = fields.integer("moe_num_experts", 1, MAX_EXPERTS, 64), expert_width(fields)
     shared, layers = fields.integer("moe_num_shared_experts", 0, 64, 2), layer_count(fields)

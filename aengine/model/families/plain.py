@@ -26,9 +26,38 @@ from aengine.model.spec import AttentionSpec, LayerSpec
 
 MAX_MULTIPLIER = 1e6
 GLM: dict[str, object] = {"num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07}
-ERNIE: dict[str, object] = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
-APERTUS: dict[str, object] = {"rms_norm_eps": 1e-5}
-SMOLLM3: dict[str, object] = {"tie_word_embeddings": True, "num_key_value_heads": 4, "max_window_layers": 2**31}
+ERNIE_MOE: dict[str, object] = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+ERNIE = ERNIE_MOE | {"num_key_value_heads": 2}
+EPS: dict[str, object] = {"rms_norm_eps": 1e-5}
+MINISTRAL3 = EPS | {
+    "rope_theta": 1e6,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 16_384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+APERTUS: dict[str, object] = {
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+}
+SMOLLM3: dict[str, object] = {
+    "tie_word_embeddings": True,
+    "num_key_value_heads": 4,
+    "max_window_layers": 2**31,
+    "sliding_window": None,
+}
 
 
 def llama(fields: Fields) -> list[LayerSpec]:

@@ -68,6 +68,7 @@ def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
     text = _reduced_text(config)
     if "text_config" in config:
         text |= {"text_config": _reduced_text(config["text_config"]), "audio_config": None}
+    if "vision_config" in config:
         text["vision_config"] = {key: _VISION.get(key, value) for key, value in config["vision_config"].items()}
         if "mm_tokens_per_image" in config:
             text["mm_tokens_per_image"] = 4

@@ -65,15 +65,28 @@ def test_flags_in_tokenizer_config_win(tmp_path: Path) -> None:
     assert tokenizer.vocab_size == backend.get_vocab_size()
 
 
-def test_markers_around_an_answer_are_special_whatever_their_flag(tmp_path: Path) -> None:
+def _with_markers(folder: Path, markers: list[str], around: tuple[str, ...]) -> str:
+    """Return the text of an answer between each pair of markers. around: all tokens that a tokenizer also has."""
     backend = byte_level_backend()
-    markers = ["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"]
-    backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in markers])
-    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, backend, {}))
-    begin, end, text_begin, text_end = map(backend.token_to_id, markers)
-    ids = [begin, *tokenizer.encode_now("hello"), end, text_begin, *tokenizer.encode_now("world"), text_end]
+    backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in (*markers, *around)])
+    tokenizer = Tokenizer.load(write_tokenizer(folder, backend, {}))
+    ids = []
+    for begin, end, word in zip(markers[::2], markers[1::2], ("hello", "world")):
+        ids += [backend.token_to_id(begin), *tokenizer.encode_now(word), backend.token_to_id(end)]
     output = OutputText(tokenizer, SamplingParams())
-    assert "".join([*map(output.feed, ids), output.finish()]) == tokenizer.decode(ids) == "helloworld"
+    text = "".join([*map(output.feed, ids), output.finish()])
+    assert text == tokenizer.decode(ids)
+    return text
+
+
+def test_markers_around_an_answer_are_special_whatever_their_flag(tmp_path: Path) -> None:
+    cohere = ["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"]
+    assert _with_markers(tmp_path, cohere, ()) == "helloworld"
+
+
+def test_markers_around_an_answer_of_glm_are_special_only_there(tmp_path: Path) -> None:
+    assert _with_markers(tmp_path, ["<answer>", "</answer>"], ("[gMASK]", "<sop>")) == "hello"
+    assert _with_markers(tmp_path, ["<answer>", "</answer>"], ()) == "<answer>hello</answer>"
 
 
 @pytest.mark.parametrize(
