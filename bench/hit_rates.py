@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 import aengine
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
+from aengine.runtime.speculation.base import NO_PROPOSER, ProposerChoice
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.sizing.pool import size_pool
 from aengine.step_plan import StepPlan, StepResult
@@ -152,8 +153,8 @@ async def measure(shape: str, work: str, options: argparse.Namespace, report: Re
     ) -> Runtime:
         """The pool that the shape has on one H200, no weights."""
         pool = size_pool(config, model, torch.bfloat16, int(config.kv_cache_gib * 2**30), dtype=torch.bfloat16)
-        name = "by chance" if options.drafts else "off"
-        return Runtime(RandomRunner(options.right), model, pool, 8192, most_drafts=options.drafts, speculation=name)
+        choice = ProposerChoice("by chance", "", options.drafts, lambda parts: None) if options.drafts else NO_PROPOSER
+        return Runtime(RandomRunner(options.right), model, pool, 8192, speculation=choice)
 
     with tempfile.TemporaryDirectory() as folder:
         write_config(Path(folder), shape, context=CONTEXT)

@@ -107,10 +107,10 @@ class Loaded:
             on_begin=begin,
             make_sibling=make_sibling,
             waiting=None if adapters is None else adapters.queue,
-            holdings=_holdings(config, runtime.pool, runtime.most_drafts),
-            most_drafts=runtime.most_drafts,
+            holdings=_holdings(config, runtime.pool, runtime.speculation.most_drafts),
+            most_drafts=runtime.speculation.most_drafts,
             image_cost=runtime.image_cost,
-            step_cost=runtime.step_cost,
+            step_cost=runtime.speculation.cost,
             counters=Counters(step_tokens=latencies.step_tokens),
         )
         self.tier_tasks: TierTasks | None = None  # None: there are no tiers below the pool
@@ -120,7 +120,7 @@ class Loaded:
         # The tasks that copy to and from the device.
         self._copying = [task for task in (adapters, self.tier_tasks) if task is not None]
         self.observers: list[Callable[[StepPlan, float], None]] = []  # called with committed steps and their seconds
-        if runtime.most_drafts:
+        if runtime.speculation.most_drafts:
             self.observers.append(self.scheduler.observe_time)
         if self.tier_tasks is not None:
             self.observers.append(self.tier_tasks.observe)
@@ -162,7 +162,7 @@ class Loaded:
             computed_tokens=counters.computed_tokens,
             generated_tokens=counters.generated_tokens,
             preemptions=counters.preemptions,
-            speculation=self.runtime.speculation,
+            speculation=self.runtime.speculation.name,
             drafted_tokens=counters.drafted,
             accepted_tokens=counters.accepted,
             verified_rows=counters.verified,

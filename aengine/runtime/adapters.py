@@ -15,34 +15,6 @@ from aengine.model.lora.memory import Adapter, AdapterMemory, FactorCopy
 from aengine.model.lora.read import read_adapter
 
 
-class AdapterPlaces(Protocol):
-    """Memory for a fixed number of adapters on every rank. A row names its adapter by place (`NewRow.adapter`)."""
-
-    count: int  # places, numbered from 1
-
-    def read(self, folder: Path) -> Adapter:
-        """Read an adapter from a PEFT folder into host memory. Does blocking I/O; any thread may call it.
-
-        Raises: AdapterError if it cannot be applied exactly. The error names the field or the tensor.
-        """
-        ...
-
-    def rebase(self, base: Path) -> None:
-        """Set the folder of the base model's weights. Adapters that are read later are compared with these weights."""
-        ...
-
-    async def put(self, adapter: Adapter, place: int) -> None:
-        """Copy an adapter into a place on every rank. Steps launched after the call returns use it.
-
-        Only one call may be active. No step in flight may use the place. Cancelling the call does not stop the copy.
-        """
-        ...
-
-    def close(self) -> None:
-        """Wait for copies in progress. Call it before the runner is closed."""
-        ...
-
-
 class Filler(Protocol):
     """Copies adapters into the places of one rank."""
 
@@ -69,8 +41,11 @@ class HostFiller:
         """Return at once: copies are synchronous here."""
 
 
-class RankedPlaces:
-    """`AdapterPlaces` on one rank or several. One thread fills them, one adapter after another."""
+class AdapterPlaces:
+    """Memory for a fixed number of adapters on every rank. A row names its adapter by place (`NewRow.adapter`).
+
+    One thread fills the places, one adapter after another.
+    """
 
     def __init__(
         self,
@@ -91,17 +66,26 @@ class RankedPlaces:
         self._dtype = dtype
         self._linears = Linears(memories[0])
         self._room = memories[0].room
-        self.count = self._room.places
+        self.count = self._room.places  # numbered from 1
         # When a caller is cancelled, the thread still finishes its adapter before it starts the next one.
         self._worker = ThreadPoolExecutor(1, "aengine-adapters", torch.set_num_threads, (1,))
 
     def read(self, folder: Path) -> Adapter:
+        """Read an adapter from a PEFT folder into host memory. Does blocking I/O; any thread may call it.
+
+        Raises: AdapterError if it cannot be applied exactly. The error names the field or the tensor.
+        """
         return read_adapter(folder, self._linears, self._room, self._dtype, self._base)
 
     def rebase(self, base: Path) -> None:
+        """Set the folder of the base model's weights. Adapters that are read later are compared with these weights."""
         self._base = base
 
     async def put(self, adapter: Adapter, place: int) -> None:
+        """Copy an adapter into a place on every rank. Steps launched after the call returns use it.
+
+        Only one call may be active. No step in flight may use the place. Cancelling the call does not stop the copy.
+        """
         if not 1 <= place <= self.count:
             raise ValueError(f"there is no place {place}, only 1 to {self.count}")
         await asyncio.get_running_loop().run_in_executor(self._worker, self.fill, adapter, place)
@@ -116,5 +100,5 @@ class RankedPlaces:
             filler.wait()
 
     def close(self) -> None:
-        """Wait for copies in progress."""
+        """Wait for copies in progress. Call it before the runner is closed."""
         self._worker.shutdown(wait=True)

@@ -13,29 +13,6 @@ from torch import Tensor
 from aengine.cache.kv import KVPool, host_zeros
 
 
-class PageCopies(Protocol):
-    """Host memory for pages, and copies to and from the KV pool. A slot holds one page. Copies cannot be cancelled."""
-
-    slots: int  # the number of slots
-    page_bytes: int  # of one page, summed over all ranks
-
-    async def to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy pages to slots. No step in flight may write these pages. Only one call may be active."""
-        ...
-
-    async def to_device(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """Copy slots to unused pages. Only one call may be active. Steps launched after it returns can use them."""
-        ...
-
-    def memory(self, slot: int) -> list[memoryview]:
-        """Return a slot's bytes, one view for each rank."""
-        ...
-
-    def close(self) -> None:
-        """Wait for copies in progress. Call it before the runner is closed."""
-        ...
-
-
 class Copier(Protocol):
     """Copies between the pool of one rank and its host memory, [slots, bytes of a page] uint8."""
 
@@ -84,20 +61,25 @@ class HostCopier:
         """Do nothing: the memory goes with the tensor."""
 
 
-class RankedCopies:
-    """`PageCopies` over one rank or several. A thread for each direction enqueues the copies and waits for them."""
+class PageCopies:
+    """Host memory for pages, and copies to and from the KV pools of all ranks. A slot holds one page.
+
+    A thread for each direction enqueues the copies and waits for them. Copies cannot be cancelled.
+    """
 
     def __init__(self, ranks: Sequence[Copier]) -> None:
         self._ranks = ranks
         self.slots = len(ranks[0].host)
-        self.page_bytes = sum(rank.host.shape[1] for rank in ranks)
+        self.page_bytes = sum(rank.host.shape[1] for rank in ranks)  # of one page
         self._down = ThreadPoolExecutor(1, "aengine-pages-down", torch.set_num_threads, (1,))
         self._up = ThreadPoolExecutor(1, "aengine-pages-up", torch.set_num_threads, (1,))
 
     async def to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy pages to slots. No step in flight may write these pages. Only one call may be active."""
         await asyncio.get_running_loop().run_in_executor(self._down, self.copy_to_host, pages, slots)
 
     async def to_device(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        """Copy slots to unused pages. Only one call may be active. Steps launched after it returns can use them."""
         await asyncio.get_running_loop().run_in_executor(self._up, self.copy_to_device, slots, pages)
 
     def copy_to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
@@ -117,9 +99,11 @@ class RankedCopies:
                 rank.wait(to_host=False)
 
     def memory(self, slot: int) -> list[memoryview]:
+        """Return a slot's bytes, one view for each rank."""
         return [rank.host[slot].numpy().data for rank in self._ranks]
 
     def close(self) -> None:
+        """Wait for copies in progress. Call it before the runner is closed."""
         self._up.shutdown(wait=True)
         self._down.shutdown(wait=True)
         for rank in self._ranks:

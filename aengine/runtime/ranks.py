@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -38,13 +38,6 @@ class RankLauncher(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class RankedForwarded(Forwarded):
-    """The forward pass of all ranks. The inherited fields are those of the first rank."""
-
-    ranks: Sequence[Forwarded] = ()
-
-
 class RankedExecutor:
     """`Executor` over the executors of all ranks."""
 
@@ -57,24 +50,9 @@ class RankedExecutor:
 
     def forward(self, plan: StepPlan) -> Forwarded:
         ranks = self._launcher([partial(rank.forward, plan) for rank in self._ranks])
-        first = ranks[0]
-        return RankedForwarded(
-            plan,
-            first.logits,
-            first.row_list,
-            first.rows,
-            first.positions,
-            first.scores,
-            first.sums,
-            first.pools,
-            first.sharded,
-            first.inputs,
-            ranks,
-        )
+        return replace(ranks[0], ranks=ranks)
 
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
-        if not isinstance(forwarded, RankedForwarded):
-            raise TypeError("the forward pass is of one rank only")
         calls = [partial(rank.draw, one, masks) for rank, one in zip(self._ranks, forwarded.ranks, strict=True)]
         return self._launcher(calls, short=True)[0]
 

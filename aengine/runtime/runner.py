@@ -5,28 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.cache.kv import KVPool
-from aengine.cache.states import StatePool
+from aengine.cache.kv import KVPool, SlidingLayers
+from aengine.cache.states import StatePool, StateRoom
+from aengine.cache.windows import WindowRoom
+from aengine.config import EngineConfig
 from aengine.model.decoder import Decoder
 from aengine.runtime.device import ForwardThreads
-from aengine.runtime.speculation.base import Kept, Proposer
+from aengine.runtime.speculation.base import Kept, Proposer, ProposerChoice, ProposerParts, tap_states
 from aengine.runtime.step.cells import StepCells, StepShape, describe, host_lens, resolve
-from aengine.runtime.step.executor import Executor, Forwarded, HeadInputs, Outcome
-from aengine.runtime.step.images import ImageEncoder
+from aengine.runtime.step.executor import Executor, Forwarded, HeadInputs, Outcome, TokenPass
+from aengine.runtime.step.images import ImageEncoder, make_encoder
 from aengine.runtime.step.pooling import pool_chunks
 from aengine.runtime.step.results import read_outcome
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.scoring import score_chunks
 from aengine.runtime.step.sharded_draws import draw_from_shards
-from aengine.runtime.step.taps import tap_states
 from aengine.runtime.step.verdict import Drafted, Sample, draw_in_rounds, verify
 from aengine.runtime.traced import HostSpans, TracedExecutor
 from aengine.sampling.sampler import Draws, Kind, Sampler
@@ -34,6 +35,8 @@ from aengine.sampling.upload import upload
 from aengine.step_plan import StepPlan, StepResult
 from aengine.timeline import Timeline
 from aengine.types import DeviceMemory
+
+Pools = Callable[[torch.device], AbstractContextManager[object]]
 
 
 class LaunchedStep(Protocol):
@@ -77,20 +80,6 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class TokenPass:
-    """The hidden states of a step, and the rows that draw from them."""
-
-    hidden: Tensor  # [tokens, hidden] if `wanted` is set; else [wanted, hidden]: tokens that draw, then pooled tokens
-    wanted: Tensor | None  # [wanted] int64: indices into `hidden`; None: `hidden` has only the wanted tokens
-    draw_rows: Tensor  # [draws] int64
-    draw_positions: Tensor  # [draws] int64: the position of the drawn token in its sequence
-    sums: Tensor | None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
-    adapted: bool  # whether a token of the step has an adapter
-    inputs: HeadInputs | None = None  # for a proposer that reads hidden states
-    token_adapters: Tensor | None = None  # [tokens] int32, for scoring; None: no adapters, or a captured step
-
-
 class StepExecutor:
     """Runs steps in order on one rank: updates rows, runs the forward pass, draws tokens, copies pages and states."""
 
@@ -117,6 +106,48 @@ class StepExecutor:
         self._sampler = sampler
         self._rows = rows
 
+    @classmethod
+    def make(
+        cls,
+        config: EngineConfig,
+        decoder: Decoder,
+        num_pages: int,
+        max_model_len: int,
+        states: StateRoom | None,
+        windows: WindowRoom | None,
+        speculation: ProposerChoice,
+        use_kernels: bool,
+        pools: Pools = nullcontext,
+    ) -> Self:
+        """Make an executor with rows, a KV pool and a sampler on the decoder's device.
+
+        Args:
+            states: For a model with recurrent layers.
+            windows: For a model whose layers with a window have pages of their own.
+            use_kernels: As for `Sampler`.
+            pools: A context manager in which KV pools and states are allocated.
+        """
+        model, device, most_drafts = decoder.config, decoder.device, speculation.most_drafts
+        with pools(device):
+            sliding = None if windows is None else SlidingLayers(model.sliding, windows.num_pages)
+            kv = KVPool(model.kv_shape(config.page_size, decoder.kv_dtype), num_pages, device, sliding)
+            pool = None if states is None else StatePool(states, device)
+            images = make_encoder(config, decoder)
+        rows = Rows(
+            config.max_num_seqs,
+            -(-max_model_len // config.page_size),
+            device,
+            adapters=decoder.adapters is not None,
+            windows=windows is not None,
+            near_shift=decoder.near_shift,
+            most_drafts=most_drafts,
+            recurrent=states is not None,
+            images=model.shifts_positions,
+        )
+        sampler = Sampler(rows.count, model.vocab_size, device, rows.count * (1 + most_drafts), use_kernels)
+        proposer = speculation.make(ProposerParts(decoder, kv, sampler, rows))
+        return cls(decoder, kv, sampler, rows, pool, proposer, images)
+
     def execute(self, plan: StepPlan) -> Outcome:
         """Enqueue (GPU) or compute (CPU) a step. The results stay on the device."""
         forwarded = self.forward(plan)
@@ -130,7 +161,7 @@ class StepExecutor:
         passed = self._pass(plan)
         rows.advance(plan)
         self._copy_states(plan)
-        scores = score_chunks(plan, self._scoring_head(passed), rows.upload)
+        scores = score_chunks(plan, self._scoring_head(passed), rows)
         hidden = passed.hidden if passed.wanted is None else passed.hidden.index_select(0, passed.wanted)
         row_list, draw_rows = plan.draw_rows, passed.draw_rows
         draws = len(row_list)
@@ -157,7 +188,8 @@ class StepExecutor:
             if self._proposer is not None:
                 self._proposer.admit(plan.new_rows)
         self._rows.grow(plan.new_pages, plan.new_window_pages)
-        self._load_states(plan)
+        if self._states is not None:
+            self._states.copy(plan.state_loads)
 
     def rehearse_images(self, begins: bool) -> None:
         """Begin or end steps whose embeddings of images are undefined."""
@@ -274,12 +306,8 @@ class StepExecutor:
 
         return sample
 
-    def _load_states(self, plan: StepPlan) -> None:
-        if self._states is not None and plan.state_loads:
-            self._states.copy(plan.state_loads)
-
     def _copy_states(self, plan: StepPlan) -> None:
-        if self._states is not None and plan.state_copies:
+        if self._states is not None:
             self._states.copy(plan.state_copies)
 
     def _copy_pages(self, plan: StepPlan) -> None:

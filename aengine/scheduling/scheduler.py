@@ -23,7 +23,7 @@ from aengine.scheduling.planning.drafting import Drafting
 from aengine.scheduling.planning.prefills import Prefills
 from aengine.scheduling.queue import Queue, WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update, sibling_of
-from aengine.step_cost import StepCost
+from aengine.step_cost import FREE, StepCost
 from aengine.step_plan import ImageCost, MixedLimit, StepPlan, StepResult
 
 
@@ -54,7 +54,7 @@ class Scheduler:
         holdings: Seq[Holding] = (),
         image_cost: ImageCost | None = None,
         most_drafts: int = 0,
-        step_cost: StepCost | None = None,
+        step_cost: StepCost = FREE,
         counters: Counters | None = None,
     ) -> None:
         """Raises `ValueError` if `max_step_tokens` is below `max_rows`: decoding alone would fill every step.
@@ -67,7 +67,7 @@ class Scheduler:
             holdings: memory that sequences hold in addition to pages.
             image_cost: the cost of a tower's work. None: it costs nothing.
             most_drafts: the most drafts that a sequence verifies in a step. 0: none does.
-            step_cost: from which the number of drafts is chosen. None: `FREE`, so rows always verify the most drafts.
+            step_cost: from which the number of drafts is chosen. With `FREE`, rows always verify the most drafts.
             counters: count what steps do. None: new ones.
         """
         if max_rows < 1 or max_step_tokens < max_rows:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aengine.cache.kv import KVLayer, KVPool, KVShape
-from aengine.runtime.page_copies import Copier, HostCopier, RankedCopies
+from aengine.runtime.page_copies import Copier, HostCopier, PageCopies
 
 PAGES, SLOTS = 24, 10
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -51,13 +51,13 @@ def pools(request: pytest.FixtureRequest, device: str) -> list[KVPool]:
 
 
 @pytest.fixture
-def copies(pools: list[KVPool]) -> Iterator[RankedCopies]:
-    made = RankedCopies([copier(kv) for kv in pools])
+def copies(pools: list[KVPool]) -> Iterator[PageCopies]:
+    made = PageCopies([copier(kv) for kv in pools])
     yield made
     made.close()
 
 
-def test_pages_come_back_as_they_were(pools: list[KVPool], copies: RankedCopies) -> None:
+def test_pages_come_back_as_they_were(pools: list[KVPool], copies: PageCopies) -> None:
     before = [pages_of(kv) for kv in pools]
     gone, slots, back = [3, 17, 4, 9, 1], [9, 0, 1, 5, 4], [20, 2, 21, 8, 7]
 
@@ -75,7 +75,7 @@ def test_pages_come_back_as_they_were(pools: list[KVPool], copies: RankedCopies)
             assert torch.equal(now[page], wanted), page
 
 
-def test_a_slot_is_its_page_rank_by_rank(pools: list[KVPool], copies: RankedCopies) -> None:
+def test_a_slot_is_its_page_rank_by_rank(pools: list[KVPool], copies: PageCopies) -> None:
     copies.copy_to_host([6], [2])
 
     parts = copies.memory(2)
@@ -85,7 +85,7 @@ def test_a_slot_is_its_page_rank_by_rank(pools: list[KVPool], copies: RankedCopi
         assert bytes(part) == pages_of(kv)[6].numpy().tobytes()
 
 
-def test_what_is_written_into_a_slot_comes_to_the_device(pools: list[KVPool], copies: RankedCopies) -> None:
+def test_what_is_written_into_a_slot_comes_to_the_device(pools: list[KVPool], copies: PageCopies) -> None:
     for rank, part in enumerate(copies.memory(7)):
         part[:] = bytes([rank + 1]) * len(part)
 
@@ -102,7 +102,7 @@ def test_rows_too_far_apart_for_one_copy_are_copied_one_by_one(monkeypatch: pyte
     kv = pool("cuda", torch.bfloat16, 0)
     monkeypatch.setattr(page_copies, "_MAX_PITCH", kv.by_page()[0].stride(1) - 1)
     before = pages_of(kv)
-    copies = RankedCopies([copier(kv)])
+    copies = PageCopies([copier(kv)])
     copies.copy_to_host([3, 5], [1, 0])
     copies.copy_to_device([1, 0], [6, 7])
     copies.close()
@@ -132,7 +132,7 @@ def test_host_memory_is_pinned_from_the_device_that_copies(monkeypatch: pytest.M
 def test_copies_go_on_beside_steps() -> None:
     """A kernel that runs for long does not hold them up: no stream waits for another."""
     kv = pool("cuda", torch.bfloat16, 0)
-    copies = RankedCopies([copier(kv)])
+    copies = PageCopies([copier(kv)])
     torch.cuda._sleep(2_000_000_000)  # about a second
     ended = torch.cuda.Event()
     ended.record()

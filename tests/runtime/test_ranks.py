@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aengine.kernels.collective.threads import Meeting, ThreadCollective
-from aengine.runtime.ranks import RankedExecutor, ThreadedRanks
-from aengine.runtime.step.executor import Forwarded
-from aengine.step_plan import StepPlan
+from aengine.runtime.ranks import ThreadedRanks
 
 MEETINGS = 3
 
@@ -110,15 +108,6 @@ def test_threads_end_with_their_ranks(made: Callable[[int], Team]) -> None:
     assert len(ranks) == 4
     team.together.close()
     assert not any(rank.is_alive() for rank in ranks)
-
-
-def test_draws_of_one_rank_alone_are_refused() -> None:
-    def at_once(calls: Sequence[Callable[[], object]], short: bool = False) -> list[object]:
-        return [call() for call in calls]
-
-    rows = torch.zeros(0, dtype=torch.int64)
-    with pytest.raises(TypeError, match="one rank only"):
-        RankedExecutor([], at_once).draw(Forwarded(StepPlan(0, [], [], [], [], []), None, [], rows, rows))  # type: ignore[arg-type]
 
 
 class Memory:

@@ -17,7 +17,7 @@ from aengine.scheduling.addons.snapshots import SequenceSnapshots
 from aengine.scheduling.addons.windows import SequenceWindows
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import LoadedAdapter, Phase, Sequence, Update, sibling_of
-from aengine.step_cost import StepCost
+from aengine.step_cost import FREE, StepCost
 from aengine.step_plan import MixedLimit, Pool, StepPlan
 from aengine.types import FinishReason
 from tests.scheduling.fake_device import POISON, FakeDevice, check
@@ -95,7 +95,7 @@ class Stepper:
         windows: WindowRoom | None = None,
         most_drafts: int = 0,
         accepts: Collection[int] = (0,),
-        step_cost: StepCost | None = None,
+        step_cost: StepCost = FREE,
         mixed_limit: MixedLimit | None = None,
     ) -> None:
         self.adapters = AdapterQueue(places) if places else None

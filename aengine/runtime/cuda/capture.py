@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from aengine.cache.kv import KVPool, SlidingLayers
-from aengine.cache.states import StatePool, StateRoom
+from aengine.cache.states import StateRoom
 from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
-from aengine.kernels.drafted import triton_drafted
 from aengine.model.decoder import Decoder
-from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
-from aengine.runtime.cuda.drafted_graphs import DecodeShape, DraftedGraphs, drafted_shapes
-from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, prefill_sizes
+from aengine.runtime.cuda.decode_graphs import graph_sizes
+from aengine.runtime.cuda.drafted_graphs import DecodeShape, drafted_shapes
+from aengine.runtime.cuda.prefill_graphs import prefill_sizes
 from aengine.runtime.cuda.ranks import DeviceRanks
 from aengine.runtime.cuda.recording import empty_caches
-from aengine.runtime.cuda.runner import GraphedExecutor
+from aengine.runtime.cuda.runner import Fits, GraphedExecutor
 from aengine.runtime.ranks import RankedExecutor
-from aengine.runtime.speculation.base import ProposerChoice, ProposerParts
+from aengine.runtime.runner import Pools
+from aengine.runtime.speculation.base import ProposerChoice
 from aengine.runtime.step.executor import Executor
-from aengine.runtime.step.images import make_encoder
-from aengine.runtime.step.rows import Rows
-from aengine.sampling.sampler import Sampler
-from aengine.sampling.upload import upload
 from aengine.step_plan import StepPlan
 
 # The host launches the kernels of a step with more tokens faster than the device runs them.
@@ -39,8 +31,6 @@ MOST_LAUNCH_BOUND_TOKENS = 4096
 GRAPH_BYTES = 8 * 2**20  # for the nodes of one graph
 
 S = TypeVar("S")
-Fits = Callable[[int, Sequence[int], int], bool]
-Pools = Callable[[torch.device], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,52 +114,16 @@ def make_executor(
     max_model_len: int,
     sizes: GraphSizes,
     fits: Fits,
-    states: StateRoom | None = None,
-    windows: WindowRoom | None = None,
+    states: StateRoom | None,
+    windows: WindowRoom | None,
+    speculation: ProposerChoice,
     pools: Pools = nullcontext,
-    speculation: ProposerChoice | None = None,
 ) -> GraphedExecutor:
-    """Make an executor with rows, a KV pool and a sampler on the decoder's device. Nothing is captured yet.
-
-    Args:
-        fits: The `fits` method of the attention backend.
-        states: For a model with recurrent layers.
-        windows: For a model whose layers with a window have pages of their own.
-        pools: A context manager in which KV pools and states are allocated.
-        speculation: The proposer. None: there is no speculation.
-    """
-    device = decoder.device
-    with pools(device):
-        sliding = None if windows is None else SlidingLayers(decoder.config.sliding, windows.num_pages)
-        kv = KVPool(decoder.config.kv_shape(config.page_size, decoder.kv_dtype), num_pages, device, sliding)
-        pool = None if states is None else StatePool(states, device)
-        images = make_encoder(config, decoder)
-
-    def send(values: Sequence[int]) -> Tensor:
-        return upload(np.array(values, dtype=np.int64), device)
-
-    pages_per_row, adapters = -(-max_model_len // config.page_size), decoder.adapters is not None
-    most_drafts = 0 if speculation is None else speculation.most_drafts
-    shift, recurrent = decoder.near_shift, states is not None
-    rows = Rows(
-        config.max_num_seqs, pages_per_row, device, send, adapters, windows is not None, shift, most_drafts, recurrent,
-        decoder.config.shifts_positions,
-    )  # fmt: skip
-    sampler = Sampler(rows.count, decoder.config.vocab_size, device, rows.count * (1 + most_drafts))
-    proposer = None if speculation is None else speculation.make(ProposerParts(decoder, kv, sampler, rows))
-    executor = GraphedExecutor(decoder, kv, sampler, rows, pool, proposer, images)
-    # All graphs share one pool, because only one runs at a time.
-    memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-    if sizes.decode and proposer is not None:
-        shapes = [*map(DecodeShape, sizes.decode), *sizes.drafted]
-        executor.drafted_graphs = DraftedGraphs(
-            decoder, kv, sampler, rows, proposer, triton_drafted, shapes, memory, pool
-        )  # fmt: skip
-    elif sizes.decode:
-        executor.decode_graphs = DecodeGraphs(decoder, kv, sampler, rows, sizes.decode, memory, pool)
-    if sizes.prefill:
-        taps = None if proposer is None else proposer.taps
-        executor.prefill_graphs = PrefillGraphs(decoder, kv, rows, sizes.prefill, fits, memory, pool, taps)
+    """Make an executor with its graphs. Nothing is captured yet. Args as for `StepExecutor.make` and `add_graphs`."""
+    executor = GraphedExecutor.make(
+        config, decoder, num_pages, max_model_len, states, windows, speculation, use_kernels=True, pools=pools
+    )
+    executor.add_graphs(sizes.decode, sizes.drafted, sizes.prefill, fits)
     return executor
 
 

@@ -34,13 +34,12 @@ from aengine.runtime.cuda.decode_graphs import (
 )
 from aengine.runtime.cuda.drafted_states import DraftedStates
 from aengine.runtime.cuda.recording import non_owning_view, recorded
-from aengine.runtime.speculation.base import Kept, Proposer
+from aengine.runtime.speculation.base import Kept, Proposer, tap_states
 from aengine.runtime.speculation.runs import draft_counts
 from aengine.runtime.step.cells import StepTensors
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.sharded_draws import draw_from_shards
-from aengine.runtime.step.taps import tap_states
 from aengine.runtime.step.written import TURNS, WrittenVerdicts
 from aengine.sampling.sampler import Kind, Sampler
 from aengine.step_plan import StepPlan

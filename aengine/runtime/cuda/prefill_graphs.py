@@ -18,9 +18,8 @@ from aengine.cache.states import StatePool
 from aengine.model.decoder import Decoder
 from aengine.model.drafting.base import Taps, TapStates
 from aengine.runtime.cuda.recording import recorded
-from aengine.runtime.runner import TokenPass
 from aengine.runtime.step.cells import StepCells, StepShape, describe, resolve
-from aengine.runtime.step.executor import HeadInputs
+from aengine.runtime.step.executor import HeadInputs, TokenPass
 from aengine.runtime.step.rows import Rows
 from aengine.sampling.upload import upload
 from aengine.step_plan import StepPlan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.errors import DeviceLostError
+from aengine.kernels.drafted import triton_drafted
 from aengine.runtime.cuda.clock import DeviceClock
 from aengine.runtime.cuda.decode_graphs import CAPTURED_KINDS, DecodeGraphs
 from aengine.runtime.cuda.drafted_graphs import DecodeShape, DraftedGraphs
 from aengine.runtime.cuda.lost import PEER_TIMEOUT
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs
-from aengine.runtime.runner import StepExecutor, TokenPass
+from aengine.runtime.runner import StepExecutor
 from aengine.runtime.step.cells import StepShape
-from aengine.runtime.step.executor import Executor, Forwarded, Outcome
+from aengine.runtime.step.executor import Executor, Forwarded, Outcome, TokenPass
 from aengine.runtime.step.results import read_outcome
 from aengine.runtime.step.written import TURNS
 from aengine.runtime.traced import CudaSpans, TracedExecutor
@@ -29,6 +30,8 @@ from aengine.sampling.sampler import Draws, Kind
 from aengine.step_plan import StepPlan, StepResult
 from aengine.timeline import Timeline
 from aengine.types import DeviceMemory
+
+Fits = Callable[[int, Sequence[int], int], bool]
 
 
 @dataclass(slots=True)
@@ -47,6 +50,25 @@ class GraphedExecutor(StepExecutor):
     drafted_graphs: DraftedGraphs | None = None  # instead of `decode_graphs`, with speculation
     replays_drafts = True  # whether steps that `drafted_graphs` hold replay them
     prefill_graphs: PrefillGraphs | None = None
+
+    def add_graphs(self, decode: list[int], drafted: Sequence[DecodeShape], prefill: list[int], fits: Fits) -> None:
+        """Prepare the graphs of some sizes, as in `GraphSizes`. Nothing is captured yet.
+
+        fits: the `fits` method of the attention backend.
+        """
+        decoder, kv, rows, sampler, proposer = self._decoder, self.kv, self._rows, self._sampler, self._proposer
+        # All graphs share one pool, because only one runs at a time.
+        memory = torch.cuda.graph_pool_handle() if rows.device.type == "cuda" else None
+        if decode and proposer is not None:
+            shapes = [*map(DecodeShape, decode), *drafted]
+            self.drafted_graphs = DraftedGraphs(
+                decoder, kv, sampler, rows, proposer, triton_drafted, shapes, memory, self._states
+            )
+        elif decode:
+            self.decode_graphs = DecodeGraphs(decoder, kv, sampler, rows, decode, memory, self._states)
+        if prefill:
+            taps = None if proposer is None else proposer.taps
+            self.prefill_graphs = PrefillGraphs(decoder, kv, rows, prefill, fits, memory, self._states, taps)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Outcome:

@@ -15,7 +15,7 @@ from aengine.cache.kv import KVPool
 from aengine.config.speculation import chosen_line
 from aengine.model.config import DraftModel, ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.drafting.base import DraftHead, Taps
+from aengine.model.drafting.base import DraftHead, Taps, TapStates
 from aengine.model.drafting.dflash import DFlashHead
 from aengine.model.families.heads import DFlashSpec
 from aengine.runtime.step.executor import HeadInputs
@@ -29,6 +29,17 @@ from aengine.step_plan import NewRow, StepPlan
 _GPU_FREE_TOKENS = 150.0  # floats on an H200: 700 TFLOP/s of matrix products, 4.1 TB/s of reading
 _CPU_FREE_TOKENS = 8.0
 _NGRAM_DRAFT = 0.001
+
+
+def tap_states(taps: Taps | None, tokens: int, decoder: Decoder) -> TapStates | None:
+    """Return memory for the hidden states that a draft head reads of a step.
+
+    None if there is no head, or if it reads the decoder's output.
+    """
+    if taps is None or not taps.layers:
+        return None
+    shape = (tokens, len(taps.layers) * decoder.config.hidden_size)
+    return TapStates(taps.layers, torch.empty(shape, dtype=decoder.dtype, device=decoder.device))
 
 
 @dataclass(slots=True)
@@ -139,8 +150,8 @@ class ProposerChoice:
 
     name: str  # `Proposer.name`
     reason: str  # why it was chosen, for the start-up log
-    most_drafts: int  # the most drafts of a row in a step, at least 1
-    make: Callable[[ProposerParts], Proposer]
+    most_drafts: int  # the most drafts of a row in a step; 0: there is no speculation
+    make: Callable[[ProposerParts], Proposer | None]
     cost: StepCost = FREE  # from which the number of drafts is chosen
     head_folder: Path | None = None  # the files of a draft head that are not the model's own
 
@@ -148,6 +159,9 @@ class ProposerChoice:
     def line(self) -> str:
         """The line about the proposer in the start-up log."""
         return chosen_line(self.name, self.reason, self.most_drafts)
+
+
+NO_PROPOSER = ProposerChoice("off", "", 0, lambda parts: None)
 
 
 def step_cost(proposer: str, model: ModelConfig, device: torch.device) -> StepCost:

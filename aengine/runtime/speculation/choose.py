@@ -23,7 +23,7 @@ from aengine.model.drafting.eagle3 import Eagle3Head
 from aengine.model.drafting.eagle3_config import read_eagle3
 from aengine.model.loading.hub import resolve_model
 from aengine.model.loading.load import open_checkpoint
-from aengine.runtime.speculation.base import Proposer, ProposerChoice, ProposerParts, step_cost
+from aengine.runtime.speculation.base import NO_PROPOSER, Proposer, ProposerChoice, ProposerParts, step_cost
 from aengine.runtime.speculation.blocks import BlockProposer
 from aengine.runtime.speculation.draft_model import DraftModelProposer
 from aengine.runtime.speculation.heads import HeadProposer, ParallelProposer
@@ -41,8 +41,8 @@ DRAFT_MODEL_DRAFTS = 4
 
 def choose_proposer(
     config: EngineConfig, model: ModelConfig, device: torch.device, files: Path
-) -> tuple[ModelConfig, ProposerChoice | None]:
-    """Return the model with the draft head that it needs, and the proposer, or None. Reads headers of weights.
+) -> tuple[ModelConfig, ProposerChoice]:
+    """Return the model with the draft head that it needs, and the proposer. Reads headers of weights.
 
     The knob `speculation` decides. By default a model drafts with its MTP layer, if it has one and the files of the
     model hold it as it must be. files: the folder of the model.
@@ -55,7 +55,7 @@ def choose_proposer(
     if kind == "off" or (kind == "auto" and (model.mtp is None or device.type != "cpu")):
         on_gpu = "on a GPU, no model drafts unless the knob speculation asks for it"
         log.info(chosen_line("off", asked if kind == "off" else model.no_drafting or on_gpu))
-        return model, None
+        return model, NO_PROPOSER
     if model.recurrent and device.type != "cpu":
         log.warning(
             "speculation: for models with recurrent layers whole answers were not tested on a GPU; "
@@ -90,7 +90,7 @@ def choose_proposer(
     if defect := _mtp_defect(config, model, files):
         if automatic:
             log.warning(chosen_line("off", f"the MTP layer cannot be used: {defect}"))
-            return model, None
+            return model, NO_PROPOSER
         raise ConfigError(f"speculation: mtp cannot be used: {defect}; write off, or ngram to draft without the layer")
     reason = "the checkpoint has an MTP layer" if automatic else asked
     drafts = config.draft_tokens or MTP_DRAFTS
@@ -123,6 +123,8 @@ def rehearsed_proposer(
 
     A draft head must be built before. The name and `most_drafts` are those of the choice that `choose_proposer` made.
     """
+    if not most_drafts:
+        return NO_PROPOSER
     return ProposerChoice(name, "for a rehearsal", most_drafts, _maker(name, config, model, device))
 
 

@@ -10,7 +10,7 @@ from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.loading.load import adaptable_linears
 from aengine.model.lora.survey import survey
-from aengine.runtime.adapters import Filler, RankedPlaces
+from aengine.runtime.adapters import AdapterPlaces, Filler
 
 
 def reserve_adapters(config: EngineConfig, model: ModelConfig) -> ModelConfig:
@@ -30,10 +30,10 @@ def reserve_adapters(config: EngineConfig, model: ModelConfig) -> ModelConfig:
 
 def make_adapter_places(
     decoders: Sequence[Decoder], fillers: Sequence[Filler], base: Path | None
-) -> RankedPlaces | None:
+) -> AdapterPlaces | None:
     """Return the adapter places of a loaded model, or None if it has no memory for adapters.
 
     base: the folder of the model's weights. None: the weights are random.
     """
     memories = [decoder.adapters for decoder in decoders if decoder.adapters is not None]
-    return RankedPlaces(memories, fillers, decoders[0].dtype, base) if memories else None
+    return AdapterPlaces(memories, fillers, decoders[0].dtype, base) if memories else None

@@ -13,10 +13,9 @@ from aengine.runtime.adapters import AdapterPlaces
 from aengine.runtime.page_copies import PageCopies
 from aengine.runtime.runner import Runner
 from aengine.runtime.sleep import SleepableMemory
-from aengine.runtime.speculation.base import ProposerChoice
+from aengine.runtime.speculation.base import NO_PROPOSER, ProposerChoice
 from aengine.runtime.startup.sizing.pool import PoolSize
 from aengine.runtime.weights import Weights
-from aengine.step_cost import StepCost
 from aengine.step_plan import ImageCost, MixedLimit
 
 log = logging.getLogger("aengine")
@@ -36,10 +35,8 @@ class Runtime:
     dtypes: tuple[str, str] = ("", "")  # of the model, and of keys and values
     weights: Weights | None = None  # None: they cannot be reloaded
     memory: SleepableMemory | None = None  # None: the engine never sleeps
-    most_drafts: int = 0  # the most drafts that a row verifies in a step; 0: there is no speculation
-    speculation: str = "off"  # the proposer that drafts tokens
+    speculation: ProposerChoice = NO_PROPOSER
     image_cost: ImageCost | None = None  # of the tower's work; None: the model takes no images
-    step_cost: StepCost | None = None  # from which the number of drafts is chosen; None if there is no speculation
 
     def close(self) -> None:
         """Free all memory of the runtime. No launch may follow. Blocks."""
@@ -75,7 +72,7 @@ def log_ready(
     pool: PoolSize,
     max_step_tokens: int,
     timer: StartupTimer,
-    speculation: ProposerChoice | None = None,
+    speculation: ProposerChoice,
 ) -> None:
     """Log the model, its device and the sizes of its memory pools."""
     log.info(
@@ -121,5 +118,5 @@ def log_ready(
             room.snapshots.grain,
             room.snapshots.prompt_grain,
         )
-    if speculation is not None:
+    if speculation.most_drafts:
         log.info(speculation.line)

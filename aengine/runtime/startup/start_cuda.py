@@ -27,13 +27,14 @@ from aengine.model.loading.load import Placement
 from aengine.model.lora.memory import Adapter
 from aengine.model.spec import AttentionSpec
 from aengine.runtime.cuda.adapters import DeviceFiller
-from aengine.runtime.cuda.capture import Executors, GraphSizes, Pools, capture, make_executor
+from aengine.runtime.cuda.capture import Executors, GraphSizes, capture, make_executor
 from aengine.runtime.cuda.page_copies import DeviceCopier, pin_in_thread
 from aengine.runtime.cuda.ranks import DeviceRanks, keep_pinned_memory, keep_small_memory
 from aengine.runtime.cuda.runner import CudaRunner
 from aengine.runtime.cuda.sleep import CudaSleep
 from aengine.runtime.device import resolve_dtype, resolve_kv_dtype, untried_kernels
-from aengine.runtime.page_copies import RankedCopies
+from aengine.runtime.page_copies import PageCopies
+from aengine.runtime.runner import Pools
 from aengine.runtime.speculation.base import ProposerChoice
 from aengine.runtime.speculation.choose import choose_proposer
 from aengine.runtime.startup.compiling.compile_ahead import CompileAhead, compile_ahead
@@ -92,6 +93,7 @@ def start_cuda(
     model = choose_images(config, model, folder, least_step - config.max_num_seqs)
     model = reserve_adapters(config, model)
     model, speculation = choose_proposer(config, model, device, folder)
+    most_drafts = speculation.most_drafts
     gpus = choose_gpus(config, model, dtype, device)
     model = with_copies(config, model.spread_over(len(gpus)), dtype, gpus)
     lora = model.lora is not None
@@ -122,24 +124,21 @@ def start_cuda(
         choices = [partial(choose_prefill, gpu, dtype, prefill_bound) for gpu in gpus]
         # Latent attention has our own kernel and needs no package.
         attention = [
-            TritonAttention(one if model.latents else imports.submit(one).result, speculation is not None)
-            for one in choices
+            TritonAttention(one if model.latents else imports.submit(one).result, most_drafts > 0) for one in choices
         ]
         placements = [
             Placement(gpu, TritonKernels(model.unpacked_copies), one, ranks)
             for gpu, one, ranks in zip(gpus, attention, collectives or (None,))
         ]
         with nullcontext() if memory is None else memory.weights.use():
-            head_folder = None if speculation is None else speculation.head_folder
             decoders, weights = load_weights(
-                config, folder, model, placements, dtype, kv_dtype, config.max_model_len, head_folder
+                config, folder, model, placements, dtype, kv_dtype, config.max_model_len, speculation.head_folder
             )
         devices.synchronize()
         torch.cuda.empty_cache()  # pools and graphs use separate memory
         if memory is not None:
             memory.weights.trim()
         timer.end("weights")
-        most_drafts = 0 if speculation is None else speculation.most_drafts
         steps = StepSizes.from_config(config, model, job.capability, job.launch.processors)
         sizes = GraphSizes.from_config(
             config, attention[0].capturable, steps.mixed.tokens, steps.most, model.ranks, lora, most_drafts
@@ -211,7 +210,7 @@ def start_cuda(
         copies = None
         if slots:
             copiers = [DeviceCopier(rank.kv, one, slots) for rank, one in zip(executors.ranks, pinned(), strict=True)]
-            copies = RankedCopies(copiers)
+            copies = PageCopies(copiers)
             copies.copy_to_host([0], [0])  # loads the kernels of copies
             copies.copy_to_device([0], [0])
             timer.end("host memory")
@@ -224,9 +223,7 @@ def start_cuda(
     runner = CudaRunner(executors.all, devices.streams, config.max_num_seqs * (1 + most_drafts), failed)
     return Runtime(
         runner, model, pool, steps.most, steps.mixed, adapters, copies, (str(dtype), str(kv_dtype)),
-        weights, memory, most_drafts,
-        "off" if speculation is None else speculation.name, image_cost(model),
-        None if speculation is None else speculation.cost,
+        weights, memory, speculation, image_cost(model),
     )  # fmt: skip
 
 
@@ -245,7 +242,7 @@ def _job(
     model: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    speculation: ProposerChoice | None,
+    speculation: ProposerChoice,
 ) -> Job:
     """Return the job for processes that compile the kernels. Call it before weights are read."""
     weights = model.weight_bytes(dtype)
@@ -257,8 +254,8 @@ def _job(
         capability=torch.cuda.get_device_capability(device),
         launch=launch_for(device),
         kv_bytes=left if config.kv_cache_gib is None else int(config.kv_cache_gib * GIB),
-        proposer="off" if speculation is None else speculation.name,
-        most_drafts=0 if speculation is None else speculation.most_drafts,
+        proposer=speculation.name,
+        most_drafts=speculation.most_drafts,
     )
 
 

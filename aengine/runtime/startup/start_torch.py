@@ -13,45 +13,38 @@ import torch
 from msgspec.structs import replace
 
 from aengine.attention.torch_backend import TorchAttention
-from aengine.cache.kv import KVPool
-from aengine.cache.states import StatePool
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.kernels.collective.threads import Meeting, ThreadCollective
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
-from aengine.model.decoder import Decoder
 from aengine.model.loading.load import Placement
 from aengine.runtime.adapters import HostFiller
 from aengine.runtime.device import forward_threads, host_memory, resolve_dtype, resolve_kv_dtype
-from aengine.runtime.page_copies import HostCopier, RankedCopies
+from aengine.runtime.page_copies import HostCopier, PageCopies
 from aengine.runtime.ranks import RankedExecutor, ThreadedRanks
 from aengine.runtime.runner import CpuRunner, StepExecutor
 from aengine.runtime.sleep import HostSleep
-from aengine.runtime.speculation.base import ProposerChoice, ProposerParts
+from aengine.runtime.speculation.base import ProposerChoice
 from aengine.runtime.speculation.choose import choose_proposer
 from aengine.runtime.startup.images import choose_images, whole_image
 from aengine.runtime.startup.lora import make_adapter_places, reserve_adapters
 from aengine.runtime.startup.ready import Runtime, StartupTimer, log_ready
 from aengine.runtime.startup.sizing.pool import CPU_KV_GIB, host_slots, size_pool
 from aengine.runtime.startup.sizing.steps import CPU_STEP_TOKENS, image_cost, mixed_limit, step_tokens
-from aengine.runtime.startup.sizing.windows import sliding_layers
 from aengine.runtime.step.executor import Executor
-from aengine.runtime.step.images import make_encoder
-from aengine.runtime.step.rows import Rows
 from aengine.runtime.weights import load_weights
-from aengine.sampling.sampler import Sampler
 
 CPU = torch.device("cpu")
 # Knobs that need kernels or copies of our own on a GPU, with the only value that torch's kernels support.
 _GPU_KNOBS: dict[str, object] = {
+    "tensor_parallel_size": 1,
     "host_cache_gib": 0.0,
     "disk_cache_dir": None,
     "sleep_mode": False,
     "lora": {},
     "lora_loading": False,
 }
-_GPU_KNOBS |= {"tensor_parallel_size": 1}
 
 
 def start_torch(
@@ -88,7 +81,7 @@ def start_torch(
     memory = torch.cuda.mem_get_info(device)[1] if on_gpu else host_memory()
     if memory is not None:
         memory //= model.ranks  # each rank has its own pool
-    most_drafts = 0 if speculation is None else speculation.most_drafts
+    most_drafts = speculation.most_drafts
     if on_gpu and config.kv_cache_gib is None:
         available = _room_on_gpu(device, config.gpu_memory_utilization, model.weight_bytes(dtype))
     else:
@@ -106,42 +99,28 @@ def start_torch(
         if model.ranks > 1
         else [Placement(device, TorchKernels(), attention)]
     )
-    head_folder = None if speculation is None else speculation.head_folder
-    longest = pool.max_model_len
-    decoders, weights = load_weights(config, folder, model, placements, dtype, kv_dtype, longest, head_folder)
+    decoders, weights = load_weights(
+        config, folder, model, placements, dtype, kv_dtype, pool.max_model_len, speculation.head_folder
+    )
     threads = forward_threads(config.torch_threads, model.parameters)
 
-    shape, sliding = model.kv_shape(config.page_size, kv_dtype), sliding_layers(model, pool.windows)
-    pools = [KVPool(shape, pool.num_pages, device, sliding) for _ in decoders]
-
-    def make(decoder: Decoder, kv: KVPool) -> Executor:
-        pages = -(-pool.max_model_len // config.page_size)
-        adapters, windows = decoder.adapters is not None, pool.windows is not None
-        recurrent = pool.states is not None
-        shift = decoder.near_shift
-        rows = Rows(
-            config.max_num_seqs,
-            pages,
-            device,
-            None,
-            adapters,
-            windows,
-            shift,
-            most_drafts,
-            recurrent,
-            model.shifts_positions,
+    executors = [
+        StepExecutor.make(
+            config,
+            decoder,
+            pool.num_pages,
+            pool.max_model_len,
+            pool.states,
+            pool.windows,
+            speculation,
+            use_kernels=False,
         )
-        states = None if pool.states is None else StatePool(pool.states, device)
-        sampler = Sampler(rows.count, model.vocab_size, device, use_kernels=False)
-        proposer = None if speculation is None else speculation.make(ProposerParts(decoder, kv, sampler, rows))
-        return StepExecutor(decoder, kv, sampler, rows, states, proposer, make_encoder(config, decoder))
-
-    executor = make(decoders[0], pools[0])
+        for decoder in decoders
+    ]
+    executor: Executor = executors[0]
     if model.ranks > 1:
         each = max(1, threads.long // model.ranks)
-        executor = RankedExecutor(
-            [make(decoder, kv) for decoder, kv in zip(decoders, pools)], ThreadedRanks(meeting, model.ranks, each)
-        )
+        executor = RankedExecutor(executors, ThreadedRanks(meeting, model.ranks, each))
     ranks = "" if model.ranks == 1 else f"{model.ranks} ranks, "
     name = f"cpu ({ranks}{torch.backends.cpu.get_cpu_capability()}, {threads.short} to {threads.long} threads)"
     if on_gpu:
@@ -156,14 +135,12 @@ def start_torch(
         adapters=make_adapter_places(
             decoders, [HostFiller() for _ in decoders], None if config.load_format == "dummy" else folder
         ),
-        copies=RankedCopies([HostCopier(kv, slots) for kv in pools]) if slots else None,
+        copies=PageCopies([HostCopier(rank.kv, slots) for rank in executors]) if slots else None,
         dtypes=(str(dtype), str(kv_dtype)),
         weights=weights,
         memory=HostSleep() if config.sleep_mode else None,
-        most_drafts=most_drafts,
-        speculation="off" if speculation is None else speculation.name,
+        speculation=speculation,
         image_cost=image_cost(model),
-        step_cost=None if speculation is None else speculation.cost,
     )
 
 

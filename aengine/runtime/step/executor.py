@@ -41,6 +41,20 @@ class HeadInputs:
 
 
 @dataclass(slots=True)
+class TokenPass:
+    """The hidden states of a step, and the rows that draw from them."""
+
+    hidden: Tensor  # [tokens, hidden] if `wanted` is set; else [wanted, hidden]: tokens that draw, then pooled tokens
+    wanted: Tensor | None  # [wanted] int64: indices into `hidden`; None: `hidden` has only the wanted tokens
+    draw_rows: Tensor  # [draws] int64
+    draw_positions: Tensor  # [draws] int64: the position of the drawn token in its sequence
+    sums: Tensor | None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
+    adapted: bool  # whether a token of the step has an adapter
+    inputs: HeadInputs | None = None  # for a proposer that reads hidden states
+    token_adapters: Tensor | None = None  # [tokens] int32, for scoring; None: no adapters, or a captured step
+
+
+@dataclass(slots=True)
 class Forwarded:
     """A step after its forward pass."""
 
@@ -54,6 +68,7 @@ class Forwarded:
     pools: ChunkPools | None = None
     sharded: bool = False  # with several ranks: the logits cover only this rank's part of the vocabulary
     inputs: HeadInputs | None = None  # for a proposer that reads hidden states
+    ranks: Sequence[Forwarded] = ()  # of each rank, if there are several; the other fields are those of the first
 
     def outcome(self, draws: Draws | None) -> Outcome:
         """Return the step's results, including its draws."""

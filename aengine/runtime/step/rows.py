@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -12,8 +11,6 @@ from torch import Tensor
 from aengine.kernels.lora.base import NO_ADAPTER
 from aengine.sampling.upload import upload
 from aengine.step_plan import NewPage, NewRow, StepPlan
-
-Upload = Callable[[Sequence[int]], Tensor]  # host integers -> [n] int64 on the device, without a host sync
 
 
 class Rows:
@@ -27,7 +24,6 @@ class Rows:
         max_rows: int,
         pages_per_row: int,
         device: torch.device,
-        send: Upload | None = None,
         adapters: bool = False,
         windows: bool = False,
         near_shift: int = 0,
@@ -38,19 +34,16 @@ class Rows:
         """Make `max_rows` rows and the padding row. The padding row always has length 0 and only page 0.
 
         Args:
-            send: Uploads integers to the device. None: an upload may wait for the device.
             adapters: Whether rows can have adapters.
             windows: Whether layers with a window have separate pages.
             near_shift: `Decoder.near_shift`.
             most_drafts: The most drafts of a row.
             recurrent: Whether the model has recurrent layers.
-            images: Whether rows can have `NewRow.shift`. On a device, positions are always shifted then, because
-                graphs read the shifts.
+            images: Whether rows can have `NewRow.shift`.
         """
         self.device = device
         self.padding = max_rows
         self.count = max_rows = max_rows + 1
-        self.upload: Upload = send or partial(torch.tensor, device=device)
         # The next tokens of each row: the token that it drew last, and then its drafts. Any id may stand for a draft
         # that was not made: it is refused, unless it is the token that the row draws. The padding row's are 0.
         self.next_tokens = torch.zeros((1 + most_drafts, max_rows), dtype=torch.int64, device=device)
@@ -65,15 +58,17 @@ class Rows:
         self.window_table = torch.zeros_like(self.page_table) if windows else None
         self.lengths = [0] * max_rows
         self._near_shift = near_shift
-        # What is added to the positions of each row, on the device and on the host.
+        # What is added to the positions of each row, on the device and on the host. None: nothing is ever added.
         self._shifts = torch.zeros(max_rows, dtype=torch.int64, device=device) if near_shift or images else None
         self._host_shifts = [0] * max_rows
-        self._always_shifted = near_shift > 0 or (images and send is not None)
-        self._is_shifted = self._always_shifted  # whether a row may be shifted; ended rows count until they are reused
         # The adapter place of each row, on the device and on the host. The padding row has no adapter.
         self.adapter = torch.zeros(max_rows, dtype=torch.int32, device=device) if adapters else None
         self.adapters = [NO_ADAPTER] * max_rows
         self._adapted = 0  # rows with an adapter; ended rows count until they are reused
+
+    def upload(self, values: Sequence[int]) -> Tensor:
+        """Return integers as [n] int64 on the device, without a host sync."""
+        return upload(np.array(values, dtype=np.int64), self.device)
 
     def admit(self, new_rows: Sequence[NewRow]) -> None:
         """Set the length, pages and adapter of rows that get a new sequence."""
@@ -134,7 +129,6 @@ class Rows:
                 self._host_shifts[new.row] = shift
                 changed.append(new.row)
         if changed:
-            self._is_shifted = self._always_shifted or any(self._host_shifts)
             index, values = self.upload(changed + [self._host_shifts[row] for row in changed]).view(2, -1)
             shifts[index] = values
 
@@ -179,7 +173,7 @@ class Rows:
 
     def rotary_positions(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Return the positions [tokens] that `Decoder.forward` needs, for sequence positions of rows."""
-        return positions + self._shifts[rows] if self._is_shifted and self._shifts is not None else positions
+        return positions if self._shifts is None else positions + self._shifts[rows]
 
     def slots(self, rows: Tensor, positions: Tensor, page_size: int, table: Tensor | None = None) -> Tensor:
         """Return where each token's keys and values are written: page * page_size + offset, [tokens] int64.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.requests.sampling_params import MAX_LOGPROBS
-from aengine.runtime.step.rows import Upload
+from aengine.runtime.step.rows import Rows
 from aengine.step_plan import StepPlan
 from aengine.types import PromptLogprob
 
@@ -30,7 +30,7 @@ class ChunkScores:
         return ChunkScores(*map(to_host, (self.logprobs, self.ranks, self.top_ids, self.top)))
 
 
-def score_chunks(plan: StepPlan, head: Callable[[slice], Tensor], upload: Upload) -> list[ChunkScores]:
+def score_chunks(plan: StepPlan, head: Callable[[slice], Tensor], rows: Rows) -> list[ChunkScores]:
     """Return scores for each chunk with `score_ids`, in the plan's order.
 
     head: returns the logits [n, vocab] of a slice of the step's tokens. Decodes are the first tokens.
@@ -39,7 +39,7 @@ def score_chunks(plan: StepPlan, head: Callable[[slice], Tensor], upload: Upload
     first = plan.decode_tokens
     for chunk in plan.prefill:
         if count := len(chunk.score_ids):
-            targets = upload(chunk.score_ids)
+            targets = rows.upload(chunk.score_ids)
             parts = [
                 _score(head(slice(first + at, first + min(at + SLICE, count))), targets[at : at + SLICE], chunk.top)
                 for at in range(0, count, SLICE)

@@ -55,10 +55,9 @@ class Drafting:
     each row with drafts, and `observe_time`.
     """
 
-    def __init__(self, most: int, cost: StepCost | None = None) -> None:
-        """most: the most drafts of a row. 0: no step verifies drafts. cost: None: `FREE`."""
+    def __init__(self, most: int, cost: StepCost) -> None:
+        """most: the most drafts of a row. 0: no step verifies drafts."""
         self.most = most
-        cost = FREE if cost is None else cost
         self._cost = MeasuredCost(cost)
         # Of all sequences, and of those with a gap.
         self._overall = Acceptance([FIRST_RATE] * most, OVERALL_WINDOW, OVERALL_WEIGHT)

@@ -14,6 +14,7 @@ import torch
 import aengine
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
+from aengine.runtime.speculation.base import NO_PROPOSER
 from aengine.runtime.speculation.choose import choose_proposer
 from aengine.types import Completion
 from tests.engine.speculation.answers import Request, answers, assert_same
@@ -123,11 +124,10 @@ def test_on_a_gpu_speculation_is_off_unless_it_is_asked_for(
 ) -> None:
     model, gpu = ModelConfig.from_folder(target.folder), torch.device("cuda")
     with caplog.at_level(logging.INFO, logger="aengine"):
-        assert choose_proposer(EngineConfig(), model, gpu, target.folder) == (model, None)
+        assert choose_proposer(EngineConfig(), model, gpu, target.folder) == (model, NO_PROPOSER)
     line = "speculation: off (on a GPU, no model drafts unless the knob speculation asks for it)"
     assert [record.getMessage() for record in caplog.records] == [line]
     choice = choose_proposer(EngineConfig(speculation=kind), model, gpu, target.folder)[1]
-    assert choice is not None
     assert choice.name == kind
     assert "whole answers were not tested on a GPU" in caplog.text
 

@@ -20,7 +20,7 @@ from aengine.model.decoder import Decoder
 from aengine.model.loading.load import adaptable_linears
 from aengine.model.lora.room import LoraRoom
 from aengine.model.lora.survey import survey
-from aengine.runtime.adapters import HostFiller, RankedPlaces
+from aengine.runtime.adapters import AdapterPlaces, HostFiller
 from tests.model.loading_one import load_model
 
 from ..harness import Harness, Running
@@ -78,7 +78,7 @@ def room_for(config: ModelConfig, adapters: Sequence[Path], **room: object) -> L
 
 def put(decoders: Sequence[Decoder], adapters: Sequence[Path], dtype: torch.dtype = torch.float32) -> None:
     memories = [decoder.adapters for decoder in decoders if decoder.adapters is not None]
-    places = RankedPlaces(memories, [HostFiller() for _ in memories], dtype)
+    places = AdapterPlaces(memories, [HostFiller() for _ in memories], dtype)
     for place, path in enumerate(adapters, 1):
         places.fill(places.read(path), place)
     places.close()

@@ -33,8 +33,8 @@ from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.block import unpacking
 from aengine.kernels.offline import OfflineDriver
 from aengine.model.lora.files import WEIGHTS
+from aengine.runtime import runner
 from aengine.runtime.adapters import HostFiller
-from aengine.runtime.cuda import capture as cuda_executor
 from aengine.runtime.startup import start_cuda
 from aengine.runtime.startup.compiling.compile_ahead import CompileAhead
 from aengine.runtime.startup.compiling.job import Job
@@ -144,12 +144,13 @@ def replace_cuda(monkeypatch: pytest.MonkeyPatch) -> Variants:
         gumbel.Draw, "__call__", lambda *args, **options: ((drawn := real(*args, **options))[0], drawn[1].logical_not())
     )
 
-    def sampler(max_rows: int, vocab_size: int, device: torch.device, most_draws: int) -> Sampler:
+    def sampler(max_rows: int, vocab_size: int, device: torch.device, most_draws: int, use_kernels: bool) -> Sampler:
+        assert use_kernels
         made = Sampler(max_rows, vocab_size, device)
         made._fused = FusedDraw(most_draws, device)
         return made
 
-    monkeypatch.setattr(cuda_executor, "Sampler", sampler)
+    monkeypatch.setattr(runner, "Sampler", sampler)
 
     def nothing(*args: object, **options: object) -> None:
         pass

@@ -26,7 +26,7 @@ def serve(runtime: Runtime, rows: int) -> int:
         max_step_tokens=runtime.max_step_tokens,
         max_queue=1000,
         mixed_limit=runtime.mixed_limit,
-        most_drafts=runtime.most_drafts,
+        most_drafts=runtime.speculation.most_drafts,
     )
     executor: Any = runtime.runner
     executor = executor._executor

@@ -94,20 +94,21 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
             seen.accepted += sum(written.read()[2]) - len(plan.decode) * bool(plan.drafts)
             return written
 
-    def executor(*parts: Any) -> GraphedExecutor:
-        decoder, kv, sampler, rows, states, proposer = parts[:6]
-        made = GraphedExecutor(*parts)
-        if isinstance(proposer, ReplayProposer):
-            monkeypatch.setattr(proposer, "propose", recordable(proposer.propose))
-        if proposer is not None:
+    class Executor(GraphedExecutor):
+        def __init__(self, *parts: Any) -> None:
+            super().__init__(*parts)
+            decoder, kv, sampler, rows, states, proposer = parts[:6]
+            if isinstance(proposer, ReplayProposer):
+                monkeypatch.setattr(proposer, "propose", recordable(proposer.propose))
+            if proposer is None:
+                return
             shapes = [*map(DecodeShape, graph_sizes(rows.padding)), *drafted_shapes(rows.padding, rows.most_drafts)]
             graphs = Graphs(decoder, kv, sampler, rows, proposer, torch_drafted, shapes, None, states)
             with torch.inference_mode():
                 for shape in reversed(graphs.sizes):
                     graphs.record(shape)
                 graphs.rehearse(graphs.sizes[0])  # unlike on a GPU, recordings have run, and advanced the turn
-            made.drafted_graphs = graphs
-        return made
+            self.drafted_graphs = graphs
 
     class Runner(CpuRunner):
         def _run(self, plan: StepPlan) -> StepResult:
@@ -116,7 +117,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
             return read_outcome(self._executor.execute(plan), self._logprob_counts.get, plan)
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CpuGraph)
-    monkeypatch.setattr(start_torch, "StepExecutor", executor)
+    monkeypatch.setattr(start_torch, "StepExecutor", Executor)
     monkeypatch.setattr(start_torch, "CpuRunner", Runner)
     monkeypatch.setattr(start_torch, "TorchAttention", RecordableAttention)
     for name in ("draw_simple", "draw_filtered"):  # on a CPU they look for what they need not compute

@@ -20,12 +20,12 @@ from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
 from aengine.runtime.cuda.drafted_graphs import DecodeShape, DraftedGraphs, drafted_shapes
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs
 from aengine.runtime.cuda.runner import GraphedExecutor
-from aengine.runtime.runner import CpuRunner, TokenPass
+from aengine.runtime.runner import CpuRunner
 from aengine.runtime.speculation import choose
 from aengine.runtime.startup import start_torch
 from aengine.runtime.step.cells import StepShape
+from aengine.runtime.step.executor import TokenPass
 from aengine.runtime.step.results import read_outcome
-from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.written import TURNS
 from aengine.sampling.sampler import Sampler
 from aengine.step_plan import StepPlan, StepResult
@@ -78,6 +78,28 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     seen: Counter[str] = Counter()
 
     class Executor(GraphedExecutor):
+        def __init__(self, *parts: Any) -> None:
+            super().__init__(*parts)
+            decoder, kv, sampler, rows, states, proposer = parts[:6]
+            with torch.inference_mode():
+                if proposer is None:
+                    graphs: Any = DecodeGraphs(decoder, kv, sampler, rows, graph_sizes(rows.padding), None, states)
+                    self.decode_graphs = graphs
+                else:
+                    sizes = map(DecodeShape, graph_sizes(rows.padding))
+                    shapes = [*sizes, *drafted_shapes(rows.padding, rows.most_drafts)]
+                    graphs = Drafted(decoder, kv, sampler, rows, proposer, torch_drafted, shapes, None, states)
+                    self.drafted_graphs = graphs
+                for size in reversed(graphs.sizes):
+                    graphs.record(size)
+                graphs.rehearse(graphs.sizes[0])
+            taps = None if proposer is None else proposer.taps
+            prefill = PrefillGraphs(decoder, kv, rows, [8, 16, 32, 64], lambda *_: True, None, states, taps)
+            self.prefill_graphs = prefill
+            for size in prefill.sizes:
+                shape = StepShape.padded(size, rows.padding, rows.most_drafts)
+                prefill._graphs[size, False] = Uncaptured(prefill, shape, False)  # type: ignore[assignment]
+
         def _begin_replay(self, plan: StepPlan) -> None:
             seen["new rows"] += bool(plan.new_rows)
             super()._begin_replay(plan)
@@ -99,28 +121,6 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             seen["drafted"] += 1
             return super()._replay_forward(plan, shape)
 
-    def executor(*parts: Any) -> GraphedExecutor:
-        decoder, kv, sampler, rows, states, proposer = parts[:6]
-        made = Executor(*parts)
-        with torch.inference_mode():
-            if proposer is None:
-                graphs: Any = DecodeGraphs(decoder, kv, sampler, rows, graph_sizes(rows.padding), None, states)
-                made.decode_graphs = graphs
-            else:
-                shapes = [*map(DecodeShape, graph_sizes(rows.padding)), *drafted_shapes(rows.padding, rows.most_drafts)]
-                graphs = Drafted(decoder, kv, sampler, rows, proposer, torch_drafted, shapes, None, states)
-                made.drafted_graphs = graphs
-            for size in reversed(graphs.sizes):
-                graphs.record(size)
-            graphs.rehearse(graphs.sizes[0])
-        taps = None if proposer is None else proposer.taps
-        prefill = PrefillGraphs(decoder, kv, rows, [8, 16, 32, 64], lambda *_: True, None, states, taps)
-        made.prefill_graphs = prefill
-        for size in prefill.sizes:
-            shape = StepShape.padded(size, rows.padding, rows.most_drafts)
-            prefill._graphs[size, False] = Uncaptured(prefill, shape, False)  # type: ignore[assignment]
-        return made
-
     class Runner(CpuRunner):
         def _run(self, plan: StepPlan) -> StepResult:
             for new in plan.new_rows:
@@ -130,11 +130,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CpuGraph)
     monkeypatch.setattr(decode_graphs, "begin_decode", begin_decode)
     monkeypatch.setattr(decode_graphs, "end_decode", end_decode)
-    monkeypatch.setattr(start_torch, "StepExecutor", executor)
+    monkeypatch.setattr(start_torch, "StepExecutor", Executor)
     monkeypatch.setattr(start_torch, "CpuRunner", Runner)
     monkeypatch.setattr(start_torch, "TorchAttention", Attention)
-    # As on a device, where integers are sent.
-    monkeypatch.setattr(start_torch, "Rows", lambda *a: Rows(*a[:3], torch.tensor, *a[4:]))
     for name in ("draw_simple", "draw_filtered"):
         monkeypatch.setattr(Sampler, name, recordable(getattr(Sampler, name)))
     monkeypatch.setattr(choose, "_ngram_kernels", lambda device: RecordableNgram)
@@ -160,8 +158,6 @@ async def test_ids_are_those_of_transformers(seeing: Seeing, steps: Counter[str]
         assert steps["decode" if speculation == "off" else "drafted"] > 20
         assert steps["images"] > 5
         assert steps["prefill"] > 0
-        shifted = seeing.case.startswith("qwen")
-        assert engine._ready().runtime.runner._executor._rows._is_shifted == shifted  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("speculation", ["off", "ngram"])

@@ -20,9 +20,9 @@ from aengine.model.loading.load import adaptable_linears
 from aengine.model.lora.room import LoraRoom, kind_of
 from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.cuda.prefill_graphs import MOST_PADDING, PrefillGraphs, prefill_sizes
-from aengine.runtime.runner import StepExecutor, TokenPass
+from aengine.runtime.runner import StepExecutor
 from aengine.runtime.step.cells import StepShape
-from aengine.runtime.step.executor import Forwarded, Outcome
+from aengine.runtime.step.executor import Forwarded, Outcome, TokenPass
 from aengine.runtime.step.results import read_outcome
 from aengine.step_plan import Pool, StepPlan
 from tests.lessons.rig import Rig

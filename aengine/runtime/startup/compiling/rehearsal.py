@@ -80,9 +80,8 @@ def run_through(job: Job) -> None:
     elif job.model.added_head is not None:
         decoder.draft_head = head = build_head(decoder, placement, META)
         leave_empty(head.groups)
-    drafts, speculation = job.most_drafts, None
-    if drafts:
-        speculation = rehearsed_proposer(job.proposer, drafts, config, job.model, META)
+    drafts = job.most_drafts
+    speculation = rehearsed_proposer(job.proposer, drafts, config, job.model, META)
     decoder.keep_rehearsed_layers()
     steps = StepSizes.from_config(config, job.model, job.capability, job.launch.processors)
     lora = job.model.lora is not None
@@ -94,16 +93,15 @@ def run_through(job: Job) -> None:
         num_pages, length = trial_pool(config, decoder, steps.most, drafts)
         windows = trial_windows(config, job.model, kv_dtype)
         trial = make_executor(
-            config, decoder, num_pages, length, sizes.largest, attention.fits, rows_alone, windows,
-            speculation=speculation,
-        )  # fmt: skip
+            config, decoder, num_pages, length, sizes.largest, attention.fits, rows_alone, windows, speculation
+        )
         for plan in with_adapters(trial_steps(config, steps.most, length, drafts), lora):
             trial.execute(plan)
         rehearse(trial)
     pool = size_pool(config, job.model, kv_dtype, job.kv_bytes, dtype=dtype, most_drafts=drafts)
     executor = make_executor(
         config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits, pool.states, pool.windows,
-        speculation=speculation,
+        speculation,
     )  # fmt: skip
     longest = pool.max_model_len
     uncaptured = uncaptured_steps(config, job.model, dtype, job.launch, steps.most, longest, sizes, drafts)

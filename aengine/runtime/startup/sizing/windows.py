@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from aengine.cache.kv import SlidingLayers
 from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
@@ -84,11 +83,6 @@ class PageGroups:
 
     def room(self, num_pages: int) -> WindowRoom:
         return WindowRoom(self.window, num_pages)
-
-
-def sliding_layers(model: ModelConfig, windows: WindowRoom | None) -> SlidingLayers | None:
-    """Return the layers of the model that use window pages."""
-    return None if windows is None else SlidingLayers(model.sliding, windows.num_pages)
 
 
 def trial_windows(config: EngineConfig, model: ModelConfig, kv_dtype: torch.dtype) -> WindowRoom | None:
