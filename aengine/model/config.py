@@ -390,5 +390,6 @@ def _quantization(values: Mapping[str, object]) -> str:
     kept = {key: values[key] for key in QUANTIZATION_KEYS if values.get(key) is not None}
     text = msgspec.json.encode(kept).decode()
     for outer, inner in (*LANGUAGE_MODEL.items(), *OTHER_NAMES.items()):
-        text = text.replace(outer, inner)
+        for dot in (".", r"\\."):  # regular expressions may have a backslash before it, which JSON doubles
+            text = text.replace(outer.replace(".", dot), inner.replace(".", dot))
     return text

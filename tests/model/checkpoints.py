@@ -129,13 +129,15 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
     return model
 
 
-def save(model: PreTrainedModel, folder: Path) -> None:
+def save(model: PreTrainedModel, folder: Path, **options: str) -> None:
     """Save a model as its publisher does.
 
     transformers gives the layers of Kimi K2.5's language model the name of the tower's layers. It does not transpose
-    the experts of Qwen3-VL.
+    the experts of Qwen3-VL. options: of `save_pretrained`, for other models.
     """
-    model.save_pretrained(folder)
+    if isinstance(model, Kimi_K25ForConditionalGeneration | Qwen3VLMoeForConditionalGeneration):
+        options = {}
+    model.save_pretrained(folder, **options)
     if isinstance(model, Kimi_K25ForConditionalGeneration):
         path = folder / "model.safetensors"
         wrong, right = "language_model.model.blocks.", "language_model.model.layers."

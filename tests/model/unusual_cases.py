@@ -124,14 +124,14 @@ _LLAMA4: dict[str, object] = _NO_PAD | {
 }
 
 
-class _Llama4(Llama4ForConditionalGeneration):
+class TextOfLlama4(Llama4ForConditionalGeneration):
     """Text alone: some versions of transformers look for the results of images even if there are none."""
 
     def forward(self, input_ids: Tensor, pixel_values: None = None, **rest: Any) -> Any:
         return self.language_model(input_ids, **rest)
 
 
-_Llama4.__name__ = Llama4ForConditionalGeneration.__name__  # is written to config.json
+TextOfLlama4.__name__ = Llama4ForConditionalGeneration.__name__  # is written to config.json
 
 UNUSUAL_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], dict[str, object]]] = {
     "glm": (GlmForCausalLM, GlmConfig, _GLM | {"head_dim": 32}),
@@ -224,7 +224,7 @@ UNUSUAL_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedCo
     ),
     "llama4": (Llama4ForCausalLM, Llama4TextConfig, _LLAMA4),
     "llama4-wrapped": (
-        _Llama4,
+        TextOfLlama4,
         llama4_config,
         _LLAMA4
         | {

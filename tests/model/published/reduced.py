@@ -25,6 +25,9 @@ _SIZES = {  # only for keys that the configuration has
     "qk_nope_head_dim": _HEAD_DIM,
     "qk_rope_head_dim": 8,
     "v_head_dim": _HEAD_DIM,
+    "swa_head_dim": 2 * _HEAD_DIM,
+    "swa_v_head_dim": _HEAD_DIM,
+    "rotary_dim": _HEAD_DIM,
     "head_dim": 2 * _HEAD_DIM,
     "global_head_dim": 4 * _HEAD_DIM,
     "linear_key_head_dim": _HEAD_DIM,
@@ -41,9 +44,15 @@ _SIZES = {  # only for keys that the configuration has
     "mtp_num_hidden_layers": 0,
     "num_nextn_predict_layers": 0,
 }
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_CHOSEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
-_BY_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_k")
+_BY_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types", "hybrid_layer_pattern", "moe_layer_freq")
+_FOUR = (  # keys of models of which four layers have every kind
+    "no_rope_layers",
+    "hybrid_layer_pattern",
+    "full_attention_interval",
+    "linear_num_value_heads",
+)
 _VISION = {
     "depth": 1,
     "num_hidden_layers": 1,
@@ -108,7 +117,7 @@ def _reduce_layers(config: Mapping[str, Any], small: dict[str, Any]) -> None:
     layers = 2
     if "full_attention" in kinds or "sliding_window_pattern" in config or "text" in str(config.get("model_type")):
         layers = 2 * (kinds.index("full_attention") + 1) if kinds else 6
-    if "no_rope_layers" in config or "full_attention_interval" in config or "linear_num_value_heads" in config:
+    if any(key in config for key in _FOUR):
         layers = 4
     if "attention" in kinds:
         layers = kinds.index("attention") + 1
@@ -120,8 +129,12 @@ def _reduce_layers(config: Mapping[str, Any], small: dict[str, Any]) -> None:
         small["full_attn_idxs"] = [layer for layer in config["full_attn_idxs"] if layer < layers]
     small["num_hidden_layers"] = layers = min(layers, config["num_hidden_layers"])
     for key in _BY_LAYER:
-        if config.get(key):
+        if isinstance(config.get(key), list):
             small[key] = config[key][:layers]
+    if "moe_layers" in config:
+        small["moe_layers"] = [layer for layer in config["moe_layers"] if layer < layers]
+    if config.get("moe_layer_end_index", -1) >= 0:
+        small |= {"moe_layer_start_index": 1, "moe_layer_end_index": layers - 1}
     if config.get("num_kv_shared_layers"):
         small["num_kv_shared_layers"] = layers // 2
     if config.get("first_k_dense_replace"):
@@ -135,6 +148,9 @@ def _reduce_heads(config: Mapping[str, Any], small: dict[str, Any]) -> None:
     if kept:
         small["num_key_value_heads"] = min(kept, 2)
         small["num_attention_heads"] = heads // kept * small["num_key_value_heads"]
+    if "swa_num_attention_heads" in config:
+        small["swa_num_attention_heads"] = small["num_attention_heads"]
+        small["swa_num_key_value_heads"] = 2 * small["num_key_value_heads"]
     if config.get("num_global_key_value_heads"):
         small["num_global_key_value_heads"] = 1
     if "kv_lora_rank" in config:
@@ -144,6 +160,10 @@ def _reduce_heads(config: Mapping[str, Any], small: dict[str, Any]) -> None:
             del small["head_dim"]
     small["hidden_size"] = small["num_attention_heads"] * _HEAD_DIM
     scaling = config.get("rope_scaling") or {}
+    if "mrope_section" in scaling:
+        pairs = int(small.get("head_dim", _HEAD_DIM) * config.get("partial_rotary_factor", 1.0)) // 2
+        height = pairs * 3 // 8
+        small["rope_scaling"] = {**scaling, "mrope_section": [pairs - 2 * height, height, height]}
     if "long_factor" in scaling:
         pairs = int(_HEAD_DIM * config.get("partial_rotary_factor", 1.0)) // 2
         factors = {key: scaling[key][:pairs] for key in ("long_factor", "short_factor")}

@@ -19,13 +19,23 @@ from transformers import AutoConfig
 from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
+from tests.model.checkpoints import save
 from tests.model.loading_one import load_model
+from tests.model.unusual_cases import TextOfLlama4
 
 from ..harness import Harness, Running
 from .reduced import CONFIGS, TEXT, reduced
 
 NEW_TOKENS = 4
-_REMOTE = {"kimi_k2": "deepseek_v3"}  # transformers' names of these models
+# transformers' names of these models, and of the classes that compute them
+_REMOTE = {"kimi_k2": "deepseek_v3", "internlm3": "llama", "mimo": "qwen2"}
+_CLASSES = {
+    "InternLM3ForCausalLM": "LlamaForCausalLM",
+    "KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration",
+    "MiMoForCausalLM": "Qwen2ForCausalLM",
+    "PhiMoEForCausalLM": "PhimoeForCausalLM",
+}
+_TEMPERATURE = "attn_temperature_tuning"  # Llama 4 has a number in some files, which newer transformers refuse
 _TIES = "tie_word_embeddings"
 
 
@@ -37,8 +47,12 @@ def test_it_is_computed_as_transformers_does(repository: str, tmp_path: Path) ->
     path = tmp_path / "config.json"
     path.write_text(json.dumps(_for_transformers(config)))
     torch.manual_seed(len(repository))
-    model = getattr(transformers, config["architectures"][0])(AutoConfig.from_pretrained(tmp_path)).eval()
-    model.save_pretrained(tmp_path, max_shard_size="400KB")
+    architecture = config["architectures"][0]
+    model_type = getattr(transformers, _CLASSES.get(architecture, architecture))
+    if architecture == TextOfLlama4.__name__:
+        model_type = TextOfLlama4
+    model = model_type(AutoConfig.from_pretrained(tmp_path)).eval()
+    save(model, tmp_path, max_shard_size="400KB")
     path.write_text(json.dumps(config))
     decoder = load_model(
         tmp_path,
@@ -60,12 +74,14 @@ def test_it_is_computed_as_transformers_does(repository: str, tmp_path: Path) ->
 def _for_transformers(config: dict[str, Any]) -> dict[str, Any]:
     """Return transformers' configuration of the same model in float32."""
     parts = {key: _for_transformers(value) for key, value in config.items() if key in ("text_config", "vision_config")}
-    changed = (
-        config | parts | {"dtype": "float32", "model_type": _REMOTE.get(config["model_type"], config["model_type"])}
-    )
+    changed = config | parts | {"dtype": "float32"}
+    if config.get("model_type") in _REMOTE:
+        changed["model_type"] = _REMOTE[config["model_type"]]
     changed.pop("torch_dtype", None)
+    if _TEMPERATURE in config:
+        changed[_TEMPERATURE] = bool(config[_TEMPERATURE])
     if (
-        config["model_type"] == "mistral3" and _TIES not in config
+        config.get("model_type") == "mistral3" and _TIES not in config
     ):  # transformers would tie the embeddings; the files do not
         changed[_TIES] = config["text_config"].get(_TIES, False)
     return changed

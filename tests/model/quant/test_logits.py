@@ -79,6 +79,18 @@ def test_a_float_matrix_that_nothing_ignores(wrapped: bool, tmp_path: Path) -> N
         torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize("dot", [".", r"\."])
+def test_patterns_may_name_modules_as_they_are_within_a_model_that_sees(dot: str, tmp_path: Path) -> None:
+    write_quantized("ct-int4", "mistral3", tmp_path / "quantised", tmp_path / "twin")
+    path = tmp_path / "quantised" / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["targets"] = [
+        f"re:model{dot}language_model{dot}layers.*_proj"
+    ]
+    path.write_text(json.dumps(config))
+    assert torch.equal(torch.stack(logits(path.parent)), torch.stack(logits(tmp_path / "twin")))
+
+
 def test_biases_that_the_model_does_not_have_may_be_there_if_they_are_zero(tmp_path: Path) -> None:
     """AutoGPTQ wrote a bias for every matrix."""
     folder, name = tmp_path / "quantised", "model.layers.1.mlp.up_proj.bias"
