@@ -18,7 +18,7 @@ from aengine.model.families.heads import DFlashSpec
 from aengine.requests.sampling_params import SamplingParams
 from aengine.runtime.speculation.runs import prepared_drafts
 from aengine.runtime.startup.borders import head_borders, output_borders
-from aengine.runtime.startup.warm_up import GREEDIEST, largest_steps, prompts_in_page_0
+from aengine.runtime.startup.warm_up import GREEDIEST, PLAIN, largest_steps, prompts_in_page_0
 from aengine.step_plan import StepPlan
 
 # With penalties, a row draws its places one after the other. Without them, all places are drawn at once.
@@ -45,8 +45,8 @@ def drafted_steps(
     batches += [_of_draws(count, most) for count in sorted(of_draws) if count <= draws]
     reads_states = model.drafting or model.added_head is not None  # otherwise plain decodes are captured
     unique = dict.fromkeys(batch for batch in batches if len(batch) <= rows and (reads_states or any(batch)))
-    plain, filtered = SamplingParams(), SamplingParams(top_p=0.9)
-    steps = [step for batch in unique for params in (plain, filtered) for step in _verified(batch, params, most)]
+    filtered = SamplingParams(top_p=0.9)
+    steps = [step for batch in unique for params in (PLAIN, filtered) for step in _verified(batch, params, most)]
     steps += _block_steps(model, dtype, launch, rows, most_drafts)
     return steps + [step for params in (GREEDIEST, AT_ONCE) for step in _verified((most,), params, most)]
 
@@ -59,7 +59,7 @@ def largest_drafted_steps(
     if not most_drafts:
         return []
     batch = _of_rows(min(config.max_num_seqs, max_step_tokens), most, max_step_tokens)
-    return [step for params in (SamplingParams(), AT_ONCE) for step in _verified(batch, params, most)]
+    return [step for params in (PLAIN, AT_ONCE) for step in _verified(batch, params, most)]
 
 
 def trial_steps(config: EngineConfig, max_step_tokens: int, longest: int, most_drafts: int) -> list[StepPlan]:
@@ -104,7 +104,7 @@ def _block_steps(model: ModelConfig, dtype: torch.dtype, launch: Launch, rows: i
         }
         if not launched <= known:
             known |= launched
-            steps += proposing([prompts_in_page_0(count, SamplingParams())], drafts)
+            steps += proposing([prompts_in_page_0(count, PLAIN)], drafts)
     return steps
 
 

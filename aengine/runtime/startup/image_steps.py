@@ -12,8 +12,7 @@ from aengine.model.config import ModelConfig
 from aengine.model.images.resizing import ImagePlan
 from aengine.model.images.spec import ImageSpec
 from aengine.prompt_images import PlacedImage, PromptImages
-from aengine.requests.sampling_params import SamplingParams
-from aengine.runtime.startup.warm_up import one_prompt
+from aengine.runtime.startup.warm_up import PLAIN, one_prompt
 from aengine.runtime.step.image_memory import largest_image
 from aengine.step_plan import ImageWork, StepPlan
 
@@ -28,7 +27,7 @@ def image_steps(config: EngineConfig, model: ModelConfig, max_step_tokens: int, 
     most = min(max_step_tokens, max_model_len)
     steps = []
     for key, plan in enumerate(_plans(model.tower, largest)):
-        step = one_prompt(config, min(plan.tokens, most), SamplingParams())
+        step = one_prompt(config, min(plan.tokens, most), PLAIN)
         steps.append(_seeing(step, _image(plan, key)))
     return steps
 

@@ -24,6 +24,7 @@ from aengine.runtime.cuda.capture import GraphSizes
 from aengine.runtime.startup.borders import head_borders, layer_borders
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan
 
+PLAIN = SamplingParams()
 # Sets every option for which a step allocates extra memory.
 GREEDIEST = SamplingParams(
     temperature=1.0,
@@ -60,7 +61,7 @@ def largest_steps(config: EngineConfig, max_step_tokens: int, longest: int) -> l
     length, pages_per_row = row_share(config, max_step_tokens, longest)
     return [
         _largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, params)
-        for params in (SamplingParams(), GREEDIEST)
+        for params in (PLAIN, GREEDIEST)
     ]
 
 
@@ -72,8 +73,8 @@ def uncaptured_steps(
 
     dtype: the model's dtype. most_drafts: the drafts that each row makes for its next step.
     """
-    steps = narrow_steps(config, max_step_tokens, max_model_len)
-    steps.append(short_chunks(config, max_step_tokens, max_model_len))
+    narrow = narrow_steps(config, max_step_tokens, max_model_len)
+    steps = [*narrow, short_chunks(config, max_step_tokens, max_model_len)]
     widest = widest_step(config, max_step_tokens, max_model_len)
     if config.kv_cache_gib is not None:  # otherwise start-up runs the largest step anyway
         steps.append(widest)
@@ -86,6 +87,9 @@ def uncaptured_steps(
     if model.ranks > 1:
         borders |= set(sum_borders(model.hidden_size * dtype.itemsize // LANE, model.ranks, max_step_tokens))
     steps += border_steps(config, max_step_tokens, max_model_len, borders, launched)
+    if _ends_in_new_parts(model):
+        launched = {*sizes.decode, *(step.num_tokens for step in narrow)}
+        steps += border_steps(config, max_step_tokens, max_model_len, borders, launched, GREEDIEST)
     # A draft head is not captured.
     borders = head_borders(model, dtype, launch, max_step_tokens)
     steps += border_steps(config, max_step_tokens, max_model_len, borders, {step.num_tokens for step in steps})
@@ -94,8 +98,23 @@ def uncaptured_steps(
     return steps
 
 
+def _ends_in_new_parts(model: ModelConfig) -> bool:
+    """Return whether a kind of feed-forward part is only after the last attention.
+
+    There, most steps compute only the tokens that draw. Scored steps compute all tokens.
+    """
+    last = max(i for i, layer in enumerate(model.layers) if layer.attention is not None)
+    before = [layer.ffn for layer in model.layers[:last]]
+    return any(layer.ffn is not None and layer.ffn not in before for layer in model.layers[last:])
+
+
 def border_steps(
-    config: EngineConfig, max_step_tokens: int, max_model_len: int, borders: Collection[int], launched: Collection[int]
+    config: EngineConfig,
+    max_step_tokens: int,
+    max_model_len: int,
+    borders: Collection[int],
+    launched: Collection[int],
+    params: SamplingParams = PLAIN,
 ) -> list[StepPlan]:
     """Return a step for each range between two borders in which no step is launched. All are numbers of tokens."""
     steps, last = [], 0
@@ -105,7 +124,7 @@ def border_steps(
             rows = -(-border // max_model_len)
             length = -(-border // rows)
             pages = -(-length // config.page_size)
-            steps.append(_in_page_0(_largest_step(rows, length, pages, border, SamplingParams())))
+            steps.append(_in_page_0(_largest_step(rows, length, pages, border, params)))
         last = border
     return steps
 
@@ -134,13 +153,13 @@ def short_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int)
     rows = min(config.max_num_seqs, LEAST_GATHERING, max_step_tokens)
     length = min(-(-LEAST_GATHERING // rows), max_step_tokens, max_model_len)
     pages = -(-length // config.page_size)
-    return _in_page_0(_largest_step(rows, length, pages, max_step_tokens, SamplingParams()))
+    return _in_page_0(_largest_step(rows, length, pages, max_step_tokens, PLAIN))
 
 
 def long_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> list[StepPlan]:
     """Return a step whose keys are read in their pages, and a step whose keys are gathered from their pages."""
     lengths = {min(tokens, max_step_tokens, max_model_len) for tokens in (LEAST_GATHERING - 1, LEAST_GATHERING)}
-    return [one_prompt(config, length, SamplingParams()) for length in sorted(lengths)]
+    return [one_prompt(config, length, PLAIN) for length in sorted(lengths)]
 
 
 def decode_steps(config: EngineConfig, launch: Launch, max_step_tokens: int) -> list[StepPlan]:
@@ -153,7 +172,7 @@ def decode_steps(config: EngineConfig, launch: Launch, max_step_tokens: int) -> 
     beyond = [2**power + 1 for power in range(6, most.bit_length())]
     steps = []
     for rows in sorted({min(size, most) for size in (*decode_borders(launch, most), *ROW_BORDERS, *beyond, most)}):
-        for params in (SamplingParams(), SamplingParams(top_p=0.9)):
+        for params in (PLAIN, SamplingParams(top_p=0.9)):
             prompts = prompts_in_page_0(rows, params)
             decode = StepPlan(step=0, new_rows=[], new_pages=[], decode=list(range(rows)), prefill=[], page_copies=[])
             steps += [prompts, decode]
@@ -162,8 +181,7 @@ def decode_steps(config: EngineConfig, launch: Launch, max_step_tokens: int) -> 
 
 def widest_step(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
     """Return a step with the most tokens and rows."""
-    length, pages_per_row = row_share(config, max_step_tokens, max_model_len)
-    return _in_page_0(_largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, SamplingParams()))
+    return _in_page_0(largest_steps(config, max_step_tokens, max_model_len)[0])
 
 
 def one_prompt(config: EngineConfig, length: int, params: SamplingParams) -> StepPlan:

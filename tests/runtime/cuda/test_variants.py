@@ -66,6 +66,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         pytest.param("flash-attn-4", 70, 2, {"cuda_graphs": False}, {}, id="no-graphs-few-heads"),
         pytest.param("flash-attn-2", 5, 8, NO_GRAPHS | {"max_step_tokens": 2048}, {}, id="middling-steps-no-graphs"),
         pytest.param("flash-attn-4", 40, 8, {}, EXPERTS | FP8, id="experts-fp8"),
+        pytest.param("flash-attn-4", 5, 8, {}, EXPERTS | {"mlp_only_layers": [0]}, id="experts-in-the-last-layer"),
         pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False}, EXPERTS | INT4, id="experts-int4-no-graphs"),
         pytest.param("flash-attn-4", 40, 8, {}, GPT_OSS, id="gpt-oss"),
         pytest.param("flash-attn-4", 40, 8, {}, NEMOTRON, id="nemotron-3"),
