@@ -21,23 +21,26 @@ _FORMS = {  # by patterns of file names
 }
 
 
-def refuse_file(path: Path) -> None:
-    """Raise `UnsupportedModelError` if the file is in a known format that is not supported."""
+def refuse_file(path: Path, knob: str = "model") -> None:
+    """Raise `UnsupportedModelError` if the file is in a known format that is not supported.
+
+    knob: named in the error.
+    """
     form = next((form for pattern, form in _FORMS.items() if path.match(pattern)), None)
     if form is not None:
-        raise UnsupportedModelError(f"model: {path} is in {form}, which is not read; {_INSTEAD}")
+        raise UnsupportedModelError(f"{knob}: {path} is in {form}, which is not read; {_INSTEAD}")
 
 
-def refuse_layout(folder: Path) -> None:
+def refuse_layout(folder: Path, knob: str = "model") -> None:
     """Raise `UnsupportedModelError` if a folder holds a model in a known layout, and none in a supported one.
 
-    A folder without any weights is accepted, because the model may get random weights.
+    A folder without any weights is accepted, because the model may get random weights. knob: named in the error.
     """
     if any((folder / name).exists() for name in (SINGLE, INDEX)):
         return
     for pattern, form in _FORMS.items():
         if found := min(folder.glob(pattern), default=None):
-            raise UnsupportedModelError(f"model: {folder} holds {found.name}, {form}, which is not read; {_INSTEAD}")
+            raise UnsupportedModelError(f"{knob}: {folder} holds {found.name}, {form}, which is not read; {_INSTEAD}")
 
 
 def refuse_mlx(values: Mapping[str, object], source: str) -> None:

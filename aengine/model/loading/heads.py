@@ -126,5 +126,5 @@ def _open(folder: Path, head: Eagle3Head | DFlashHead) -> Checkpoint:
     try:
         return Checkpoint(folder, head.groups, tied=False, ignored_prefixes=UNUSED)
     except WeightsError:
-        refuse_layout(folder)
+        refuse_layout(folder, "speculation")
         raise

@@ -19,10 +19,11 @@ _UNWANTED = ["consolidated*", "*/*.safetensors", "*/tokenizer*"]
 _OF_ADAPTERS = ["adapter_config.json", "adapter_model.safetensors"]
 
 
-def resolve_model(model: str | None, revision: str | None = None) -> Path:
+def resolve_model(model: str | None, revision: str | None = None, knob: str = "model") -> Path:
     """Return the folder of a model.
 
     model: a path, or a Hugging Face id, whose folder in the cache is returned. None: the demo model.
+    knob: named in errors.
 
     Does blocking I/O, and downloads files that the cache lacks. `HF_HUB_OFFLINE`, `HF_HOME` and the hub client's other
     variables apply.
@@ -32,12 +33,12 @@ def resolve_model(model: str | None, revision: str | None = None) -> Path:
     if model is None:
         return DEMO
     if Path(model).expanduser().is_file():
-        refuse_file(Path(model))
-    folder = _resolved("model", model, revision, _WANTED)
+        refuse_file(Path(model), knob)
+    folder = _resolved(knob, model, revision, _WANTED)
     if not (folder / "config.json").exists():
-        refuse_layout(folder)
+        refuse_layout(folder, knob)
         if "gguf" in folder.name.lower() or "gguf" in model.lower():
-            raise UnsupportedModelError(f"model: {model} has no config.json, and seems to hold GGUF, which is not read")
+            raise UnsupportedModelError(f"{knob}: {model} has no config.json; it seems to hold GGUF, which is not read")
     return folder
 
 

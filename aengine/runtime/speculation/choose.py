@@ -66,18 +66,18 @@ def choose_proposer(
         cost = step_cost("ngram", model, device)
         return model, ProposerChoice("ngram", asked, drafts, _maker("ngram", config, model, device), cost=cost)
     if kind == "eagle3" and wanted.path is not None:
-        folder = resolve_model(wanted.path, None)
+        folder = resolve_model(wanted.path, knob="speculation")
         model = model.with_head(eagle := read_eagle3(folder, model))
         drafts = config.draft_tokens or (PEAGLE_DRAFTS if eagle.drafts_blocks else EAGLE3_DRAFTS)
         cost = step_cost("eagle3", model, device)
         return model, ProposerChoice("eagle3", asked, drafts, _make_head, cost=cost, head_folder=folder)
     if kind == "draft" and wanted.path is not None:
-        folder = resolve_model(wanted.path, None)
+        folder = resolve_model(wanted.path, knob="speculation")
         model = model.with_head(read_draft_model(folder, model))
         drafts, cost = config.draft_tokens or DRAFT_MODEL_DRAFTS, step_cost("draft", model, device)
         return model, ProposerChoice("draft", asked, drafts, _make_head, cost=cost, head_folder=folder)
     if kind == "dflash" and wanted.path is not None:
-        folder = resolve_model(wanted.path, None)
+        folder = resolve_model(wanted.path, knob="speculation")
         head = read_dflash(folder, model)
         model, most = model.with_head(head), head.block_size - 1
         if config.draft_tokens > most:

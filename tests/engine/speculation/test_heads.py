@@ -96,5 +96,22 @@ async def test_a_checkpoint_without_the_layer_is_refused_by_name(tmp_path: Path)
     (folder / "config.json").write_text((folder / "config.json").read_text().replace("mtp_num_hidden_layers", "none"))
     with pytest.raises(AengineError, match=r"speculation: mtp cannot be used, because .* write ngram, auto or off"):
         await answers(folder, "mtp")
-    with pytest.raises(AengineError, match="nowhere"):
-        await answers(folder, f"eagle3={tmp_path / 'nowhere'}")
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "draft"])
+async def test_a_path_that_cannot_be_read_is_an_error_of_the_knob(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "target"
+    write_mtp_checkpoint("qwen3", folder, vocab_size=VOCAB)
+    with_tokenizer(folder)
+    (tmp_path / "gguf").mkdir()
+    for path in (tmp_path / "head.gguf", tmp_path / "gguf" / "head.gguf", tmp_path / "weights"):
+        path.touch()
+    for name, error in (
+        ("nowhere", "there is no folder"),
+        ("weights", "is a file; give the folder"),
+        ("head.gguf", "is in llama.cpp's GGUF"),
+        ("gguf", "holds head.gguf, llama.cpp's GGUF"),
+    ):
+        with pytest.raises(AengineError, match=f"^speculation: .*{error}") as refused:
+            await answers(folder, f"{kind}={tmp_path / name}")
+        assert str(tmp_path / name) in str(refused.value)
