@@ -13,6 +13,7 @@ import pytest
 
 import aengine
 from aengine.runtime.speculation import choose
+from aengine.runtime.speculation.base import NO_PROPOSER
 from aengine.scheduling.batch import Counters
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Update
@@ -107,7 +108,7 @@ class Drafting(Scheduler):
 
 async def test_stats_say_which_proposer_runs_and_what_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*given: Any) -> Any:
-        return replace(null_runtime(*given), speculation="ngram")
+        return replace(null_runtime(*given), speculation=replace(NO_PROPOSER, name="ngram"))
 
     monkeypatch.setattr("aengine.engine.loaded.Scheduler", Drafting)
     async with aengine.Engine(start=start, progress=False) as engine:
