@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,12 +62,13 @@ class Compiler:
     names: list[str] = field(default_factory=list)
 
 
-@contextmanager
-def compiling(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
-    """Compile every launch for this GPU. At the end, check that each kernel fits its shared memory and registers.
+@pytest.fixture(params=GPUS)
+def every_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    """Compile every launch, for each GPU in turn. At the end, check that each kernel fits its memory and registers.
 
-    The compiler refuses instructions that the GPU does not have.
+    The compiler refuses instructions that the GPU does not have. A module with tests calls this fixture `compiler`.
     """
+    gpu = GPUS[request.param]
     compiler = Compiler(gpu)
     run = JITFunction.run
 

@@ -5,7 +5,7 @@ Each shape is compiled for an H200, and every second one also for one of the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -45,12 +45,11 @@ from aengine.kernels.recurrent.heads import RecurrentHeads
 from aengine.kernels.recurrent.state import DraftedBatch, DraftUpdates, RecurrentState, StateBatch
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.gpus import (
-    GPUS,
     HAVE_FP8,
     META,
     Compiler,
-    compiling,
     eighth,
+    every_gpu,
     half,
     ints,
     longs,
@@ -62,11 +61,7 @@ from tests.kernels.offline import MARKS
 
 pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.turns("compiler", always=("H200",), every=2)]
 
-
-@pytest.fixture(params=GPUS)
-def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
-    with compiling(GPUS[request.param], monkeypatch) as compiler:
-        yield compiler
+compiler = every_gpu
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Each shape is compiled for an H200, and every second one also for one of the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from torch import Tensor
@@ -23,11 +23,10 @@ from aengine.kernels.attention.config import decode_config, tile_queries
 from aengine.kernels.attention.heads import Heads
 from aengine.kernels.linear.fp8.quantize import E4M3
 from tests.kernels.gpus import (
-    GPUS,
     HAVE_FP8,
     Compiler,
-    compiling,
     eighth,
+    every_gpu,
     half,
     ints,
     longs,
@@ -37,11 +36,7 @@ from tests.kernels.offline import MARKS
 
 pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.turns("compiler", always=("H200",), every=2)]
 
-
-@pytest.fixture(params=GPUS)
-def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
-    with compiling(GPUS[request.param], monkeypatch) as compiler:
-        yield compiler
+compiler = every_gpu
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ one or many tokens, one shape has both. Every second shape of the others is comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from torch import Tensor
@@ -26,17 +26,13 @@ from aengine.kernels.linear.weights.int4 import Int4Weight
 from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.triton_kernels import TritonKernels
-from tests.kernels.gpus import GPUS, HAVE_FP8, Compiler, compiling, eighth, half, ints, longs, octets, single
+from tests.kernels.gpus import HAVE_FP8, Compiler, eighth, every_gpu, half, ints, longs, octets, single
 from tests.kernels.offline import MARKS
 
 SUPER = (2688, 1024), (1024, 2688)  # of an expert's up and down
 pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.turns("compiler", always=("H200",), every=2)]
 
-
-@pytest.fixture(params=GPUS)
-def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
-    with compiling(GPUS[request.param], monkeypatch) as compiler:
-        yield compiler
+compiler = every_gpu
 
 
 @pytest.mark.thinned
