@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from aengine.config import CallFormatName, EngineConfig, ServerConfig
 from aengine.model.loading.hub import DEMO
 from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.harmony import CONTROL
+from tests.engine.checkpoints import with_config
 from tests.http.serving import hosting, parse_events
 from tests.model.checkpoints import save, write_checkpoint
+from tests.model.families.test_internlm3 import PUBLISHED as INTERNLM3
+from tests.model.families.test_other_names import GLM_SETTINGS, as_ling
 from tests.model.quant.checkpoints import write_quantized
 from tests.model.quant.encoders import Scheme
 from tests.model.quant.schemes import SCHEMES
@@ -57,6 +61,7 @@ class Family:
     form: str | Scheme = BFLOAT16
     calls: CallFormatName | None = None  # None: harmony, or none at all
     sizes: dict[str, object] = field(default_factory=dict)
+    rename: Callable[[Path], None] | None = None  # gives the files the names of a family without a class of its own
 
     @property
     def harmony(self) -> bool:
@@ -121,6 +126,11 @@ FAMILIES: dict[str, Family] = {
     "Command R": Family("cohere", calls="command_r"),
     "Command R7B": Family("cohere2", calls="cohere"),
     "Seed-OSS": Family("seed-oss", calls="seed"),
+    "Ling": Family("glm4-moe-qk-norm-groups", calls="hermes", sizes={**GLM_SETTINGS, "head_dim": 16}, rename=as_ling),
+    "InternLM 3": Family(
+        "llama-all-biases", calls="internlm", rename=partial(with_config, **INTERNLM3, qkv_bias=True, bias=True)
+    ),
+    "MiMo": Family("qwen2", calls="hermes", rename=partial(with_config, architectures=["MiMoForCausalLM"])),
 }
 WEATHER = {
     "name": "get_weather",
@@ -136,13 +146,15 @@ WEATHER = {
 
 def write(family: Family, folder: Path) -> None:
     logging.disable_progress_bar()
-    sizes: dict[str, Any] = {"vocab_size": VOCAB, "max_position_embeddings": 1024, **family.sizes}
+    sizes: dict[str, Any] = {**family.sizes, "vocab_size": VOCAB, "max_position_embeddings": 1024}
     if family.form == MXFP4:
         write_gpt_oss(folder, folder.parent / "twin", **sizes)
     elif family.form == BFLOAT16:
         save(write_checkpoint(family.case, folder, **sizes).to(torch.bfloat16), folder)
     else:
         write_quantized(family.form, family.case, folder, folder.parent / "twin", **sizes)
+    if family.rename is not None:
+        family.rename(folder)
     backend = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     settings = json.loads((DEMO / "tokenizer_config.json").read_text())
     markers, template = (), "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"

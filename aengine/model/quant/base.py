@@ -118,7 +118,7 @@ class QuantConfig:
             if other != formats[0]:
                 raise UnsupportedModelError(
                     f"{self.source}: {modules[0]} is {_name(formats[0])}, {module} is {_name(other)}; "
-                    f"what is computed as one matrix must have one format"
+                    f"what is computed as one matrix must have one format; use an edition that treats them alike"
                 )
         return formats[0]
 

@@ -16,10 +16,12 @@ from aengine.text.tokens.bounds import refuse_growth
 from aengine.text.tokens.settings import TokenizerSettings, read_text
 
 _MAX_FILE_BYTES = 64 * 2**20  # twice the largest file in use
-# Markers of Command R7B and A around the text of an answer.
-_AROUND_ANSWERS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
-# The same of GLM-4.1V. The tokens of other families may have another meaning, so one that only GLM has must be there.
-_GLM, _AROUND_GLM_ANSWERS = "[gMASK]", ("<answer>", "</answer>")
+# Markers around the text of an answer, by a token that only their family has: Command R7B and A, GLM-4.1V, ERNIE 4.5.
+_AROUND_ANSWERS = {
+    "<|START_OF_TURN_TOKEN|>": ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    "[gMASK]": ("<answer>", "</answer>"),
+    "<|begin_of_sentence|>": ("<response>", "</response>"),
+}
 
 
 @contextmanager
@@ -66,8 +68,10 @@ def apply_settings(backend: Backend, settings: TokenizerSettings) -> None:
             backend.add_tokens([AddedToken(entry.content, **_with_defaults(entry.flags))])
     decoder = backend.get_added_tokens_decoder()
     special = {token.content for token in decoder.values() if token.special}
-    around = _AROUND_ANSWERS if backend.token_to_id(_GLM) is None else _AROUND_GLM_ANSWERS
-    named = [*settings.named_tokens.values(), *settings.extra_special, *around]
+    named = [*settings.named_tokens.values(), *settings.extra_special]
+    named += (
+        one for token, around in _AROUND_ANSWERS.items() if backend.token_to_id(token) is not None for one in around
+    )
     for content in named:
         if content not in special and backend.token_to_id(content) is not None:
             backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])

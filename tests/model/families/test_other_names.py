@@ -24,7 +24,7 @@ _LING = {
     "gate.e_score_correction_bias": "gate.expert_bias",
     "model.embed_tokens": "model.word_embeddings",
 }
-_GLM_SETTINGS = {
+GLM_SETTINGS = {
     "use_qk_norm": True,
     "n_group": 2,
     "topk_group": 1,
@@ -67,7 +67,7 @@ def as_ling(folder: Path) -> None:
 
 
 def test_ling_is_glm_with_other_names(tmp_path: Path) -> None:
-    model = write_checkpoint("glm4-moe-qk-norm-groups", tmp_path, **_GLM_SETTINGS, norm_topk_prob=True, head_dim=16)
+    model = write_checkpoint("glm4-moe-qk-norm-groups", tmp_path, **GLM_SETTINGS, norm_topk_prob=True, head_dim=16)
     as_ling(tmp_path)
     assert_mixed(load(tmp_path, ()), [model])
     assert_equal(tmp_path, model, 2)

@@ -61,6 +61,7 @@ def write_quantized(
 def is_linear(name: str) -> bool:
     """Return whether formats quantise a parameter: it is not an embedding, norm, bias or router."""
     endings = ("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+    endings = (*endings, "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight", ".c_fc.weight")
     return name.endswith((*endings, "in_proj_qkvz.weight", "in_proj_qkv.weight", "in_proj_z.weight"))
 
 

@@ -81,12 +81,16 @@ def _with_markers(folder: Path, markers: list[str], around: tuple[str, ...]) -> 
 
 def test_markers_around_an_answer_are_special_whatever_their_flag(tmp_path: Path) -> None:
     cohere = ["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"]
-    assert _with_markers(tmp_path, cohere, ()) == "helloworld"
+    assert _with_markers(tmp_path, cohere, ("<|START_OF_TURN_TOKEN|>",)) == "helloworld"
 
 
-def test_markers_around_an_answer_of_glm_are_special_only_there(tmp_path: Path) -> None:
-    assert _with_markers(tmp_path, ["<answer>", "</answer>"], ("[gMASK]", "<sop>")) == "hello"
-    assert _with_markers(tmp_path, ["<answer>", "</answer>"], ()) == "<answer>hello</answer>"
+@pytest.mark.parametrize(("marker", "family"), [("answer", "[gMASK]"), ("response", "<|begin_of_sentence|>")])
+def test_markers_that_may_mean_something_else_are_special_in_one_family(
+    marker: str, family: str, tmp_path: Path
+) -> None:
+    markers = [f"<{marker}>", f"</{marker}>"]
+    assert _with_markers(tmp_path, markers, (family,)) == "hello"
+    assert _with_markers(tmp_path, markers, ()) == f"{markers[0]}hello{markers[1]}"
 
 
 @pytest.mark.parametrize(
