@@ -1,6 +1,7 @@
 """Reads the format and the size of an image from its own bytes. Nothing is decoded, and no memory is allocated.
 
-The four formats are read by our own code, so that a file that claims an enormous size never reaches a decoder.
+The four formats are read by our own code, so that a file that claims an enormous size never reaches a decoder. Neither
+do texts, profiles and junk: Pillow reads them in Python, which takes minutes for some files of a few megabytes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ ImageFormat = Literal["PNG", "JPEG", "WebP", "GIF"]
 # Values of EXIF's orientation that exchange width and height.
 SIDEWAYS = (5, 6, 7, 8)
 ORIENTATION = 0x0112  # EXIF's tag
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 _MAX_PARTS = 2**16  # of a file; each takes time, and no real file has nearly as many
 _SLICE = 2**20  # bytes; searching them takes up to 6 ms
 _MAX_SCANS = 2**31  # scans of a JPEG times pixels; each scan may change all of them
@@ -28,6 +30,7 @@ class Header:
     format: ImageFormat
     stored: tuple[int, int]  # width and height of the stored pixels
     orientation: int = 1  # EXIF's, 1 to 8: how the stored pixels are turned and mirrored to be seen
+    pieces: tuple[slice, ...] = (slice(None),)  # of the file, which its pixels depend on
 
     @property
     def size(self) -> tuple[int, int]:
@@ -65,7 +68,8 @@ def bad_image(what: str) -> InvalidRequestError:
 
 
 def _png(data: bytes) -> Header | None:
-    size, orientation = None, 0
+    size, orientation, turned = None, 0, 0
+    pieces = [slice(8)]
     at, parts = 8, 0
     while at + 8 <= len(data):
         parts = _count(parts)
@@ -77,44 +81,65 @@ def _png(data: bytes) -> Header | None:
             return None
         elif kind == b"eXIf":
             orientation = orientation or _orientation(data[body : body + length])
-        elif kind == b"IEND":
+        elif kind == b"iTXt" and data.startswith(_PNG_XMP, body):
+            turned = turned or _xmp_orientation(data[body : body + length])
+        if kind in _PNG_PIXELS:
+            pieces.append(slice(at, body + length + 4))
+        if kind == b"IEND":
             break
         at = body + length + 4
-    return None if size is None else Header("PNG", size, orientation or 1)
+    return None if size is None else Header("PNG", size, orientation or turned or 1, tuple(pieces))
+
+
+_PNG_PIXELS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")  # an animation has its first frame in them
+_PNG_XMP = b"XML:com.adobe.xmp\0"
 
 
 def _jpeg(data: bytes) -> Header | None:
-    size, orientation, scans, parts = None, 0, 0, 0
-    for marker, segment in _segments(data):
+    size, orientation, turned, scans, parts = None, 0, 0, 0, 0
+    pieces = [slice(2)]
+    for marker, place in _segments(data):
         parts = _count(parts)
+        segment = data[place.start + 4 : place.stop]
         if marker in _FRAMES:
             size = _number(segment, 3, 2), _number(segment, 1, 2)
-        elif marker == 0xE1 and segment[:6] == b"Exif\0\0":
-            orientation = orientation or _orientation(segment[6:])
         elif marker == 0xDA:
+            if not scans:
+                pieces.append(slice(place.start, None))
             scans += 1
+        elif not scans and marker == 0xE1:
+            if segment.startswith(_EXIF):
+                orientation = orientation or _orientation(segment)
+            elif segment.startswith(_JPEG_XMP):
+                turned = turned or _xmp_orientation(segment)
+        if not scans and marker not in _JPEG_TEXTS:
+            pieces.append(place)
     if size is None:
         return None
     if scans * size[0] * size[1] > _MAX_SCANS:
         raise bad_image(f"is a JPEG of {scans} scans, which takes too long to decode; save it again")
-    return Header("JPEG", size, orientation or 1)
+    return Header("JPEG", size, orientation or turned or 1, tuple(pieces))
 
 
+_EXIF = b"Exif\0\0"
+_JPEG_XMP = b"http://ns.adobe.com/xap/1.0/\0"
+# Comments, and what programs add, except JFIF's and Adobe's segments: they say which colours the numbers are.
+_JPEG_TEXTS = frozenset(range(0xE1, 0xF0)) - {0xEE} | {0xFE}
 # Markers that start with the size of the frame: all of 0xC0 to 0xCF but tables and arithmetic conditions.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Markers with a segment, and the end of the image.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)
 
 
-def _segments(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the markers of a JPEG and their segments, up to the end of the first image."""
+def _segments(data: bytes) -> Iterator[tuple[int, slice]]:
+    """Yield the markers of a JPEG and the places of their segments, up to the end of the first image."""
     at = 2
     while (found := _next_marker(data, at)) is not None:  # skips the compressed data of a scan, too
         marker, at = data[found.end() - 1], found.end()
         if marker == 0xD9:
             return
         length = _number(data, at, 2)
-        yield marker, data[at + 2 : at + length]
+        yield marker, slice(found.start(), at + length)
         at += max(length, 2)
 
 
@@ -127,7 +152,7 @@ def _next_marker(data: bytes, at: int) -> re.Match[bytes] | None:
 
 
 def _webp(data: bytes) -> Header | None:
-    size, orientation = None, 0
+    size, orientation, turned = None, 0, 0
     at, parts = 12, 0
     while at + 8 <= len(data):
         parts = _count(parts)
@@ -140,10 +165,11 @@ def _webp(data: bytes) -> Header | None:
             if kind != b"VP8X":  # there are no other parts
                 break
         elif kind == b"EXIF":
-            exif = data[body : body + length]
-            orientation = orientation or _orientation(exif.removeprefix(b"Exif\0\0"))
+            orientation = orientation or _orientation(data[body : body + length])
+        elif kind == b"XMP ":
+            turned = turned or _xmp_orientation(data[body : body + length])
         at = body + length + length % 2
-    return None if size is None else Header("WebP", size, orientation or 1)
+    return None if size is None else Header("WebP", size, orientation or turned or 1)
 
 
 def _webp_size(data: bytes, kind: bytes, body: int) -> tuple[int, int] | None:
@@ -159,7 +185,22 @@ def _webp_size(data: bytes, kind: bytes, body: int) -> tuple[int, int] | None:
 
 
 def _gif(data: bytes) -> Header:
-    return Header("GIF", (_number(data, 6, 2, "little"), _number(data, 8, 2, "little")))
+    size = _number(data, 6, 2, "little"), _number(data, 8, 2, "little")
+    flags = _number(data, 10, 1)
+    at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)  # after the palette
+    pieces, parts = [slice(at)], 0
+    while at < len(data) and data[at] != 0x2C:  # the first frame
+        parts = _count(parts)
+        begin, at = at, at + 1
+        if data[begin] == 0x21:
+            kind, at = _number(data, at, 1), at + 1
+            while length := _number(data, at, 1):
+                parts = _count(parts)
+                at += 1 + length
+            at += 1
+            if kind == 0xF9:  # says which colour is transparent
+                pieces.append(slice(begin, at))
+    return Header("GIF", size, 1, (*pieces, slice(at, None)))
 
 
 _READERS = (
@@ -179,18 +220,29 @@ def _count(parts: int) -> int:
 
 
 def _orientation(exif: bytes) -> int:
-    """Return the orientation that EXIF data has, or 1."""
+    """Return the orientation that EXIF data has, or 0."""
+    exif = exif.removeprefix(_EXIF)
     order: Literal["little", "big"] = "little" if exif[:2] == b"II" else "big"
     try:
         at = _number(exif, 4, 4, order)
         for entry in range(_number(exif, at, 2, order)):
             start = at + 2 + 12 * entry
             if _number(exif, start, 2, order) == ORIENTATION:
-                value = _number(exif, start + 8, 2, order)
+                length = _INTEGERS.get(_number(exif, start + 2, 2, order), 0)
+                value = _number(exif, start + 8, length, order)
                 return value if 1 <= value <= 8 else 1
     except IndexError:
         pass
-    return 1
+    return 0
+
+
+_INTEGERS = {3: 2, 4: 4}  # EXIF's types, and their bytes
+
+
+def _xmp_orientation(xmp: bytes) -> int:
+    """Return the orientation that the text of XMP has, or 0. It counts if there is none in EXIF data."""
+    found = _XMP_ORIENTATION.search(xmp, 0, _SLICE)
+    return 0 if found is None else int(found[1])
 
 
 def _number(data: bytes, at: int, length: int, order: Literal["little", "big"] = "big") -> int:

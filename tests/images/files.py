@@ -37,6 +37,10 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
+def jpeg_segment(marker: int, data: bytes) -> bytes:
+    return bytes((0xFF, marker)) + struct.pack(">H", len(data) + 2) + data
+
+
 def png_that_claims(width: int, height: int) -> bytes:
     """Return a PNG of a few bytes that claims any size."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import struct
+import zlib
+from io import BytesIO
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from aengine.errors import InvalidRequestError
 from aengine.images import header
 from aengine.images.header import read_header
-from tests.images.files import FORMATS, encoded, png_chunk, png_that_claims, scene, with_orientation
+from tests.images.files import (
+    FORMATS,
+    encoded,
+    jpeg_segment,
+    png_chunk,
+    png_that_claims,
+    scene,
+    with_orientation,
+)
 
 MANY = 2**26
 
@@ -45,6 +55,35 @@ def test_both_byte_orders_of_exif(order: str) -> None:
     data = encoded(scene(), "JPEG")
     segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 8) + b"Exif\0\0" + exif
     assert read_header(data[:2] + segment + data[2:], MANY).orientation == 6
+
+
+@pytest.mark.parametrize(("kind", "value", "seen"), [(4, b"\0\0\0\x06", 6), (1, b"\6\0\0\0", 1), (2, b"6\0\0\0", 1)])
+def test_types_of_exif_are_read_as_pillow_reads_them(kind: int, value: bytes, seen: int) -> None:
+    exif = b"MM\0*" + struct.pack(">IHHHI", 8, 1, 0x0112, kind, 1) + value + bytes(4)
+    data = encoded(scene(), "JPEG")
+    data = data[:2] + jpeg_segment(0xE1, b"Exif\0\0" + exif) + data[2:]
+    assert read_header(data, MANY).size == ImageOps.exif_transpose(Image.open(BytesIO(data))).size
+    assert read_header(data, MANY).orientation == seen
+
+
+def as_xmp(orientation: str) -> bytes:
+    return f"<x:xmpmeta><rdf:Description tiff:Orientation{orientation}/></x:xmpmeta>".encode()
+
+
+@pytest.mark.parametrize("xmp", [as_xmp('="6"'), as_xmp(">6</tiff:Orientation"), as_xmp('="0"'), as_xmp('="9"'), b"<x"])
+@pytest.mark.parametrize("exif", [None, 1, 3])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WebP"])
+def test_xmp_turns_an_image_without_exif_as_in_pillow(kind: str, exif: int | None, xmp: bytes) -> None:
+    data = encoded(scene(), kind) if exif is None else with_orientation(scene(), kind, exif)
+    if kind == "PNG":
+        data = data[:33] + png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp) + data[33:]
+    elif kind == "JPEG":
+        data = data[:2] + jpeg_segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0" + xmp) + data[2:]
+    else:
+        options: dict[str, object] = {} if exif is None else {"exif": Image.open(BytesIO(data)).getexif()}
+        data = encoded(scene(), kind, xmp=xmp, **options)
+    expected = Image.open(BytesIO(data)).getexif().get(0x0112, 1)
+    assert read_header(data, MANY).orientation == (expected if 1 <= expected <= 8 else 1)
 
 
 @pytest.mark.parametrize("exif", [b"", b"II*\0", b"II*\0\xff\xff\xff\xff", b"MM\0*\0\0\0\x08\xff\xff", b"II*\0" * 99])
@@ -128,13 +167,54 @@ def test_a_jpeg_of_very_many_scans_is_refused() -> None:
         ("PNG", png_chunk(b"teXt", b"")),
         ("JPEG", b"\xff\xfe\0\2"),
         ("WebP", b"VP8X\x0a\0\0\0" + bytes(10)),
+        ("GIF", b"!\xfe\1a\0"),
+        ("GIF", b"\1"),
     ],
 )
 def test_a_file_of_very_many_parts_is_refused_quickly(kind: str, part: bytes) -> None:
     data = encoded(scene(), kind)
-    start = {"PNG": 33, "JPEG": 2, "WebP": 12}[kind]
+    start = {"PNG": 33, "JPEG": 2, "WebP": 12, "GIF": 13 + 768}[kind]
     with pytest.raises(InvalidRequestError, match="more than 65536 parts"):
         read_header(data[:start] + part * 70_000 + data[start:], MANY)
+
+
+def test_a_comment_of_very_many_blocks_is_refused() -> None:
+    data = encoded(scene(), "GIF")
+    with pytest.raises(InvalidRequestError, match="more than 65536 parts"):
+        read_header(data[:781] + b"!\xfe" + b"\1a" * 70_000 + b"\0" + data[781:], MANY)
+
+
+# What Pillow would read in Python, or decompress, before it decodes anything.
+USELESS = {
+    "PNG": [
+        png_chunk(b"iCCP", b"k\0\0" + zlib.compress(bytes(9000))),
+        png_chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(9000))),
+        png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0<x/>"),
+        png_chunk(b"eXIf", b"MM\0*"),
+        png_chunk(b"acTL", bytes(8)),
+    ],
+    "JPEG": [
+        *(jpeg_segment(marker, b"Exif\0\0" + bytes(90)) for marker in (*range(0xE1, 0xEE), 0xEF, 0xFE)),
+        b"\xff" * 90,
+        b"\xff\0" * 90,
+    ],
+    "WebP": [],
+    "GIF": [b"!\xfe\3abc\0", b"!\xff\x0bNETSCAPE2.0\3\1\0\0\0", b"\1\2\3"],
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_only_what_pixels_depend_on_reaches_the_decoder(kind: str) -> None:
+    pictures = [scene(), scene().convert("L"), scene().convert("CMYK" if kind == "JPEG" else "P")]
+    files = [encoded(one, kind, **({"transparency": 3} if kind == "GIF" else {})) for one in pictures]
+    files += [encoded(scene(), kind, progressive=True)] if kind == "JPEG" else []
+    for data in files:
+        kept = [data[piece] for piece in read_header(data, MANY).pieces]
+        assert b"".join(kept) == data
+        if len(kept) > 1:
+            start = len(kept[0]) + (25 if kind == "PNG" else 0)
+            more = data[:start] + b"".join(USELESS[kind]) + data[start:]
+            assert b"".join(more[piece] for piece in read_header(more, MANY).pieces) == data
 
 
 def test_markers_are_found_across_the_borders_of_slices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 from transformers.image_transforms import convert_to_rgb
 
 from aengine.errors import InvalidRequestError
+from aengine.images import pixels
 from aengine.images.header import read_header
 from aengine.images.pixels import MAX_PIXELS, decode_image, resize_image, size_of
 from tests.images.files import FORMATS, encoded, png_chunk, png_that_claims, scene, with_orientation
@@ -44,6 +45,16 @@ def test_every_mode_becomes_colours_over_white_as_in_transformers(kind: str, mod
         data = encoded(image, kind)
     except (OSError, KeyError, ValueError):
         pytest.skip("the format has no such mode")
+    assert np.array_equal(decode(data), as_transformers(data))
+
+
+@pytest.mark.parametrize("strip", [1, 37, 100])
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1"])
+def test_colours_are_the_same_in_strips_of_any_size(mode: str, strip: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = scene().convert("RGBA")
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    data = encoded(image.convert(mode), "PNG")
+    monkeypatch.setattr(pixels, "_STRIP", strip)
     assert np.array_equal(decode(data), as_transformers(data))
 
 
