@@ -21,7 +21,7 @@ from aengine.errors import (
     InvalidRequestError,
     ModelNotFoundError,
 )
-from aengine.runtime.adapters import RankedPlaces
+from aengine.runtime.adapters import AdapterPlaces
 from tests.engine.adapters import GREEDY, PROMPT, Written, serving
 from tests.engine.conftest import idle
 
@@ -254,16 +254,16 @@ class Held:
         self.begun = asyncio.Event()
         self.let = asyncio.Event()
         self.error: Exception | None = None
-        put = RankedPlaces.put
+        put = AdapterPlaces.put
 
-        async def held(places: RankedPlaces, *arguments: Any) -> None:
+        async def held(places: AdapterPlaces, *arguments: Any) -> None:
             self.begun.set()
             await self.let.wait()
             if self.error is not None:
                 raise self.error
             await put(places, *arguments)
 
-        monkeypatch.setattr(RankedPlaces, "put", held)
+        monkeypatch.setattr(AdapterPlaces, "put", held)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 import aengine
 from aengine.errors import AengineError, InvalidRequestError, ModelNotFoundError
-from aengine.runtime.adapters import RankedPlaces
+from aengine.runtime.adapters import AdapterPlaces
 from tests.engine.conftest import idle
 from tests.engine.pooling.checkpoints import hidden_states, logits, write, write_modules
 from tests.engine.pooling.test_embeddings import CLOSE, PROMPTS, last, matrix, mean, running, unit
@@ -116,7 +116,7 @@ async def test_an_adapter_that_cannot_be_brought_in_fails_the_request(
         def broken(*_: object) -> None:
             raise RuntimeError("no copy")
 
-        monkeypatch.setattr(RankedPlaces, "fill", broken)
+        monkeypatch.setattr(AdapterPlaces, "fill", broken)
         with pytest.raises(AengineError, match="could not be copied to the device"):
             await engine.embed(PROMPTS[3], adapter="b")
         await idle(engine)
