@@ -34,11 +34,14 @@ def covering(cases: Sequence[Case], strength: int, most: int | None = None) -> l
     return sorted(chosen)
 
 
-def turns(cases: Sequence[Case], name: str, count: int = 1, always: Sequence[str] = (), every: int = 1) -> list[int]:
+def turns(
+    cases: Sequence[Case], name: str, count: int = 1, always: Sequence[str] = (), every: int = 1, each: bool = False
+) -> list[int]:
     """Return indices of cases in which the values of the parameter `name` take turns.
 
     Each combination of the other parameters gets the values in `always`. The first of every `every` combinations gets
-    `count` more. Values that have met the fewest other values come first, then the least frequent ones.
+    `count` more. Values that have met the fewest other values come first, then the least frequent ones. each: values
+    that have not had a turn then get a case, in the combinations with the fewest values.
     """
     groups: dict[Any, list[int]] = {}
     chosen = []
@@ -47,6 +50,7 @@ def turns(cases: Sequence[Case], name: str, count: int = 1, always: Sequence[str
             chosen.append(place)
         else:
             groups.setdefault(tuple(item for item in case.items() if item[0] != name), []).append(place)
+    left = {case[name] for case in cases}.difference(always) if each else set()
     met: set[tuple[str, tuple[str, str]]] = set()
     used: Counter[str] = Counter()
     for others, places in itertools.islice(groups.items(), 0, None, every):
@@ -59,6 +63,13 @@ def turns(cases: Sequence[Case], name: str, count: int = 1, always: Sequence[str
             used[cases[best][name]] += 1
             places.remove(best)
             chosen.append(best)
+    for value in sorted(left.difference(used)):
+        places = max(
+            groups.values(), key=lambda places: (any(cases[place][name] == value for place in places), len(places))
+        )
+        best = next(place for place in places if cases[place][name] == value)
+        places.remove(best)
+        chosen.append(best)
     return sorted(chosen)
 
 

@@ -49,6 +49,13 @@ def test_more_than_one_value_a_turn_and_some_in_all(count: int, always: tuple[st
     assert sum(CASES[place]["cut"] == "a" for place in places) >= (len(CASES) // 4 if always else 1)
 
 
+def test_each_value_has_a_turn_even_if_there_are_fewer_combinations() -> None:
+    few = [{"cut": cut, "n": n} for n in ("1", "2") for cut in "abcd" if (cut, n) != ("d", "1")]
+    chosen = [few[place] for place in turns(few, "cut", always=("a",), every=2, each=True)]
+    assert Counter(case["cut"] for case in chosen) == {"a": 2, "b": 1, "c": 1, "d": 1}
+    assert len({case["n"] for case in chosen if case["cut"] != "a"}) == 2
+
+
 def test_every_third_combination_has_a_value_beside_those_in_all() -> None:
     chosen = [CASES[place] for place in turns(CASES, "cut", always=("a",), every=3)]
     assert Counter(case["cut"] for case in chosen) == {"a": 30, "b": 4, "c": 3, "d": 3}

@@ -1,6 +1,7 @@
 """Kernels of attention compile for several GPUs and fit their shared memory.
 
-Each shape is compiled for an H200, and every second one also for one of the other GPUs in turn.
+Each shape is compiled for an H200, and every second one also for one of the other GPUs in turn. Each test has at least
+one shape for each GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tests.kernels.gpus import (
 )
 from tests.kernels.offline import MARKS
 
-pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.turns("compiler", always=("H200",), every=2)]
+pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.turns("compiler", always=("H200",), every=2, each=True)]
 
 compiler = every_gpu
 

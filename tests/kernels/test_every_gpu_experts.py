@@ -30,7 +30,7 @@ from tests.kernels.gpus import HAVE_FP8, Compiler, eighth, every_gpu, half, ints
 from tests.kernels.offline import MARKS
 
 SUPER = (2688, 1024), (1024, 2688)  # of an expert's up and down
-pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.turns("compiler", always=("H200",), every=2)]
+pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.turns("compiler", always=("H200",), every=2, each=True)]
 
 compiler = every_gpu
 

@@ -265,7 +265,7 @@ async def test_a_step_that_is_not_read_replays_no_proposer(
         expected = (await engine.complete(prompt, max_tokens=30, temperature=0, ignore_eos=True)).token_ids
     runs, steps = torch.zeros(1, dtype=torch.int64), itertools.count()
 
-    def begin(drafting: Drafting, running: object, plan: StepPlan) -> None:
+    def begin(drafting: Drafting, running: object, plan: StepPlan, room: int) -> None:
         plan.is_read = next(steps) % 4 < 2
         plan.proposals = 2 if plan.is_read else 0
 

@@ -66,7 +66,7 @@ BLOCK = DFlashSettings(
 WITHOUT_FLASH = {"draft_tokens": 2}  # prompts would be read by a kernel that needs their lengths on the host
 
 
-def propose_in_turns(drafting: Drafting, running: object, plan: StepPlan) -> None:
+def propose_in_turns(drafting: Drafting, running: object, plan: StepPlan, room: int) -> None:
     """Let steps make any number of drafts."""
     plan.proposals = plan.step % (drafting.most + 1)
 
