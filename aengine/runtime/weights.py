@@ -9,13 +9,16 @@ from pathlib import Path
 
 import torch
 
+from aengine.attention.torch_backend import TorchAttention
 from aengine.config import EngineConfig
+from aengine.errors import AengineError
+from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.checkpoint.staging import WeightsDigest
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.loading.heads import load_heads
-from aengine.model.loading.load import Placement, load_shards, matching_checkpoint
+from aengine.model.loading.load import Placement, load_shards, matching_checkpoint, open_checkpoint
 
 
 class Weights:
@@ -73,6 +76,28 @@ class Weights:
     def close(self) -> None:
         """Drop the references to the decoders."""
         self._decoders.clear()
+
+
+def find_defect(config: EngineConfig, files: Path, model: ModelConfig, plain: ModelConfig) -> str:
+    """Return why a model with an additional part cannot be loaded. Reads headers of weights.
+
+    Empty if it can, or if the model without the part cannot either.
+
+    files: the folder of the model. plain: the model without the part.
+    """
+    ranks = 1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size
+
+    def defect(one: ModelConfig) -> str:
+        try:
+            one.spread_over(ranks)
+            if config.load_format == "auto":
+                open_checkpoint(files, Decoder(one, TorchKernels(), TorchAttention()))
+        except AengineError as error:
+            return str(error)
+        return ""
+
+    found = defect(model)
+    return "" if found and defect(plain) else found
 
 
 @contextmanager

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any
 
 from tqdm import tqdm
 
@@ -29,8 +29,6 @@ from aengine.step_plan import StepPlan
 # The host launches the kernels of a step with more tokens faster than the device runs them.
 MOST_LAUNCH_BOUND_TOKENS = 4096
 GRAPH_BYTES = 8 * 2**20  # for the nodes of one graph
-
-S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,47 +133,22 @@ def capture(executors: Executors, progress: bool = False) -> None:
     devices = executors.devices
     by_size = list(zip(*map(_captures, executors.ranks), strict=True))  # for each size, the captures of every rank
     for ranks in by_size:
-        devices([one.rehearse for one in ranks])
+        devices([partial(graphs.rehearse, size) for graphs, size in ranks])
         devices.synchronize()
     empty_caches()  # graphs cannot use the memory that torch caches
     hidden = None if progress else True  # None: tqdm hides the bar unless stderr is a terminal
     for ranks in tqdm(by_size, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False):
-        devices([one.record for one in ranks], short=True)
+        devices([partial(graphs.record, size) for graphs, size in ranks], short=True)
     empty_caches()
 
 
 def rehearse(executor: GraphedExecutor) -> None:
     """Launch every step that `capture` launches before it records."""
-    for one in _captures(executor):
-        one.rehearse()
+    for graphs, size in _captures(executor):
+        graphs.rehearse(size)
 
 
-@dataclass(frozen=True, slots=True)
-class _Capture:
-    """The capture of one size."""
-
-    rehearse: Callable[[], None]
-    record: Callable[[], None]
-
-
-def _captures(executor: GraphedExecutor) -> list[_Capture]:
-    """Return what an executor captures, in recording order."""
-    prefill, decode, drafted = executor.prefill_graphs, executor.decode_graphs, executor.drafted_graphs
-    return [*_of_sizes(prefill), *_of_sizes(decode), *_of_sizes(drafted)]
-
-
-class _Graphs(Protocol[S]):
-    """Steps of several sizes, the smallest first."""
-
-    @property
-    def sizes(self) -> Sequence[S]: ...
-
-    def rehearse(self, size: S, /) -> None: ...
-
-    def record(self, size: S, /) -> None: ...
-
-
-def _of_sizes(graphs: _Graphs[S] | None) -> list[_Capture]:
-    if graphs is None:
-        return []
-    return [_Capture(partial(graphs.rehearse, size), partial(graphs.record, size)) for size in reversed(graphs.sizes)]
+def _captures(executor: GraphedExecutor) -> list[tuple[Any, Any]]:
+    """Return what an executor captures, in recording order: graphs, and one of their sizes."""
+    kinds: tuple[Any, ...] = (executor.prefill_graphs, executor.decode_graphs, executor.drafted_graphs)
+    return [(graphs, size) for graphs in kinds if graphs is not None for size in reversed(graphs.sizes)]

@@ -25,7 +25,7 @@ from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.recording import non_owning_view, recorded
 from aengine.runtime.step.cells import StepTensors
 from aengine.runtime.step.rows import Rows
-from aengine.runtime.step.sharded_draws import draw_from_shards
+from aengine.runtime.step.sharded_draws import draw_in_graph
 from aengine.runtime.step.written import TURNS, WrittenDraws
 from aengine.sampling.sampler import Kind, Sampler
 from aengine.step_plan import MOST_SHARED_RUNS, SharedRun
@@ -250,8 +250,5 @@ class DecodeGraphs:
 
     def _draw(self, logits: Tensor, positions: Tensor, kind: Kind) -> None:
         rows, index = self._rows, self._row_index[: len(logits)]
-        if kind is Kind.SIMPLE:
-            draws = draw_from_shards(self._decoder, self._sampler, logits, index, positions)
-        else:
-            draws = self._sampler.draw_filtered(self._decoder.head.all_logits(logits), index, positions)
+        draws = draw_in_graph(self._decoder, self._sampler, logits, index, positions, kind)
         end_decode(index, draws.token_ids, draws.finite, rows.last_token, rows.length, self._drawn, rows.padding)

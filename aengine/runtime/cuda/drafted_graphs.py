@@ -39,7 +39,7 @@ from aengine.runtime.speculation.runs import draft_counts
 from aengine.runtime.step.cells import StepTensors
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows
-from aengine.runtime.step.sharded_draws import draw_from_shards
+from aengine.runtime.step.sharded_draws import draw_in_graph
 from aengine.runtime.step.written import TURNS, WrittenVerdicts
 from aengine.sampling.sampler import Kind, Sampler
 from aengine.step_plan import StepPlan
@@ -300,10 +300,7 @@ class DraftedGraphs:
         """Draw at all places, decide what rows keep, and make their next drafts. A graph captures this."""
         rows, row_index, drafts = self._rows, self._cells[0, : shape.rows], self._cells[1, : shape.rows]
         draw_rows, positions = passed.inputs.token_rows, passed.inputs.next_positions
-        if kind.draws is Kind.SIMPLE:
-            draws = draw_from_shards(self._decoder, self._sampler, passed.logits, draw_rows, positions)
-        else:
-            draws = self._sampler.draw_filtered(self._decoder.head.all_logits(passed.logits), draw_rows, positions)
+        draws = draw_in_graph(self._decoder, self._sampler, passed.logits, draw_rows, positions, kind.draws)
         verdict = self._kernels.end(
             row_index, drafts, draws.token_ids, draws.finite, rows.next_tokens, rows.length, self._written, self._turn,
             rows.padding,

@@ -8,26 +8,25 @@ from pathlib import Path
 
 import torch
 
-from aengine.attention.torch_backend import TorchAttention
 from aengine.config import EngineConfig
 from aengine.config.speculation import MAX_DRAFT_TOKENS, chosen_line, read_speculation
-from aengine.errors import AengineError, ConfigError
+from aengine.errors import ConfigError
 from aengine.kernels.ngram.base import NgramKernels
-from aengine.kernels.torch_kernels import TorchKernels
-from aengine.model.config import ModelConfig
+from aengine.model.config import DraftModel, ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.drafting.dflash import DFlashHead
 from aengine.model.drafting.dflash_config import read_dflash
 from aengine.model.drafting.draft_config import read_draft_model
 from aengine.model.drafting.eagle3 import Eagle3Head
 from aengine.model.drafting.eagle3_config import read_eagle3
+from aengine.model.families.heads import DFlashSpec, Eagle3Spec
 from aengine.model.loading.hub import resolve_model
-from aengine.model.loading.load import open_checkpoint
 from aengine.runtime.speculation.base import NO_PROPOSER, Proposer, ProposerChoice, ProposerParts, step_cost
 from aengine.runtime.speculation.blocks import BlockProposer
 from aengine.runtime.speculation.draft_model import DraftModelProposer
 from aengine.runtime.speculation.heads import HeadProposer, ParallelProposer
 from aengine.runtime.speculation.ngram import NgramProposer
+from aengine.runtime.weights import find_defect
 
 log = logging.getLogger("aengine")
 
@@ -62,58 +61,40 @@ def choose_proposer(
             "compare its tokens at temperature 0 with those of speculation off"
         )
     if kind == "ngram":
-        drafts = config.draft_tokens or NGRAM_DRAFTS
-        cost = step_cost("ngram", model, device)
-        return model, ProposerChoice("ngram", asked, drafts, _maker("ngram", config, model, device), cost=cost)
-    if kind == "eagle3" and wanted.path is not None:
+        drafts, make = config.draft_tokens or NGRAM_DRAFTS, _maker("ngram", config, model, device)
+        return model, ProposerChoice("ngram", asked, drafts, make, step_cost("ngram", model, device))
+    if wanted.path is not None:
         folder = resolve_model(wanted.path, knob="speculation")
-        model = model.with_head(eagle := read_eagle3(folder, model))
-        drafts = config.draft_tokens or (PEAGLE_DRAFTS if eagle.drafts_blocks else EAGLE3_DRAFTS)
-        cost = step_cost("eagle3", model, device)
-        return model, ProposerChoice("eagle3", asked, drafts, _make_head, cost=cost, head_folder=folder)
-    if kind == "draft" and wanted.path is not None:
-        folder = resolve_model(wanted.path, knob="speculation")
-        model = model.with_head(read_draft_model(folder, model))
-        drafts, cost = config.draft_tokens or DRAFT_MODEL_DRAFTS, step_cost("draft", model, device)
-        return model, ProposerChoice("draft", asked, drafts, _make_head, cost=cost, head_folder=folder)
-    if kind == "dflash" and wanted.path is not None:
-        folder = resolve_model(wanted.path, knob="speculation")
-        head = read_dflash(folder, model)
-        model, most = model.with_head(head), head.block_size - 1
-        if config.draft_tokens > most:
+        head, default = _read_head(kind, folder, model)
+        if isinstance(head, DFlashSpec) and config.draft_tokens > (most := head.block_size - 1):
             raise ConfigError(f"draft_tokens: is {config.draft_tokens}, the head drafts at most {most}; lower it")
-        drafts, cost = config.draft_tokens or min(most, MAX_DRAFT_TOKENS), step_cost("dflash", model, device)
-        return model, ProposerChoice("dflash", asked, drafts, _make_head, cost=cost, head_folder=folder)
+        model, drafts = model.with_head(head), config.draft_tokens or default
+        return model, ProposerChoice(kind, asked, drafts, _make_head, step_cost(kind, model, device), folder)
     if model.mtp is None:
         raise ConfigError(f"speculation: mtp cannot be used, because {model.no_drafting}; write ngram, auto or off")
     automatic = kind == "auto"
-    if defect := _mtp_defect(config, model, files):
+    plain = model.with_lora(None)  # adapters never change the layer
+    if defect := find_defect(config, files, plain.with_drafting(), plain):
         if automatic:
             log.warning(chosen_line("off", f"the MTP layer cannot be used: {defect}"))
             return model, NO_PROPOSER
         raise ConfigError(f"speculation: mtp cannot be used: {defect}; write off, or ngram to draft without the layer")
     reason = "the checkpoint has an MTP layer" if automatic else asked
-    drafts = config.draft_tokens or MTP_DRAFTS
-    cost = step_cost("mtp", model, device)
-    return model.with_drafting(), ProposerChoice("mtp", reason, drafts, _make_head, cost)
+    choice = ProposerChoice(
+        "mtp", reason, config.draft_tokens or MTP_DRAFTS, _make_head, step_cost("mtp", model, device)
+    )
+    return model.with_drafting(), choice
 
 
-def _mtp_defect(config: EngineConfig, model: ModelConfig, files: Path) -> str:
-    """Return why the model's MTP layer cannot be used. Empty if it can, or if the model cannot be used either."""
-    plain = model.with_lora(None)  # adapters never change the layer
-    ranks = 1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size
-
-    def defect(one: ModelConfig) -> str:
-        try:
-            one.spread_over(ranks)
-            if config.load_format == "auto":
-                open_checkpoint(files, Decoder(one, TorchKernels(), TorchAttention()))
-        except AengineError as error:
-            return str(error)
-        return ""
-
-    found = defect(plain.with_drafting())
-    return "" if found and defect(plain) else found
+def _read_head(kind: str, folder: Path, model: ModelConfig) -> tuple[Eagle3Spec | DFlashSpec | DraftModel, int]:
+    """Return the head or the draft model in a folder, and how many drafts it makes by default."""
+    if kind == "draft":
+        return read_draft_model(folder, model), DRAFT_MODEL_DRAFTS
+    if kind == "eagle3":
+        eagle = read_eagle3(folder, model)
+        return eagle, PEAGLE_DRAFTS if eagle.drafts_blocks else EAGLE3_DRAFTS
+    dflash = read_dflash(folder, model)
+    return dflash, min(dflash.block_size - 1, MAX_DRAFT_TOKENS)
 
 
 def rehearsed_proposer(

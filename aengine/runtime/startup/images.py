@@ -7,14 +7,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from aengine.attention.torch_backend import TorchAttention
 from aengine.config import EngineConfig
-from aengine.errors import AengineError
-from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
-from aengine.model.decoder import Decoder
-from aengine.model.loading.load import open_checkpoint
 from aengine.model.towers.build import count_weights
+from aengine.runtime.weights import find_defect
 
 log = logging.getLogger("aengine")
 
@@ -53,21 +49,5 @@ def _why_none(config: EngineConfig, model: ModelConfig, files: Path, room: int) 
             f"a step must hold the {whole} tokens of an image beside a token of each other row, and has room for "
             f"{room}; raise max_step_tokens or lower max_num_seqs"
         )
-    return _defect(config, model, files)
-
-
-def _defect(config: EngineConfig, model: ModelConfig, files: Path) -> str:
-    """Return why the tower cannot be loaded. Empty if it can, or if the model cannot be loaded either."""
-    if config.load_format != "auto":
-        return ""
     plain = model.with_lora(None)
-
-    def defect(one: ModelConfig) -> str:
-        try:
-            open_checkpoint(files, Decoder(one, TorchKernels(), TorchAttention()))
-        except AengineError as error:
-            return str(error)
-        return ""
-
-    found = defect(plain.with_images())
-    return "" if found and defect(plain) else found
+    return find_defect(config, files, plain.with_images(), plain)
