@@ -135,6 +135,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "Qwen2_5_VLForConditionalGeneration": Wrapper({"qwen2_5_vl_text": "Qwen2ForCausalLM"}, _QWEN, flat=True),
     "Qwen2VLForConditionalGeneration": Wrapper({"qwen2_vl_text": "Qwen2ForCausalLM"}, _QWEN, flat=True),
     "Glm4vForConditionalGeneration": Wrapper({"glm4v_text": "Glm4vTextForCausalLM"}, _QWEN, flat=True),
+    "Glm4vMoeForConditionalGeneration": Wrapper({"glm4v_moe_text": "Glm4MoeForCausalLM"}, _QWEN),
     "Llama4ForConditionalGeneration": Wrapper({"llama4_text": "Llama4ForCausalLM"}, _LLAMA4),
     "KimiK25ForConditionalGeneration": Wrapper(_KIMI_TEXT, _KIMI),
     "Kimi_K25ForConditionalGeneration": Wrapper(_KIMI_TEXT, _KIMI),  # the name in transformers

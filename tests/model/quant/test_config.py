@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aengine.config import EngineConfig
 from aengine.errors import CheckpointError, UnsupportedModelError
 from aengine.model.fields import Fields
 from aengine.model.quant.base import LinearFormat, QuantConfig
@@ -201,6 +204,11 @@ def test_an_unknown_method_is_refused_with_those_that_are_known(method: str | No
         read({"quant_method": method})
     assert str(error.value).endswith(f"; use an edition of the model in floats or in one of: {', '.join(METHODS)}")
     assert str(error.value).startswith("config.json: quantization_config: quant_method ")
+
+
+def test_the_knob_takes_every_method() -> None:
+    field = next(one for one in msgspec.structs.fields(EngineConfig) if one.name == "quantization")
+    assert {*get_args(get_args(field.type)[0])} == {"auto", *METHODS}
 
 
 def test_modelopt_is_known_by_its_key_and_by_longer_names() -> None:
