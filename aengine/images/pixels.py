@@ -12,7 +12,7 @@ from PIL.ImageFile import ImageFile
 
 from aengine.images.header import ORIENTATION, SIDEWAYS, Header, ImageFormat, bad_image
 
-# Enough for photographs of 50 megapixels. One that large takes 0.3 to 0.8 GB while it is decoded, a WebP 1.1 GB.
+# Enough for photographs of 50 megapixels. One that large takes 0.3 to 0.8 GB while it is decoded.
 MAX_PIXELS = 2**26
 _STRIP = 2**20  # pixels
 

@@ -151,6 +151,19 @@ def test_a_file_that_claims_an_enormous_size_is_refused_by_its_header() -> None:
     assert read_header(png_that_claims(8192, 8192), MANY).size == (8192, 8192)
 
 
+def test_a_webp_has_a_lower_limit() -> None:
+    """Pillow copies the pixels of a WebP while no other thread runs."""
+    data = bytearray(encoded(scene(), "WebP", lossless=False, exif=Image.Exif().tobytes()))
+    at = data.index(b"VP8X") + 12
+    data[at : at + 6] = (4095).to_bytes(3, "little") * 2
+    assert read_header(bytes(data), MANY).size == (4096, 4096)
+    data[at : at + 3] = (4096).to_bytes(3, "little")
+    with pytest.raises(InvalidRequestError, match=r"has 4097 x 4096 pixels, more than 16777216 for a WebP; make it sm"):
+        read_header(bytes(data), MANY)
+    with pytest.raises(InvalidRequestError, match=r"more than 5000; make it smaller"):
+        read_header(bytes(data), 5000)
+
+
 def test_a_jpeg_of_very_many_scans_is_refused() -> None:
     image = bytearray(encoded(scene(), "JPEG", progressive=True))
     frame = image.index(b"\xff\xc2")

@@ -34,7 +34,7 @@ from aengine.text.tokens.tokenizer import Tokenizer
 MAX_IMAGES = 256  # of a chat
 MAX_CHAT_PIXELS = 2**28  # of all images of a chat, before they are resized; decoding them takes about 4 s
 KEPT_BYTES = 2**28  # of pixels, so that the next turn of a chat does not decode its images again
-_THREADS = 2  # each image may take 1.1 GB while it is decoded
+_THREADS = 2  # each image may take 0.8 GB while it is decoded
 
 T = TypeVar("T")
 
