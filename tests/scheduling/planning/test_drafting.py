@@ -98,6 +98,16 @@ def test_a_batch_that_shrinks_drafts_again() -> None:
     assert max(simulation.seen) > 1
 
 
+def test_a_batch_that_grows_stops_drafting_at_once() -> None:
+    """Drafts pay for one row, and not for 48."""
+    simulation = Simulation(CPU, CPU_COST, 1, lambda step, index: 0.7)
+    simulation.run(401)
+    assert max(simulation.newest) > 1
+    simulation.rows, simulation.sequences = 48, [row() for _ in range(48)]
+    simulation.run(8)
+    assert max(simulation.seen) <= 0
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.7, 0.9])
 @pytest.mark.parametrize("rows", [1, 16, 256])
 def test_a_proposer_of_blocks_drafts_about_as_many_as_pay(rows: int, rate: float) -> None:
