@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from aengine.scheduling.batch import Transitions
 from aengine.scheduling.flight import Flight
 from aengine.scheduling.memory import SequenceMemory
-from aengine.scheduling.planning.drafting import Drafting
+from aengine.scheduling.planning.drafting import Drafting, DraftRoom
 from aengine.scheduling.planning.sharing import shared_runs
 from aengine.scheduling.sequence import Sequence
 from aengine.step_plan import MixedLimit, SharedRun, StepPlan
-
-
-@dataclass(slots=True)
-class _Room:
-    """The tokens and pages of a step that drafts may use. Drafts leave enough for decodes and prompts."""
-
-    tokens: int
-    pages: int  # negative: no row gets drafts
-
-    def drafts(self, rows: int, page_size: int) -> int:
-        """Return about how many drafts there is room for. The last page of a row is half empty on average."""
-        return 0 if self.pages < 0 else max(min(self.tokens, self.pages * page_size + rows * page_size // 2), 0)
 
 
 class Decodes:
@@ -120,7 +106,7 @@ class Decodes:
                 memory.grow(sequence, tokens, plan)
                 left -= missing
 
-    def _room(self) -> _Room:
+    def _room(self) -> DraftRoom:
         """Return what drafts may use.
 
         Two pages for each running sequence stay available, for its tokens of this step and of the next one. So drafts
@@ -132,10 +118,10 @@ class Decodes:
         if (batch.free_rows and len(waiting)) or any(not sequence.decoding for sequence in reversed(batch.running)):
             if self._mixed_limit is not None:
                 tokens = min(tokens, self._mixed_limit.tokens)
-            return _Room((tokens - rows) // 2, self._memory.available_to_all - 2 * rows)
-        return _Room(tokens - rows, self._memory.available_to_all - 2 * rows)
+            return DraftRoom((tokens - rows) // 2, self._memory.available_to_all - 2 * rows)
+        return DraftRoom(tokens - rows, self._memory.available_to_all - 2 * rows)
 
-    def _plan_drafts(self, sequence: Sequence, room: _Room, plan: StepPlan) -> int:
+    def _plan_drafts(self, sequence: Sequence, room: DraftRoom, plan: StepPlan) -> int:
         """Plan the next token of a sequence with drafts after it. Returns their number; 0: nothing is planned."""
         drafts = min(self._drafting.wanted(sequence), room.tokens)
         if drafts <= 0 or room.pages < 0:

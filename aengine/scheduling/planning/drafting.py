@@ -48,6 +48,18 @@ class _Choice:
     probe_every: float  # steps
 
 
+@dataclass(slots=True)
+class DraftRoom:
+    """The tokens and pages of a step that drafts may use. Drafts leave enough for decodes and prompts."""
+
+    tokens: int
+    pages: int  # negative: no row gets drafts
+
+    def drafts(self, rows: int, page_size: int) -> int:
+        """Return about how many drafts there is room for. The last page of a row is half empty on average."""
+        return 0 if self.pages < 0 else max(min(self.tokens, self.pages * page_size + rows * page_size // 2), 0)
+
+
 class Drafting:
     """Chooses the number of drafts of each row, and the number of drafts to propose for the next step.
 

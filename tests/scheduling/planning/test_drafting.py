@@ -98,10 +98,11 @@ def test_a_batch_that_shrinks_drafts_again() -> None:
     assert max(simulation.seen) > 1
 
 
-def test_a_batch_that_grows_stops_drafting_at_once() -> None:
+@pytest.mark.parametrize("steps", [400, 402, 404, 406])
+def test_a_batch_that_grows_stops_drafting_at_once(steps: int) -> None:
     """Drafts pay for one row, and not for 48."""
     simulation = Simulation(CPU, CPU_COST, 1, lambda step, index: 0.7)
-    simulation.run(401)
+    simulation.run(steps)
     assert max(simulation.newest) > 1
     simulation.rows, simulation.sequences = 48, [row() for _ in range(48)]
     simulation.run(8)
