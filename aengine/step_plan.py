@@ -200,7 +200,7 @@ class StepPlan(msgspec.Struct):
     @property
     def num_tokens(self) -> int:
         """The number of tokens that the model computes."""
-        tokens = len(self.decode) + sum(self.drafts)
+        tokens = self.decode_tokens
         for chunk in self.prefill:
             tokens += len(chunk.token_ids)
         return tokens

@@ -55,8 +55,8 @@ class FakeTiers:
             copy_pages=copy_pages,
             fingerprint=b"fake",
             disk=self.disk,
-            speeds=AlwaysWorth(),
         )
+        self.tiers.speeds = AlwaysWorth()
         self.loading: Loading = scheduler.attach(self.tiers)
         self.copies: list[tuple[Store | Load | Write, int]] = []  # running copies, and the turns that each still takes
 

@@ -106,7 +106,6 @@ class Tiers:
         copy_pages: int,
         fingerprint: bytes,
         disk: DiskPages | None = None,
-        speeds: Speeds | None = None,
     ) -> None:
         """The tree and the allocator must be unused.
 
@@ -117,7 +116,7 @@ class Tiers:
         """
         self.host = host
         self.disk = disk
-        self.speeds = speeds or Speeds()
+        self.speeds = Speeds()
         self.counters = TierCounters()
         self.page_bytes = page_bytes
         self.fingerprint = fingerprint

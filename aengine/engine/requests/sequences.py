@@ -40,7 +40,7 @@ class Sequences:
         rank: tuple[float, int],
         salt: str | None,
         adapter: LoadedAdapter | None,
-        images: PromptImages | None = None,
+        images: PromptImages | None,
     ) -> TokenSequence:
         """Return the sequence of a request's first choice. The other choices fork from it.
 

@@ -120,8 +120,8 @@ class DraftedGraphs:
         proposer: Proposer,
         kernels: DraftedKernels,
         shapes: Sequence[DecodeShape],
-        pool: _POOL_HANDLE | None = None,
-        states: StatePool | None = None,
+        pool: _POOL_HANDLE | None,
+        states: StatePool | None,
     ) -> None:
         """Args:
         shapes: They contain shapes without drafts, of which the largest has all rows.

@@ -213,7 +213,7 @@ class CudaRunner:
         executor: Executor,
         streams: Sequence[torch.cuda.Stream],
         max_draws: int,
-        failed: Sequence[Tensor] = (),
+        failed: Sequence[Tensor],
     ) -> None:
         """Args:
         streams: One for each rank, on its device. Results come from the first.

@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from triton.runtime.cache import triton_key
 
 from aengine.attention.flash_backend import choose_prefill
 from aengine.attention.triton_backend import TritonAttention
-from aengine.cache.states import StateRoom
-from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.kernels.collective.peers import connect
@@ -34,7 +33,6 @@ from aengine.runtime.cuda.runner import CudaRunner
 from aengine.runtime.cuda.sleep import CudaSleep
 from aengine.runtime.device import resolve_dtype, resolve_kv_dtype, untried_kernels
 from aengine.runtime.page_copies import PageCopies
-from aengine.runtime.runner import Pools
 from aengine.runtime.speculation.base import ProposerChoice
 from aengine.runtime.speculation.choose import choose_proposer
 from aengine.runtime.startup.compiling.compile_ahead import CompileAhead, compile_ahead
@@ -153,14 +151,9 @@ def start_cuda(
             for decoder, one in zip(decoders, attention)
         ]
 
-        def make(
-            num_pages: int, length: int, sizes: GraphSizes, states: StateRoom | None, windows: WindowRoom | None,
-            pools: Pools = nullcontext,
-        ) -> Executors:  # fmt: skip
-            parts = {"states": states, "windows": windows, "pools": pools}
-            return Executors(
-                devices([partial(one, num_pages, length, sizes, **parts) for one in of_ranks], short=True), devices
-            )
+        def make(num_pages: int, length: int, **parts: Any) -> Executors:
+            calls = [partial(one, num_pages, length, **parts) for one in of_ranks]
+            return Executors(devices(calls, short=True), devices)
 
         rows_alone = states_of_rows(config, model, dtype, most_drafts)
         trial = partial(make, sizes=sizes.largest, states=rows_alone, windows=trial_windows(config, model, kv_dtype))
@@ -175,8 +168,8 @@ def start_cuda(
         pool = size_pool(config, model, kv_dtype, room, dtype=dtype, most_drafts=most_drafts)
         with _pool_size_errors(config, steps.most, ahead):
             pools = nullcontext if memory is None else memory.kv.use
-            executors = make(pool.num_pages, pool.max_model_len, sizes, pool.states, pool.windows, pools)
             length = pool.max_model_len
+            executors = make(pool.num_pages, length, sizes=sizes, states=pool.states, windows=pool.windows, pools=pools)
             uncaptured = uncaptured_steps(config, model, dtype, job.launch, steps.most, length, sizes, most_drafts)
             uncaptured += image_steps(config, model, steps.most, length)
             drafted = drafted_steps(config, model, dtype, job.launch, steps.most, length, most_drafts)

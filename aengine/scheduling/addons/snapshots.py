@@ -35,7 +35,7 @@ class SequenceSnapshots(Holding):
     saves the state there into the same slot. The snapshot is valid when the sequence has computed that many tokens.
     """
 
-    def __init__(self, room: SnapshotRoom, max_rows: int, page_size: int, drafts: bool = False) -> None:
+    def __init__(self, room: SnapshotRoom, max_rows: int, page_size: int, drafts: bool) -> None:
         """drafts: whether rows verify drafts."""
         self.reusable = room.count > 0
         self._first_slot = slot_of(max_rows)

@@ -20,7 +20,7 @@ class Decodes:
         transitions: Transitions,
         drafting: Drafting,
         max_step_tokens: int,
-        mixed_limit: MixedLimit | None = None,
+        mixed_limit: MixedLimit | None,
     ) -> None:
         self._memory = memory
         self._transitions = transitions

@@ -57,7 +57,7 @@ class PrefillBudget:
             return False
         return count < self._tokens
 
-    def take_blocks(self, cost: float, count: int, least: int = 1) -> int:
+    def take_blocks(self, cost: float, count: int, least: int) -> int:
         """Return how many of the last `count` blocks of a tower the step computes for an image.
 
         If the step also decodes, it computes as many as it has time for, and at least one. Otherwise it computes all

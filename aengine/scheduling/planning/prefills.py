@@ -29,7 +29,7 @@ class Prefills:
         mixed_limit: MixedLimit | None,
         on_begin: Callable[[Sequence], None] | None,
         make_sibling: Callable[[Sequence, int], Sequence],
-        image_cost: ImageCost | None = None,
+        image_cost: ImageCost | None,
     ) -> None:
         self.loading: Loading | None = None  # set if there are tiers below the pool
         self._memory = memory

@@ -41,7 +41,7 @@ class Budget:
         return self.ours - self.others - weights - MARGIN
 
 
-def trial_pool(config: EngineConfig, decoder: Decoder, max_step_tokens: int, most_drafts: int = 0) -> tuple[int, int]:
+def trial_pool(config: EngineConfig, decoder: Decoder, max_step_tokens: int, most_drafts: int) -> tuple[int, int]:
     """Return the pages and the row length of an executor that can run the largest step."""
     longest = config.max_model_len or decoder.config.max_position_embeddings  # no longer than the rotary table
     length, pages_per_row = row_share(config, max_step_tokens, longest)

@@ -19,7 +19,7 @@ MOST_SNAPSHOTS = 2**16
 
 
 def room_for_states(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, page_bytes: int, available: int, most_drafts: int = 0
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, page_bytes: int, available: int, most_drafts: int
 ) -> StateRoom | None:
     """Return the sizes of a model's states and snapshots, or None if no layer has a state.
 
