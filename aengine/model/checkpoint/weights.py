@@ -90,10 +90,13 @@ class Checkpoint:
                 if twice := there.intersection(entry.replaces):
                     raise WeightsError(f"{self._sources[name].path}: {name} is also there as {_listed(sorted(twice))}")
                 there.update(entry.replaces)
+        unknown = f"hold {_listed(unexpected)}, which this model does not have"
         if missing := [name for name, entry in entries.items() if name not in there and not entry.optional]:
-            raise WeightsError(f"{folder}: the weights lack {_listed(missing)}")
+            raise WeightsError(
+                f"{folder}: the weights lack {_listed(missing)}{f'; they {unknown}' if unexpected else ''}"
+            )
         if unexpected:
-            raise WeightsError(f"{folder}: the weights hold {_listed(unexpected)}, which this model does not have")
+            raise WeightsError(f"{folder}: the weights {unknown}")
 
     def copy_into(self, ranks: Sequence[Sequence[Group]], progress: bool, digest: WeightsDigest | None = None) -> None:
         """Fill and close every group of every rank. A tensor of several ranks is read once. Blocks until all is loaded.

@@ -184,6 +184,7 @@ NAME = "model.layers.1.mlp.up_proj.weight"
         (lambda t: [t.pop(name) for name in list(t) if ".layers.1." in name], r"lack model\.layers\.1\.\S+, .* more$"),
         (lambda t: t.update({"model.layers.2.mlp.up_proj.weight": t[NAME].clone()}), r"hold model\.layers\.2\.mlp"),
         (lambda t: t.update({"visual.proj": torch.zeros(1)}), r"hold visual\.proj, which this model does not have"),
+        (lambda t: t.update({"visual.proj": t.pop(NAME)}), rf"lack {NAME}; they hold visual\.proj, which this"),
         (lambda t: t.update({NAME: t[NAME].T.contiguous()}), rf"{NAME} has shape \[64, 96\], config.json makes it"),
         (lambda t: t.update({NAME: t[NAME][:-1].clone()}), rf"{NAME} has shape \[95, 64\]"),
         (lambda t: t.update({NAME: t[NAME].to(torch.int8)}), rf"{NAME} is I8; only F16, BF16"),

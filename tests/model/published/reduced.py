@@ -33,6 +33,7 @@ _SIZES = {  # only for keys that the configuration has
     "linear_key_head_dim": _HEAD_DIM,
     "linear_value_head_dim": _HEAD_DIM,
     "sliding_window": 20,
+    "sliding_window_size": 19,
     "moe_shared_expert_intermediate_size": 48,
     "shared_intermediate_size": 48,
     "mamba_d_state": _HEAD_DIM,
