@@ -84,9 +84,7 @@ class Inserted(NamedTuple):
 class TreeWatcher(Protocol):
     """Callbacks for runs that enter or leave a tree. A page holds the same tokens until it is removed."""
 
-    def stored(
-        self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: str | tuple[int, str | None] | None
-    ) -> None:
+    def stored(self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: Namespace) -> None:
         """A run was attached after the page `before`. None: it was attached at the root. token_ids: 4 bytes each."""
         ...
 

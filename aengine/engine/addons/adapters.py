@@ -31,13 +31,14 @@ _WEIGHTS = "adapter_model.safetensors"
 # Names have no commas and equals signs, because these separate names in knobs and in metrics.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 
+Fail = Callable[[Sequence, EngineFailedError], None]  # ends the request of a sequence
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    """A loaded adapter with its weights."""
+    """An adapter that requests may name."""
 
     adapter: LoadedAdapter
-    weights: Adapter
     path: str
     created: int
 
@@ -69,7 +70,6 @@ class Adapters:
         self._ended = asyncio.Event()  # `run` has ended, or was never called
         self._ended.set()
         self._wake: Callable[[], None] = lambda: None
-        self._fail: Callable[[Sequence, EngineFailedError], None] = lambda sequence, error: None
 
     # ---- by name --------------------------------------------------------------------------------------------
 
@@ -87,8 +87,8 @@ class Adapters:
             AdapterInfo(
                 name=name,
                 path=entry.path,
-                rank=entry.weights.rank,
-                bytes=entry.weights.bytes,
+                rank=self._weights[entry.adapter].rank,
+                bytes=self._weights[entry.adapter].bytes,
                 created=entry.created,
                 on_device=entry.adapter.ready,
                 running=entry.adapter.rows,
@@ -126,7 +126,7 @@ class Adapters:
             self._leave(old.adapter)
         adapter = LoadedAdapter(next(self._generations), name)
         self._weights[adapter] = weights
-        self._named[name] = _Entry(adapter, weights, path, int(time.time()))
+        self._named[name] = _Entry(adapter, path, int(time.time()))
         self.queue.preload(adapter)
         self._news.set()
 
@@ -191,12 +191,12 @@ class Adapters:
                 self._leaving.pop(adapter).set()
                 self._news.set()  # a place became empty
 
-    async def run(self, wake: Callable[[], None], fail: Callable[[Sequence, EngineFailedError], None]) -> None:
+    async def run(self, wake: Callable[[], None], fail: Fail) -> None:
         """Copy adapters to the device until `close`. The engine runs this as a task.
 
         wake: wakes the step loop. fail: ends the request of a sequence whose adapter cannot be copied.
         """
-        self._wake, self._fail = wake, fail
+        self._wake = wake
         self._ended.clear()
         with anyio.CancelScope(shield=True):  # `close` waits until this task has ended, and then frees the memory
             while not self._closing:
@@ -206,12 +206,12 @@ class Adapters:
                     self._news.clear()
                 else:
                     self._idle.clear()
-                    await self._put(load)
+                    await self._put(load, fail)
                     self._idle.set()
                     wake()
             self._ended.set()
 
-    async def _put(self, load: Load) -> None:
+    async def _put(self, load: Load, fail: Fail) -> None:
         try:
             await self._places.put(self._weights[load.adapter], load.place)
         except Exception as error:  # steps go on; if the device is lost, they fail too
@@ -219,7 +219,7 @@ class Adapters:
             failure = EngineFailedError(f"the adapter could not be copied to the device: {type(error).__name__}")
             failure.__cause__ = error
             for sequence in self.queue.fail_load(load):
-                self._fail(sequence, failure)
+                fail(sequence, failure)
         else:
             self.queue.finish_load(load)
 
