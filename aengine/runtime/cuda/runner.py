@@ -79,7 +79,7 @@ class GraphedExecutor(StepExecutor):
             self._copy_states(plan)
             return Outcome(None, written=written)
         graphs = self._decode_graphs_for(plan)
-        if graphs is None or not self._draws_in_graph(plan):
+        if graphs is None or kind not in CAPTURED_KINDS:
             return super().execute(plan)
         self._replay_decode(plan, graphs)
         return Outcome(None, written=graphs.draw(plan.decode, kind))  # also feeds the draws back
@@ -99,13 +99,10 @@ class GraphedExecutor(StepExecutor):
     def replays(self, plan: StepPlan) -> bool:
         if plan.encodings:
             return False
+        kind = self._sampler.kind(plan.decode)
         if self.drafted_graphs is not None:
-            return self._drafted_shape_for(plan, self._sampler.kind(plan.decode)) is not None
-        return self._decode_graphs_for(plan) is not None and self._draws_in_graph(plan)
-
-    def _draws_in_graph(self, plan: StepPlan) -> bool:
-        """Return whether `decode_graphs` can draw."""
-        return self._sampler.kind(plan.decode) in CAPTURED_KINDS
+            return self._drafted_shape_for(plan, kind) is not None
+        return self._decode_graphs_for(plan) is not None and kind in CAPTURED_KINDS
 
     def _drafted_shape_for(self, plan: StepPlan, kind: Kind) -> DecodeShape | None:
         """Return the shape of `drafted_graphs` for a step, its verdict and its proposals. None: there is none.
