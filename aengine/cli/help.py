@@ -62,7 +62,8 @@ class CommandParser(argparse.ArgumentParser):
     """A parser whose --help fits on one screen, and whose --help-all shows every flag."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{**settings, "add_help": False})
+        settings |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, "add_help": False}
+        super().__init__(**settings)
         self.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="the common flags")
         self.add_argument("--help-all", action="help", help="every flag, with its variable")
 

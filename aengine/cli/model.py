@@ -30,7 +30,7 @@ class Model(Protocol):
     def chat_stream(self, messages: Any, **options: Any) -> AsyncGenerator[Fragment, None]: ...
 
 
-def add_model_or_server(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
+def add_model_or_server(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a server, of an engine in this process, and `--adapter`.
 
     The engine's knob `seed` is left out: the flag `--seed` is a sampling parameter here.
@@ -39,7 +39,7 @@ def add_model_or_server(parser: argparse.ArgumentParser, skip: tuple[str, ...] =
     group.add_argument("--url", metavar="URL", help="address of an aengine server, such as http://localhost:8000")
     group.add_argument("--api-key", metavar="KEY", help="the server's API key, if it needs one (AENGINE_API_KEY)")
     parser.add_argument("--adapter", metavar="NAME", help="LoRA adapter to use: one of --lora, or one of the server's")
-    add_knobs(parser, EngineConfig, "the engine, without --url", skip=("seed", *skip))
+    add_knobs(parser, EngineConfig, "the engine, without --url", skip=("seed",))
 
 
 @asynccontextmanager

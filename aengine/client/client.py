@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import httpx2
 from aengine.client.images import encode_images, parts_as_given
 from aengine.client.pooling import PooledAnswers
 from aengine.client.stream import RemoteStream
-from aengine.client.wire import read_chunk, read_event, request_body
+from aengine.client.wire import check_request_id, read_chunk, read_event, request_body
 from aengine.engine.requests.arguments import check_routing, dict_list, one_chat, one_prompt, resolved_params
 from aengine.engine.requests.stream import collect, drain
 from aengine.errors import (
@@ -32,7 +31,6 @@ Messages = Sequence[Mapping[str, Any]]
 
 _ANY_VOCABULARY = 2**62  # the server knows the real bound
 _ADAPTER_FIELDS = {"lora_name": "name", "lora_path": "path"}  # the server's name -> the argument's name
-_HEADER_TEXT = re.compile(r"[!-~]{1,128}")  # visible ASCII
 
 
 class Client(PooledAnswers):
@@ -241,8 +239,7 @@ class Client(PooledAnswers):
 
     def _new_stream(self, request_id: str | None) -> RemoteStream:
         request_id = request_id or secrets.token_hex(12)
-        if not isinstance(request_id, str) or not _HEADER_TEXT.fullmatch(request_id):
-            raise InvalidRequestError("request_id must be 1 to 128 visible ASCII characters", "request_id")
+        check_request_id(request_id)
         if request_id in self._running:
             raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
         stream = self._running[request_id] = RemoteStream(request_id)

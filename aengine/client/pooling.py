@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 import sys
 from array import array
 from collections.abc import Sequence
@@ -13,23 +12,14 @@ import httpx2
 import msgspec
 
 from aengine.client.connection import CONNECT_SECONDS, JSON, Connection, checked
-from aengine.client.wire import CachedTokens, request_json
+from aengine.client.wire import WireUsage, check_request_id, request_json
 from aengine.engine.requests.arguments import check_routing, prompt_list, text_list
 from aengine.errors import InvalidRequestError, ServerError
-from aengine.types import Classes, Classified, Embeddings, Ranked, Ranking, Scores, Usage
+from aengine.types import Classes, Classified, Embeddings, Ranked, Ranking, Scores
 
 Prompt = str | Sequence[int]
 T = TypeVar("T", bound=msgspec.Struct)
 _WHOLE_ANSWER = 10  # times the timeout, because the server sends nothing before the whole answer
-_ID = re.compile(r"[!-~]{1,128}")
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    prompt_tokens_details: CachedTokens = msgspec.field(default_factory=CachedTokens)
-
-    def usage(self) -> Usage:
-        return Usage(self.prompt_tokens, 0, self.prompt_tokens_details.cached_tokens)
 
 
 class _Embedding(msgspec.Struct):
@@ -38,7 +28,7 @@ class _Embedding(msgspec.Struct):
 
 class _EmbeddingBody(msgspec.Struct):
     data: list[_Embedding]
-    usage: _Usage
+    usage: WireUsage
 
 
 class _Class(msgspec.Struct):
@@ -48,7 +38,7 @@ class _Class(msgspec.Struct):
 
 class _ClassBody(msgspec.Struct):
     data: list[_Class]
-    usage: _Usage
+    usage: WireUsage
 
 
 class _Score(msgspec.Struct):
@@ -57,7 +47,7 @@ class _Score(msgspec.Struct):
 
 class _ScoreBody(msgspec.Struct):
     data: list[_Score]
-    usage: _Usage
+    usage: WireUsage
 
 
 class _Rank(msgspec.Struct):
@@ -67,7 +57,7 @@ class _Rank(msgspec.Struct):
 
 class _RankBody(msgspec.Struct):
     results: list[_Rank]
-    usage: _Usage
+    usage: WireUsage
 
 
 class PooledAnswers(Connection):
@@ -168,9 +158,7 @@ def _routed(
     for name in unknown:
         raise InvalidRequestError(f"unknown parameter {name!r}", name)
     check_routing(priority, cache_salt, adapter)
-    if request_id is not None and not (isinstance(request_id, str) and _ID.fullmatch(request_id)):
-        raise InvalidRequestError("request_id must be 1 to 128 visible ASCII characters", "request_id")
-    headers = {} if request_id is None else {"X-Request-Id": request_id}
+    headers = {} if request_id is None else {"X-Request-Id": check_request_id(request_id)}
     return {**fields, "model": adapter, "priority": priority, "cache_salt": cache_salt}, headers
 
 

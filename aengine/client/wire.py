@@ -38,7 +38,7 @@ class CachedTokens(msgspec.Struct):
 
 class WireUsage(msgspec.Struct):
     prompt_tokens: int
-    completion_tokens: int
+    completion_tokens: int = 0  # absent if no token is drawn
     prompt_tokens_details: CachedTokens = msgspec.field(default_factory=CachedTokens)
 
     def usage(self) -> Usage:
@@ -77,6 +77,7 @@ class ErrorDocument(msgspec.Struct):
     error: WireError
 
 
+_HEADER_TEXT = re.compile(r"[!-~]{1,128}")  # visible ASCII
 _IMAGE = re.compile(r"(?P<part>messages\[\d+\]\.content\[\d+\])\.(image_url|type)")
 _event_decoder = msgspec.json.Decoder(WireEvent)
 _error_decoder = msgspec.json.Decoder(ErrorDocument)
@@ -212,6 +213,13 @@ def request_body(
         else:
             body[name] = value
     return request_json(body)
+
+
+def check_request_id(request_id: object) -> str:
+    """Return the id. Raises `InvalidRequestError` unless it can be a header's value."""
+    if not isinstance(request_id, str) or not _HEADER_TEXT.fullmatch(request_id):
+        raise InvalidRequestError("request_id must be 1 to 128 visible ASCII characters", "request_id")
+    return request_id
 
 
 def request_json(body: Mapping[str, Any]) -> bytes:

@@ -13,33 +13,11 @@ from aengine.latency import Latencies
 from aengine.prompt_images import PromptImages
 from aengine.requests.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
+from aengine.text.answer.reader import StreamLike as StreamLike
 from aengine.text.template.messages import TemplateOptions
 from aengine.text.tokens.settings import TokenizerInfo
 from aengine.timeline import Timeline
-from aengine.types import AdapterInfo, Classes, DeviceMemory, Embeddings, Fragment, Ranking, Scores, SleepMode, Stats
-
-
-class StreamLike(Protocol):
-    """The stream of one submitted request. Its owner must call `abort` at the end, in all cases."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def prompt_tokens(self) -> int: ...
-
-    @property
-    def backlog(self) -> int:
-        """The number of fragments waiting to be taken."""
-        ...
-
-    async def take(self) -> list[Fragment]:
-        """Return all waiting fragments, at least one; `[]` after the last. Raises the request's error."""
-        ...
-
-    def abort(self) -> None:
-        """Free the request's memory. Idempotent, and without effect on a finished request."""
-        ...
+from aengine.types import AdapterInfo, Classes, DeviceMemory, Embeddings, Ranking, Scores, SleepMode, Stats
 
 
 class TokenizerLike(Protocol):

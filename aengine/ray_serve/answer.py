@@ -10,11 +10,13 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import AengineError
+from aengine.http.anthropic.events import error_event
 from aengine.http.entry.context import context_of, speaks_anthropic
 from aengine.http.entry.errors import ErrorBody, error_body_for, error_response
 from aengine.http.entry.middleware import request_id_of
 from aengine.http.responses.events import failure_of
 from aengine.http.streams import sse
+from aengine.http.streams.sse import body_message
 from aengine.ray_serve.call import Head
 
 _REQUEST_ID = b"x-request-id"  # Ray's proxy adds the same header
@@ -42,7 +44,7 @@ class LastEvents:
         """Return the events that end the stream with an error. They repeat no items of a response."""
         _, body = error_body_for(scope, error)
         if speaks_anthropic(scope):
-            return b"event: error\n" + sse.event(body)
+            return error_event(body)
         if self._created is None or not isinstance(body, ErrorBody):
             return sse.event(body)
         event, ending = failure_of(body.error)
@@ -74,10 +76,10 @@ class ClientAnswer:
         elif self._last_events is not None:
             self._last_events.note(piece)
         if piece:
-            await self._send(_body(piece))
+            await self._send(body_message(piece))
 
     async def end(self) -> None:
-        await self._send(_body(b"", more=False))
+        await self._send(body_message(b"", more=False))
 
     async def fail(self, error: AengineError, scope: Scope, receive: Receive) -> None:
         """Answer with an error: a response of its own, or the last events of a stream that has begun."""
@@ -85,7 +87,7 @@ class ClientAnswer:
             await error_response(error)(scope, receive, self._send)
         elif self._last_events is not None:
             with suppress(OSError):
-                await self._send(_body(self._last_events.encode(error, scope), more=False))
+                await self._send(body_message(self._last_events.encode(error, scope), more=False))
         else:
             raise error  # a document is incomplete: Ray closes the connection
 
@@ -105,7 +107,3 @@ def with_request_id(scope: Scope, send: Send) -> Send:
         await send(message)
 
     return send_with_id
-
-
-def _body(content: bytes, more: bool = True) -> Message:
-    return {"type": "http.response.body", "body": content, "more_body": more}

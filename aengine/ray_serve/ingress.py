@@ -34,6 +34,7 @@ from aengine.ray_serve.routing.prompt import Prompt, read_prompt
 _log = logging.getLogger("aengine")
 
 _LOST = "the replica that ran this request was lost"
+_NONE_ACCEPTS = "no replica takes requests at the moment"
 _ATTEMPTS = 3
 _ALL_SECONDS = 10.0  # for every replica to answer
 _SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
@@ -140,7 +141,7 @@ class Forwarder:
                 with anyio.fail_after(self._accept_timeout):
                     accepted = await anext(call)
             except TimeoutError:
-                raise EngineNotReadyError("no replica takes requests at the moment") from None
+                raise EngineNotReadyError(_NONE_ACCEPTS) from None
             self._accepted.append(accepted)
             line = self._lines.enter(accepted.replica, number)
             token = FirstToken()
@@ -174,10 +175,10 @@ class Forwarder:
                 timeout_s=None if scope["path"].rstrip("/") in CHANGES else _ALL_SECONDS, return_exceptions=True
             )
         except Exception as error:
-            raise EngineNotReadyError("no replica takes requests at the moment") from error
+            raise EngineNotReadyError(_NONE_ACCEPTS) from error
         heads = dict(one for one in found if not isinstance(one, BaseException))
         if not heads:
-            raise EngineNotReadyError("no replica takes requests at the moment")
+            raise EngineNotReadyError(_NONE_ACCEPTS)
         await answer.send(merge(scope["path"].rstrip("/"), heads))
         await answer.end()
 

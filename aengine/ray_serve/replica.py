@@ -19,7 +19,7 @@ from aengine.ray_serve.call import Call, Head
 from aengine.ray_serve.keyed_engine import CallPrompt, KeyedEngine, measure_speed
 from aengine.ray_serve.line import LineOut
 from aengine.ray_serve.routing.cached_keys import Changes
-from aengine.ray_serve.routing.load import Report, Speed
+from aengine.ray_serve.routing.load import Report
 from aengine.ray_serve.routing.prompt import Prompt
 
 
@@ -122,11 +122,6 @@ class EngineReplica:
     def check_health(self) -> None:
         """Raise if the engine has failed or ended. Ray then replaces this replica."""
         self._raise_failure()
-
-    @property
-    def speed(self) -> Speed:
-        """The speed measured at start."""
-        return self._speed
 
     async def __del__(self) -> None:
         if hasattr(self, "_life"):

@@ -184,12 +184,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise InvalidRequestError(f"each stop string must have 1 to {MAX_STOP_LENGTH} characters", "stop")
         if self.unstopped is not None and not all(len(text) <= MAX_STOP_LENGTH for text in self.unstopped):
             raise InvalidRequestError(f"unstopped: at most {MAX_STOP_LENGTH} characters each", "unstopped")
-        if len(self.stop_token_ids) > MAX_LOGIT_BIAS:
-            raise InvalidRequestError(f"at most {MAX_LOGIT_BIAS} stop_token_ids", "stop_token_ids")
-        check_token_ids(self.stop_token_ids, vocab_size, "stop_token_ids")
-        if len(self.shown_special_ids) > MAX_LOGIT_BIAS:
-            raise InvalidRequestError(f"at most {MAX_LOGIT_BIAS} shown_special_ids", "shown_special_ids")
-        check_token_ids(self.shown_special_ids, vocab_size, "shown_special_ids")
+        for ids, name in (
+            (self.stop_token_ids, "stop_token_ids"),
+            (self.shown_special_ids, "shown_special_ids"),
+        ):
+            if len(ids) > MAX_LOGIT_BIAS:
+                raise InvalidRequestError(f"at most {MAX_LOGIT_BIAS} {name}", name)
+            check_token_ids(ids, vocab_size, name)
 
     def _validate_bias(self, vocab_size: int) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:

@@ -27,8 +27,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="talk to a model in the terminal",
         description="Talk to a model in the terminal.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt of the conversation")

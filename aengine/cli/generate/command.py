@@ -36,8 +36,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="run a file of prompts through a model",
         description="Run prompts, as lines of JSON, through a model; results are lines of JSON in the same order.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "input", nargs="?", default="-", metavar="INPUT", help="file of prompts (default: standard input)"

@@ -27,8 +27,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="serve a model over HTTP, as OpenAI's API and as aengine's own",
         description="Serve a model over HTTP, as OpenAI's API and as aengine's own.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add_flags(parser)
     parser.set_defaults(run=run)

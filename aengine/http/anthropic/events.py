@@ -14,7 +14,10 @@ from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, Reasoning
 from aengine.text.answer.reader import Reader
 from aengine.types import Fragment, Usage
 
-_PLACEHOLDER = sse.encode(sse.PLACEHOLDER)
+
+def error_event(body: object) -> bytes:
+    """Return the event that ends a failing stream."""
+    return b"event: error\n" + sse.event(body)
 
 
 class MessageEventEncoder(EventEncoder):
@@ -28,7 +31,7 @@ class MessageEventEncoder(EventEncoder):
         self._reader = reader
         self._index = -1  # of the latest block
         self._latest: Delta | None = None
-        self._around: tuple[bytes, bytes] = (b"", b"")  # the JSON of the block's delta event before and after its text
+        self._template = b""  # a format of the block's delta events, for their text; empty if the text is hidden
         self._last: Fragment | None = None
 
     def opening(self) -> bytes:
@@ -68,7 +71,7 @@ class MessageEventEncoder(EventEncoder):
         return sse.typed_event(ending) + sse.typed_event({"type": "message_stop"})
 
     def error(self, body: object) -> bytes:
-        return b"event: error\n" + sse.event(body)
+        return error_event(body)
 
     def _delta(self, delta: Delta) -> bytes:
         events = b""
@@ -79,8 +82,7 @@ class MessageEventEncoder(EventEncoder):
         return events + self._piece(piece) if piece else events
 
     def _piece(self, text: str) -> bytes:
-        before, after = self._around
-        return before + sse.encode(text) + after if before else b""
+        return self._template % sse.encode(text) if self._template else b""
 
     def _start(self, delta: Delta) -> bytes:
         self._index += 1
@@ -94,9 +96,8 @@ class MessageEventEncoder(EventEncoder):
             case CallDelta():
                 block = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
                 piece = {"type": "input_json_delta", "partial_json": sse.PLACEHOLDER}
-        before, _, after = self._block_delta(piece).partition(_PLACEHOLDER)
         hidden = isinstance(delta, ReasoningDelta) and not self._plan.shows_thoughts
-        self._around = (b"", b"") if hidden else (before, after)
+        self._template = b"" if hidden else sse.typed_template(self._block_delta(piece))
         return sse.typed_event({"type": "content_block_start", "index": self._index, "content_block": block})
 
     def _stop(self) -> bytes:
@@ -104,8 +105,9 @@ class MessageEventEncoder(EventEncoder):
         if self._latest is None:
             return b""
         signed = isinstance(self._latest, ReasoningDelta)
-        signature = self._block_delta({"type": "signature_delta", "signature": SIGNATURE}) if signed else b""
-        return signature + sse.typed_event({"type": "content_block_stop", "index": self._index})
+        signature = {"type": "signature_delta", "signature": SIGNATURE}
+        events = sse.typed_event(self._block_delta(signature)) if signed else b""
+        return events + sse.typed_event({"type": "content_block_stop", "index": self._index})
 
-    def _block_delta(self, delta: dict[str, str]) -> bytes:
-        return sse.typed_event({"type": "content_block_delta", "index": self._index, "delta": delta})
+    def _block_delta(self, delta: dict[str, str]) -> dict[str, object]:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}

@@ -153,9 +153,6 @@ class GenerateEventEncoder(EventEncoder):
         self._prompt_logprobs_of = prompt_logprobs_of
         self._templates: dict[int, bytes] = {}  # event templates by choice
 
-    def opening(self) -> bytes:
-        return b""
-
     def event(self, fragment: Fragment) -> bytes:
         plain = not fragment.reasoning and not fragment.tool_calls and fragment.finish_reason is None
         if plain and fragment.logprobs is None and fragment.prompt_logprobs is None:

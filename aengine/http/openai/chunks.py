@@ -46,9 +46,6 @@ class ChunkEncoder(EventEncoder, ABC):
     @abstractmethod
     def event(self, fragment: Fragment) -> bytes: ...
 
-    def opening(self) -> bytes:
-        return b""
-
     def closing(self, usage: Usage | None) -> bytes:
         if self._usage_shown == "never" or usage is None:
             return sse.DONE

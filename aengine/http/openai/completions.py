@@ -61,7 +61,7 @@ class Completions(Endpoint):
             prompts=len(prompts),
             field="logprobs" if body.prompt_logprobs is None else "prompt_logprobs",
         )
-        repeated = EchoBudget(params.n)
+        echoed_characters = 0  # in the whole answer
         streams: list[StreamLike] = []
         read: list[tuple[str, Sequence[int]]] = []  # for each prompt: the echoed text, and the ids
         try:
@@ -71,7 +71,8 @@ class Completions(Endpoint):
                 own_id = request_id if len(prompts) == 1 else f"{request_id}-{position}"
                 prompt = await keep_last_tokens(prompt, body.truncate_prompt_tokens, engine.tokenizer)
                 text = text_of(prompt, engine.tokenizer) if body.echo else ""
-                repeated.add(text)
+                echoed_characters += len(text) * params.n
+                _check_echo(echoed_characters)
                 if body.return_token_ids and isinstance(prompt, str):
                     prompt = await engine.tokenizer.encode(prompt, context=engine.max_model_len)
                 submitted = await self._submit(parsed, prompt, params, own_id, budget=budget)
@@ -176,22 +177,14 @@ def split_prompts(prompt: str | Sequence[str | int | list[int]], n: int) -> list
     return several
 
 
-class EchoBudget:
-    """Bounds the characters that `echo` repeats in one answer. It repeats each prompt's text `copies` times."""
-
-    def __init__(self, copies: int) -> None:
-        self._copies = copies
-        self._characters = 0
-
-    def add(self, text: str) -> None:
-        """Count one more prompt. Raises `InvalidRequestError` above the bound."""
-        self._characters += len(text) * self._copies
-        if self._characters > MAX_ECHO:
-            raise InvalidRequestError(
-                f"echo would repeat {self._characters} characters and more, but an answer may repeat {MAX_ECHO}: "
-                "lower n, or send fewer prompts at once",
-                "echo",
-            )
+def _check_echo(characters: int) -> None:
+    """Raise `InvalidRequestError` if `echo` repeats more than an answer may hold."""
+    if characters > MAX_ECHO:
+        raise InvalidRequestError(
+            f"echo would repeat {characters} characters and more, but an answer may repeat {MAX_ECHO}: "
+            "lower n, or send fewer prompts at once",
+            "echo",
+        )
 
 
 def text_of(prompt: Prompt, tokenizer: TokenizerLike) -> str:

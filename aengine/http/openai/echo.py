@@ -10,10 +10,11 @@ import msgspec
 
 from aengine.http.engine_like import StreamLike, TokenizerLike
 from aengine.http.streams.fragments import SLICE
+from aengine.text.answer.reader import WrappedStream
 from aengine.types import Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usage
 
 
-class EchoingStream:
+class EchoingStream(WrappedStream):
     """Wraps a stream, and adds the prompt's text and logprobs before each choice's own.
 
     ids: the prompt's ids, if the request asks for logprobs.
@@ -30,9 +31,7 @@ class EchoingStream:
         logprobs: int | None,
         mute: bool,
     ) -> None:
-        self.id = stream.id
-        self.prompt_tokens = stream.prompt_tokens
-        self._stream = stream
+        super().__init__(stream)
         self._tokenizer = tokenizer
         self._text = text
         self._ids = ids
@@ -40,10 +39,6 @@ class EchoingStream:
         self._mute = mute
         self._begun: set[int] = set()  # choices whose prompt has been repeated
         self._prompt_logprobs: Sequence[TokenLogprob] | None = None  # of the prompt; shared by all choices
-
-    @property
-    def backlog(self) -> int:
-        return self._stream.backlog
 
     async def take(self) -> list[Fragment]:
         taken: list[Fragment] = []
@@ -55,9 +50,6 @@ class EchoingStream:
                 taken += await self._echo(fragment)
             taken.append(fragment)
         return taken
-
-    def abort(self) -> None:
-        self._stream.abort()
 
     async def _echo(self, fragment: Fragment) -> list[Fragment]:
         """Return the prompt as fragments, the first of which has its text."""

@@ -20,6 +20,7 @@ from aengine.requests.sampling_params import SamplingParams
 from aengine.types import FinishReason, Usage
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Status = ItemStatus | Literal["failed"]
 
 
 class OutputText(msgspec.Struct, frozen=True):
@@ -115,7 +116,7 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["response"]
     created_at: int  # unix seconds
     completed_at: int | None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Status
     background: bool
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
@@ -166,9 +167,6 @@ class InputTokens(msgspec.Struct, frozen=True):
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
-
-
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class Ending(NamedTuple):

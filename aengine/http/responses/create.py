@@ -81,14 +81,14 @@ class Responses(Endpoint):
         """Return the number of tokens of the prompt that the same request would have, however long."""
         engine, body, _, _ = await self._read_request(request, _decoder)
         body.refuse_unsupported()
-        offered = read_tools(body).use.offered
+        tools = tools_for_template(read_tools(body).use.offered)
         with renamed_param(_NAMES):
             _params(engine, body).validate(engine.vocab_size)  # a request that is refused has no prompt to count
             prompt = await encode_chat(
                 engine,
                 RequestImages(self._state.image_loader),
                 await self._messages(engine, body, context_of(request.scope).caller),
-                tools=tools_for_template(offered) if offered else None,
+                tools=tools,
                 **template_options(body),
             )
         return json_response(InputTokens(len(prompt.token_ids)))
@@ -98,10 +98,9 @@ class Responses(Endpoint):
         items = _items(body)
         earlier: list[InputItem] = []
         if body.previous_response_id is not None:
-            earlier = await items_of(self._kept.turns(caller, body.previous_response_id, "previous_response_id"))
-        return await messages_of(
-            body.instructions, items, MediaRules(engine.no_images, engine.images_in_results), earlier
-        )
+            earlier = await items_of(self._kept.turns(caller, body.previous_response_id))
+        rules = MediaRules(engine.no_images, engine.images_in_results)
+        return await messages_of(body.instructions, items, rules, earlier)
 
     async def _keeper(self, body: ResponsesRequest, response_id: str, caller: str | None) -> Keep:
         """Return a function that keeps the finished response. Input items without an id get one, for lists."""

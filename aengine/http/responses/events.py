@@ -7,7 +7,7 @@ from typing import Any
 
 from aengine.http.entry.errors import ErrorBody, ErrorDetail
 from aengine.http.responses.answer import Ending, ResponseHead, ending_of, usage_body
-from aengine.http.responses.items import Event, Item, MessageItem, Output
+from aengine.http.responses.items import Event, GrowingItem, GrowingMessage, Output
 from aengine.http.streams import sse
 from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import ContentDelta, Delta
@@ -45,7 +45,7 @@ class ResponseEventEncoder(EventEncoder):
         self._number = 0  # the next event's number
         self._reason: FinishReason | None = None
         self._text_template = b""  # a format of the last item's text event, for the event's number and the text
-        self._text_item: MessageItem | None = None  # the last item, if everything that follows is its text
+        self._text_item: GrowingMessage | None = None  # the last item, if everything that follows is its text
 
     def opening(self) -> bytes:
         begun = self._head.body(Ending("in_progress"), [], None)
@@ -63,7 +63,7 @@ class ResponseEventEncoder(EventEncoder):
         if fragment.finish_reason is not None:
             self._reason = fragment.finish_reason
         last = self._output.last
-        if self._reader.plain and self._output.logprobs is None and isinstance(last, MessageItem):
+        if self._reader.plain and self._output.logprobs is None and isinstance(last, GrowingMessage):
             self._text_item = last
         return events
 
@@ -73,7 +73,7 @@ class ResponseEventEncoder(EventEncoder):
         rest = ContentDelta("", self._reader.take_logprobs())
         if ending.status == "completed" and self._output.has_only_thoughts:
             events += self._add(rest)  # clients expect at least an empty message
-        elif isinstance(last := self._output.last, MessageItem):
+        elif isinstance(last := self._output.last, GrowingMessage):
             last.add(rest)
         events += self._end_item(ending)
         body = self._body(ending, usage)
@@ -103,22 +103,22 @@ class ResponseEventEncoder(EventEncoder):
         text = item.add(delta)
         return events + self._text_delta(item, text) if text else events
 
-    def _text_delta(self, item: Item, text: str) -> bytes:
+    def _text_delta(self, item: GrowingItem, text: str) -> bytes:
         """Return the event with more text of the item."""
-        if self._output.logprobs is not None and isinstance(item, MessageItem):
+        if self._output.logprobs is not None and isinstance(item, GrowingMessage):
             more = {"type": f"{item.text_event}.delta", "delta": text, "logprobs": item.newest}
             return self._event(more, item.place)
         self._number += 1
         return self._text_template % (sse.encode(self._number - 1), sse.encode(text))
 
-    def _begin_item(self, item: Item) -> bytes:
+    def _begin_item(self, item: GrowingItem) -> bytes:
         more: Event = {
             "type": f"{item.text_event}.delta",
             "sequence_number": sse.PLACEHOLDER,
             **item.place,
             "delta": sse.PLACEHOLDER,
         }
-        if isinstance(item, MessageItem):
+        if isinstance(item, GrowingMessage):
             more["logprobs"] = ()
         self._text_template = sse.typed_template(more)
         added = {"type": "response.output_item.added", "output_index": item.index, "item": item.body()}
@@ -149,7 +149,7 @@ async def response_body(head: ResponseHead, completion: Completion, output: Outp
         output.add(delta)
     ending = ending_of(choice.finish_reason)
     rest = ContentDelta("", reader.take_logprobs())
-    if isinstance(output.last, MessageItem) or (ending.status == "completed" and output.has_only_thoughts):
+    if isinstance(output.last, GrowingMessage) or (ending.status == "completed" and output.has_only_thoughts):
         output.add(rest)
     if output.last is not None:
         output.last.end()

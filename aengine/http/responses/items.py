@@ -5,22 +5,22 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import msgspec
 
 from aengine.http.openai.logprobs import ChatLogprobs
+from aengine.http.responses.answer import ItemStatus
 from aengine.http.responses.custom_input import CustomInput
 from aengine.http.responses.input import encode_thought
 from aengine.http.responses.tools import CalledTool
 from aengine.http.streams import sse
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
 
-Status = Literal["in_progress", "completed", "incomplete"]
 Event = dict[str, Any]  # an event's type and fields, without the item's place
 
 
-class Item(ABC):
+class GrowingItem(ABC):
     """One item, whose text grows until it is done."""
 
     prefix: ClassVar[str]  # of the item's id
@@ -32,7 +32,7 @@ class Item(ABC):
     def __init__(self, index: int) -> None:
         self.id = f"{self.prefix}_{uuid.uuid4().hex}"
         self.index = index
-        self.status: Status = "in_progress"
+        self.status: ItemStatus = "in_progress"
         self.pieces: list[str] = []  # of the text
 
     @property
@@ -79,7 +79,7 @@ class Item(ABC):
         return events
 
 
-class MessageItem(Item):
+class GrowingMessage(GrowingItem):
     """A message for the user."""
 
     prefix, text_event = "msg", "response.output_text"
@@ -122,7 +122,7 @@ class MessageItem(Item):
         return [{**done, "logprobs": self.logprobs}, part]
 
 
-class ReasoningItem(Item):
+class GrowingReasoning(GrowingItem):
     """A thought: as content, or as a summary if the request asks for one."""
 
     prefix = "rs"
@@ -146,7 +146,7 @@ class ReasoningItem(Item):
     def _fields(self, parts: list[dict[str, Any]]) -> dict[str, Any]: ...
 
 
-class ThoughtItem(ReasoningItem):
+class GrowingThought(GrowingReasoning):
     text_event = "response.reasoning_text"
     part_event, part_place = "response.content_part", {"content_index": 0}
 
@@ -157,7 +157,7 @@ class ThoughtItem(ReasoningItem):
         return {"summary": [], "content": parts}
 
 
-class SummaryItem(ReasoningItem):
+class GrowingSummary(GrowingReasoning):
     text_event = "response.reasoning_summary_text"
     part_event, part_place = "response.reasoning_summary_part", {"summary_index": 0}
 
@@ -168,7 +168,7 @@ class SummaryItem(ReasoningItem):
         return {"summary": parts}
 
 
-class CallItem(Item):
+class GrowingCall(GrowingItem):
     """A function call."""
 
     prefix, text_event, text_field = "fc", "response.function_call_arguments", "arguments"
@@ -194,7 +194,7 @@ class CallItem(Item):
         }
 
 
-class CustomCallItem(CallItem):
+class GrowingCustomCall(GrowingCall):
     """A call of a custom tool, whose input is text."""
 
     prefix, text_event, text_field = "ctc", "response.custom_tool_call_input", "input"
@@ -234,17 +234,17 @@ class Output:
         self._encrypted = encrypted
         self._called = called
         self.logprobs = logprobs
-        self.items: list[Item] = []
+        self.items: list[GrowingItem] = []
 
     @property
-    def last(self) -> Item | None:
+    def last(self) -> GrowingItem | None:
         """The item that is being written; None before the first one."""
         return self.items[-1] if self.items else None
 
     @property
     def has_only_thoughts(self) -> bool:
         """Whether there is neither a message nor a call."""
-        return all(isinstance(item, ReasoningItem) for item in self.items)
+        return all(isinstance(item, GrowingReasoning) for item in self.items)
 
     def add(self, delta: Delta) -> None:
         """Add a piece to the last item, or begin the next item with it."""
@@ -255,19 +255,19 @@ class Output:
             item = self.begin(delta)
         item.add(delta)
 
-    def begin(self, delta: Delta) -> Item:
+    def begin(self, delta: Delta) -> GrowingItem:
         """Append and return the item that begins with this piece. The piece is not added to it."""
         index = len(self.items)
-        item: Item
+        item: GrowingItem
         match delta:
             case ContentDelta():
-                item = MessageItem(index, self.logprobs)
+                item = GrowingMessage(index, self.logprobs)
             case ReasoningDelta():
-                kind = SummaryItem if self._summaries else ThoughtItem
+                kind = GrowingSummary if self._summaries else GrowingThought
                 item = kind(index, encrypted=self._encrypted)
             case CallDelta():
                 tool = self._called[delta.name or ""]
-                item = (CustomCallItem if tool.custom else CallItem)(index, delta, tool)
+                item = (GrowingCustomCall if tool.custom else GrowingCall)(index, delta, tool)
         self.items.append(item)
         return item
 

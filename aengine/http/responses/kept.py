@@ -105,11 +105,12 @@ class KeptResponses:
         share = self._shares.get(caller)
         return share is not None and share.forget(response_id)
 
-    def turns(self, caller: str | None, response_id: str, field: str) -> list[KeptResponse]:
+    def turns(self, caller: str | None, response_id: str) -> list[KeptResponse]:
         """Return the response and all that it continues, the oldest first.
 
-        Raises `InvalidRequestError` about the request's `field` if one is not kept or the conversation is too long.
+        Raises `InvalidRequestError` about `previous_response_id` if one is not kept or the conversation is too long.
         """
+        field = "previous_response_id"
         if not self.most:
             raise InvalidRequestError(
                 f"{field}: no responses are kept here, so none can be continued: send the whole conversation "
@@ -222,9 +223,7 @@ class KeptResponseEndpoints:
         if kept.previous is None:
             return []
         try:
-            return await items_of(
-                self._kept.turns(context_of(request.scope).caller, kept.previous, "previous_response_id")
-            )
+            return await items_of(self._kept.turns(context_of(request.scope).caller, kept.previous))
         except InvalidRequestError:  # not kept any more
             return []
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from aengine.http.engine_like import StreamLike, TokenizerLike
 from aengine.http.streams.document import EncodedList, encoded_list
+from aengine.text.answer.reader import WrappedStream
 from aengine.types import Fragment, PromptLogprob
 
 PromptLogprobsOf = Callable[[int], dict[str, Any]]  # by choice: the fields that prompt logprobs add to an answer
@@ -17,19 +18,13 @@ def no_prompt_logprobs(index: int) -> dict[str, Any]:
     return {}
 
 
-class PromptLogprobsStream:
+class PromptLogprobsStream(WrappedStream):
     """Wraps a stream, and encodes the prompt logprobs in its fragments as they arrive."""
 
     def __init__(self, stream: StreamLike, tokenizer: TokenizerLike) -> None:
-        self.id = stream.id
-        self.prompt_tokens = stream.prompt_tokens
-        self._stream = stream
+        super().__init__(stream)
         self._tokenizer = tokenizer
         self._encoded: dict[int, tuple[Sequence[PromptLogprob], EncodedList]] = {}  # by choice
-
-    @property
-    def backlog(self) -> int:
-        return self._stream.backlog
 
     async def take(self) -> list[Fragment]:
         fragments = await self._stream.take()
@@ -39,9 +34,6 @@ class PromptLogprobsStream:
                 encoded = (body for other, body in self._encoded.values() if other is scores)
                 self._encoded[fragment.index] = (scores, next(encoded, None) or await self._encode(scores))
         return fragments
-
-    def abort(self) -> None:
-        self._stream.abort()
 
     def answer_fields(self, index: int) -> dict[str, Any]:
         """Return the field `prompt_logprobs` of a choice: for each token of the prompt its candidates by id.

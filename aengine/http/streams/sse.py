@@ -75,7 +75,7 @@ class EventEncoder(Protocol):
 
     def opening(self) -> bytes:
         """Return the events before the first token; empty for none."""
-        ...
+        return b""
 
     def event(self, fragment: Fragment) -> bytes:
         """Return the events for one fragment; empty for none."""

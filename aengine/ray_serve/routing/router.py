@@ -133,8 +133,7 @@ class PrefixRouter(Generic[R]):
         reports_start: `started` will be called for it.
         """
         slot = self._slots[replica]
-        depth = self._index.slot_depth(slot, prompt.keys)
-        cached = prompt.ends[depth - 1] if depth else 0
+        cached = self.cached_tokens(replica, prompt)
         self._loads[slot].sent(prompt.tokens - cached, now, reports_start)
         self._update_columns(slot)
         self._index.add(slot, prompt.keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -162,8 +163,8 @@ def _by_token(text: str, logprobs: Sequence[TokenLogprob]) -> Iterator[tuple[Tok
         at = end
 
 
-class ReadableStream(Protocol):
-    """The stream of a request, from an engine."""
+class StreamLike(Protocol):
+    """The stream of one submitted request. Its owner must call `abort` at the end, in all cases."""
 
     @property
     def id(self) -> str: ...
@@ -172,36 +173,53 @@ class ReadableStream(Protocol):
     def prompt_tokens(self) -> int: ...
 
     @property
-    def backlog(self) -> int: ...
+    def backlog(self) -> int:
+        """The number of fragments waiting to be taken."""
+        ...
 
-    async def take(self) -> list[Fragment]: ...
+    async def take(self) -> list[Fragment]:
+        """Return all waiting fragments, at least one; `[]` after the last. Raises the request's error."""
+        ...
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Free the request's memory. Idempotent, and without effect on a finished request."""
+        ...
 
 
-class ReadStream:
-    """A stream whose fragments hold thoughts, calls and content separately. It has one reader for each choice."""
+class WrappedStream(ABC):
+    """The base of streams that change the fragments of another one."""
 
-    def __init__(self, stream: ReadableStream, readers: Sequence[Reader]) -> None:
+    def __init__(self, stream: StreamLike) -> None:
         self.id = stream.id
         self.prompt_tokens = stream.prompt_tokens
         self._stream = stream
+
+    @property
+    def backlog(self) -> int:
+        """See `StreamLike`."""
+        return self._stream.backlog
+
+    @abstractmethod
+    async def take(self) -> list[Fragment]:
+        """See `StreamLike`."""
+
+    def abort(self) -> None:
+        """See `StreamLike`."""
+        self._stream.abort()
+
+
+class ReadStream(WrappedStream):
+    """A stream whose fragments hold thoughts, calls and content separately. It has one reader for each choice."""
+
+    def __init__(self, stream: StreamLike, readers: Sequence[Reader]) -> None:
+        super().__init__(stream)
         self._readers = readers
         for reader in readers:
             reader.skip_counting()  # fragments have no such count
 
-    @property
-    def backlog(self) -> int:
-        """The number of fragments that wait to be taken."""
-        return self._stream.backlog
-
     async def take(self) -> list[Fragment]:
-        """Like the engine's stream."""
+        """See `StreamLike`."""
         return [_read_fragment(fragment, self._readers[fragment.index]) for fragment in await self._stream.take()]
-
-    def abort(self) -> None:
-        """Like the engine's stream."""
-        self._stream.abort()
 
 
 def _read_fragment(fragment: Fragment, reader: Reader) -> Fragment:

@@ -182,25 +182,25 @@ def test_continuing_a_response_marks_its_turns_as_used() -> None:
     kept.keep(None, one("a"))
     kept.keep(None, one("b", "a"))
     kept.keep(None, one("x"))
-    assert [turn.id for turn in kept.turns(None, "b", "previous_response_id")] == ["a", "b"]
+    assert [turn.id for turn in kept.turns(None, "b")] == ["a", "b"]
     kept.keep(None, one("c", "b"))
     assert kept.find(None, "x") is None
-    assert [turn.id for turn in kept.turns(None, "c", "previous_response_id")] == ["a", "b", "c"]
+    assert [turn.id for turn in kept.turns(None, "c")] == ["a", "b", "c"]
 
 
 def test_a_conversation_is_bounded() -> None:
     kept = KeptResponses(2 * MAX_TURNS, 10**6)
     for number in range(MAX_TURNS + 1):
         kept.keep(None, one(str(number), str(number - 1) if number else None))
-    assert len(kept.turns(None, str(MAX_TURNS - 1), "f")) == MAX_TURNS
+    assert len(kept.turns(None, str(MAX_TURNS - 1))) == MAX_TURNS
     with pytest.raises(InvalidRequestError, match="more than"):
-        kept.turns(None, str(MAX_TURNS), "f")
+        kept.turns(None, str(MAX_TURNS))
     kept.keep(None, one("a", items=MAX_ITEMS - 1))
     kept.keep(None, one("b", "a"))
     kept.keep(None, one("c", "b"))
-    assert len(kept.turns(None, "b", "f")) == 2
-    with pytest.raises(InvalidRequestError, match="f: the conversation has more than 65536 items"):
-        kept.turns(None, "c", "f")
+    assert len(kept.turns(None, "b")) == 2
+    with pytest.raises(InvalidRequestError, match="previous_response_id: the conversation has more than 65536 items"):
+        kept.turns(None, "c")
 
 
 async def test_many_items_are_encoded_and_decoded_in_slices() -> None:
