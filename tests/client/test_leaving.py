@@ -30,7 +30,7 @@ async def held_server() -> AsyncIterator[tuple[Server, Client]]:
 
 
 async def aborted(stream: FakeStream) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await stream.aborted.wait()
 
 

@@ -54,7 +54,7 @@ async def test_it_stays_open_while_there_is_a_call_and_no_longer(monkeypatch: py
     done, _ = await asyncio.wait([reading], timeout=0.1)
     assert not done
     line.end(1)
-    await asyncio.wait_for(reading, 5)
+    await asyncio.wait_for(reading, 60)
     assert not line.open
     assert await text(inbox) == b""
 
@@ -69,11 +69,11 @@ async def test_a_writer_waits_for_room_and_is_let_go_when_the_line_ends(monkeypa
         await asyncio.sleep(0)
         assert not blocked.done()
         await anext(batches)
-        await asyncio.wait_for(blocked, 5)
+        await asyncio.wait_for(blocked, 60)
         blocked = asyncio.create_task(line.put(1, b"x" * 11))
         await asyncio.sleep(0)
         assert not blocked.done()
-    await asyncio.wait_for(blocked, 5)
+    await asyncio.wait_for(blocked, 60)
     await line.put(1, b"x" * 100)  # it would not be read
 
 

@@ -39,7 +39,7 @@ class Client:
         self.heard.append(message)
 
     async def ask(self, app: ASGIApp) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await Receiving(app)(dict(SCOPE), self.receive, self.send)
 
 

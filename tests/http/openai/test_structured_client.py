@@ -31,7 +31,7 @@ class Plan(BaseModel):
 
 
 def client_of(server: Server) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20)
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
 
 
 MESSAGES: Any = [{"role": "user", "content": "Make a plan."}]

@@ -23,7 +23,7 @@ LAST = Fragment("!", (9,), None, "stop", Usage(1, 1, 0))
 
 async def aborted_soon(stream: FakeStream) -> None:
     """Wait for the abort. It comes before the next heartbeat."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await stream.aborted.wait()
 
 
@@ -142,7 +142,7 @@ async def test_before_the_reply_begins(leave: object, where: str, path: str, bod
         async with asyncio.timeout(30):
             await server.engine.halt.reached.wait()
         leave(raw)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await server.engine.halt.left.wait()
         if where == "submit":
             await aborted_soon(await server.engine.next_stream())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import anyio
 import pytest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -179,15 +180,32 @@ async def test_silence_is_filled_with_comments() -> None:
         raw.close()
 
 
-async def test_a_stream_that_speaks_gets_no_comments() -> None:
+async def test_a_stream_that_speaks_gets_no_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat passes again and again, each time after a token; at last, after a silence."""
     stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    passed: asyncio.Queue[None] = asyncio.Queue()  # heartbeats
+    watching: asyncio.Queue[None] = asyncio.Queue()  # waits for the next heartbeat
+
+    async def sleep(seconds: float) -> None:
+        watching.put_nowait(None)
+        await passed.get()
+
+    monkeypatch.setattr(anyio, "sleep", sleep)
     task = start(stream, wire, heartbeat=0.5)
-    for _ in range(25):
+    await watching.get()
+    for number in range(5):
+        wire.spoken.clear()
         stream.put(*words("a"))
-        await asyncio.sleep(0.03)
+        await wire.spoken.wait()
+        passed.put_nowait(None)
+        await watching.get()
+        assert len(wire.bodies) == number + 1
+    wire.spoken.clear()
+    passed.put_nowait(None)
+    await wire.spoken.wait()
+    assert wire.bodies[-1] == b": ping\n\n"
     stream.put(LAST)
     await task
-    assert b": ping\n\n" not in wire.bodies
 
 
 async def test_a_stalled_reader_gets_no_comments() -> None:
@@ -212,7 +230,7 @@ async def test_a_reader_too_far_behind_is_aborted() -> None:
     with pytest.raises(TimeoutError):  # ten behind is allowed
         await asyncio.wait_for(stream.aborted.wait(), 0.2)
     stream.put(*words("k"))
-    await asyncio.wait_for(stream.aborted.wait(), 10)
+    await asyncio.wait_for(stream.aborted.wait(), 60)
     await task
     assert not any(message.get("more_body") is False for message in wire.sent)  # the response ends unfinished
 
@@ -231,7 +249,7 @@ async def test_a_comment_that_cannot_be_sent_does_not_stop_the_watch() -> None:
     stream.put(*words("b"))
     await wire.blocked.wait()  # taken, and blocked by the comment
     stream.put(*words(*"abcdefghijk"))
-    await asyncio.wait_for(stream.aborted.wait(), 10)
+    await asyncio.wait_for(stream.aborted.wait(), 60)
     await task
 
 
@@ -266,7 +284,7 @@ async def test_a_cancelled_reply_does_not_wait_for_a_reader_to_hear_of_it() -> N
     await wire.blocked.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
     assert stream.aborted.is_set()
 
 
@@ -295,7 +313,7 @@ async def test_a_stream_cancelled_by_the_shutdown_ends_with_an_error_event() -> 
         server.stop.set()
         rest = await read_until(raw, b"never")
         raw.close()
-        await asyncio.wait_for(stream.aborted.wait(), 10)
+        await asyncio.wait_for(stream.aborted.wait(), 60)
     assert b'data: {"error":{"message":"the server is shutting down"' in rest
     assert rest.endswith(b"0\r\n\r\n")
 
@@ -307,7 +325,7 @@ async def test_a_request_cancelled_by_the_shutdown_is_answered() -> None:
         server.stop.set()
         answer = await read_until(raw, b"never")
         raw.close()
-        await asyncio.wait_for(stream.aborted.wait(), 10)
+        await asyncio.wait_for(stream.aborted.wait(), 60)
     assert answer.startswith(b"HTTP/1.1 503")
     assert b'"code":"shutting_down"' in answer
 
