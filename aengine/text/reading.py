@@ -168,7 +168,9 @@ class AnswerReading:
             None if calls is None else self._call_parser(calls),
             calls_begin=calls.syntax.begin if self._structured and calls is not None else None,
             # With a grammar, no answer ends within its thought.
-            unclosed=self._unclosed_thought(calls) if thinks and free and calls is not None else None,
+            unclosed=UnclosedThought(calls, self._tools.schemas, self._tools.parallel)
+            if thinks and free and calls is not None
+            else None,
         )
         return Reader(parser, counter)
 
@@ -177,9 +179,6 @@ class AnswerReading:
         # Grammars know only calls with their markers. Other calls would escape a strict schema.
         lenient = not tools.forced and not tools.strict and not self._structured
         return ToolCallParser(form, tools.schemas, tools.parallel, lenient=lenient, forced=tools.forced)
-
-    def _unclosed_thought(self, form: CallFormat) -> UnclosedThought:
-        return UnclosedThought(form, self._tools.schemas, self._tools.parallel)
 
     def _grammar(self) -> CallGrammar | HarmonyGrammar | None:
         """Return the grammar of the callable tools; None if there are none. Arguments are free unless they must match

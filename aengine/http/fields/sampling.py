@@ -41,6 +41,7 @@ def _range_of(name: str) -> Meta:
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Meta(le=2**63 - 1, extra_json_schema={"minimum": 0})]
 TokenId = Count
+LastTokens = Annotated[int, Meta(ge=1, le=2**63 - 1)]  # how many of the prompt's last tokens are kept
 Logprobs = Annotated[int, _range_of("logprobs")]
 StopString = Annotated[str, _range(minLength=1, maxLength=MAX_STOP_LENGTH)]
 UnstoppedEnd = Annotated[str, _range(maxLength=MAX_STOP_LENGTH)]

@@ -23,7 +23,7 @@ from aengine.http.fields.messages import (
     template_options,
 )
 from aengine.http.fields.prompts import Prompt
-from aengine.http.fields.sampling import Logprobs, MultiChoiceRequest, TokenId
+from aengine.http.fields.sampling import LastTokens, Logprobs, MultiChoiceRequest, TokenId
 from aengine.http.fields.tools import choose_tools
 from aengine.http.fields.unknown import REFUSED_WITH_PROMPTS, Unsupported
 from aengine.http.openai.bodies import PromptLogprobs, UsageBody
@@ -65,7 +65,7 @@ class GenerateRequest(MultiChoiceRequest, kw_only=True):
     continue_final_message: bool | None = None  # the answer continues the last message
     fill_context: bool | None = None  # without max_tokens: generate until the context is full
     logprobs: Logprobs | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    truncate_prompt_tokens: LastTokens | None = None
     stream: bool | None = None  # None: true
 
 

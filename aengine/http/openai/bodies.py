@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from aengine.errors import InvalidRequestError
 from aengine.http.fields.messages import ChatMessage, ReasoningEffort, ToolChoice, Tools
-from aengine.http.fields.sampling import Count, Int, Logprobs, MultiChoiceRequest, TokenId
+from aengine.http.fields.sampling import Count, Int, LastTokens, Logprobs, MultiChoiceRequest, TokenId
 from aengine.http.fields.unknown import REFUSED_WITH_CHATS, Unsupported
 from aengine.types import FinishReason
 
@@ -55,8 +55,7 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: Logprobs | None = None
     echo: bool | None = None
-    # Keep only this many of the prompt's last tokens.
-    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    truncate_prompt_tokens: LastTokens | None = None
     best_of: Int | None = None  # refused unless it equals n
     suffix: str | None = None  # refused
 
@@ -73,7 +72,7 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # None: true
-    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    truncate_prompt_tokens: LastTokens | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None  # the template gets it by this name, and as enable_thinking
     add_generation_prompt: bool | None = None  # None: true, unless the last message is continued

@@ -58,7 +58,9 @@ def answer_format_of(
     if any(map(uses_harmony, templates)):
         markers = {token: token_ids[token] for token in CONTROL if token in token_ids}
         special = frozenset(token for token, token_id in markers.items() if token_id in special_ids)
-        return AnswerFormat(True, None, False, True, HARMONY_THOUGHT, markers, special)
+        return AnswerFormat(
+            harmony=True, thoughts=True, thought_markers=HARMONY_THOUGHT, markers=markers, special_markers=special
+        )
     markers = {marker: token_ids[marker] for marker in _MARKERS if marker in token_ids}
     thoughts = thoughts_of(templates, markers)
     return AnswerFormat(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+from aengine.text.template.messages import arguments_text, function_of
+
 Message = Mapping[str, object]
 
 
@@ -19,14 +21,13 @@ def with_tool_responses(messages: Sequence[Message]) -> list[dict[str, object]]:
     at = 0
     while at < len(messages):
         message = messages[at]
-        end = at = at + 1
-        while end < len(messages) and messages[end].get("role") == "tool":
-            end += 1
+        at += 1
+        end = _end_of_results(messages, at)
         calls = message.get("tool_calls")
         if end == at or not isinstance(calls, list) or "tool_responses" in message:
             found.append(dict(message))
             continue
-        said = {name: value for name, value in message.items() if name != "tool_calls"}
+        said = _without_calls(message)
         results = [*_responses(calls, messages[at:end])]
         called: dict[str, object] = {"role": message.get("role"), "tool_calls": calls, "tool_responses": results}
         if said.get("content"):
@@ -43,8 +44,7 @@ def with_tool_responses(messages: Sequence[Message]) -> list[dict[str, object]]:
 
 def _responses(calls: Sequence[object], results: Sequence[Message]) -> Iterator[dict[str, object]]:
     """Yield the results, each with the name of the function that was called."""
-    functions = [call.get("function") if isinstance(call, dict) else None for call in calls]
-    names = [function.get("name") if isinstance(function, dict) else None for function in functions]
+    names = [None if (function := function_of(call)) is None else function.get("name") for call in calls]
     for place, result in zip(call_indices(calls, results), results, strict=True):
         name = result.get("name") or (names[place] if names else None) or "unknown"
         yield {"name": name, "response": _text(result.get("content"))}
@@ -86,11 +86,9 @@ def harmony_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
         at += 1
         calls = message.get("tool_calls")
         if not isinstance(calls, list) or not calls:
-            found.append({name: value for name, value in message.items() if name != "tool_calls"})
+            found.append(_without_calls(message))
             continue
-        end = at
-        while end < len(messages) and messages[end].get("role") == "tool":
-            end += 1
+        end = _end_of_results(messages, at)
         found += _one_by_one(_with_content_in_thought(message), calls, messages[at:end])
         at = end
     return found
@@ -127,8 +125,8 @@ def _with_content_in_thought(message: Message) -> dict[str, object]:
 
 
 def _described(tool: object) -> object:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(tool, dict) or not isinstance(function, dict) or function.get("description") is not None:
+    function = function_of(tool)
+    if not isinstance(tool, dict) or function is None or function.get("description") is not None:
         return tool
     return {**tool, "function": {**function, "description": ""}}
 
@@ -139,19 +137,17 @@ def with_observations(messages: Sequence[Message]) -> list[dict[str, object]]:
     """
     found: list[dict[str, object]] = []
     for message in messages:
-        said = {name: value for name, value in message.items() if name != "tool_calls"}
+        said = _without_calls(message)
         if said.get("role") == "tool":
             said["role"] = "observation"
         calls = message.get("tool_calls")
         calls = calls if isinstance(calls, list) else []
         if said.get("content") or not calls:
             found.append(said)
-        functions = [call.get("function") if isinstance(call, Mapping) else None for call in calls]
-        for function in functions:
-            if isinstance(function, Mapping):
-                arguments = function.get("arguments")
-                text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-                found.append({"role": "assistant", "metadata": function.get("name"), "content": text})
+        for call in calls:
+            if (function := function_of(call)) is not None:
+                content = arguments_text(function)
+                found.append({"role": "assistant", "metadata": function.get("name"), "content": content})
     return found
 
 
@@ -176,11 +172,21 @@ def _with_written_calls(message: Message) -> dict[str, object]:
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return dict(message)
-    functions = [call.get("function") if isinstance(call, Mapping) else None for call in calls]
     written = [
         {"name": function.get("name"), "arguments": function.get("arguments")}
-        for function in functions
-        if isinstance(function, Mapping)
+        for call in calls
+        if (function := function_of(call)) is not None
     ]
     content = f"{message.get('content') or ''}functools{json.dumps(written, ensure_ascii=False)}"
-    return {name: value for name, value in message.items() if name != "tool_calls"} | {"content": content}
+    return _without_calls(message) | {"content": content}
+
+
+def _without_calls(message: Message) -> dict[str, object]:
+    return {name: value for name, value in message.items() if name != "tool_calls"}
+
+
+def _end_of_results(messages: Sequence[Message], at: int) -> int:
+    """Return the place after the results of tools that begin at `at`."""
+    while at < len(messages) and messages[at].get("role") == "tool":
+        at += 1
+    return at

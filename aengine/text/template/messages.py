@@ -57,14 +57,26 @@ def plain_message(message: Mapping[str, Any], supports_developer: bool, layout: 
     return data if reasoning is None else {"thinking": reasoning, **data, "reasoning_content": reasoning}
 
 
+def function_of(call: object) -> dict[str, Any] | None:
+    """Return the function of a call or of a tool; None if it has another form."""
+    function = call.get("function") if isinstance(call, dict) else None
+    return function if isinstance(function, dict) else None
+
+
+def arguments_text(function: Mapping[str, Any]) -> str:
+    """Return the arguments of a call as JSON text. Clients may send an object instead."""
+    arguments = function.get("arguments")
+    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+
+
 def _call(call: object, as_text: bool) -> object:
     """Return a call with its arguments as JSON text if `as_text`, else as an object. Clients may send either."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if as_text and isinstance(call, dict) and isinstance(function, dict):
-        arguments = function.get("arguments")
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-        return {**call, "function": {**function, "arguments": text}}
-    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    function = function_of(call)
+    if not isinstance(call, dict) or function is None:
+        return call
+    if as_text:
+        return {**call, "function": {**function, "arguments": arguments_text(function)}}
+    if not isinstance(function.get("arguments"), str):
         return call
     try:
         arguments = plain_data(json.loads(function["arguments"] or "{}"), "messages")
