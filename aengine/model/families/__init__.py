@@ -73,7 +73,7 @@ FAMILIES: dict[str, Family] = {
     "SmolLM3ForCausalLM": Family("SmolLM3", plain.smollm3, defaults=plain.SMOLLM3),
     "Exaone4ForCausalLM": Family("EXAONE 4", plain.exaone4, defaults=plain.EPS | {"num_key_value_heads": 32}),
     "InternLM3ForCausalLM": Family("InternLM 3", plain.internlm3, defaults=plain.EPS),
-    "SeedOssForCausalLM": Family("Seed-OSS", plain.seed_oss, defaults={"num_key_value_heads": 8}),
+    "SeedOssForCausalLM": Family("Seed-OSS", plain.seed_oss, defaults=plain.SEED_OSS),
     "Ministral3ForCausalLM": Family("Ministral 3", plain.ministral3, defaults=plain.MINISTRAL3),
     "Glm4MoeForCausalLM": Family("GLM-4.5 to 4.7", mixtures.glm4_moe, defaults=plain.EPS, mtp=mtp.GLM),
     "Dots1ForCausalLM": Family("dots.llm1", mixtures.dots1, defaults=mixtures.DOTS1),

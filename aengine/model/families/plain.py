@@ -27,7 +27,7 @@ from aengine.model.spec import AttentionSpec, LayerSpec
 MAX_MULTIPLIER = 1e6
 GLM: dict[str, object] = {"num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07}
 ERNIE_MOE: dict[str, object] = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
-ERNIE = ERNIE_MOE | {"num_key_value_heads": 2}
+ERNIE = ERNIE_MOE | {"num_key_value_heads": 2, "head_dim": 128}
 EPS: dict[str, object] = {"rms_norm_eps": 1e-5}
 MINISTRAL3 = EPS | {
     "rope_theta": 1e6,
@@ -52,6 +52,7 @@ APERTUS: dict[str, object] = {
         "high_freq_factor": 4.0,
     },
 }
+SEED_OSS: dict[str, object] = {"num_key_value_heads": 8, "head_dim": 128}
 SMOLLM3: dict[str, object] = {
     "tie_word_embeddings": True,
     "num_key_value_heads": 4,
@@ -150,14 +151,11 @@ def _glm_norms(fields: Fields) -> LayerNorms:
 def ernie4_5(fields: Fields) -> list[LayerSpec]:
     """ERNIE 4.5: Llama that rotates pairs of neighbours."""
     bias = fields.flag("use_bias", default=False)
-    return layers_of(fields, ernie_heads(fields, bias, head_dim=128), mlp(fields, bias=bias))
+    return layers_of(fields, ernie_heads(fields, bias), mlp(fields, bias=bias))
 
 
-def ernie_heads(fields: Fields, bias: bool, head_dim: int | None = None) -> AttentionSpec:
-    """head_dim: used if the file does not give it."""
-    return attention(
-        fields, kv_heads_default=True, head_dim=head_dim, qkv_bias=bias, out_bias=bias, interleaved=True, theta=5e5
-    )
+def ernie_heads(fields: Fields, bias: bool) -> AttentionSpec:
+    return attention(fields, kv_heads_default=True, qkv_bias=bias, out_bias=bias, interleaved=True, theta=5e5)
 
 
 def apertus(fields: Fields) -> list[LayerSpec]:
@@ -214,7 +212,6 @@ def seed_oss(fields: Fields) -> list[LayerSpec]:
     heads = attention(
         fields,
         kv_heads_default=True,
-        head_dim=128,
         qkv_bias=fields.flag("attention_bias", default=True),
         out_bias=fields.flag("attention_out_bias", default=False),
     )

@@ -1,4 +1,4 @@
-"""A key that config.json leaves out has the value of transformers' config class, or is refused as missing."""
+"""A key that config.json leaves out, or has as null, means what transformers makes of it, or is refused as missing."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _OUTSIDE = ("tie_word_embeddings",)
 _SHARED_ROW = {"qwen2-5-vl": ("rms_norm_eps", "rope_parameters")}
 # transformers then takes the window of layers from another key, which such files do not have.
 _BESIDE = {"smollm3-window": ("layer_types",)}
+_NEVER_NULL = ("rope_parameters",)  # a key of newer files, which write it
 _DRAFTS = "num_nextn_predict_layers"  # its default only names tensors that are not read
 
 
@@ -30,14 +31,17 @@ def _as_written(config: Any) -> dict[str, Any]:
     return written
 
 
-def _shortened(values: dict[str, Any], case: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each key, and the values without it. If there is a language model inside, its keys."""
-    allowed = (*_UNREAD, *_SHARED_ROW.get(case, ()), *_BESIDE.get(case, ()), _DRAFTS)
+def _changed(values: dict[str, Any], case: str, null: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each key, and the values without it or with null. If there is a language model inside, its keys, too."""
+    allowed = (*_UNREAD, *_SHARED_ROW.get(case, ()), *_BESIDE.get(case, ()), _DRAFTS, *(_NEVER_NULL if null else ()))
     for key in set(values).difference(allowed, _OUTSIDE if _TEXT in values else ()):
-        yield key, {name: value for name, value in values.items() if name != key}
+        yield key, _without(values, key, null)
     for key in set(values.get(_TEXT, ())).difference(allowed):
-        text = {name: value for name, value in values[_TEXT].items() if name != key}
-        yield f"{_TEXT}.{key}", values | {_TEXT: text}
+        yield f"{_TEXT}.{key}", values | {_TEXT: _without(values[_TEXT], key, null)}
+
+
+def _without(values: dict[str, Any], key: str, null: bool) -> dict[str, Any]:
+    return values | {key: None} if null else {name: value for name, value in values.items() if name != key}
 
 
 def _read(values: dict[str, Any], folder: Path) -> ModelConfig | str:
@@ -48,12 +52,13 @@ def _read(values: dict[str, Any], folder: Path) -> ModelConfig | str:
         return str(error)
 
 
+@pytest.mark.parametrize("null", [False, True], ids=["left out", "null"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_missing_key_has_the_default_of_transformers(case: str, tmp_path: Path) -> None:
+def test_a_missing_key_has_the_default_of_transformers(case: str, null: bool, tmp_path: Path) -> None:
     model_type, make, changes = CASES[case]
     config = make(**{**SHAPE, **changes})
     names = {"architectures": [model_type.__name__]}
-    for key, values in _shortened(_as_written(config), case):
+    for key, values in _changed(_as_written(config), case, null):
         try:
             completed = _as_written(type(config)(**json.loads(json.dumps(values))))
         except Exception:  # noqa: BLE001 - transformers cannot do without it
