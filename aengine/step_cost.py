@@ -15,12 +15,11 @@ MOST_TRIALS = 3  # of a kind, if its steps cannot be measured
 FORGOTTEN_AFTER = 4096  # measured steps of a batch size after which a kind of step that was not measured is unknown
 # Measured steps of a batch size between two checks of its time without drafts: if drafts gain little, and if they gain
 # much.
-RECHECK_SOON, RECHECK_EVERY = 128, 1024
+RECHECK_SOON, RECHECK_EVERY = 192, 1024
 CLEAR_GAIN = 1.25  # a factor of the rate
-FOLLOWED = 0.1  # share of a deviation by which all times of a batch size follow the newest one
-MOST_FOLLOWED = 0.1  # the largest deviation that counts, as a logarithm
-# The kind of a step that the proposer does not read. Other kinds are the drafts of a row on average, in quarters.
-IDLE = -1.0
+REPLACED_AFTER = 64  # measured steps after which newer times without drafts replace the older ones, not join them
+FOLLOWED = 0.3  # share of a deviation by which all times of a batch size follow the newest one
+MOST_FOLLOWED = 0.5  # the largest deviation that counts, as a logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,10 @@ FREE = StepCost(free_tokens=math.inf, draft=0.0, reading=0.0, is_measured=False)
 
 
 class _Size:
-    """The measured steps of one range of batch sizes. Times are logarithms, relative to `StepCost`."""
+    """The measured steps of one range of batch sizes. Times are logarithms, relative to `StepCost`.
+
+    The kind of a step is the number of drafts of a row on average, in quarters.
+    """
 
     __slots__ = ("kinds", "level", "measured_at", "steps", "trials")
 
@@ -87,7 +89,9 @@ class _Size:
     def add(self, kind: float, time: float) -> None:
         """Note the time of a step."""
         times = self.kinds.setdefault(kind, deque(maxlen=KEPT))
-        if len(times) == KEPT:  # the kind is known, so a deviation concerns all kinds: contexts get longer
+        if not kind and self.steps - self.measured_at.get(kind, self.steps) >= REPLACED_AFTER:
+            times.clear()
+        if len(times) >= SURE:  # the kind is known, so a deviation concerns all kinds: the device got slower
             deviation = time - self.level - _midmean(times)
             self.level += FOLLOWED * max(-MOST_FOLLOWED, min(deviation, MOST_FOLLOWED))
         times.append(time - self.level)
@@ -103,8 +107,7 @@ class _Size:
 
     def offset(self, kind: float) -> float:
         """Return the deviation of a kind of step, in between those of the nearest kinds that were measured."""
-        known = self.kinds.get(kind) or (self.kinds.get(-1 - kind) if kind <= 0 else None)  # IDLE and 0 are alike
-        if known:
+        if known := self.kinds.get(kind):
             return _midmean(known)
         below = max((other for other in self.kinds if other < kind), default=None)
         above = min((other for other in self.kinds if other > kind), default=None)
@@ -116,9 +119,8 @@ class _Size:
 
     def wants_check(self, gain: float) -> bool:
         """Return whether the time without drafts is unknown or was measured long ago. gain: of the rate by drafts."""
-        age = self.steps - max(self.measured_at.get(0, 0), self.measured_at.get(IDLE, 0))
-        is_old = age >= (RECHECK_EVERY if gain >= CLEAR_GAIN else RECHECK_SOON)
-        return is_old or not (self.is_known(0) or self.is_known(IDLE))
+        age = self.steps - self.measured_at.get(0, 0)
+        return age >= (RECHECK_EVERY if gain >= CLEAR_GAIN else RECHECK_SOON) or not self.is_known(0)
 
 
 class MeasuredCost:
@@ -144,8 +146,7 @@ class MeasuredCost:
             is_read: whether the proposer reads the step's tokens. True if there are drafts.
         """
         prior, verified = self.prior, self._verified(rows, drafts, drafting)
-        factor = self._factor(rows, _kind(rows, verified) if is_read else IDLE)
-        time = prior.time(rows, rows + verified, context, drafts, is_read) * factor
+        time = prior.time(rows, rows + verified, context, drafts, is_read) * self._factor(rows, _kind(rows, verified))
         if not is_read:
             return time
         # More work does not take less time. Measurements are not that exact.
@@ -166,7 +167,7 @@ class MeasuredCost:
         predicted = self.prior.time(rows, rows + verified, sum(plan.contexts), drafts, plan.is_read)
         time = math.log(seconds / predicted)
         size = self._sizes.setdefault(rows.bit_length(), _Size(time))
-        size.add(_kind(rows, verified) if plan.is_read else IDLE, time)
+        size.add(_kind(rows, verified), time)
 
     def wants_trial(self, rows: int, drafts: int, drafting: int) -> bool:
         """Return whether a number of drafts should be tried because the time of such steps is unknown."""
@@ -204,7 +205,7 @@ class MeasuredCost:
 
 
 def _kind(rows: int, verified: int) -> float:
-    """Return the kind of a step that the proposer reads. verified: the drafts of all rows."""
+    """Return the kind of a step. verified: the drafts of all rows."""
     return max(round(4 * verified / rows), 1) / 4 if verified else 0.0
 
 

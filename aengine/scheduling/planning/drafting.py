@@ -36,7 +36,7 @@ PROBE_ROWS = 8  # rows of a step that verify more drafts than pay
 PROBE_STEPS = 8  # steps of a probe if the proposer did not run before; sequences that begin meanwhile have good drafts
 LEARNING_STEPS, LEARNING_PROBES = 64, 8  # first steps, in which the proposer runs, and steps between their probes
 WAITED = 64  # steps for which the proposer still reads if steps no longer have room for the drafts that pay
-CHECK_STEPS = 3  # steps without drafts that measure their time
+CHECK_STEPS = 5  # steps without drafts that measure their time
 
 
 @dataclass(frozen=True, slots=True)

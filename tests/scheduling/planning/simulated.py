@@ -85,6 +85,7 @@ class Simulation:
     life: int = 0
     gap: float = 1.0
     noise: float = 0.0  # standard deviation of the logarithms of times
+    slowness: float = 1.0  # factor of the times that are measured
     random: random.Random = field(default_factory=lambda: random.Random(0))
     step: int = 0
     newest: list[int] = field(default_factory=list)  # the drafts of each row in the newest step
@@ -129,7 +130,7 @@ class Simulation:
             plan_proposals = plan.proposals
         time = self.device.time(rows, verifying, plan_proposals, plan.is_read)
         verified = [self._verify(i, count) for i, count in enumerate(drafts) if count]
-        self._pending = plan, 0.01 * time * math.exp(self.random.gauss(0, self.noise)), verified
+        self._pending = plan, 0.01 * time * self.slowness * math.exp(self.random.gauss(0, self.noise)), verified
         self.tokens += rows - len(verified)
         self.time += time
         self.seen[max(drafts) if plan.is_read else -1] += 1

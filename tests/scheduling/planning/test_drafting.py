@@ -62,6 +62,23 @@ def test_times_that_vary_cost_little(rows: int) -> None:
     assert simulation.run(3000) >= 0.97 * H200.plain_rate(rows)
 
 
+@pytest.mark.parametrize("slowness", [0.5, 2.0])
+@pytest.mark.parametrize("rate", [0.3, 0.8])
+@pytest.mark.parametrize("is_off", [False, True])
+def test_a_device_whose_speed_changes_costs_little(rate: float, slowness: float, is_off: bool) -> None:
+    """It is slower or faster for a while. It changes while requests draft, or while they have switched drafts off."""
+    simulation = Simulation(CPU, CPU_COST, 1, lambda step, index: rate, most=3, noise=0.03)
+    simulation.run(500)
+    for changed in (slowness, 1.0):
+        simulation.sequences[0].speculates = not is_off
+        simulation.run(50)
+        simulation.slowness = changed
+        simulation.run(250)
+        simulation.sequences = [row()]
+        reached = simulation.run(300)
+        assert reached > 0.95 * CPU.best_rate(1, rate, 3), dict(simulation.seen)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 8, 16, 33])
 def test_no_batch_size_falls_off_a_cliff(rows: int) -> None:
     """A step of more rows never brings fewer tokens per time than one of fewer rows."""
