@@ -1,6 +1,6 @@
 """The images of a request as they are sent: in base64, up to tens of megabytes, or as URLs.
 
-Base64 is decoded in slices, one in each iteration of the loop. Files of URLs are fetched.
+Base64 is decoded in slices, one in each iteration of the loop, and a thread joins them. Files of URLs are fetched.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import anyio
+from anyio import to_thread
 
 from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
@@ -138,4 +139,9 @@ async def _decoded(image: EncodedImage, turns: IterationLimiter) -> bytes:
         pieces.append(piece)
     if not pieces:
         raise InvalidRequestError(f"{path}: is empty; send the bytes of a file", path)
+    return pieces[0] if len(pieces) == 1 else await to_thread.run_sync(_join, pieces)
+
+
+def _join(pieces: Sequence[bytes]) -> bytes:
+    """Join pieces. It takes milliseconds, and lets other threads run meanwhile."""
     return b"".join(pieces)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from aengine.errors import InvalidRequestError
+from aengine.http.fields import image_sources
 from aengine.http.fields.image_sources import EncodedImage
 from aengine.http.fields.images import content_of
 from aengine.prompt_images import PlacedImage, PromptImages
@@ -84,6 +87,23 @@ async def test_images_of_the_user_become_bytes_among_the_texts(path: str) -> Non
             {"type": "text", "text": "c"},
         ],
     ]
+
+
+async def test_a_large_image_is_joined_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[tuple[int, bool]] = []
+
+    def join(pieces: Sequence[bytes]) -> bytes:
+        joined.append((len(pieces), threading.current_thread() is threading.main_thread()))
+        return b"".join(pieces)
+
+    monkeypatch.setattr(image_sources, "_join", join)
+    async with serving(seeing()) as server:
+        parts = [image(CHAT, b64(b"small")), image(CHAT, b64(LONG))]
+        response = await ask(server, CHAT, [{"role": "user", "content": parts}])
+        assert response.status_code == 200, response.text
+        (chat,) = server.engine.chats
+        assert [part["image"] for part in chat.messages[0]["content"]] == [b"small", LONG]
+    assert joined == [(-(-len(b64(LONG)) // 2**18), False)]
 
 
 def result(path: str, *parts: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
