@@ -68,6 +68,12 @@ def refuse_unsupported(fields: Fields, family: Family, layers: Sequence[LayerSpe
         raise UnsupportedModelError(f"{fields.source}: is_causal is false; bidirectional models are not supported")
     if fields.present("swiglu_limit") and not any(_clamps(layer) for layer in layers):
         raise UnsupportedModelError(f"{fields.source}: swiglu_limit is set; clamped gates are not supported here")
+    values = dict(fields.items())
+    for key, only in family.fixed.items():
+        if fields.present(key) and values[key] != only:
+            raise UnsupportedModelError(
+                f"{fields.source}: {key} {shown(values[key])} is not supported, only {shown(only)}"
+            )
     by_layer = fields.section("per_layer_config")
     if by_layer is not None and by_layer.names() and not family.has_layer_settings:
         raise UnsupportedModelError(

@@ -37,6 +37,8 @@ class Family:
     ends: Callable[[Fields], EndsSpec] = plain_ends
     defaults: Mapping[str, object] = field(default_factory=dict)  # for keys that config.json leaves out
     positions: str = "max_position_embeddings"  # the key of the usable positions. If it is absent, this one.
+    # Keys that only the publisher's code reads, with the value that is computed here. Other values are refused.
+    fixed: Mapping[str, object] = field(default_factory=dict)
     tie: str = ""  # another key of tie_word_embeddings. The embedding is tied unless one of them says otherwise.
     has_layer_settings: bool = False  # whether `layers` reads per_layer_config
     unread: tuple[str, ...] = ()  # prefixes of the names of tensors that the decoder does not use
@@ -77,9 +79,9 @@ FAMILIES: dict[str, Family] = {
     "Ministral3ForCausalLM": Family("Ministral 3", plain.ministral3, defaults=plain.MINISTRAL3),
     "Glm4MoeForCausalLM": Family("GLM-4.5 to 4.7", mixtures.glm4_moe, defaults=plain.EPS, mtp=mtp.GLM),
     "Dots1ForCausalLM": Family("dots.llm1", mixtures.dots1, defaults=mixtures.DOTS1),
-    "MiniMaxM2ForCausalLM": Family("MiniMax M2 and M2.5", mixtures.minimax_m2),
+    "MiniMaxM2ForCausalLM": Family("MiniMax M2 and M2.5", mixtures.minimax_m2, fixed=mixtures.MINIMAX_FIXED),
     "MiMoV2FlashForCausalLM": Family("MiMo-V2-Flash", mimo.flash, defaults=mimo.FLASH, unread=("model.mtp.",)),
-    "HYV3ForCausalLM": Family("Hy3", mixtures.hy3, defaults=mixtures.HY3),
+    "HYV3ForCausalLM": Family("Hy3", mixtures.hy3, defaults=mixtures.HY3, fixed=mixtures.HY3_FIXED),
     "Qwen3NextForCausalLM": Family("Qwen3-Next", hybrids.qwen3_next, hybrids.ends, mtp=mtp.HYBRIDS),
     "Qwen3_5ForCausalLM": Family("Qwen3.5/3.6/3.8", hybrids.qwen3_5, hybrids.ends, mtp=mtp.HYBRIDS),
     "Qwen3_5MoeForCausalLM": Family("Qwen3.5/3.6/3.8 with experts", hybrids.qwen3_5_moe, hybrids.ends, mtp=mtp.HYBRIDS),
@@ -91,8 +93,12 @@ FAMILIES: dict[str, Family] = {
     "NemotronHForCausalLM": Family(
         "Nemotron-H and Nemotron 3", mamba.nemotron, defaults=mamba.NEMOTRON, unread=("mtp.",)
     ),
-    "FalconH1ForCausalLM": Family("Falcon-H1", mamba.falcon, mamba.falcon_ends, mamba.FALCON),
-    "ApertusForCausalLM": Family("Apertus", plain.apertus, defaults=plain.APERTUS),
+    "FalconH1ForCausalLM": Family(
+        "Falcon-H1", mamba.falcon, mamba.falcon_ends, mamba.FALCON, fixed={"mamba_use_mlp": True}
+    ),
+    "ApertusForCausalLM": Family(
+        "Apertus", plain.apertus, defaults=plain.APERTUS, fixed={"qk_norm": True, "post_norm": False}
+    ),
     "Gemma2ForCausalLM": Family("Gemma 2", gemma.gemma2, gemma.ends, gemma.GEMMA2),
     "Gemma3ForCausalLM": Family("Gemma 3", gemma.gemma3, gemma.ends, gemma.GEMMA3),
     "Gemma4ForCausalLM": Family("Gemma 4", gemma4.layers, gemma4.ends, gemma4.GEMMA4, has_layer_settings=True),
@@ -102,12 +108,28 @@ FAMILIES: dict[str, Family] = {
     "Glm4MoeLiteForCausalLM": Family("GLM-4.7-Flash", deepseek.glm_flash, defaults=deepseek.FLASH, mtp=mtp.GLM),
     "MuseGlimmerTextForCausalLM": Family("Muse Glimmer", muse.layers, muse.ends, muse.GLIMMER),
     "CohereForCausalLM": Family(
-        "Command R", centred.cohere, centred.cohere_ends, centred.COHERE, positions="model_max_length"
+        "Command R",
+        centred.cohere,
+        centred.cohere_ends,
+        centred.COHERE,
+        positions="model_max_length",
+        fixed=centred.COHERE_FIXED,
     ),
     "Cohere2ForCausalLM": Family(
-        "Command R7B and A", centred.cohere2, centred.cohere_ends, centred.COHERE2, positions="model_max_length"
+        "Command R7B and A",
+        centred.cohere2,
+        centred.cohere_ends,
+        centred.COHERE2,
+        positions="model_max_length",
+        fixed=centred.COHERE_FIXED,
     ),
-    "Starcoder2ForCausalLM": Family("StarCoder2", centred.starcoder2, centred.starcoder2_ends, centred.STARCODER2),
+    "Starcoder2ForCausalLM": Family(
+        "StarCoder2",
+        centred.starcoder2,
+        centred.starcoder2_ends,
+        centred.STARCODER2,
+        fixed={"norm_type": "layer_norm", "mlp_type": "default"},
+    ),
     "PhimoeForCausalLM": PHI_MOE,
     "PhiMoEForCausalLM": PHI_MOE,  # the name in published files
     "GptOssForCausalLM": Family("gpt-oss", mixtures.gpt_oss, defaults=mixtures.GPT_OSS),

@@ -26,6 +26,12 @@ from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerSpec
 
 _MAX_SCALE = 1e6
 COHERE: dict[str, object] = {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True}
+COHERE_FIXED: dict[str, object] = {
+    "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0,
+    "use_parallel_block": True,
+    "use_gated_activation": True,
+}
 COHERE2 = COHERE | {"sliding_window": 4096}
 STARCODER2: dict[str, object] = {"norm_epsilon": 1e-5, "tie_word_embeddings": True, "num_key_value_heads": 2}
 PHI_MOE: dict[str, object] = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8}

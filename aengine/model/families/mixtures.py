@@ -31,6 +31,19 @@ from aengine.model.spec import ExpertsSpec, LayerSpec, MLPSpec
 MIXTRAL: dict[str, object] = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None}
 DOTS1: dict[str, object] = {"use_sliding_window": True, "max_window_layers": 62, "norm_topk_prob": False}
 HY3: dict[str, object] = {"rms_norm_eps": 1e-5, "rope_theta": 11_158_840.0}
+HY3_FIXED: dict[str, object] = {
+    "qk_norm": True,
+    "route_norm": True,
+    "moe_router_use_sigmoid": True,
+    "moe_router_enable_expert_bias": True,
+}
+MINIMAX_FIXED: dict[str, object] = {
+    "scoring_func": "sigmoid",
+    "use_qk_norm": True,
+    "qk_norm_type": "per_layer",
+    "use_routing_bias": True,
+    "shared_intermediate_size": 0,
+}
 GPT_OSS: dict[str, object] = {
     "sliding_window": 128,
     "rms_norm_eps": 1e-5,
@@ -273,7 +286,8 @@ def sparse_by_type(fields: Fields) -> list[bool]:
     """Return which layers have experts. If the file does not say, all except the first layer."""
     layers = layer_count(fields)
     if not fields.present("mlp_layer_types"):
-        return [layer > 0 for layer in range(layers)]
+        first = fields.integer("first_k_dense_replace", 0, 2**31, 1)
+        return [layer >= first for layer in range(layers)]
     types = fields.strings("mlp_layer_types")
     if len(types) != layers or not {"dense", "sparse"}.issuperset(types):
         raise fields.fail("mlp_layer_types", f"must be dense or sparse for each of {layers} layers")

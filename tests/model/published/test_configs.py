@@ -17,8 +17,10 @@ import transformers
 from transformers import AutoConfig
 
 from aengine.attention.torch_backend import TorchAttention
+from aengine.errors import UnsupportedModelError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
+from aengine.model.spec import MLPSpec
 from tests.model.checkpoints import save
 from tests.model.loading_one import load_model
 from tests.model.unusual_cases import TextOfLlama4
@@ -69,6 +71,36 @@ def test_it_is_computed_as_transformers_does(repository: str, tmp_path: Path) ->
             expected = model(torch.tensor([one.tokens[:-1]])).logits[0, -NEW_TOKENS:]
         assert expected.std() > 0.01
         torch.testing.assert_close(torch.stack(one.logits), expected, atol=2e-4, rtol=1e-3)
+
+
+# Settings that only the publisher's code reads.
+_OTHERS = {
+    "MiniMaxAI/MiniMax-M2": {"scoring_func": "softmax", "qk_norm_type": "per_head", "shared_intermediate_size": 1536},
+    "tencent/Hy3-preview": {"route_norm": False, "moe_router_use_sigmoid": False, "qk_norm": False},
+    "swiss-ai/Apertus-8B-Instruct-2509": {"post_norm": True},
+    "CohereLabs/c4ai-command-a-03-2025": {"rotary_pct": 0.5, "use_parallel_block": False},
+    "bigcode/starcoder2-7b": {"norm_type": "rms_norm"},
+    "tiiuae/Falcon-H1-7B-Instruct": {"mamba_use_mlp": False},
+}
+
+
+@pytest.mark.parametrize(("repository", "key"), [(name, key) for name, others in _OTHERS.items() for key in others])
+def test_settings_that_transformers_does_not_read_are_refused_if_they_differ(
+    repository: str, key: str, tmp_path: Path
+) -> None:
+    config = CONFIGS[repository]["config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ModelConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: _OTHERS[repository][key]}))
+    with pytest.raises(UnsupportedModelError, match=f"{key} .* is not supported, only"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_the_first_layers_of_hy3_are_dense(tmp_path: Path) -> None:
+    config = CONFIGS["tencent/Hy3-preview"]["config"] | {"first_k_dense_replace": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layers = ModelConfig.from_folder(tmp_path).layers
+    assert [isinstance(layer.ffn, MLPSpec) for layer in layers[:5]] == [True] * 3 + [False] * 2
 
 
 def _for_transformers(config: dict[str, Any]) -> dict[str, Any]:
