@@ -18,7 +18,6 @@ Head = Literal["vocabulary", "classes", "none"]
 _HEADS: dict[str, Head] = {"ForCausalLM": "vocabulary", "ForSequenceClassification": "classes", "Model": "none"}
 # Why known families are refused, by the beginning of their names. model/README.md says what they need.
 _REFUSED = {
-    "Gemma3n": "four streams run through its layers (AltUp)",
     "DeepseekV32": "it attends only to tokens that an index chooses",
     "GlmMoeDsa": "it attends only to tokens that an index chooses",
     "DeepseekV4": "it attends to compressed keys that an index chooses, and several streams run through its layers",

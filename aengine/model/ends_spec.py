@@ -17,6 +17,7 @@ class LayerInputsSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     vocab: int
     width: int  # of one layer's part
+    partial: bool = False  # whether the model has more tokens than the table, which read its first row
 
     def parameters(self, hidden: int, layers: int) -> int:
         """Return the number of weights that all layers share, without the table."""

@@ -79,6 +79,10 @@ class Parameters:
         return self._storage.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._storage.dtype
+
+    @property
     def quantizes(self) -> bool:
         """Whether some or all matrices are quantised."""
         return self._to_fp8 or self._quantization is not None

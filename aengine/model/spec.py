@@ -9,6 +9,7 @@ import msgspec
 from aengine.cache.kv import KVLayer
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import GateClamp
+from aengine.model.altup_spec import AltUpSpec
 from aengine.model.norm_spec import LayerNorms
 from aengine.model.ranks.shard import Shard
 from aengine.model.recurrent_spec import MambaSpec, RecurrentSpec
@@ -204,6 +205,7 @@ class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
     fused: bool = False  # whether checkpoints have gate and up in one tensor
     gated: bool = True
     gate_scale: float = 1.0  # multiplies gates before their activation
+    sparsity: float = 0.0  # the share of a token's gates that become 0, if they are distributed normally; needs GELU
     # Names in checkpoints. `ExpertsSpec` has the block's name of an expert that all tokens pass.
     block: str = "mlp"
     fused_name: str = "gate_up_proj"
@@ -325,6 +327,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     residual_scale: float = 1.0  # multiplies the result of each part
     input_width: int = 0  # of the layer's part of a second embedding, which is added last; 0: there is none
     scalar: bool = False  # whether a number of the checkpoint multiplies the layer's output
+    altup: AltUpSpec | None = None  # None: the layer reads and returns one residual stream
 
     @property
     def attending(self) -> AttentionSpec | LatentSpec | None:
@@ -341,15 +344,12 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return recurrent if isinstance(recurrent, RecurrentSpec) else None
 
     def parameters(self, hidden: int) -> int:
-        return sum(part.parameters(hidden) for part in self._parts) + self._around(hidden)
+        added = (2 * self.input_width + 1) * hidden if self.input_width else 0
+        return sum(part.parameters(hidden) for part in (*self._parts, self.norms)) + added + self.scalar
 
     @property
-    def _parts(self) -> tuple[Mixer | FFN, ...]:
-        return tuple(part for part in (self.attention, self.ffn) if part is not None)
-
-    def _around(self, hidden: int) -> int:
-        added = (2 * self.input_width + 1) * hidden if self.input_width else 0
-        return self.norms.parameters(hidden) + added + self.scalar
+    def _parts(self) -> tuple[Mixer | FFN | AltUpSpec, ...]:
+        return tuple(part for part in (self.attention, self.ffn, self.altup) if part is not None)
 
     @property
     def is_pre_norm(self) -> bool:
@@ -385,9 +385,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def active_parameters(self, hidden: int) -> int:
         """Return how many weights one token uses."""
-        attention = 0 if self.attention is None else self.attention.parameters(hidden)
-        ffn = 0 if self.ffn is None else self.ffn.active_parameters(hidden)
-        return attention + ffn + self._around(hidden)
+        unused = 0 if self.ffn is None else self.ffn.parameters(hidden) - self.ffn.active_parameters(hidden)
+        return self.parameters(hidden) - unused
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Return outputs and inputs of each product that all tokens pass, on each rank."""

@@ -77,6 +77,7 @@ FAMILIES: dict[str, Family] = {
     "gpt-oss": Family("gpt-oss", MXFP4),
     "Gemma 2": Family("gemma2"),
     "Gemma 3": Family("gemma3-that-sees"),
+    "Gemma 3n": Family("gemma3n", sizes={"vocab_size_per_layer_input": VOCAB}),
     "Gemma 4": Family("gemma4-that-sees", calls="gemma4", sizes={"vocab_size_per_layer_input": VOCAB}),
     "Gemma 4 MoE": Family("gemma4-moe", calls="gemma4"),
     "Ministral 3 FP8": Family("mistral3", beside("fp8-tensor-static"), "mistral"),

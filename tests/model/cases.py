@@ -17,6 +17,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     Gemma4ForCausalLM,
     Gemma4ForConditionalGeneration,
@@ -145,6 +147,22 @@ _GEMMA4_SMALL = _GEMMA4 | {
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": 4096,
     "initializer_range": 0.1,  # their norms follow each other directly and enlarge rounding errors
+}
+_GEMMA3N: dict[str, object] = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "intermediate_size": [96, 96, 64, 64, 96, 96],
+    "activation_sparsity_pattern": [0.8, 0.4, 0.0, 0.0, 0.0, 0.0],
+    "head_dim": 16,
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 100,  # the other tokens read the first row
+    "laurel_rank": 8,
+    "sliding_window": 20,
+    "final_logit_softcapping": 5.0,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,  # as above
+    "initializer_range": 0.1,
 }
 _MUSE: dict[str, object] = {
     "num_hidden_layers": 5,  # the first and the last have no window
@@ -281,6 +299,12 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
     ),
     # There, transformers does not cap logits.
     "gemma3-that-sees": (Gemma3ForConditionalGeneration, gemma3_config, _GEMMA | {"final_logit_softcapping": None}),
+    "gemma3n": (Gemma3nForCausalLM, Gemma3nTextConfig, _GEMMA3N),
+    "gemma3n-two-streams": (
+        Gemma3nForCausalLM,
+        Gemma3nTextConfig,
+        _GEMMA3N | {"altup_num_inputs": 2, "altup_active_idx": 1, "altup_correct_scale": False},
+    ),
     "gemma4": (
         Gemma4ForCausalLM,
         Gemma4TextConfig,

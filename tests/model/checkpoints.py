@@ -31,6 +31,7 @@ PROMPT_LENGTHS = (3, 17, 32, 49)
 # If the two best logits of a draw are closer than this, rounding decides it. Such prompts are left out.
 MIN_MARGIN = 1e-3
 
+_ADD_ONE = ("gemma2", "gemma3", "gemma3-that-sees")  # cases whose norms add 1 to their weights
 SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -113,7 +114,7 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
         for name, parameter in model.named_parameters():
             # Biases start as 0, norm weights as 1, or as 0 if 1 is added. These values would hide mistakes.
             if parameter.dim() == 1:
-                adds_one = case.startswith(("gemma2", "gemma3")) or not parameter.any()
+                adds_one = case in _ADD_ONE or not parameter.any()
                 low = name.endswith("bias") or adds_one
                 parameter.normal_(0.0 if low else 1.0, 0.25)
                 if name.endswith(("mamba.A_log", "mixer.A_log")):  # else states would be forgotten at once

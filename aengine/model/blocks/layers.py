@@ -9,6 +9,7 @@ from aengine.model.blocks.build import BuildContext, LayerKV
 from aengine.model.blocks.experts import MixtureOfExperts
 from aengine.model.blocks.mlp import MLP
 from aengine.model.blocks.step import Block
+from aengine.model.blocks.variants.altup import AltUpLayer
 from aengine.model.blocks.variants.delta_net import GatedDeltaNet
 from aengine.model.blocks.variants.latent_attention import LatentAttention
 from aengine.model.blocks.variants.layer_inputs import LayerInput, Scalar
@@ -57,6 +58,8 @@ class LayerBuilder:
         blocks = []
         if layer.attention is not None:
             blocks.append(self._attention(i, name, layer, layer.attention))
+        if layer.altup is not None:  # its block has all parts
+            return blocks
         if layer.ffn is not None and not layer.parallel:
             blocks.append(self._ffn(name, layer, layer.ffn))
         if layer.input_width:
@@ -88,6 +91,8 @@ class LayerBuilder:
         if spec.shares_kv_of is None:
             self._keep(i, f"{name}.{spec.block if isinstance(spec, AttentionSpec) else 'self_attn'}")
         kept = self._kept[i if spec.shares_kv_of is None else spec.shares_kv_of]
+        if layer.altup is not None:
+            return AltUpLayer(build, name, layer, layer.altup, kept, i, last)
         if layer.parallel:
             return AttentionBesideMLP(build, name, layer, kept, last)
         if isinstance(spec, LatentSpec):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.collective.base import Collective
 from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
@@ -47,6 +51,30 @@ def activate(activation: Activation, x: Tensor) -> Tensor:
     return F.relu(x).square_() if activation == "relu2" else F.gelu(x, approximate="tanh")
 
 
+class SparseGates:
+    """Replaces gates by their excess over a threshold, or by 0 if they are below it.
+
+    The threshold is the quantile of a normal distribution with the mean and the deviation of the token's gates.
+    """
+
+    def __init__(self, sparsity: float, dtype: torch.dtype, ranks: Collective | None) -> None:
+        """dtype: of the gates. ranks: among which the columns are divided."""
+        # Rounded like the gates.
+        self._factor = torch.tensor(NormalDist().inv_cdf(sparsity), dtype=dtype).item()
+        self._ranks = ranks
+
+    def __call__(self, gates: Tensor) -> None:
+        """Change the gates [tokens, columns] in place."""
+        deviation, mean = torch.std_mean(gates, dim=1, correction=0, keepdim=True)
+        if self._ranks is not None:
+            own = torch.cat((mean, deviation), dim=1).float()
+            of_all = self._ranks.gather(own, 2 * self._ranks.count).unflatten(1, (-1, 2))  # [tokens, ranks, 2]
+            means, deviations = of_all.unbind(2)
+            mean = means.mean(1, keepdim=True)
+            deviation = (deviations.square() + (means - mean).square()).mean(1, keepdim=True).sqrt()
+        gates.sub_(mean.float() + self._factor * deviation.float()).relu_()
+
+
 class GatedMLP:
     """A norm, then down(activation(gate) * up), where gate and up are one product. Some MLPs have no gate."""
 
@@ -58,6 +86,7 @@ class GatedMLP:
         block = f"{name}.{spec.block}"
         self._norm = make.layer_norm(name, norm, build.hidden)
         self._gate_up = make.linear(gate_up_parts(block, spec), build.hidden, spec.bias, split="outputs")
+        self._sparse = SparseGates(spec.sparsity, make.dtype, make.ranks) if spec.sparsity else None
         self._xielu = make.xielu(f"{block}.act_fn") if spec.activation == "xielu" else None
         down = {f"{block}.{spec.down}": Part(build.hidden)}
         self._down = make.linear(down, spec.inner, spec.bias, split="inputs")
@@ -86,4 +115,7 @@ class GatedMLP:
             return self._kernels.silu_mul(gate_up)
         if self._spec.activation == "silu":
             return self._gate_up.apply_activated(x, self._norm)
-        return self._kernels.gelu_mul(self._gate_up.apply(x, norm=self._norm))
+        gate_up = self._gate_up.apply(x, norm=self._norm)
+        if self._sparse is not None:
+            self._sparse(gate_up.chunk(2, dim=1)[0])
+        return self._kernels.gelu_mul(gate_up)

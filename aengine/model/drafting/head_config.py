@@ -39,6 +39,10 @@ def read_head(
 
     Raises: UnsupportedModelError for layers of another kind. CheckpointError for values that do not fit the target.
     """
+    if any(layer.altup is not None for layer in target.layers):
+        raise UnsupportedModelError(
+            "speculation: heads read one residual stream, and this model has several; use ngram"
+        )
     layers = read_layers(inner)
     _refuse_layers(inner, layers)
     width = hidden_size(inner)

@@ -10,6 +10,7 @@ from aengine.model.families import (
     centred,
     deepseek,
     gemma,
+    gemma3n,
     gemma4,
     hybrids,
     lfm2,
@@ -101,6 +102,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Gemma2ForCausalLM": Family("Gemma 2", gemma.gemma2, gemma.ends, gemma.GEMMA2),
     "Gemma3ForCausalLM": Family("Gemma 3", gemma.gemma3, gemma.ends, gemma.GEMMA3),
+    "Gemma3nForCausalLM": Family("Gemma 3n", gemma3n.layers, gemma3n.ends, gemma3n.GEMMA3N),
     "Gemma4ForCausalLM": Family("Gemma 4", gemma4.layers, gemma4.ends, gemma4.GEMMA4, has_layer_settings=True),
     "Gemma4UnifiedForCausalLM": Family("Gemma 4", gemma4.layers, gemma4.ends, gemma4.UNIFIED, has_layer_settings=True),
     "DeepseekV2ForCausalLM": Family("DeepSeek-V2", deepseek.v2, defaults=deepseek.V2),
@@ -138,7 +140,7 @@ FAMILIES: dict[str, Family] = {
 _VISION = ("vision_tower.", "multi_modal_projector.")
 _MISTRAL_OR_GEMMA3 = (*_VISION, *(f"model.{name}" for name in _VISION))
 _SENSES = ("vision_tower.", "audio_tower.", "vision_embedder.", "embed_vision.", "embed_audio.")
-_GEMMA4 = (*_SENSES, *(f"model.{name}" for name in _SENSES))
+_GEMMA3N_OR_4 = (*_SENSES, *(f"model.{name}" for name in _SENSES))
 _SEES = ("vision_tower.", "vision_adapter.", "vision_projection.")
 _MUSE = (*_SEES, *(f"model.{name}" for name in _SEES))
 _QWEN = ("model.visual.", "visual.")
@@ -165,8 +167,11 @@ WRAPPERS: dict[str, Wrapper] = {
         {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}, _MISTRAL_OR_GEMMA3, seeing.mistral3
     ),
     "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "Gemma3ForCausalLM"}, _MISTRAL_OR_GEMMA3, seeing.gemma3),
-    "Gemma4ForConditionalGeneration": Wrapper({"gemma4_text": "Gemma4ForCausalLM"}, _GEMMA4, seeing.gemma4),
-    "Gemma4UnifiedForConditionalGeneration": Wrapper({"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, _GEMMA4),
+    "Gemma3nForConditionalGeneration": Wrapper({"gemma3n_text": "Gemma3nForCausalLM"}, _GEMMA3N_OR_4),
+    "Gemma4ForConditionalGeneration": Wrapper({"gemma4_text": "Gemma4ForCausalLM"}, _GEMMA3N_OR_4, seeing.gemma4),
+    "Gemma4UnifiedForConditionalGeneration": Wrapper(
+        {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, _GEMMA3N_OR_4
+    ),
     "MuseGlimmerForConditionalGeneration": Wrapper({"muse_glimmer_text": "MuseGlimmerTextForCausalLM"}, _MUSE),
 }
 

@@ -60,16 +60,16 @@ def layers(fields: Fields) -> list[LayerSpec]:
         raise UnsupportedModelError(f"{fields.source}: use_bidirectional_attention all is not supported")
     slides = slides_by_layer(fields, every=6)
     slides[-1] = False  # the last layer never has a window, whatever the file says
-    window, heads, own = sliding_window(fields), _heads(fields, slides), _own_layers(fields)
+    window, heads, own = sliding_window(fields), _heads(fields, slides), own_layers(fields)
     dense = mlp(fields, activations=GELU, key="hidden_activation")
     wide = replace(dense, inner=2 * dense.inner) if fields.flag("use_double_wide_mlp", default=False) else dense
-    inputs, norms = _layer_inputs(fields), sandwich_norms(fields, offset=0.0)
+    inputs, norms = layer_inputs(fields), sandwich_norms(fields, offset=0.0)
     return [
         LayerSpec(
             attention=replace(
                 heads[i],
                 window=window if slide else None,
-                shares_kv_of=None if i < own else _keeper(fields, slides[:own], slide),
+                shares_kv_of=None if i < own else keeper(fields, slides[:own], slide),
             ),
             ffn=_ffn(fields, dense if i < own else wide),
             norms=norms,
@@ -85,7 +85,7 @@ def ends(fields: Fields) -> EndsSpec:
         plain_ends(fields),
         embedding_scale=math.sqrt(hidden_size(fields)),
         logit_softcap=cap(fields, "final_logit_softcapping"),
-        layer_inputs=_layer_inputs(fields),
+        layer_inputs=layer_inputs(fields),
     )
 
 
@@ -132,13 +132,13 @@ def _of_layer(fields: Fields, layer: int, slide: bool, equal: bool) -> Fields:
     return Fields(values, fields.source)
 
 
-def _own_layers(fields: Fields) -> int:
+def own_layers(fields: Fields) -> int:
     """Return how many layers store keys and values. All later layers read keys and values of these layers."""
     count = layer_count(fields)
     return count - fields.integer("num_kv_shared_layers", 0, count - 1, 0)
 
 
-def _keeper(fields: Fields, slides: list[bool], slide: bool) -> int:
+def keeper(fields: Fields, slides: list[bool], slide: bool) -> int:
     """Return the index of the last layer of the same kind, with or without a window. Its K and V are shared."""
     found = [layer for layer, one in enumerate(slides) if one == slide]
     if not found:
@@ -161,13 +161,14 @@ def _ffn(fields: Fields, dense: MLPSpec) -> FFN:
     return MLPAndExpertsSpec(mlp=dense, experts=experts)
 
 
-def _layer_inputs(fields: Fields) -> LayerInputsSpec | None:
+def layer_inputs(fields: Fields, partial: bool = False) -> LayerInputsSpec | None:
+    """Return the second embedding. None: there is none. partial: whether its table may have fewer tokens."""
     width = fields.integer("hidden_size_per_layer_input", 0, MAX_WIDTH, 0)
     if not width:
         return None
     vocab = fields.integer("vocab_size_per_layer_input", 1, 2**21, _VOCAB)
-    if vocab < fields.vocab_size:
+    if vocab < fields.vocab_size and not partial:
         raise fields.fail("vocab_size_per_layer_input", f"({vocab}) is below vocab_size ({fields.vocab_size})")
     if width * layer_count(fields) > MAX_WIDTH:
         raise fields.fail("hidden_size_per_layer_input", f"times the layers is more than {MAX_WIDTH}")
-    return LayerInputsSpec(vocab=vocab, width=width)
+    return LayerInputsSpec(vocab=vocab, width=width, partial=vocab < fields.vocab_size)

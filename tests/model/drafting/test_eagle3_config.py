@@ -166,6 +166,13 @@ def test_a_head_of_another_kind(case: str, target: ModelConfig, tmp_path: Path) 
         read_eagle3(write(tmp_path, settings, **changes), target)
 
 
+def test_a_target_with_several_residual_streams(tmp_path: Path) -> None:
+    write_checkpoint("gemma3n", tmp_path)
+    streams = ModelConfig.from_folder(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"speculation: .* several; use ngram"):
+        read_eagle3(write(tmp_path, PLAIN), streams)
+
+
 @pytest.mark.parametrize(
     ("settings", "changes", "mask"),
     [

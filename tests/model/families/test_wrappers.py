@@ -30,7 +30,7 @@ def test_ends_are_those_of_all_parts_where_the_file_names_some(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", "model."])
-@pytest.mark.parametrize("case", ["qwen3-5", "qwen3-5-moe", "ministral3", "gemma3", "gemma4"])
+@pytest.mark.parametrize("case", ["qwen3-5", "qwen3-5-moe", "ministral3", "gemma3", "gemma3n", "gemma4"])
 def test_names_within_another_are_found_whatever_the_architecture_says(case: str, prefix: str, tmp_path: Path) -> None:
     """transformers can load only the language model of a model that sees. It saves it under the old names."""
     write_checkpoint(case, tmp_path)

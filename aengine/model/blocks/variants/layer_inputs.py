@@ -1,4 +1,4 @@
-"""A second embedding of each token (Gemma 4). Every layer reads its own part of it."""
+"""A second embedding of each token (Gemma 3n and 4). Every layer reads its own part of it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class LayerInputs:
     def __init__(self, build: BuildContext, layers: int, spec: LayerInputsSpec, dtype: torch.dtype) -> None:
         make, hidden = build.make, build.hidden
         self._shape = layers, spec.width
+        self._known = spec.vocab if spec.partial else None
         self._table = make.tensor("model.embed_tokens_per_layer.weight", spec.vocab, layers * spec.width)
         # Rounded like the rows that it scales.
         self._scale = torch.tensor(spec.width**0.5, dtype=dtype).item()
@@ -33,6 +34,8 @@ class LayerInputs:
 
     def __call__(self, ids: Tensor, x: Tensor) -> Tensor:
         """ids [tokens], their embedding x [tokens, hidden] -> [tokens, layers, width]."""
+        if self._known is not None:
+            ids = ids.masked_fill(ids >= self._known, 0)
         own = (F.embedding(ids, self._table) * self._scale).unflatten(1, self._shape)
         projected = self._norm((self._projection.apply(x) * self._projection_scale).unflatten(1, self._shape))
         return projected.add_(own).mul_(2.0**-0.5)
@@ -47,14 +50,21 @@ class LayerInput:
         self._index = index
         self._gate = make.linear({f"{name}.per_layer_input_gate": Part(spec.input_width)}, hidden)
         self._projection = make.linear({f"{name}.per_layer_projection": Part(hidden)}, spec.input_width)
-        norm = make.norm(f"{name}.post_per_layer_input_norm", hidden, build.eps)
-        self._add = Addition(None, norm, scale=1.0)
+        self._norm = make.norm(f"{name}.post_per_layer_input_norm", hidden, build.eps)
+        self._add = Addition(None, self._norm, scale=1.0)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
+        return self._add.add_result(self._project(x, step).__getitem__, x)
+
+    def result(self, x: Tensor, step: Step) -> Tensor:
+        """Return norm(projection(gate(x) * the layer's part)), [tokens, hidden]."""
+        return self._norm(self._project(x, step))
+
+    def _project(self, x: Tensor, step: Step) -> Tensor:
         if step.inputs is None:
             raise ValueError("the layer reads a second embedding, which the step does not have")
         gate = F.gelu(self._gate.apply(x), approximate="tanh")
-        return self._add.add_result(self._projection.apply(gate.mul_(step.inputs[:, self._index])).__getitem__, x)
+        return self._projection.apply(gate.mul_(step.inputs[:, self._index]))
 
 
 class Scalar:
