@@ -17,15 +17,12 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.codes import LEAST, divisor, pair_in_float16
-from aengine.kernels.attention.config import chunk_config, chunk_rows
+from aengine.kernels.attention.config import LEAST_SEQUENCES, chunk_config, chunk_rows
 from aengine.kernels.attention.heads import PLAIN, Scores
-from aengine.kernels.attention.softmax import softmax_step
+from aengine.kernels.attention.softmax import LOG2_E, softmax_step
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
-
-LOG2_E = math.log2(math.e)
-LEAST_PAD = 256  # sequences; the default limit of sequences, so that one variant serves every step
 
 
 @keep_variants
@@ -222,7 +219,7 @@ def attend_chunks(
         seqs, tiles, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, value_scale,
         (scores.softcap or 0.0) * LOG2_E,
         KV_HEADS=kv_heads, GROUP=group, DIM=dim, MORE=width - dim, VALUES=values, PAGE=page_size,
-        SEQS_PAD=max(LEAST_PAD, power_of_two(seqs)), DIM_PAD=dim_pad, MORE_PAD=more_pad, BLOCK_M=height,
+        SEQS_PAD=max(LEAST_SEQUENCES, power_of_two(seqs)), DIM_PAD=dim_pad, MORE_PAD=more_pad, BLOCK_M=height,
         BLOCK=config.block, RUN=math.gcd(config.block, page_size), STAGES=config.stages, WINDOWED=window is not None,
         SOFTCAP=scores.softcap is not None, SINKS=scores.sinks is not None, ENDS=ends is not None,
         WIDE=k_cache.numel() >= 2**31, PRECISION="ieee" if size > 2 else "tf32", OVERLAP=launch.overlap,

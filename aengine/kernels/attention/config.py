@@ -9,6 +9,9 @@ from functools import lru_cache
 
 from aengine.kernels.launch import Launch, find_borders, power_of_two
 
+# Prefill kernels are compiled for this many sequences, the default limit. So one variant serves every step.
+LEAST_SEQUENCES = 256
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
@@ -88,7 +91,7 @@ def decode_config(
             config = replace(config, piece=2)
         elif dim == 128 and rows > 1 and 4 < group <= 8:
             full = FULL_PRODUCTS if rows <= 128 else FULL_PRODUCTS_OF_MANY
-            if full.crowd * (full.shared_memory(group, dim, 2) + 1024) <= launch.shared_memory + 1024:
+            if _fitting_crowd(full.crowd, full.shared_memory(group, dim, 2), launch) == full.crowd:
                 config = full  # with fewer programs there would be too few warps
         elif dim == 256 and (rows == 1 or group > 4) and group <= 8:
             config = WIDE_HEADS
@@ -104,8 +107,13 @@ def decode_config(
         need := config.shared_memory(group, dim, element_size, kept_size, launch.warp_groups)
     ) > launch.shared_memory and config.block > 16:
         config = replace(config, block=config.block // 2)
+    return replace(config, crowd=_fitting_crowd(config.crowd, need, launch))
+
+
+def _fitting_crowd(crowd: int, need: int, launch: Launch) -> int:
+    """Return how many programs of `need` bytes, at most `crowd`, fit on a processor."""
     # CUDA reserves 1 KB for each program.
-    return replace(config, crowd=max(1, min(config.crowd, (launch.shared_memory + 1024) // (need + 1024))))
+    return max(1, min(crowd, (launch.shared_memory + 1024) // (need + 1024)))
 
 
 def parts_at_once(config: DecodeConfig, columns: int, dim: int, drafted: bool) -> int:
@@ -188,8 +196,7 @@ def latent_decode_config(
         config = LatentConfig(block=16, stages=2, warps=4)
     # Blocks of less than 64 rows are multiplied from registers, so one stage needs no shared memory.
     config, need = _fitting(config, queries, width, 0, element_size, launch, lambda config: config.stages - 1)
-    # CUDA reserves 1 KB for each program.
-    return replace(config, crowd=max(1, min(config.crowd, (launch.shared_memory + 1024) // (need + 1024))))
+    return replace(config, crowd=_fitting_crowd(config.crowd, need, launch))
 
 
 @lru_cache

@@ -27,8 +27,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from aengine.kernels.attention.codes import LEAST, PAIRS_ASM, code_pairs, divisor, in_float16
 from aengine.kernels.attention.config import DecodeConfig, decode_config, group_pad, parts_at_once, tile_queries
 from aengine.kernels.attention.heads import PLAIN, Scores
-from aengine.kernels.attention.shared_part import SharedPart
+from aengine.kernels.attention.prefix_attention import SharedPart
 from aengine.kernels.attention.softmax import (
+    LOG2_E,
     add_up_parts,
     finish_row,
     first_rows,
@@ -45,7 +46,6 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.parts import is_last
 from aengine.kernels.variants import keep_variants
 
-LOG2_E = math.log2(math.e)
 REGISTERS = 65536  # registers of a multiprocessor
 PARTS_OF_DRAFTS = 8  # parts of a group if a row has drafts: these parts are large, so few are added up in one step
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aengine.kernels.attention.config import LEAST_SEQUENCES
 from aengine.kernels.launch import power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -17,7 +18,6 @@ from aengine.kernels.variants import keep_variants
 # another sequence, because a NaN times a weight of zero is NaN.
 GAP = 176
 TILE = 16
-LEAST_PAD = 256  # sequences; the default limit of sequences, so that one variant serves every step
 
 
 @dataclass(slots=True)
@@ -81,9 +81,8 @@ def _gather_kernel(
         seq = tl.sum((exists & (ends <= page_out)).to(tl.int32), axis=0)
         page = page_out - tl.load(first_pages_ptr + seq) + tl.load(skipped_pages_ptr + seq)
         length = tl.load(seq_lens_ptr + seq)
-        source = tl.load(table_ptr + seq.to(tl.int64) * table_stride + page, mask=page * PAGE < length, other=0).to(
-            tl.int64
-        )
+        source = tl.load(table_ptr + seq.to(tl.int64) * table_stride + page, mask=page * PAGE < length, other=0)
+        source = source.to(tl.int64)
         columns = tl.arange(0, ROW_PAD)[None, :]
         for base in tl.static_range(0, PAGE, TILE):
             token = base + tl.arange(0, TILE)
@@ -126,6 +125,6 @@ def gather_pages(
     _gather_kernel[(len(k_out) // page_size,)](
         k_cache, v_cache, k_out, v_out, page_table, seq_lens, plan.skipped_pages, plan.first_pages,
         page_table.stride(0), seqs, value_scale,
-        SEQS_PAD=max(LEAST_PAD, power_of_two(seqs)), PAGE=page_size, ROW=row, ROW_PAD=power_of_two(row), TILE=TILE,
-        num_warps=8,
+        SEQS_PAD=max(LEAST_SEQUENCES, power_of_two(seqs)), PAGE=page_size, ROW=row, ROW_PAD=power_of_two(row),
+        TILE=TILE, num_warps=8,
     )  # fmt: skip

@@ -186,16 +186,7 @@ def qk_norm_rope_store(
     scales: KVScales = NO_SCALES,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Norm and rotate q and k, write K and V to the cache, and return q [tokens, heads, dim].
-
-    Args:
-        qkv: [tokens, width] as `heads` says, its last axis contiguous.
-        cos_sin: [max_positions, rotated] float32: the cosines, then the sines, of each head's first elements.
-        positions: [tokens].
-        cache: Of K and of V, [pages, page_size, kv_heads, dim], contiguous.
-        slots: [tokens], page * page_size + offset.
-        scales: Of an FP8 cache.
-        out: Contiguous memory for q. None: new memory.
+    """Like `Kernels.qk_norm_rope_store`, for qkv whose last axis is contiguous.
 
     Raises ValueError if the caches are not contiguous or dim is odd.
     """

@@ -18,12 +18,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.codes import LEAST, PAIRS_ASM, code_pairs, divisor, pair_in_float16
 from aengine.kernels.attention.config import latent_decode_config, merge_spans, tile_heads
-from aengine.kernels.attention.softmax import merge_parts, page_ids, softmax_step_transposed, store_part, take_share
+from aengine.kernels.attention.softmax import (
+    LOG2_E,
+    merge_parts,
+    page_ids,
+    softmax_step_transposed,
+    store_part,
+    take_share,
+)
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
-LOG2_E = math.log2(math.e)
 MERGED = 8192  # elements of parts that a program adds up in one step
 
 

@@ -17,9 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.attention.decode_attention import LOG2_E
-from aengine.kernels.attention.shared_part import SharedPart
-from aengine.kernels.attention.softmax import mask_padding, softmax_step
+from aengine.kernels.attention.softmax import LOG2_E, mask_padding, softmax_step
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -98,9 +96,8 @@ def _prefix_kernel(
         pages = tl.load(table + positions // PAGE, mask=positions < length, other=0)
         for _step in tl.range(from_block, to_block, num_stages=STAGES):
             visible = positions < length
-            offsets = ((pages.to(tl.int64) * PAGE + positions % PAGE) * KV_HEADS + head)[:, None] * DIM + columns[
-                None, :
-            ]
+            slots = (pages.to(tl.int64) * PAGE + positions % PAGE) * KV_HEADS + head
+            offsets = slots[:, None] * DIM + columns[None, :]
             next_positions = positions + BLOCK
             pages = tl.load(table + next_positions // PAGE, mask=next_positions < length, other=0)
             kept = mask_padding(visible[:, None], columns[None, :], DIM)
@@ -133,6 +130,18 @@ class SharedRuns:
     group_starts: Tensor  # [groups + 1]: where each group's members begin
     lens: Tensor  # [groups]: positions that the group shares
     starts: Tensor  # [rows]: `lens` of each row's group, 0 without a group
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """The attention of each row over the pages that it shares with other rows.
+
+    The softmax is not complete: it has parts, which `PagedDecode` merges.
+    """
+
+    starts: Tensor  # [rows] int32: how many leading positions of the row it covers; 0: none
+    out: Tensor  # [parts, rows, heads, dim] float32: the weighted mean of each part's values
+    lse: Tensor  # [parts, rows, heads] float32: log2 of each part's weight
 
 
 @dataclass(frozen=True, slots=True)

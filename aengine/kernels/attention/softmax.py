@@ -7,10 +7,14 @@ Softmax is in base 2. A part of a row has its maximum (`best`), the total of its
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 
 from aengine.kernels.attention.codes import divisor
+
+LOG2_E = math.log2(math.e)
 
 
 @triton.jit
