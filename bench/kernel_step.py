@@ -19,6 +19,7 @@ from aengine.kernels.attention.inputs import qk_norm_rope_store
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.one_row import OneRowConfig
 from aengine.kernels.linear.small_linear import LinearConfig, SmallLinear, linear_config
+from aengine.kernels.linear.triton_linear import TritonLinear
 from bench.kernel_timing import (
     DEVICE,
     Heads,
@@ -104,7 +105,7 @@ class Step:
         def norm_linear(x: Tensor, norm: Tensor, weight: Tensor, name: str) -> Tensor:
             cut, of_x = cuts.get(name), elementwise.TritonNorm(norm, 1e-6)
             whole = isinstance(cut, OneRowConfig) and cut.early >= x.shape[1]
-            if own and (small.norms(x, weight, of_x) if cut is None else whole):
+            if own and (TritonLinear(weight, None, small).norms(x, of_x) if cut is None else whole):
                 return small(x, weight, config=cut, norm=of_x)
             return linear(elementwise.rms_norm(x, norm, 1e-6), weight, name)
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LARGEST = 64  # rank
+RANKS = (1, 2, 4, 8, 16, 32, 64)  # of adapters that the kernels add
 WIDTH = 64  # columns that adapters of lower rank share
 
 

@@ -10,7 +10,6 @@ program to arrive at a tile adds the parts up in order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -22,17 +21,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from aengine.kernels.launch import LIGHT, Launch, find_borders, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.finish import finish
-from aengine.kernels.linear.low_rank import LARGEST, WIDTH, LowRank, add_low_rank
+from aengine.kernels.linear.low_rank import WIDTH, LowRank, add_low_rank
 from aengine.kernels.linear.one_row import OneRowConfig, one_row
 from aengine.kernels.parts import Parts
 from aengine.kernels.variants import keep_variants
 
 FEW_ROWS = 16  # the least height of a matrix product
 MAX_ROWS = 64
-WHOLE, LONG = (
-    4096,
-    5120,
-)  # columns of one row: up to WHOLE all of a program's weights are in flight, up to LONG they may be
+# Columns of one row: up to WHOLE all of a program's weights are in flight, up to LONG they may be.
+WHOLE, LONG = 4096, 5120
 ROW_BORDERS = (FEW_ROWS, 2 * FEW_ROWS, MAX_ROWS)  # beyond each, `linear_config` changes
 
 
@@ -250,34 +247,6 @@ class SmallLinear:
     def __init__(self) -> None:
         self._parts = Parts()
 
-    def single(self, x: Tensor, weight: Tensor) -> bool:
-        """Return whether x is a single row, for the kernel of one row. Its `low_rank` has another form."""
-        if len(x) != 1 or not weight.is_contiguous():
-            return False
-        return isinstance(linear_config(1, *weight.shape, x.element_size(), launch_for(x.device)), OneRowConfig)
-
-    def norms(self, x: Tensor, weight: Tensor, norm: Norm) -> bool:
-        """Return whether the kernel norms x at no cost: it is a single row, and every program reads all of it."""
-        if len(x) != 1 or not weight.is_contiguous() or not norm.is_rms:
-            return False
-        n, k = weight.shape
-        if (
-            norm.weight.dtype != x.dtype and k % 1024
-        ):  # read in short pieces, it is slower than a launch (bench/KERNELS.md)
-            return False
-        config = linear_config(1, n, k, x.element_size(), launch_for(x.device), normed=True)
-        # For a longer x, its sum of squares delays the stream of weights by more than a launch takes.
-        return isinstance(config, OneRowConfig) and config.early >= k
-
-    def adds(self, m: int, weight: Tensor, outputs: Sequence[int], rank: int) -> bool:
-        """Return whether the kernel adds adapters of this rank for m rows. outputs: of each part of the weight."""
-        if not weight.is_contiguous() or rank > LARGEST or rank & (rank - 1):
-            return False
-        config = linear_config(m, *weight.shape, weight.element_size(), launch_for(weight.device))
-        if isinstance(config, LinearConfig):  # a tile is within one part
-            return all(width % config.block_n == 0 for width in outputs)
-        return config is not None
-
     def __call__(
         self,
         x: Tensor,
@@ -295,9 +264,9 @@ class SmallLinear:
 
         Args:
             residual: [m, n], contiguous. It is added, and becomes the result.
-            norm: of x, if `norms`.
+            norm: of x, a single row; see `TritonLinear.norms`.
             config: None means the config that was measured for this shape.
-            low_rank: what adapters add, if `adds`.
+            low_rank: what adapters add; for a single row in another form.
         """
         x = x.contiguous()
         (m, k), n = x.shape, weight.shape[0]

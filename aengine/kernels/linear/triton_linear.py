@@ -5,7 +5,7 @@ Gate and up of many rows have a kernel of our own again. It applies SiLU(gate) *
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -41,20 +41,19 @@ class TritonLinear:
     def parameters(self) -> Mapping[str, object]:
         return {"weight": self.weight, "bias": self.bias}
 
-    def adds(self, rows: int, outputs: Sequence[int], rank: int) -> bool:
-        """Return whether `apply` takes a `low_rank` of so many rows, of adapters of this rank.
-
-        outputs: of each part of the weight.
-        """
-        return self._few_rows.adds(rows, self.weight, outputs, rank)
-
-    def single(self, x: Tensor) -> bool:
-        """Return whether x is one row, for the kernel of one row. Its `low_rank` has another form."""
-        return self._few_rows.single(x, self.weight)
-
     def norms(self, x: Tensor, norm: Norm) -> bool:
-        """Return whether `apply` fuses the norm. Then its `low_rank` is of x times the norm's weight alone."""
-        return self._few_rows.norms(x, self.weight, norm)
+        """Return whether `apply` fuses the norm at no cost: x is a single row, and every program reads all of it.
+
+        Then `low_rank` is of x times the norm's weight alone.
+        """
+        if len(x) != 1 or not self._contiguous or not norm.is_rms:
+            return False
+        # Read in short pieces, a weight of another type is slower than a launch (bench/KERNELS.md).
+        if norm.weight.dtype != x.dtype and self.inputs % 1024:
+            return False
+        config = linear_config(1, *self.weight.shape, x.element_size(), launch_for(x.device), normed=True)
+        # For a longer x, its sum of squares delays the stream of weights by more than a launch takes.
+        return isinstance(config, OneRowConfig) and config.early >= self.inputs
 
     def apply(
         self,

@@ -9,7 +9,9 @@ from aengine.kernels.elementwise import silu_mul
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Linear, Norm
-from aengine.kernels.linear.low_rank import LowRank
+from aengine.kernels.linear.low_rank import RANKS, LowRank
+from aengine.kernels.linear.one_row import OneRowConfig
+from aengine.kernels.linear.small_linear import LinearConfig, linear_config
 from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.lora.config import expand_config, shrink_config, shrink_few_config, shrink_row_config
@@ -79,10 +81,10 @@ class DenseAdapted(TritonAdapted):
     def apply(
         self, x: Tensor, *, norm: Norm | None = None, gated: bool = False, residual: Tensor | None = None
     ) -> Tensor:
-        if not self._adds(len(x)):
+        config, dense = self._config(len(x)), self._dense
+        if config is None:
             return super().apply(x, norm=norm, gated=gated, residual=residual)
-        dense = self._dense
-        if dense.single(x):
+        if isinstance(config, OneRowConfig):
             if norm is not None and not dense.norms(x, norm):
                 x, norm = norm(x), None
             inner, x = self._row(x, norm, gated)
@@ -94,9 +96,18 @@ class DenseAdapted(TritonAdapted):
         x = x.contiguous()
         return dense.apply(x, residual=residual, low_rank=self._low_rank(x))
 
-    def _adds(self, rows: int) -> bool:
-        weights = self._weights
-        return self._tokens.places is not None and self._dense.adds(rows, weights.outputs, weights.rank)
+    def _config(self, rows: int) -> LinearConfig | OneRowConfig | None:
+        """Return the config of the kernel for so many rows. None: it does not add adapters, or there are none."""
+        if self._tokens.places is None:
+            return None
+        weight, weights = self._dense.weight, self._weights
+        if not weight.is_contiguous() or weights.rank not in RANKS:
+            return None
+        config = linear_config(rows, *weight.shape, weight.element_size(), launch_for(weight.device))
+        # A tile must be within one part.
+        if isinstance(config, LinearConfig) and any(width % config.block_n for width in weights.outputs):
+            return None
+        return config
 
     def _low_rank(self, x: Tensor) -> LowRank:
         """Return the adapters' part of several rows for the product. Launch nothing between this and the product."""

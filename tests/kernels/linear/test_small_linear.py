@@ -90,7 +90,7 @@ def test_a_single_row_is_normed_on_the_way_where_it_says_so(
 ) -> None:
     x, weight, scale = (torch.randn(*shape, device=device).to(dtype) for shape in ((1, k), (n, k), (k,)))
     linear, norm = small_linear.SmallLinear(), elementwise.TritonNorm(scale, 1e-5)
-    if not linear.norms(x, weight, norm):
+    if not triton_linear.TritonLinear(weight, None, linear).norms(x, norm):
         return
     wide = x.double() * 3
     normed = wide * torch.rsqrt(wide.square().mean() + 1e-5) * scale.double()
@@ -103,7 +103,7 @@ def test_norms_of_float32_weights_go_along_where_columns_are_whole_blocks_tiny(
 ) -> None:
     x, weight = (torch.empty(rows, k, dtype=torch.bfloat16, device=device) for rows in (1, 8192))
     norm = elementwise.TritonNorm(torch.empty(k, device=device), 1e-5)
-    assert small_linear.SmallLinear().norms(x, weight, norm) is along
+    assert triton_linear.TritonLinear(weight, None, small_linear.SmallLinear()).norms(x, norm) is along
 
 
 def test_several_rows_are_not_normed_tiny(device: torch.device) -> None:
@@ -112,7 +112,7 @@ def test_several_rows_are_not_normed_tiny(device: torch.device) -> None:
         torch.zeros(2, 64, device=device),
         torch.zeros(32, 64, device=device),
     )
-    assert not linear.norms(x, weight, elementwise.TritonNorm(x[0], 1e-5))
+    assert not triton_linear.TritonLinear(weight, None, linear).norms(x, elementwise.TritonNorm(x[0], 1e-5))
     with pytest.raises(ValueError, match="one row only"):
         linear(x, weight, norm=elementwise.TritonNorm(x[0], 1e-5))
 
