@@ -124,7 +124,6 @@ class RouteRows:
         *,
         slots: Tensor,
         first_slot: int,
-        block: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x [tokens, hidden], weight [experts, hidden] -> norm(x), ids int32 and weights float32, both [tokens, top_k].
 
@@ -134,7 +133,6 @@ class RouteRows:
             correction: [experts], added to the scores for the choice only.
             bias: [experts], of the product.
             slots: [tokens] int64. Tokens of slots below `first_slot` are padding, and have ids of -1.
-            block: experts of a program; None means the default.
         """
         if not self.supports(x, weight, router):
             raise ValueError(f"{len(x)} rows and a router {list(weight.shape)} are not for this kernel")
@@ -146,7 +144,7 @@ class RouteRows:
         weights = torch.empty(tokens, router.top_k, dtype=torch.float32, device=x.device)
         logits, arrived = self._scratch_for(x.device)
         width = power_of_two(hidden)
-        block = block or min(power_of_two(experts), max(1, PROGRAM // width))
+        block = min(power_of_two(experts), max(1, PROGRAM // width))
         overlap = launch_for(x.device).overlap
         _route_rows_kernel[(tokens * -(-experts // block),)](
             x, norm.weight, weight, x if bias is None else bias, x if correction is None else correction, slots,

@@ -14,9 +14,11 @@ from tests.kernels.conftest import relative_error, tolerance
 pytest.importorskip("triton")
 
 from aengine.kernels.elementwise import TritonNorm
+from aengine.kernels.experts.routing import route_rows
 from aengine.kernels.experts.routing.route import Route, TritonRoute
 from aengine.kernels.experts.routing.route_rows import MAX_TOKENS, RouteRows
 from aengine.kernels.experts.routing.router import Router, route_reference
+from aengine.kernels.launch import power_of_two
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")]
 
@@ -50,13 +52,20 @@ def make(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("block", [None, 4])
 def test_rows_are_normed_and_sent_as_the_reference_does(
-    shape: tuple[int, int, int], rule: str, block: int | None, dtype: torch.dtype, device: torch.device
+    shape: tuple[int, int, int],
+    rule: str,
+    block: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if block is not None:  # experts of a program
+        monkeypatch.setattr(route_rows, "PROGRAM", block * power_of_two(shape[2]))
     x, norm, weight = make(shape, dtype, device)
     correction = torch.randn(shape[1], device=device) * 0.1
     bias = torch.randn(shape[1], device=device).to(dtype) * 3 if rule == "of_chosen" else None
     route, slots = RouteRows(), torch.full((shape[0],), 16, device=device)
-    h, ids, weights = route(x, norm, weight, RULES[rule], correction, bias, slots=slots, first_slot=16, block=block)
+    h, ids, weights = route(x, norm, weight, RULES[rule], correction, bias, slots=slots, first_slot=16)
     normed = norm(x)
     assert relative_error(h, normed) < tolerance(dtype)
     logits = F.linear(h.double(), weight.double(), None if bias is None else bias.double()).float()
@@ -64,7 +73,7 @@ def test_rows_are_normed_and_sent_as_the_reference_does(
     assert ids.dtype == torch.int32
     assert torch.equal(ids, expected_ids)
     torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-5)
-    again = route(x, norm, weight, RULES[rule], correction, bias, slots=slots, first_slot=16, block=block)
+    again = route(x, norm, weight, RULES[rule], correction, bias, slots=slots, first_slot=16)
     assert all(torch.equal(*pair) for pair in zip((h, ids, weights), again))
 
 
