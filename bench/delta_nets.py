@@ -18,8 +18,7 @@ from aengine.kernels.delta.triton_delta import TritonDelta, across_config, convo
 from aengine.kernels.delta.within import solve_within
 from aengine.kernels.launch import launch_for
 from aengine.kernels.recurrent.blocks import Blocks
-from aengine.kernels.recurrent.heads import RecurrentHeads
-from aengine.kernels.recurrent.state import RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import RecurrentHeads, RecurrentState, StateBatch
 from bench.kernel_timing import DEVICE, graph_time, random_half
 
 COPY_TB_S = 4.24  # of an H200, measured: states are read and written
@@ -74,7 +73,7 @@ def chunks(lens: Sequence[int]) -> dict[str, object]:
     qkv, z, b, a = random_half(sum(lens), sum(COLUMNS)).split(COLUMNS, dim=1)
     net, blocks, out = TritonDelta(own), Blocks.from_batch(batch), random_half(sum(lens), HEADS.values)
     launch = launch_for(DEVICE)
-    turns = convolve_config(HEADS, WIDTH, blocks.most, launch)
+    turns = convolve_config(HEADS, blocks.most, launch)
     parts = convolve(qkv, pool, own, batch, blocks, turns)
     within = solve_within(qkv, parts, b, a, pool, own, batch, blocks)
     config = across_config(HEADS, 2, launch)

@@ -160,7 +160,13 @@ class TorchKernels:
         self, latents: Tensor, q: Tensor, heads: LatentHeads, cos_sin: Tensor, positions: Tensor, cache: Tensor,
         slots: Tensor, out: Tensor, scale: float = 1.0,
     ) -> None:  # fmt: skip
-        _latent_inputs(latents, q, heads, cos_sin, positions, cache, slots, out, scale)
+        angles = cos_sin.index_select(0, positions).unsqueeze(1)
+        normed = F.rms_norm(latents[:, : heads.rank].float(), (heads.rank,), None, heads.eps).to(latents.dtype)
+        ends = _turned_ends(latents[:, None, heads.rank :], angles, heads.interleaved).squeeze(1)
+        kept = torch.cat((normed.mul_(heads.weight), ends), dim=1)
+        codes = encode(kept, scale) if cache.dtype == FP8 else kept.to(cache.dtype)
+        as_bytes(cache).view(-1, kept.shape[1]).index_copy_(0, slots, as_bytes(codes))
+        out[..., heads.rank :] = _turned_ends(q[..., -heads.rotated :], angles, heads.interleaved)
 
 
 def _turned(qk: Tensor, cos_sin: Tensor, interleaved: bool) -> Tensor:
@@ -179,20 +185,6 @@ def _turned(qk: Tensor, cos_sin: Tensor, interleaved: bool) -> Tensor:
         turned_first, turned_second = torch.stack((turned_first, turned_second), dim=-1).flatten(-2).chunk(2, dim=-1)
     rest = (qk[..., rotated:],) if rotated < qk.shape[-1] else ()
     return torch.cat((turned_first, turned_second, *rest), dim=-1)
-
-
-def _latent_inputs(
-    latents: Tensor, q: Tensor, heads: LatentHeads, cos_sin: Tensor, positions: Tensor, cache: Tensor, slots: Tensor,
-    out: Tensor, scale: float,
-) -> None:  # fmt: skip
-    """Compute `Kernels.latent_inputs`."""
-    angles = cos_sin.index_select(0, positions).unsqueeze(1)
-    normed = F.rms_norm(latents[:, : heads.rank].float(), (heads.rank,), None, heads.eps).to(latents.dtype)
-    ends = _turned_ends(latents[:, None, heads.rank :], angles, heads.interleaved).squeeze(1)
-    kept = torch.cat((normed.mul_(heads.weight), ends), dim=1)
-    codes = encode(kept, scale) if cache.dtype == FP8 else kept.to(cache.dtype)
-    as_bytes(cache).view(-1, kept.shape[1]).index_copy_(0, slots, as_bytes(codes))
-    out[..., heads.rank :] = _turned_ends(q[..., -heads.rotated :], angles, heads.interleaved)
 
 
 def _turned_ends(x: Tensor, cos_sin: Tensor, interleaved: bool) -> Tensor:

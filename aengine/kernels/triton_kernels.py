@@ -19,7 +19,6 @@ from aengine.kernels.experts.routing.route import Route, TritonRoute
 from aengine.kernels.experts.routing.route_rows import RouteRows
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import SILU, ExpertRule
-from aengine.kernels.experts.shared_gate import gated_silu_mul
 from aengine.kernels.experts.single_rows import SharedMatrices
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.launch import Launch, launch_for
@@ -35,12 +34,9 @@ from aengine.kernels.linear.int4.linear import Int4Linear
 from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.linear.weights.base import QuantizedWeight
-from aengine.kernels.linear.weights.e2m1 import E2m1Weight
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight, Mxfp4Weight, Nvfp4Weight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.int8 import Int8Weight
-from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
-from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight, Int8Weight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.lora.order import TokenOrder
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted, TritonAdaptedExperts
@@ -153,7 +149,7 @@ class TritonKernels:
         return TritonMamba(weights)
 
     silu_mul = staticmethod(elementwise.silu_mul)
-    gated_silu_mul = staticmethod(gated_silu_mul)
+    gated_silu_mul = staticmethod(elementwise.gated_silu_mul)
     gelu_mul = staticmethod(elementwise.gelu_mul)
     xielu = staticmethod(elementwise.xielu)
     gate_output = staticmethod(elementwise.gate_output)

@@ -13,7 +13,7 @@ from aengine.cache.states import StateShape
 from aengine.errors import ConfigError
 from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 from aengine.model.architecture import Head, find_architecture, label_count, read_dtype, refuse_unsupported
 from aengine.model.checkpoint.foreign import refuse_mlx
 from aengine.model.checkpoint.weights import float_linears, has_head, stores_module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from aengine.kernels.recurrent.heads import RecurrentHeads
+from aengine.kernels.recurrent.state import RecurrentHeads
 from aengine.model.ranks.shard import Shard
 
 

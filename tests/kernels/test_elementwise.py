@@ -36,6 +36,24 @@ def test_silu_mul_equals_the_reference(tokens: int, inter: int, dtype: torch.dty
 
 
 @pytest.mark.thinned(strength=1)
+@pytest.mark.parametrize(
+    ("tokens", "inter", "hidden"),
+    [pytest.param(3, 72, 40, id="tiny"), pytest.param(1, 512, 2048), pytest.param(130, 5632, 3000)],
+)
+def test_the_gate_of_a_shared_expert_is_exact(
+    tokens: int, inter: int, hidden: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    gate_up = torch.randn(tokens, 2 * inter, device=device).to(dtype) * 2
+    h = torch.randn(tokens, hidden, device=device).to(dtype)
+    row = (torch.randn(1, hidden, device=device) * hidden**-0.5).to(dtype)
+    gate, up = gate_up.double().chunk(2, dim=1)
+    expected = torch.nn.functional.silu(gate) * up * (h.double() @ row.double().T).sigmoid()
+    out = elementwise.gated_silu_mul(gate_up, h, row)
+    assert out.dtype == dtype
+    assert relative_error(out, expected) < tolerance(dtype)
+
+
+@pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize(("tokens", "hidden"), SHAPES)
 def test_a_norm_that_is_added_equals_the_reference(
     tokens: int, hidden: int, dtype: torch.dtype, device: torch.device
@@ -114,6 +132,7 @@ def test_no_tokens_is_no_work_tiny(device: torch.device) -> None:
     empty = torch.empty(0, 64, device=device)
     assert elementwise.rms_norm(empty, torch.ones(64, device=device), 1e-6).shape == (0, 64)
     assert elementwise.silu_mul(empty).shape == (0, 32)
+    assert elementwise.gated_silu_mul(empty, empty, torch.ones(1, 64, device=device)).shape == (0, 32)
     gates = torch.empty(0, 2, 4, device=device)
     assert elementwise.gate_output(torch.empty(0, 8, device=device), gates).shape == (0, 8)
     angles = torch.empty(0, 1, 2, device=device)

@@ -27,7 +27,6 @@ from aengine.kernels.collective.peers import PeerCollective
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
 from aengine.kernels.elementwise import gate_output
-from aengine.kernels.experts.shared_gate import gated_silu_mul
 from aengine.kernels.linear import small_linear
 from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config, pieces_of_k
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
@@ -38,12 +37,11 @@ from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.config import StreamedRowConfig, int4_config, one_row_config
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 from aengine.kernels.mamba.base import MambaWeights
 from aengine.kernels.ngram import triton_ngram
 from aengine.kernels.parts import Parts
-from aengine.kernels.recurrent.heads import RecurrentHeads
-from aengine.kernels.recurrent.state import DraftedBatch, DraftUpdates, RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import DraftedBatch, DraftUpdates, RecurrentHeads, RecurrentState, StateBatch
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.gpus import (
     HAVE_FP8,
@@ -268,7 +266,7 @@ def test_everything_small(compiler: Compiler) -> None:
     elementwise.silu_mul(half(3, 24576))
     elementwise.xielu(half(3, 21504), single(4))
     elementwise.rotate(half(3, 48, 72)[:, :32], single(3, 1, 36), single(3, 1, 36))
-    gated_silu_mul(half(3, 1024), half(3, 2048), half(1, 2048))
+    elementwise.gated_silu_mul(half(3, 1024), half(3, 2048), half(1, 2048))
     caches = [half(100, 16, 8, 128), eighth(100, 16, 8, 128)]
     for cache in caches if compiler.gpu.capability >= 89 else caches[:1]:
         inputs.qk_norm_rope_store(

@@ -22,9 +22,9 @@ from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import ExpertRule, GateClamp
 from aengine.kernels.experts.single_rows import SharedMatrices
 from aengine.kernels.experts.triton_experts import TritonExperts
+from aengine.kernels.linear.weights.e2m1 import Nvfp4Weight
 from aengine.kernels.linear.weights.fp8 import Activations, Fp8Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.gpus import HAVE_FP8, Compiler, eighth, every_gpu, half, ints, longs, octets, single

@@ -18,10 +18,9 @@ from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.fp8.quantize import quantize_fp8
 from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.e2m1 import Mxfp4Weight, Nvfp4Weight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
-from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.conftest import relative_error

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aengine.errors import CheckpointError, ConfigError, UnsupportedModelError
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 from aengine.model.config import ModelConfig
 from aengine.model.families import FAMILIES
 
@@ -225,7 +225,11 @@ class TestRefusedByName:
         ):  # only every fourth layer attends, and there are three
             with pytest.raises(CheckpointError, match=r"full_attention_interval \(4\) leaves none of 3 layers"):
                 read(tmp_path, {"architectures": [name], **changes})
-            read(tmp_path, {"architectures": [name], **changes, "num_hidden_layers": 4})
+            changes["num_hidden_layers"] = 4
+            read(tmp_path, {"architectures": [name], **changes})
+            with pytest.raises(CheckpointError, match="linear_conv_kernel_dim must be an integer from 4 to 4, is 3"):
+                read(tmp_path, {"architectures": [name], **changes, "linear_conv_kernel_dim": 3})
+            del changes["num_hidden_layers"]
 
     def test_a_quantisation_that_stands_in_a_file_of_its_own(self, tmp_path: Path) -> None:
         beside = tmp_path / "hf_quant_config.json"

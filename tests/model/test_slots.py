@@ -31,7 +31,7 @@ from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.torch_linear import TorchLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.dense import in_fp8

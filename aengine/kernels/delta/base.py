@@ -17,8 +17,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from aengine.kernels.recurrent.heads import RecurrentHeads
-from aengine.kernels.recurrent.state import RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import RecurrentHeads, RecurrentState, StateBatch
 
 
 @dataclass(slots=True)

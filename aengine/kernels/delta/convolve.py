@@ -1,4 +1,4 @@
-"""Computes the convolution of chunks and SiLU, and normalises q and k.
+"""Computes a convolution of width 4 over chunks and SiLU, and normalises q and k.
 
 A program has some heads of q, k or v. It goes from token to token and keeps the inputs of the last three in registers,
 so it reads each input once. It loads the next four tokens in advance. A slot holds the inputs of the tokens before a
@@ -45,95 +45,6 @@ def keep_inputs(
 def _convolve_kernel(
     x_ptr,  # [tokens, CHANNELS]
     out_ptr,  # [tokens, CHANNELS]
-    conv_ptr,  # [slots, WIDTH, CHANNELS]
-    weight_ptr,  # [CHANNELS, WIDTH]
-    slots_ptr,  # of chunks, like sources_ptr
-    sources_ptr,
-    starts_ptr,
-    positions_ptr,
-    saves_ptr,
-    blocks_ptr,
-    block_tokens_ptr,
-    x_stride,
-    conv_stride,
-    KEY_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr,  # of a program; a divisor of BLOCK
-    BLOCK_D: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    PIECES: tl.constexpr = BLOCK // TOKENS
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
-    block = tl.program_id(0) // PIECES
-    part = tl.program_id(1)  # heads of q, of k, of v
-    chunk = tl.load(blocks_ptr + block)
-    if chunk < 0:
-        return
-    slot = tl.load(slots_ptr + chunk)
-    if slot <= 0:
-        return
-    source = tl.load(sources_ptr + chunk).to(tl.int64)
-    known = source > 0
-    start = tl.load(starts_ptr + chunk)
-    end = tl.load(starts_ptr + chunk + 1)
-    first_token = tl.load(block_tokens_ptr + block) + tl.program_id(0) % PIECES * TOKENS
-    begin = tl.load(positions_ptr + start).to(tl.int32)  # the position of the chunk's first token
-    d = tl.arange(0, BLOCK_D)
-    is_value = part >= 2 * KEY_HEADS
-    inside = d < tl.where(is_value, VALUE_DIM, KEY_DIM)
-    first_channel = tl.where(is_value, 2 * KEY_HEADS * KEY_DIM + (part - 2 * KEY_HEADS) * VALUE_DIM, part * KEY_DIM)
-    channels = first_channel + d
-    ring = conv_ptr + source * conv_stride
-    token = first_token + tl.arange(0, TOKENS)
-    there = (token >= start) & (token < end)
-    total = tl.zeros([TOKENS, BLOCK_D], tl.float32)
-    for back in tl.static_range(WIDTH):
-        weight = tl.load(weight_ptr + channels * WIDTH + (WIDTH - 1 - back), mask=inside, other=0.0).to(tl.float32)
-        ours = there & (token - back >= start)
-        x = tl.load(
-            x_ptr + (token - back).to(tl.int64)[:, None] * x_stride + channels[None, :],
-            mask=ours[:, None] & inside[None, :], other=0.0,
-        )  # fmt: skip
-        total += x.to(tl.float32) * weight[None, :]
-    if first_token < start + WIDTH - 1:  # its first tokens also read inputs of tokens before the chunk
-        for back in tl.static_range(1, WIDTH):
-            weight = tl.load(weight_ptr + channels * WIDTH + (WIDTH - 1 - back), mask=inside, other=0.0).to(tl.float32)
-            position = begin + (token - start) - back
-            theirs = only_if(known, there & (token - back < start) & (position >= 0))
-            x = tl.load(
-                ring + ((position + WIDTH) % WIDTH * CHANNELS)[:, None] + channels[None, :],
-                mask=theirs[:, None] & inside[None, :], other=0.0,
-            )  # fmt: skip
-            total += x.to(tl.float32) * weight[None, :]
-    total = silu(total)
-    if part < 2 * KEY_HEADS:
-        scale = tl.math.rsqrt(tl.sum(total * total, axis=1) + 1e-6)
-        total *= (scale * tl.where(part < KEY_HEADS, KEY_DIM**-0.5, 1.0))[:, None]
-    tl.store(
-        out_ptr + token.to(tl.int64)[:, None] * CHANNELS + channels[None, :], total.to(out_ptr.dtype.element_ty),
-        mask=there[:, None] & inside[None, :],
-    )  # fmt: skip
-    last = tl.minimum(first_token + TOKENS, end) - 1
-    if (last >= first_token) & (last >= start):
-        save = tl.load(saves_ptr + last).to(tl.int64)
-        if save > 0:
-            keep_inputs(
-                conv_ptr + save * conv_stride, ring, x_ptr, x_stride, channels, inside, known, True,
-                last, begin + last - start, start, CHANNELS, WIDTH,
-            )  # fmt: skip
-
-
-@keep_variants
-@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
-def _convolve_in_turn_kernel(
-    x_ptr,  # [tokens, CHANNELS]
-    out_ptr,  # [tokens, CHANNELS]
     conv_ptr,  # [slots, 4, CHANNELS]
     weight_ptr,  # [CHANNELS, 4]
     slots_ptr,  # of chunks, like sources_ptr
@@ -155,7 +66,6 @@ def _convolve_in_turn_kernel(
     BLOCK_D: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Convolve token by token, with the inputs of the three tokens before in registers. Only for width 4."""
     PIECES: tl.constexpr = BLOCK // TOKENS
     if OVERLAP:
         gdc_launch_dependents()
@@ -255,16 +165,11 @@ def _before(x_ptr, x_stride, ring_ptr, channels, inside, token, start, begin, kn
 
 @dataclass(frozen=True, slots=True)
 class ConvolveConfig:
-    """How the kernels divide one shape.
-
-    heads, tokens: how many a program has; powers of two. It computes its tokens one after the other. heads 0: a program
-    has one head and computes its tokens at once.
-    """
+    """How the kernel divides one shape. heads, tokens: how many a program has; powers of two."""
 
     heads: int
     tokens: int
     warps: int
-    registers: int | None = None
 
 
 def convolve(
@@ -279,25 +184,13 @@ def convolve(
     heads, first = weights.heads, batch.num_decodes
     overlap = launch_for(qkv.device).overlap
     out = torch.empty((len(qkv), heads.channels), dtype=qkv.dtype, device=qkv.device)
-    programs, parts = blocks.most * (BLOCK // config.tokens), 2 * heads.key_heads + heads.value_heads
-    pointers = (
+    parts = (2 * heads.key_heads + heads.value_heads) // config.heads
+    _convolve_kernel[(blocks.most * (BLOCK // config.tokens), parts)](
         qkv, out, state.conv, weights.conv, batch.slots[first:], batch.sources[first:], batch.starts, batch.positions,
-        batch.saves, blocks.chunks, blocks.tokens,
+        batch.saves, blocks.chunks, blocks.tokens, qkv.stride(0), state.conv.stride(0),
+        KEY_HEADS=heads.key_heads, KEY_DIM=heads.key_dim, VALUE_DIM=heads.value_dim, CHANNELS=heads.channels,
+        HEADS=config.heads, BLOCK=BLOCK, TOKENS=config.tokens,
+        BLOCK_D=power_of_two(max(heads.key_dim, heads.value_dim)), OVERLAP=overlap, num_warps=config.warps,
+        launch_pdl=overlap,
     )  # fmt: skip
-    common: dict[str, int | None] = {
-        "KEY_HEADS": heads.key_heads,
-        "KEY_DIM": heads.key_dim,
-        "VALUE_DIM": heads.value_dim,
-    }
-    common |= {"CHANNELS": heads.channels, "BLOCK": BLOCK, "TOKENS": config.tokens, "OVERLAP": overlap}
-    common |= {"BLOCK_D": power_of_two(max(heads.key_dim, heads.value_dim))}
-    common |= {"num_warps": config.warps, "maxnreg": config.registers, "launch_pdl": overlap}
-    if config.heads:
-        _convolve_in_turn_kernel[(programs, parts // config.heads)](
-            *pointers, qkv.stride(0), state.conv.stride(0), HEADS=config.heads, **common
-        )
-    else:
-        _convolve_kernel[(programs, parts)](
-            *pointers, qkv.stride(0), state.conv.stride(0), WIDTH=weights.conv.shape[1], **common
-        )
     return out

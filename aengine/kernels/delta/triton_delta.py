@@ -15,26 +15,22 @@ from aengine.kernels.delta.drafts import decode_drafts
 from aengine.kernels.delta.within import solve_within
 from aengine.kernels.launch import Launch, launch_for, power_of_two
 from aengine.kernels.recurrent.blocks import Blocks
-from aengine.kernels.recurrent.heads import RecurrentHeads
-from aengine.kernels.recurrent.state import BLOCK, RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import BLOCK, RecurrentHeads, RecurrentState, StateBatch, decode_warps
 
 
 @lru_cache
 def delta_decode_config(heads: RecurrentHeads, state_size: int) -> DeltaDecodeConfig:
-    """Return the config of a decode. Each thread holds 128 elements of the state. state_size: bytes of an element."""
-    numbers = power_of_two(heads.key_dim) * power_of_two(heads.value_dim)
-    return DeltaDecodeConfig(max(1, numbers // (128 * 32)), through_memory=state_size == 2)
+    """Return the config of a decode. state_size: bytes of an element of the state."""
+    return DeltaDecodeConfig(decode_warps(heads), through_memory=state_size == 2)
 
 
 @lru_cache
-def convolve_config(heads: RecurrentHeads, width: int, blocks: int, launch: Launch) -> ConvolveConfig:
-    """Return the config of a convolution of `width`. blocks: number of blocks of all chunks.
+def convolve_config(heads: RecurrentHeads, blocks: int, launch: Launch) -> ConvolveConfig:
+    """Return the config of a convolution. blocks: number of blocks of all chunks.
 
-    For width 4 a program computes some heads token by token, with 8 channels a thread. With few blocks it computes a
-    quarter of a block.
+    A program computes some heads token by token, with 8 channels a thread. With few blocks it computes a quarter of a
+    block.
     """
-    if width != 4:
-        return ConvolveConfig(0, 32, 4, registers=96)
     each = math.gcd(heads.key_heads, heads.value_heads, 8)
     programs = blocks * (2 * heads.key_heads + heads.value_heads) // each
     tokens = BLOCK if programs >= 8 * launch.processors else BLOCK // 4
@@ -85,7 +81,7 @@ class TritonDelta:
         weights = self._weights
         blocks = batch.plan(Blocks, lambda: Blocks.from_batch(batch))
         launch = launch_for(qkv.device)
-        turns = convolve_config(weights.heads, weights.conv.shape[1], blocks.most, launch)
+        turns = convolve_config(weights.heads, blocks.most, launch)
         parts = convolve(qkv, state, weights, batch, blocks, turns)
         within = solve_within(qkv, parts, b, a, state, weights, batch, blocks)
         config = across_config(weights.heads, qkv.element_size(), launch)

@@ -102,7 +102,6 @@ def _within_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
-    INVERSE_PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     REPEATS: tl.constexpr = VALUE_HEADS // KEY_HEADS
@@ -147,7 +146,7 @@ def _within_kernel(
     tl.store(seen_ptr + matrix, seen.to(seen_ptr.dtype.element_ty))
     system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * left * beta[:, None]
     system = tl.where(i[:, None] > i[None, :], system, 0.0)
-    solved = _inverse(system, BLOCK, INVERSE_PRECISION)
+    solved = _inverse(system, BLOCK, PRECISION)
     tl.store(solved_ptr + matrix, solved.to(solved_ptr.dtype.element_ty))
 
     if first_token + BLOCK >= end:  # the slot keeps the chunk's last inputs for the next step's convolution
@@ -197,7 +196,7 @@ def solve_within(
         x.stride(0), b.stride(0), a.stride(0), state.conv.stride(0),
         KEY_HEADS=heads.key_heads, VALUE_HEADS=heads.value_heads, KEY_DIM=heads.key_dim, VALUE_DIM=heads.value_dim,
         WIDTH=weights.conv.shape[1], BLOCK=BLOCK, BLOCK_K=power_of_two(heads.key_dim),
-        BLOCK_V=power_of_two(heads.value_dim), PRECISION="ieee" if exact else "tf32",
-        INVERSE_PRECISION="ieee" if exact else "tf32", OVERLAP=overlap, num_warps=4, maxnreg=128, launch_pdl=overlap,
+        BLOCK_V=power_of_two(heads.value_dim), PRECISION="ieee" if exact else "tf32", OVERLAP=overlap, num_warps=4,
+        maxnreg=128, launch_pdl=overlap,
     )  # fmt: skip
     return Within(solved, seen, fade, beta)

@@ -33,11 +33,7 @@ PIECES = 64  # the most pieces of a row
 MOST_TOKENS = 2**19 - 1  # weights of more tokens might not fit into 64 bits
 _PIECE_BLOCK = 1024
 _LIST_BLOCK = 2048
-_UNUSED_BITS = {
-    torch.float32: 0,
-    torch.bfloat16: 16,
-    torch.float16: 13,
-}  # low bits of a float32
+_UNUSED_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}  # low bits of a float32
 
 
 @triton.jit

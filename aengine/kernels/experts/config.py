@@ -19,7 +19,6 @@ from aengine.kernels.launch import Launch, find_borders, power_of_two
 
 HEIGHTS = (16, 32, 64)  # rows of a tile, for few rows
 SINGLE_TOKENS = 4  # up to here every pair is computed by itself
-PACKED_SINGLE_TOKENS = 4  # up to here every pair of 4-bit codes is computed by itself
 FEW_AVERAGE = 32  # rows of an expert on average, up to which reading the weights takes the time
 TALL_AVERAGE = 96  # rows of an expert on average, after which tiles are twice as high
 PACKED_AVERAGE = 192  # the same of 4-bit codes, after which tiles are four times as high
@@ -97,7 +96,7 @@ def fp8_tile_config(
 @lru_cache
 def packed_single_config(tokens: int, element_size: int) -> PackedSingleConfig | None:
     """Like `single_config`, for matrices of 4-bit codes."""
-    if tokens > PACKED_SINGLE_TOKENS or element_size > 2:
+    if tokens > SINGLE_TOKENS or element_size > 2:
         return None
     gate_up = PackedSingleCut(16, 4, 6, registers=168) if tokens == 1 else PackedSingleCut(16, 4, 4, registers=128)
     return PackedSingleConfig(gate_up, PackedSingleCut(16, 8, 6, registers=128))

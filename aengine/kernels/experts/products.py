@@ -30,7 +30,7 @@ from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)

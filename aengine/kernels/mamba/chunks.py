@@ -19,8 +19,7 @@ from aengine.kernels.elementwise import only_if, silu, softplus
 from aengine.kernels.launch import Launch, power_of_two
 from aengine.kernels.mamba.base import MambaWeights
 from aengine.kernels.recurrent.blocks import Blocks
-from aengine.kernels.recurrent.heads import RecurrentHeads
-from aengine.kernels.recurrent.state import BLOCK, UNALIGNED, RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import BLOCK, UNALIGNED, RecurrentHeads, RecurrentState, StateBatch
 from aengine.kernels.variants import keep_variants
 
 

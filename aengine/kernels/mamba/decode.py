@@ -16,8 +16,7 @@ from torch import Tensor
 from aengine.kernels.elementwise import only_if, silu, softplus
 from aengine.kernels.launch import power_of_two
 from aengine.kernels.mamba.base import MambaWeights
-from aengine.kernels.recurrent.heads import RecurrentHeads
-from aengine.kernels.recurrent.state import UNALIGNED, RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import UNALIGNED, RecurrentState, StateBatch, decode_warps
 from aengine.kernels.variants import keep_variants
 
 
@@ -135,11 +134,6 @@ def _decode_kernel(
             tl.store(keys_at + entry * KEYS, key, mask=writes_k)
             tl.store(corrections_at + entry * VALUES, correction, mask=in_v)
             tl.store(decays_at + entry * VALUE_HEADS, decay)
-
-
-def decode_warps(heads: RecurrentHeads) -> int:
-    """Return the number of warps of a program. Each thread holds 128 elements of the state."""
-    return max(1, power_of_two(heads.key_dim) * power_of_two(heads.value_dim) // (128 * 32))
 
 
 def decode(

@@ -70,9 +70,8 @@ def _blocks_kernel(
     start = tl.load(starts_ptr + chunk, mask=inside, other=0)
     end = tl.load(starts_ptr + chunk + 1, mask=inside, other=0)
     filled = inside & (start < end)
-    before = (tl.load(positions_ptr + start, mask=filled, other=0) % BLOCK).to(
-        tl.int32
-    )  # tokens of its first block that precede it
+    # The tokens of a chunk's first block that precede it.
+    before = (tl.load(positions_ptr + start, mask=filled, other=0) % BLOCK).to(tl.int32)
     count = tl.where(filled, (before + end - start + BLOCK - 1) // BLOCK, 0)
     begin = tl.sum(tl.where(chunk < own, count, 0), axis=0)
     number = tl.sum(tl.where(chunk == own, count, 0), axis=0)

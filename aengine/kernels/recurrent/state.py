@@ -1,4 +1,4 @@
-"""The states of recurrent layers, and the batch of a step.
+"""The heads and the states of recurrent layers, and the batch of a step.
 
 A recurrent layer keeps the last inputs of a convolution. Most also keep a matrix S [key_dim, value_dim] for each value
 head. A token fades the matrix and adds a product to it:
@@ -21,6 +21,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from aengine.kernels.launch import power_of_two
+
 P = TypeVar("P")
 
 BLOCK = 64  # tokens of a block of a chunk, by position: 0 to 63, 64 to 127, ...
@@ -28,6 +30,36 @@ BLOCK = 64  # tokens of a block of a chunk, by position: 0 to 63, 64 to 127, ...
 # is compiled for their alignment.
 _PER_STEP = "slots", "sources", "starts", "positions", "saves", "read", "save_after", "save_slots"
 UNALIGNED = [f"{name}_ptr" for name in (*_PER_STEP, "block_starts", "block_tokens")]
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentHeads:
+    """Value head h reads key head h // (value_heads / key_heads), and has a state [key_dim, value_dim]."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def keys(self) -> int:
+        """The width of all key heads, and of all query heads."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """The width of all value heads."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """The channels of the convolution, which queries, keys and values pass."""
+        return 2 * self.keys + self.values
+
+
+def decode_warps(heads: RecurrentHeads) -> int:
+    """Return the number of warps of a program that decodes a head. Each thread holds 128 elements of its state."""
+    return max(1, power_of_two(heads.key_dim) * power_of_two(heads.value_dim) // (128 * 32))
 
 
 @dataclass(slots=True)

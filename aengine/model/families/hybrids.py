@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from aengine.kernels.recurrent.state import BLOCK
 from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.parts import (
     MAX_HEADS,
@@ -27,6 +26,7 @@ from aengine.model.recurrent_spec import DeltaSpec
 from aengine.model.spec import FFN, ExpertsSpec, LayerSpec, MLPSpec
 
 _OFFSET = 1.0  # norm weights are stored as their difference from 1
+_CONV = 4  # the width of all published convolutions, and the only one that kernels/delta/convolve.py computes
 
 
 def qwen3_5(fields: Fields) -> list[LayerSpec]:
@@ -88,7 +88,7 @@ def _delta(fields: Fields, interleaved: bool) -> DeltaSpec:
         value_heads=fields.integer("linear_num_value_heads", 1, MAX_HEADS),
         key_dim=fields.integer("linear_key_head_dim", 1, MAX_WIDTH),
         value_dim=fields.integer("linear_value_head_dim", 1, MAX_WIDTH),
-        conv=fields.integer("linear_conv_kernel_dim", 1, BLOCK, 4),
+        conv=fields.integer("linear_conv_kernel_dim", _CONV, _CONV, _CONV),
         interleaved=interleaved,
     )
     if spec.value_heads % spec.key_heads:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from aengine.kernels.recurrent.heads import RecurrentHeads
+from aengine.kernels.recurrent.state import RecurrentHeads
 from aengine.kernels.torch_kernels import TorchKernels
 from tests.kernels.recurrent.nets import DeltaWorld
 from tests.kernels.recurrent.world import Entry

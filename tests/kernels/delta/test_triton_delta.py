@@ -11,8 +11,7 @@ pytest.importorskip("triton")
 from aengine.kernels.delta import triton_delta
 from aengine.kernels.delta.convolve import ConvolveConfig
 from aengine.kernels.delta.triton_delta import TritonDelta
-from aengine.kernels.recurrent.heads import RecurrentHeads
-from aengine.kernels.recurrent.state import RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import RecurrentHeads, RecurrentState, StateBatch
 from tests.kernels.recurrent.nets import DeltaWorld
 from tests.kernels.recurrent.world import Entry
 
@@ -31,9 +30,9 @@ def test_heads_wider_than_a_program_are_normed_by_another_kernel_tiny(dtype: tor
     assert max(errors) < it.of_kernels
 
 
-@pytest.mark.interpreted(4)
+@pytest.mark.interpreted(2)
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("turns", [(0, 64, 4), (0, 16, 2), (1, 64, 1), (2, 16, 4)])
+@pytest.mark.parametrize("turns", [(1, 64, 1), (2, 16, 4)])
 def test_every_config_of_the_convolution(
     heads: RecurrentHeads,
     turns: tuple[int, int, int],
@@ -41,7 +40,7 @@ def test_every_config_of_the_convolution(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if heads.key_heads % max(1, turns[0]):
+    if heads.key_heads % turns[0]:
         pytest.skip("not for so many heads")
     monkeypatch.setattr(triton_delta, "convolve_config", lambda *_: ConvolveConfig(*turns))
     it = DeltaWorld(heads, [140, 70], dtype, device)

@@ -9,8 +9,7 @@ pytest.importorskip("triton")
 
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.triton_delta import TritonDelta
-from aengine.kernels.recurrent.heads import RecurrentHeads
-from aengine.kernels.recurrent.state import RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import RecurrentHeads, RecurrentState, StateBatch
 from tests.kernels.offline import MARKS, record_variants
 
 pytestmark = MARKS
@@ -34,6 +33,6 @@ def test_steps_of_all_sizes_use_the_same_variants(monkeypatch: pytest.MonkeyPatc
             positions, saves = torch.arange(tokens), torch.zeros(tokens, dtype=torch.int32)
             batch = StateBatch(slots, slots, starts, positions, saves, 0)
             net(half(tokens, channels), half(tokens, values), half(tokens, each), half(tokens, each), state, batch)
-    cuts = {"_convolve_in_turn_kernel": 2}  # for many blocks and for few
+    cuts = {"_convolve_kernel": 2}  # for many blocks and for few
     assert len(variants) >= 4
     assert {name: len(found) for name, found in variants.items()} == {name: cuts.get(name, 1) for name in variants}

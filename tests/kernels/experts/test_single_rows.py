@@ -11,9 +11,9 @@ from tests.kernels.conftest import relative_error
 
 pytest.importorskip("triton")
 
+from aengine.kernels.elementwise import gated_silu_mul
 from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.experts.products import float_experts
-from aengine.kernels.experts.shared_gate import gated_silu_mul
 from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig, SingleCut, single_rows
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.experts.test_triton_experts import make, reference, spread

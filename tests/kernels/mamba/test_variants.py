@@ -9,8 +9,7 @@ pytest.importorskip("triton")
 
 from aengine.kernels.mamba.base import MambaWeights
 from aengine.kernels.mamba.triton_mamba import TritonMamba
-from aengine.kernels.recurrent.heads import RecurrentHeads
-from aengine.kernels.recurrent.state import RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import RecurrentHeads, RecurrentState, StateBatch
 from tests.kernels.offline import MARKS, record_variants
 
 pytestmark = MARKS

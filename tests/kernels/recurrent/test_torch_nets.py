@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aengine.kernels.delta.base import DeltaNet
-from aengine.kernels.recurrent.heads import RecurrentHeads
+from aengine.kernels.recurrent.state import RecurrentHeads
 from aengine.kernels.torch_kernels import TorchKernels
 from tests.kernels.recurrent.nets import BOTH, DeltaWorld
 from tests.kernels.recurrent.world import Entry, Row, World

@@ -10,8 +10,7 @@ pytest.importorskip("triton")
 from aengine.kernels.delta.base import DeltaNet
 from aengine.kernels.delta.triton_delta import TritonDelta
 from aengine.kernels.mamba import triton_mamba
-from aengine.kernels.recurrent.heads import RecurrentHeads
-from aengine.kernels.recurrent.state import DraftedBatch
+from aengine.kernels.recurrent.state import DraftedBatch, RecurrentHeads
 from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.recurrent.nets import BOTH, DeltaWorld, MambaWorld
 from tests.kernels.recurrent.world import Entry, World

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from aengine.kernels.base import Kernels
 from aengine.kernels.delta.base import DeltaNet
-from aengine.kernels.recurrent.heads import RecurrentHeads
-from aengine.kernels.recurrent.state import DraftedBatch, DraftUpdates, RecurrentState, StateBatch
+from aengine.kernels.recurrent.state import DraftedBatch, DraftUpdates, RecurrentHeads, RecurrentState, StateBatch
 from tests.kernels.conftest import relative_error
 
 WIDTH = 4

@@ -15,7 +15,7 @@ from torch import Tensor
 from aengine.errors import UnsupportedModelError, WeightsError
 from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 from aengine.model.fields import Fields
 from aengine.model.quant.base import LinearFormat, StoredTensor
 from aengine.model.quant.config import read_quantization

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.formats.awq import Awq, AwqGemv
 from aengine.model.quant.formats.fp8 import Fp8

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.linear.int4.packed_codes import BLOCK, TILE_ROWS, can_pack, pack_codes
-from aengine.kernels.linear.weights.e2m1 import E2m1Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight, Mxfp4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -369,7 +369,7 @@ def packed_single_rows(
         E=experts, N=gate_up.rows, K=gate_up.columns, TOP_K=top_k, BLOCK_N=block_n, WARPS=cut.warps,
         EARLY=min(cut.early, turns), **gate_up.constants, PAIRS=bool(how.assembly), PRESCALED=prescaled,
         GATED=rule.gated, **rule.gate_up, ASM=how.assembly, BASE=how.base, LIFT=how.lift, PRECISION=precision,
-         OVERLAP=overlap, num_warps=cut.warps, maxnreg=cut.registers or None, launch_pdl=overlap,
+        OVERLAP=overlap, num_warps=cut.warps, maxnreg=cut.registers or None, launch_pdl=overlap,
     )  # fmt: skip
     cut, how = config.down, _unpacking(h, down)
     turns = -(-down.words.shape[1] // cut.warps)

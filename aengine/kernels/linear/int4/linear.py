@@ -19,8 +19,7 @@ from aengine.kernels.linear.int4.config import COPY_ROWS, DENSE_ROWS, one_row_co
 from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.packed_codes import can_pack, pack_codes
 from aengine.kernels.linear.weights.e2m1 import E2m1Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.int8 import Int8Weight
+from aengine.kernels.linear.weights.integers import Int4Weight, Int8Weight
 
 
 class Int4Linear:

@@ -19,9 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.linear.weights.e2m1 import E2m1Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight, Nvfp4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 
 BLOCK = 128  # columns
 QUARTER = 32  # columns: the words of a block, and the smallest group

@@ -1,4 +1,4 @@
-"""4-bit floats, two in a byte, and the operations that all formats of them share."""
+"""4-bit floats, two in a byte, in groups that share a scale: MXFP4 and NVFP4."""
 
 from __future__ import annotations
 
@@ -67,3 +67,36 @@ class E2m1Weight(QuantizedWeight):
         out = values.index_select(0, self.codes.flatten().int()).view(self.shape)
         out.unflatten(-1, (-1, self.group)).mul_(scale.unsqueeze(-1))
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Weight(E2m1Weight):
+    """4-bit floats (e2m1) in groups of 32 columns, each times 2 ** (scale - 127). The scale is uint8."""
+
+    group: ClassVar[int] = 32
+
+    def dequantize(self) -> Tensor:
+        return self._scaled(powers_of_two(self.scale))
+
+
+def powers_of_two(exponents: Tensor) -> Tensor:
+    """Return 2 ** (exponent - 127) in float32 for exponents in uint8 (e8m0)."""
+    wide = exponents.int()
+    # The bits of a float32. 2 ** -127 is a subnormal.
+    return torch.where(wide == 0, 1 << 22, wide << 23).view(torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Nvfp4Weight(E2m1Weight):
+    """4-bit floats (e2m1) in groups of 16 columns, times the group's scale in float8_e4m3fn and the factor of the row.
+
+    A number times its scale has at most six significant bits, so it is exact in 16 bits.
+    """
+
+    group: ClassVar[int] = 16
+
+    # [..., n, 1] float32. Files have one for a matrix; rows of several matrices become one matrix.
+    factor: Tensor
+
+    def dequantize(self) -> Tensor:
+        return self._scaled(self.scale.float()).mul_(self.factor)

@@ -1,7 +1,8 @@
-"""Integers in groups of columns that share a scale."""
+"""4-bit and 8-bit integers in groups of columns that share a scale."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -13,7 +14,8 @@ from torch.nn.functional import pad
 from aengine.errors import WeightsError
 from aengine.kernels.linear.weights.base import QuantizedWeight, cat_rows, pad_rows, some_rows
 
-CHUNK = 32  # columns: the smallest group that kernels read
+# Columns of groups that kernels of 4-bit codes read: multiples of WHOLE, half of WHOLE, and CHUNK.
+WHOLE, CHUNK = 128, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +123,48 @@ class IntWeight(QuantizedWeight):
         sources = order.new_zeros(codes.shape[-1])
         sources[places] = order[kept] - first
         return type(self)(codes, scale, zero, sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Weight(IntWeight):
+    """4-bit integers: codes are 0 to 15."""
+
+    middle: ClassVar[int] = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight(IntWeight):
+    """8-bit integers: codes are 0 to 255."""
+
+    middle: ClassVar[int] = 128
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether kernels can read `halves`."""
+        return self._shorter_group >= CHUNK
+
+    @property
+    def _shorter_group(self) -> int:
+        return self.group if not self.group % WHOLE else math.gcd(self.group, WHOLE)
+
+    def halves(self) -> Int4Weight:
+        """Return a weight of 4-bit codes with twice the columns, which gives the same products.
+
+        Its first columns have the upper halves of the codes, with scales 16 times as large, and the others the lower
+        halves. Both multiply the same inputs.
+        """
+        k, group, shorter = self.codes.shape[-1], self.group, self._shorter_group
+        scale = self.scale.float().repeat_interleave(group // shorter, -1)
+        middle = scale.new_full(scale.shape, self.middle, dtype=torch.uint8)
+        zero = middle if self.zero is None else self.zero.repeat_interleave(group // shorter, -1)
+        order = torch.arange(k, device=self.codes.device) if self.order is None else self.order
+        return Int4Weight(
+            _beside(self.codes >> 4, self.codes & 15),
+            _beside(16 * scale, scale),
+            _beside(zero >> 4, zero & 15),
+            _beside(order, order),
+        )
+
+
+def _beside(upper: Tensor, lower: Tensor) -> Tensor:
+    return torch.cat((upper, lower), -1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.delta.base import DeltaWeights
-from aengine.kernels.recurrent.heads import RecurrentHeads
+from aengine.kernels.recurrent.state import RecurrentHeads
 from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step

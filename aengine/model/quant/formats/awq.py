@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.linear.weights.base import QuantizedWeight
-from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import SCALES, LinearFormat, QuantConfig, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_finite, not_fused, unsupported

@@ -13,7 +13,7 @@ from torch import Tensor
 from aengine.errors import WeightsError
 from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.linear.weights.floats import FloatWeight
-from aengine.kernels.linear.weights.int8 import Int8Weight
+from aengine.kernels.linear.weights.integers import Int8Weight
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import SCALES, LinearFormat, QuantConfig, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_finite, not_fused, unsupported

@@ -13,9 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.int8 import Int8Weight
-from aengine.kernels.linear.weights.integers import IntWeight
+from aengine.kernels.linear.weights.integers import Int4Weight, Int8Weight, IntWeight
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import INTEGERS, SCALES, LinearFormat, QuantConfig, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_finite, not_fused, unsupported

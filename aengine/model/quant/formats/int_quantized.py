@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.linear.weights.base import QuantizedWeight
-from aengine.kernels.linear.weights.int8 import Int8Weight
+from aengine.kernels.linear.weights.integers import Int8Weight
 from aengine.model.quant.base import SCALES, LinearFormat, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_finite, not_fused
 

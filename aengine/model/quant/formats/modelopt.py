@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
+from aengine.kernels.linear.weights.e2m1 import Nvfp4Weight
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import LinearFormat, QuantConfig
 from aengine.model.quant.checks import unsupported

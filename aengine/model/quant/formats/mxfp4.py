@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.linear.weights.base import QuantizedWeight
-from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
+from aengine.kernels.linear.weights.e2m1 import Mxfp4Weight
 from aengine.model.fields import Fields
 from aengine.model.quant.base import LinearFormat, QuantConfig, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_range, not_fused

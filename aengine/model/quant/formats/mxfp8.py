@@ -10,8 +10,8 @@ from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.e2m1 import powers_of_two
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
-from aengine.kernels.linear.weights.mxfp4 import powers_of_two
 from aengine.model.quant.base import LinearFormat, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_range, not_fused
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.linear.weights.base import QuantizedWeight
-from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
+from aengine.kernels.linear.weights.e2m1 import Nvfp4Weight
 from aengine.model.quant.base import SCALES, LinearFormat, StoredTensor, TensorAxis
 from aengine.model.quant.checks import check_finite, check_range, not_fused
 

@@ -14,7 +14,7 @@ from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.routing.plan import make_plan
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.linear.int4.packed_codes import pack_codes
-from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
+from aengine.kernels.linear.weights.e2m1 import Mxfp4Weight
 from bench.packed_candidates import StreamedConfig, StreamedCut, streamed_tiles
 from bench.packed_strips import strip_product
 from bench.packed_tiles import dequantised

@@ -19,10 +19,8 @@ from aengine.kernels.experts.packed.single_rows import (
 )
 from aengine.kernels.experts.products import packed_experts
 from aengine.kernels.experts.rule import SILU, ExpertRule
-from aengine.kernels.linear.weights.e2m1 import E2m1Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
-from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight, Mxfp4Weight, Nvfp4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 from tests.kernels.experts.test_triton_experts import GELU, SPREADS, UNGATED, reference, rule_of, spread
 from tests.kernels.linear.int4.test_product import nvfp4_scales
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.int8 import Int8Weight
+from aengine.kernels.linear.weights.integers import Int4Weight, Int8Weight
 from tests.kernels.conftest import relative_error, tolerance
 
 int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear.weights.int4 import Int4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 from tests.kernels.conftest import relative_error, tolerance
 
 int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")

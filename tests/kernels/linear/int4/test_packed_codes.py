@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from aengine.kernels.linear.int4.packed_codes import pack_codes, spread
-from aengine.kernels.linear.weights.e2m1 import E2M1
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
-from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
+from aengine.kernels.linear.weights.e2m1 import E2M1, Mxfp4Weight, Nvfp4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 
 
 def codes(n: int, k: int) -> torch.Tensor:

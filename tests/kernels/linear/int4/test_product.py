@@ -3,10 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.kernels.linear.weights.e2m1 import E2m1Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
-from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight, Mxfp4Weight, Nvfp4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight
 from tests.kernels.conftest import relative_error, tolerance
 
 int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")

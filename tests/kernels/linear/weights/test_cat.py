@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 
 from aengine.errors import WeightsError
 from aengine.kernels.linear.weights.base import QuantizedWeight
-from aengine.kernels.linear.weights.e2m1 import E2m1Weight
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight, Mxfp4Weight, Nvfp4Weight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.integers import IntWeight
-from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
-from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight, IntWeight
 from tests.model.quant.schemes import slow_but_some
 from tests.model.quant.test_formats import encode, format_of, load
 

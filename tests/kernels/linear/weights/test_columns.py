@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.integers import CHUNK
+from aengine.kernels.linear.weights.integers import CHUNK, Int4Weight
 
 
 def random_weight(groups: int, group: int, zeros: bool, seed: int) -> Int4Weight:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aengine.kernels.linear.weights.e2m1 import Mxfp4Weight, Nvfp4Weight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
-from aengine.kernels.linear.weights.int4 import Int4Weight
-from aengine.kernels.linear.weights.int8 import Int8Weight
-from aengine.kernels.linear.weights.mxfp4 import Mxfp4Weight
-from aengine.kernels.linear.weights.nvfp4 import Nvfp4Weight
+from aengine.kernels.linear.weights.integers import Int4Weight, Int8Weight
 
 GENERATOR = torch.Generator().manual_seed(0)
 
