@@ -1,6 +1,6 @@
 """A pytest plugin that writes each failure to a file at once, so that a run that is cut off loses none.
 
-`AENGINE_TEST_FAILURES=failures.txt pytest -p tests.failures ...` appends to the file. With xdist only the controller
+`TEST_FAILURES=failures.txt pytest -p tests.failures ...` appends to the file. With xdist only the controller
 writes, when a worker has reported.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-FILE = "AENGINE_TEST_FAILURES"
+FILE = "TEST_FAILURES"  # not AENGINE_..., because the engine refuses unknown variables of that kind
 EVERY = 20  # tests, after which counts are written
 
 

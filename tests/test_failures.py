@@ -40,7 +40,7 @@ def run(folder: Path, *options: str, **environment: str) -> str:
     log = folder / "failures.txt"
     command = [sys.executable, "-m", "pytest", "-p", "tests.failures", "-p", "no:cacheprovider", *options, "."]
     known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"AENGINE_TEST_FAILURES": str(log), "PYTHONPATH": str(ROOT)}
+    environment |= {"TEST_FAILURES": str(log), "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=folder, env=known | environment, capture_output=True, check=False, timeout=120)
     return log.read_text()
 
