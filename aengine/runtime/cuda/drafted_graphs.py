@@ -191,6 +191,8 @@ class DraftedGraphs:
     def shape_for(self, plan: StepPlan) -> DecodeShape | None:
         """Return the captured shape for a step of decodes and the drafts that it makes. None: there is none."""
         drafts = max(plan.proposals, *plan.drafts) if plan.drafts else plan.proposals
+        if not drafts and not self._rows.states_are_complete(plan.decode):
+            drafts = 1  # a step without drafts cannot add the accepted ones of the step before to the states
         place = bisect.bisect_left(self._counts, drafts)
         return None if place == len(self._counts) else self._shape_of(plan, self._counts[place])
 
@@ -198,6 +200,7 @@ class DraftedGraphs:
         """Return the captured shape whose rows have as many drafts as each row of the plan. None: there is none."""
         drafts = plan.drafts[0] if plan.drafts else 0
         exact = drafts in self._rows_of and all(one == drafts for one in plan.drafts)
+        exact = exact and (drafts > 0 or self._rows.states_are_complete(plan.decode))
         return self._shape_of(plan, drafts) if exact else None
 
     def _shape_of(self, plan: StepPlan, drafts: int) -> DecodeShape | None:

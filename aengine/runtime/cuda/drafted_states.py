@@ -55,6 +55,8 @@ class DraftedStates:
     def batch(self, row_index: Tensor, inputs: DraftedInputs, starts: Tensor, queries: int) -> StateBatch:
         """Return the batch of a step, and advance `Rows.state_length`. A graph captures this.
 
+        The states before a step without drafts contain all tokens, so it runs as without speculation.
+
         Args:
             row_index: [n] int64
             starts: [n + 1] int32: the first token of each row, and the number of tokens.
@@ -65,15 +67,16 @@ class DraftedStates:
         before = inputs.positions.view(n, queries)[:, 0]
         read = self._lengths.index_select(0, row_index)
         self._lengths.index_copy_(0, row_index, before + 1)  # the first token is certain
-        # Rows with one token are decodes, and have no chunk. Other rows are chunks.
-        decodes = n if queries == 1 else 0
         of_rows = slots.to(torch.int32)
+        if queries == 1:
+            saves = torch.where(save_after == before + 1, save_slots, 0).to(torch.int32)
+            return StateBatch(of_rows, of_rows, starts[n:], inputs.positions, saves, n)
         return StateBatch(
             slots=of_rows,
             sources=of_rows,
-            starts=starts[decodes:],
+            starts=starts,  # every row is a chunk
             positions=inputs.positions,
             saves=self._no_saves[: n * queries],
-            num_decodes=decodes,
+            num_decodes=0,
             drafted=DraftedBatch(read, save_after, save_slots.to(torch.int32), has_prompts=False),
         )

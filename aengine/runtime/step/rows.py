@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -54,6 +55,8 @@ class Rows:
         # How many tokens the row's recurrent state contains. The tokens from there to `length` are accepted drafts.
         # None: the state always contains all tokens, or there is none.
         self.state_length = torch.zeros_like(self.length) if most_drafts and recurrent else None
+        # The rows whose newest step verified drafts: their states may not contain the accepted ones yet.
+        self._behind: set[int] = set()
         self.page_table = torch.zeros((max_rows, pages_per_row), dtype=torch.int32, device=device)
         self.window_table = torch.zeros_like(self.page_table) if windows else None
         self.lengths = [0] * max_rows
@@ -102,6 +105,7 @@ class Rows:
             self.page_table[rows] = self.page_table[sources]
         for new in new_rows:
             self.lengths[new.row] = new.length
+            self._behind.discard(new.row)
         if self.adapter is not None:
             self._adapt(self.adapter, new_rows)
         if self._shifts is not None and new_rows:
@@ -170,6 +174,13 @@ class Rows:
                 self.lengths[row] += 1
         for chunk in plan.prefill:
             self.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
+        if self.state_length is not None:
+            self._behind.difference_update(plan.decode, (chunk.row for chunk in plan.prefill))
+            self._behind.update(itertools.compress(plan.decode, plan.drafts))
+
+    def states_are_complete(self, rows: Iterable[int]) -> bool:
+        """Return whether the recurrent states of rows contain all their tokens after the newest step that began."""
+        return self._behind.isdisjoint(rows)
 
     def rotary_positions(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Return the positions [tokens] that `Decoder.forward` needs, for sequence positions of rows."""

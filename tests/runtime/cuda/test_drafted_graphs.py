@@ -214,12 +214,15 @@ async def test_a_row_keeps_the_drafts_of_a_known_answer(target: Path, replays: R
 @pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("target", ["qwen3-5"], indirect=True)
-@pytest.mark.parametrize("right", [1.0, 0.6])
+@pytest.mark.parametrize(("right", "drafting"), [(1.0, 1.0), (0.6, 1.0), (0.6, 0.2)])
 async def test_snapshots_of_replayed_steps_are_the_states_of_their_tokens(
-    right: float, target: Path, replays: Replays
+    right: float, drafting: float, target: Path, replays: Replays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every answer crosses a position at which states are kept. The next turn of the chat continues from there."""
-    knobs, ends = KNOBS | {"max_model_len": 240}, [44, 57, 62]
+    """Every answer crosses a position at which states are kept. The next turn of the chat continues from there.
+
+    drafting: the share of steps that make drafts.
+    """
+    knobs, ends = KNOBS | {"max_model_len": 240}, [47, 56, 63]
     chats = [[RNG.randrange(1, 90) for _ in range(length)] for length in ends]
     turns = [30, 70]  # tokens
     book, expected = Book(), [list(chat) for chat in chats]
@@ -234,13 +237,25 @@ async def test_snapshots_of_replayed_steps_are_the_states_of_their_tokens(
         for count in turns:
             await turn(engine, expected, count)
     start = Drafts(book, right, most=5, wrong=range(VOCAB)).start()
+    draft_now_and_then(monkeypatch, round(5 * drafting), reads=True)
     async with aengine.Engine(str(target), start=start, **knobs) as engine:
         for count in turns:
             await turn(engine, chats, count)
         assert chats == expected
         assert engine.stats().hit_rate > 0.3
         engine.check_integrity()
-    assert replays.accepted > 50
+    assert replays.accepted > 50 * drafting
+
+
+def draft_now_and_then(monkeypatch: pytest.MonkeyPatch, some: int, reads: bool) -> None:
+    """Let only the first `some` of five steps make drafts. reads: whether the proposer reads the other ones."""
+    steps = itertools.count()
+
+    def begin(drafting: Drafting, running: object, plan: StepPlan, room: int) -> None:
+        drafts = next(steps) % 5 < some
+        plan.is_read, plan.proposals = reads or drafts, drafting.most if drafts else 0
+
+    monkeypatch.setattr(Drafting, "begin", begin)
 
 
 class CountedAnswers(KnownAnswers):
@@ -259,17 +274,12 @@ class CountedAnswers(KnownAnswers):
 async def test_a_step_that_is_not_read_replays_no_proposer(
     target: Path, replays: Replays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of four steps make drafts. A step without drafts that makes none replays no proposer."""
+    """Two of five steps make drafts. A step without drafts that makes none replays no proposer."""
     knobs, prompt = KNOBS | {"max_num_seqs": 2}, PROMPTS[0]
     async with aengine.Engine(str(target), speculation="off", **knobs) as engine:
         expected = (await engine.complete(prompt, max_tokens=30, temperature=0, ignore_eos=True)).token_ids
-    runs, steps = torch.zeros(1, dtype=torch.int64), itertools.count()
-
-    def begin(drafting: Drafting, running: object, plan: StepPlan, room: int) -> None:
-        plan.is_read = next(steps) % 4 < 2
-        plan.proposals = 2 if plan.is_read else 0
-
-    monkeypatch.setattr(Drafting, "begin", begin)
+    runs = torch.zeros(1, dtype=torch.int64)
+    draft_now_and_then(monkeypatch, 2, reads=False)
     choice = ProposerChoice("known", "a test asks for it", 2, partial(CountedAnswers, [[*prompt, *expected]], runs))
     async with aengine.Engine(
         str(target), start=partial(start_torch.start_torch, speculation=choice), **knobs
