@@ -157,8 +157,8 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
                 progress=False,
             ) as engine:  # fmt: skip
                 for streams in options.streams:
-                    speed, step, tokens = await median_of(engine, options, streams)
-                    figures = {"tokens_per_second": speed, "step_ms": step, "tokens_per_step": tokens}
+                    figures = await median_of(engine, options, streams)
+                    speed = figures["tokens_per_second"]
                     ratio = speed / plain.setdefault(f"streams {streams}", speed)
                     report.tell(case | {"streams": streams}, figures, reference={"ratio": ratio})
                 if options.prompts:
@@ -180,26 +180,34 @@ async def reading(engine: aengine.Engine, prompts: int, runs: int) -> float:
     return sorted(found[1:])[runs // 2]  # the first run warms up
 
 
-async def median_of(engine: aengine.Engine, options: argparse.Namespace, streams: int) -> tuple[float, float, float]:
-    """Return tokens per second, ms per step and tokens per step and stream of the median run.
+async def median_of(engine: aengine.Engine, options: argparse.Namespace, streams: int) -> dict[str, float]:
+    """Return the figures of the median run. Tokens and drafts of a step are those of a stream.
 
     Runs in which the engine still learns the times of steps are left out.
     """
-    found: list[tuple[float, float, float]] = []
+    found: list[dict[str, float]] = []
     rng, first = random.Random(streams), engine.stats().steps
     while len(found) < options.runs:
         prompts = [ids(rng, PROMPT, 4000) for _ in range(streams)]
-        before, began = engine.stats().steps, time.perf_counter()
+        before, began = engine.stats(), time.perf_counter()
         await asyncio.gather(
             *(
                 engine.complete(prompt, max_tokens=OUTPUT, temperature=options.temperature, ignore_eos=True)
                 for prompt in prompts
             )
         )
-        seconds, steps = time.perf_counter() - began, engine.stats().steps - before
-        if before - first >= SETTLED:
-            found.append((streams * OUTPUT / seconds, 1e3 * seconds / steps, OUTPUT / steps))
-    return sorted(found)[len(found) // 2]
+        seconds, after = time.perf_counter() - began, engine.stats()
+        steps = after.steps - before.steps
+        if before.steps - first >= SETTLED:
+            found.append(
+                {
+                    "tokens_per_second": streams * OUTPUT / seconds,
+                    "step_ms": 1e3 * seconds / steps,
+                    "tokens_per_step": OUTPUT / steps,
+                    "drafts_per_step": (after.drafted_tokens - before.drafted_tokens) / steps / streams,
+                }
+            )
+    return sorted(found, key=lambda figures: figures["tokens_per_second"])[len(found) // 2]
 
 
 def main() -> None:
