@@ -12,7 +12,7 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.groups import Entry, entries_of, needed
-from aengine.model.spec import ExpertsSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
 
 _PACKED = {"F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}  # bytes of an element; all others are of the model's dtype
 _EXPERT = re.compile(r"model\.layers\.(\d+)\..*\.experts\.")

@@ -10,7 +10,8 @@ from aengine.errors import UnsupportedModelError
 from aengine.model.families import FAMILIES, WRAPPERS, Family
 from aengine.model.families.wrappers import Wrapper
 from aengine.model.fields import Fields, shown
-from aengine.model.spec import ExpertsSpec, LayerSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
+from aengine.model.spec.layer import LayerSpec
 
 # The output after the last layer: logits of the vocabulary, logits of classes, or nothing.
 Head = Literal["vocabulary", "classes", "none"]

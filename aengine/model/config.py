@@ -17,7 +17,6 @@ from aengine.kernels.linear.weights.integers import Int4Weight
 from aengine.model.architecture import Head, find_architecture, label_count, read_dtype, refuse_unsupported
 from aengine.model.checkpoint.foreign import refuse_mlx
 from aengine.model.checkpoint.weights import float_linears, has_head, stores_module
-from aengine.model.ends_spec import EndsSpec
 from aengine.model.families import FAMILIES, ignored_prefixes
 from aengine.model.families.heads import DFlashSpec, Eagle3Spec
 from aengine.model.families.mtp import MTPSpec, numbered_prefixes
@@ -29,9 +28,11 @@ from aengine.model.images.spec import ImageSpec
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import QuantConfig
 from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
-from aengine.model.recurrent_spec import RecurrentSpec
 from aengine.model.rope import MAX_POSITIONS
-from aengine.model.spec import AttentionSpec, LatentSpec, LayerSpec
+from aengine.model.spec.attention import AttentionSpec, LatentSpec
+from aengine.model.spec.ends import EndsSpec
+from aengine.model.spec.layer import LayerSpec
+from aengine.model.spec.recurrent import RecurrentSpec
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,8 @@ from aengine.model.drafting.mtp import MTPHead
 from aengine.model.parameters import HEAD, Parameters
 from aengine.model.ranks.sharded import finish_sums
 from aengine.model.rope import PositionTables
-from aengine.model.spec import LayerSpec, MLPSpec
+from aengine.model.spec.feed_forward import MLPSpec
+from aengine.model.spec.layer import LayerSpec
 from aengine.model.towers.base import Tower
 from aengine.model.towers.build import build_tower
 from aengine.model.towers.parts import TowerOps

@@ -15,7 +15,7 @@ from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.model.groups import Cut, Entry, PlainTensor
 from aengine.model.ranks.shard import ExpertsShare, Range, Split
 from aengine.model.slots import ExpertsSlot, LinearSlot
-from aengine.model.spec import ExpertsSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
 
 
 @dataclass(frozen=True, slots=True)

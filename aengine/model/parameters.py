@@ -21,14 +21,14 @@ from aengine.model.groups import Cut, Entry, Group, PlainTensor
 from aengine.model.kv_scales import LoadedKVScales
 from aengine.model.lora.memory import AdapterMemory
 from aengine.model.lora.room import LoraRoom
-from aengine.model.norm_spec import NormSpec
 from aengine.model.quant.base import LinearFormat, QuantConfig
 from aengine.model.quant.groups import DequantizedMatrix, QuantizedExperts, QuantizedLinear, columns_divide
 from aengine.model.quant.read_plan import row_multiple
 from aengine.model.ranks.shard import ExpertsShare, Part, Range, Shard, Split, width
 from aengine.model.ranks.sharded import Embedding, PreparedNorm, Sum, SummedEmbedding, SummedNorm
 from aengine.model.slots import ExpertsSlot, Head, LinearSlot
-from aengine.model.spec import ExpertsSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
+from aengine.model.spec.layer import NormSpec
 
 HEAD = "lm_head"  # the output matrix in checkpoints; in adapters also if it is the embedding
 

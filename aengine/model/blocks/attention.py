@@ -17,7 +17,8 @@ from aengine.model.blocks.build import BuildContext, LayerKV, projected_parts
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.shard import Part
-from aengine.model.spec import AttentionSpec, LayerSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.layer import LayerSpec
 
 
 class Attention:

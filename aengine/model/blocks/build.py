@@ -9,7 +9,7 @@ from aengine.model.kv_scales import LoadedKVScales
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
 from aengine.model.rope import PositionTables
-from aengine.model.spec import AttentionSpec
+from aengine.model.spec.attention import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.shard import Part
 from aengine.model.slots import ExpertsSlot
-from aengine.model.spec import ExpertsSpec, LayerSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
+from aengine.model.spec.layer import LayerSpec
 
 
 class MixtureOfExperts:

@@ -18,17 +18,10 @@ from aengine.model.blocks.variants.mlp_and_experts import MLPAndExperts
 from aengine.model.blocks.variants.narrow_values import NarrowValuesAttention
 from aengine.model.blocks.variants.parallel import AttentionBesideMamba, AttentionBesideMLP
 from aengine.model.blocks.variants.short_conv import GatedShortConv
-from aengine.model.recurrent_spec import ConvSpec, DeltaSpec, MambaSpec
-from aengine.model.spec import (
-    FFN,
-    AttentionBesideMambaSpec,
-    AttentionSpec,
-    LatentSpec,
-    LayerSpec,
-    Mixer,
-    MLPAndExpertsSpec,
-    MLPSpec,
-)
+from aengine.model.spec.attention import AttentionSpec, LatentSpec
+from aengine.model.spec.feed_forward import FFN, MLPAndExpertsSpec, MLPSpec
+from aengine.model.spec.layer import AttentionBesideMambaSpec, LayerSpec, Mixer
+from aengine.model.spec.recurrent import ConvSpec, DeltaSpec, MambaSpec
 
 
 class LayerBuilder:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from aengine.model.ends_spec import EndsSpec
 from aengine.model.lora.memory import AdapterMemory
 from aengine.model.parameters import HEAD
 from aengine.model.slots import Head
+from aengine.model.spec.ends import EndsSpec
 
 
 @dataclass(frozen=True, slots=True)

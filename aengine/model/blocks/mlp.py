@@ -12,9 +12,9 @@ from aengine.kernels.collective.base import Collective
 from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
-from aengine.model.norm_spec import NormSpec
 from aengine.model.ranks.shard import Part
-from aengine.model.spec import Activation, LayerSpec, MLPSpec
+from aengine.model.spec.feed_forward import Activation, MLPSpec
+from aengine.model.spec.layer import LayerSpec, NormSpec
 
 
 class MLP:

@@ -11,8 +11,8 @@ from torch import Tensor
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.step import Step
-from aengine.model.norm_spec import NormSpec
 from aengine.model.ranks.sharded import Sum
+from aengine.model.spec.layer import NormSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,9 @@ from aengine.model.drafting.ends import TargetEnds, make_token_ids
 from aengine.model.families.heads import DFlashSpec
 from aengine.model.parameters import HEAD
 from aengine.model.ranks.shard import Part
-from aengine.model.spec import AttentionSpec, LayerSpec, MLPSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.feed_forward import MLPSpec
+from aengine.model.spec.layer import LayerSpec
 
 
 class DFlashHead:

@@ -13,7 +13,8 @@ from aengine.model.families.parts import MAX_WIDTH, hidden_size, layer_types, no
 from aengine.model.families.plain import llama, qwen3
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.config import QUANTIZATION_KEYS
-from aengine.model.spec import AttentionSpec, LayerSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.layer import LayerSpec
 
 _INSTEAD = "use a head that was trained for this model"
 ReadLayers = Callable[[Fields], list[LayerSpec]]

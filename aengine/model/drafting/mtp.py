@@ -14,9 +14,9 @@ from aengine.model.blocks.layers import LayerBuilder
 from aengine.model.blocks.step import Step
 from aengine.model.drafting.base import Drafted, Taps
 from aengine.model.families.mtp import MTPSpec
-from aengine.model.norm_spec import NormSpec
 from aengine.model.parameters import Embed, Parameters
 from aengine.model.ranks.shard import Part
+from aengine.model.spec.layer import NormSpec
 
 
 class MTPHead:

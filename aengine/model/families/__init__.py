@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from aengine.model.ends_spec import EndsSpec
 from aengine.model.families import (
     centred,
     deepseek,
@@ -26,7 +25,8 @@ from aengine.model.families.parts import plain_ends
 from aengine.model.families.wrappers import Wrapper
 from aengine.model.fields import Fields
 from aengine.model.images import families as seeing
-from aengine.model.spec import LayerSpec
+from aengine.model.spec.ends import EndsSpec
+from aengine.model.spec.layer import LayerSpec
 
 
 @dataclass(frozen=True, slots=True)

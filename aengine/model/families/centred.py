@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.experts.routing.router import Router
-from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.parts import (
     attention,
     expert_count,
@@ -21,8 +20,10 @@ from aengine.model.families.parts import (
 )
 from aengine.model.families.plain import window_in_all_layers
 from aengine.model.fields import Fields
-from aengine.model.norm_spec import LayerNorms, NormSpec
-from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.ends import EndsSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
+from aengine.model.spec.layer import LayerNorms, LayerSpec, NormSpec
 
 _MAX_SCALE = 1e6
 COHERE: dict[str, object] = {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True}

@@ -10,7 +10,9 @@ from aengine.model.families.mixtures import sigmoid_experts
 from aengine.model.families.parts import MAX_HEADS, MAX_WIDTH, layer_count, layer_norms, mlp
 from aengine.model.fields import Fields, shown
 from aengine.model.rope import read_rope, yarn_score_factor
-from aengine.model.spec import ExpertsSpec, LatentSpec, LayerSpec
+from aengine.model.spec.attention import LatentSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
+from aengine.model.spec.layer import LayerSpec
 
 V3: dict[str, object] = {
     "n_group": 8,

@@ -7,7 +7,6 @@ import math
 from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
-from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.parts import (
     attention,
     hidden_size,
@@ -20,8 +19,10 @@ from aengine.model.families.parts import (
     sliding_window,
 )
 from aengine.model.fields import Fields
-from aengine.model.norm_spec import LayerNorms
-from aengine.model.spec import Activation, AttentionSpec, LayerSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.ends import EndsSpec
+from aengine.model.spec.feed_forward import Activation
+from aengine.model.spec.layer import LayerNorms, LayerSpec
 
 _OFFSET = 1.0  # norm weights are stored as their difference from 1
 GELU: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu"}

@@ -9,8 +9,6 @@ import math
 
 from msgspec.structs import replace
 
-from aengine.model.altup_spec import AltUpSpec
-from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.gemma import GELU, cap, sandwich_norms
 from aengine.model.families.gemma4 import keeper, layer_inputs, own_layers
 from aengine.model.families.parts import (
@@ -25,7 +23,10 @@ from aengine.model.families.parts import (
     sliding_window,
 )
 from aengine.model.fields import Fields
-from aengine.model.spec import AttentionSpec, LayerSpec, MLPSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.ends import EndsSpec
+from aengine.model.spec.feed_forward import MLPSpec
+from aengine.model.spec.layer import AltUpSpec, LayerSpec
 
 GEMMA3N: dict[str, object] = {
     "vocab_size": 262_400,

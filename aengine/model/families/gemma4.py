@@ -11,7 +11,6 @@ import math
 from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
-from aengine.model.ends_spec import EndsSpec, LayerInputsSpec
 from aengine.model.families.gemma import GELU, cap, sandwich_norms
 from aengine.model.families.parts import (
     MAX_WIDTH,
@@ -28,7 +27,10 @@ from aengine.model.families.parts import (
     softmax_router,
 )
 from aengine.model.fields import Fields, shown
-from aengine.model.spec import FFN, AttentionSpec, ExpertsSpec, LayerSpec, MLPAndExpertsSpec, MLPSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.ends import EndsSpec, LayerInputsSpec
+from aengine.model.spec.feed_forward import FFN, ExpertsSpec, MLPAndExpertsSpec, MLPSpec
+from aengine.model.spec.layer import LayerSpec
 
 _VOCAB = 262_144
 UNIFIED: dict[str, object] = {

@@ -7,7 +7,8 @@ import torch
 
 from aengine.cache.kv import KVLayer
 from aengine.model.ranks.shard import Shard
-from aengine.model.spec import AttentionSpec, LayerSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.layer import LayerSpec
 
 
 class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):

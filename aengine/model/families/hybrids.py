@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.parts import (
     MAX_HEADS,
     MAX_WIDTH,
@@ -22,8 +21,10 @@ from aengine.model.families.parts import (
     sparse_layers,
 )
 from aengine.model.fields import Fields
-from aengine.model.recurrent_spec import DeltaSpec
-from aengine.model.spec import FFN, ExpertsSpec, LayerSpec, MLPSpec
+from aengine.model.spec.ends import EndsSpec
+from aengine.model.spec.feed_forward import FFN, ExpertsSpec, MLPSpec
+from aengine.model.spec.layer import LayerSpec
+from aengine.model.spec.recurrent import DeltaSpec
 
 _OFFSET = 1.0  # norm weights are stored as their difference from 1
 _CONV = 4  # the width of all published convolutions, and the only one that kernels/delta/convolve.py computes

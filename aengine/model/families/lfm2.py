@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.recurrent.state import BLOCK
-from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.parts import (
     MAX_WIDTH,
     attention,
@@ -20,9 +19,10 @@ from aengine.model.families.parts import (
     recurrent_layers,
 )
 from aengine.model.fields import Fields
-from aengine.model.norm_spec import NormSpec
-from aengine.model.recurrent_spec import ConvSpec
-from aengine.model.spec import FFN, ExpertsSpec, LayerSpec, MLPSpec
+from aengine.model.spec.ends import EndsSpec
+from aengine.model.spec.feed_forward import FFN, ExpertsSpec, MLPSpec
+from aengine.model.spec.layer import LayerSpec, NormSpec
+from aengine.model.spec.recurrent import ConvSpec
 
 DEFAULTS: dict[str, object] = {"norm_eps": 1e-5, "num_key_value_heads": 8}
 _BLOCK, _GATE, _UP, _DOWN = "feed_forward", "w1", "w3", "w2"  # names in checkpoints

@@ -19,7 +19,9 @@ from aengine.model.families.parts import (
 from aengine.model.families.plain import rotated_layers
 from aengine.model.fields import Fields
 from aengine.model.rope import MAX_POSITIONS, QueryGrowth
-from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
+from aengine.model.spec.layer import LayerSpec
 
 LLAMA4: dict[str, object] = {
     "head_dim": 128,

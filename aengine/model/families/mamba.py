@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.recurrent.state import BLOCK
-from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.mixtures import sigmoid_experts
 from aengine.model.families.parts import (
     MAX_EXPERTS,
@@ -25,9 +24,11 @@ from aengine.model.families.parts import (
 )
 from aengine.model.families.plain import MAX_MULTIPLIER
 from aengine.model.fields import Fields, shown
-from aengine.model.norm_spec import LayerNorms, NormSpec
-from aengine.model.recurrent_spec import MambaSpec
-from aengine.model.spec import FFN, Activation, AttentionBesideMambaSpec, AttentionSpec, ExpertsSpec, LayerSpec, MLPSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.ends import EndsSpec
+from aengine.model.spec.feed_forward import FFN, Activation, ExpertsSpec, MLPSpec
+from aengine.model.spec.layer import AttentionBesideMambaSpec, LayerNorms, LayerSpec, NormSpec
+from aengine.model.spec.recurrent import MambaSpec
 
 FALCON: dict[str, object] = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8}
 _FACTORS = -MAX_MULTIPLIER, MAX_MULTIPLIER

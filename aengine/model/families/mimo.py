@@ -17,7 +17,8 @@ from aengine.model.families.parts import (
     slides_by_layer,
 )
 from aengine.model.fields import Fields
-from aengine.model.spec import AttentionSpec, LayerSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.layer import LayerSpec
 
 FLASH: dict[str, object] = {
     "num_attention_heads": 64,

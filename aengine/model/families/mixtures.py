@@ -26,7 +26,8 @@ from aengine.model.families.parts import (
 )
 from aengine.model.families.plain import ernie_heads, qwen3_heads, window_in_all_layers
 from aengine.model.fields import Fields, shown
-from aengine.model.spec import ExpertsSpec, LayerSpec, MLPSpec
+from aengine.model.spec.feed_forward import ExpertsSpec, MLPSpec
+from aengine.model.spec.layer import LayerSpec
 
 MIXTRAL: dict[str, object] = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None}
 DOTS1: dict[str, object] = {"use_sliding_window": True, "max_window_layers": 62, "norm_topk_prob": False}

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from aengine.model.families.parts import MAX_WIDTH, norm_eps
 from aengine.model.fields import Fields
-from aengine.model.norm_spec import NormSpec
-from aengine.model.spec import AttentionSpec, LatentSpec, LayerSpec, MLPSpec
+from aengine.model.spec.attention import AttentionSpec, LatentSpec
+from aengine.model.spec.feed_forward import MLPSpec
+from aengine.model.spec.layer import LayerSpec, NormSpec
 
 _MAX_LAYERS = 64
 _QWEN = "mtp."

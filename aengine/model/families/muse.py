@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
-from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.parts import (
     attention,
     layer_count,
@@ -17,8 +16,8 @@ from aengine.model.families.parts import (
     sliding_window,
 )
 from aengine.model.fields import Fields
-from aengine.model.norm_spec import LayerNorms, NormSpec
-from aengine.model.spec import LayerSpec
+from aengine.model.spec.ends import EndsSpec
+from aengine.model.spec.layer import LayerNorms, LayerSpec, NormSpec
 
 GLIMMER: dict[str, object] = {
     "vocab_size": 202_048,

@@ -8,11 +8,12 @@ from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.experts.routing.router import Router
-from aengine.model.ends_spec import EndsSpec
 from aengine.model.fields import Fields, shown
-from aengine.model.norm_spec import LayerNorms, NormSpec
 from aengine.model.rope import read_rope
-from aengine.model.spec import FFN, Activation, AttentionSpec, LayerSpec, MLPSpec, QKNorm
+from aengine.model.spec.attention import AttentionSpec, QKNorm
+from aengine.model.spec.ends import EndsSpec
+from aengine.model.spec.feed_forward import FFN, Activation, MLPSpec
+from aengine.model.spec.layer import LayerNorms, LayerSpec, NormSpec
 
 # Larger than any real model needs, and small enough that no product of sizes overflows.
 MAX_WIDTH = 2**20

@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
-from aengine.model.ends_spec import EndsSpec
 from aengine.model.families.parts import (
     attention,
     layer_count,
@@ -20,9 +19,10 @@ from aengine.model.families.parts import (
     windows_by_layer,
 )
 from aengine.model.fields import Fields
-from aengine.model.norm_spec import LayerNorms
 from aengine.model.rope import MAX_POSITIONS, QueryGrowth
-from aengine.model.spec import AttentionSpec, LayerSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.ends import EndsSpec
+from aengine.model.spec.layer import LayerNorms, LayerSpec
 
 MAX_MULTIPLIER = 1e6
 GLM: dict[str, object] = {"num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07}

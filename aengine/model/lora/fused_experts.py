@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aengine.errors import AdapterError
 from aengine.model.lora.files import Pair
-from aengine.model.spec import ExpertsSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
 
 _TELLS_INPUTS = 0, 19  # the first PEFT version that does not exchange the factors
 

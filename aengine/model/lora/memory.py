@@ -15,7 +15,7 @@ from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapt
 from aengine.model.dense import StoredMatrix
 from aengine.model.lora.room import LoraRoom, kind_of
 from aengine.model.ranks.shard import ExpertsShare
-from aengine.model.spec import ExpertsSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

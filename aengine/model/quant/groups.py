@@ -18,7 +18,7 @@ from aengine.model.quant.base import LinearFormat, StoredTensor
 from aengine.model.quant.read_plan import ReadPlan, why_indivisible
 from aengine.model.ranks.shard import ExpertsShare, Range, Split
 from aengine.model.slots import ExpertsSlot, LinearSlot
-from aengine.model.spec import ExpertsSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
 
 
 class QuantizedLinear:

@@ -15,7 +15,8 @@ from aengine.kernels.linear.small_linear import dense_borders
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.triton_kernels import LINEAR_BORDERS
 from aengine.model.config import DraftModel, ModelConfig
-from aengine.model.spec import ExpertsSpec, LayerSpec, MLPAndExpertsSpec
+from aengine.model.spec.feed_forward import ExpertsSpec, MLPAndExpertsSpec
+from aengine.model.spec.layer import LayerSpec
 
 
 def layer_borders(model: ModelConfig, dtype: torch.dtype, launch: Launch, most: int) -> set[int]:

@@ -24,7 +24,7 @@ from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.config import ModelConfig
 from aengine.model.loading.load import Placement
 from aengine.model.lora.memory import Adapter
-from aengine.model.spec import AttentionSpec
+from aengine.model.spec.attention import AttentionSpec
 from aengine.runtime.cuda.adapters import DeviceFiller
 from aengine.runtime.cuda.capture import Executors, GraphSizes, capture, make_executor
 from aengine.runtime.cuda.page_copies import DeviceCopier, pin_in_thread

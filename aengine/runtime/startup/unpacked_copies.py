@@ -8,7 +8,7 @@ import torch
 
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
-from aengine.model.spec import MLPSpec
+from aengine.model.spec.feed_forward import MLPSpec
 from aengine.runtime.startup.sizing.cuda_memory import Budget
 
 MOST_COPIES = 1 / 8  # of the memory that is left for keys and values

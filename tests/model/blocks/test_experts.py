@@ -16,10 +16,11 @@ from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.experts import MixtureOfExperts
 from aengine.model.blocks.mlp import MLP
 from aengine.model.groups import Group
-from aengine.model.norm_spec import LayerNorms, NormSpec
 from aengine.model.parameters import Parameters
 from aengine.model.rope import PositionTables
-from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerSpec, MLPSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.feed_forward import ExpertsSpec, MLPSpec
+from aengine.model.spec.layer import LayerNorms, LayerSpec, NormSpec
 
 HIDDEN, INNER, TOKENS = 16, 24, 5
 NO_NORMS = LayerNorms(None, None, None, None)

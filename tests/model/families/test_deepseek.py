@@ -11,7 +11,8 @@ import torch
 
 from aengine.errors import CheckpointError, UnsupportedModelError
 from aengine.model.config import ModelConfig
-from aengine.model.spec import ExpertsSpec, LatentSpec
+from aengine.model.spec.attention import LatentSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
 
 VALUES: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],

@@ -13,7 +13,8 @@ import aengine
 from aengine.errors import CheckpointError, ConfigError, UnsupportedModelError
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import DEMO
-from aengine.model.spec import AttentionSpec, ExpertsSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
 from tests.engine.checkpoints import with_config
 from tests.model.checkpoints import write_checkpoint
 from tests.model.lora.adapters import assert_mixed, load

@@ -11,8 +11,8 @@ import pytest
 
 from aengine.errors import CheckpointError, UnsupportedModelError
 from aengine.model.config import ModelConfig
-from aengine.model.recurrent_spec import MambaSpec
-from aengine.model.spec import ExpertsSpec, MLPSpec
+from aengine.model.spec.feed_forward import ExpertsSpec, MLPSpec
+from aengine.model.spec.recurrent import MambaSpec
 
 GRANITE: dict[str, Any] = {
     "architectures": ["GraniteMoeHybridForCausalLM"],

@@ -14,7 +14,8 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.groups import entries_of, leave_empty
-from aengine.model.spec import ExpertsSpec, LatentSpec
+from aengine.model.spec.attention import LatentSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
 
 _FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
 _INT4 = {

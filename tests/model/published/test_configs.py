@@ -20,7 +20,7 @@ from aengine.attention.torch_backend import TorchAttention
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
-from aengine.model.spec import MLPSpec
+from aengine.model.spec.feed_forward import MLPSpec
 from tests.model.checkpoints import save
 from tests.model.loading_one import load_model
 from tests.model.unusual_cases import TextOfLlama4

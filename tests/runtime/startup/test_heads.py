@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import resolve_model
-from aengine.model.spec import AttentionSpec
+from aengine.model.spec.attention import AttentionSpec
 from aengine.runtime.startup.start_cuda import _check_heads
 
 

@@ -10,7 +10,7 @@ from aengine.config import EngineConfig
 from aengine.kernels.experts.routing.router import Router
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import resolve_model
-from aengine.model.spec import ExpertsSpec
+from aengine.model.spec.feed_forward import ExpertsSpec
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 

@@ -7,14 +7,15 @@ import torch.nn.functional as F
 from msgspec.structs import replace
 from torch import Tensor
 
-from aengine.model.altup_spec import AltUpSpec
 from aengine.model.blocks.attention import Attention
 from aengine.model.blocks.build import BuildContext, LayerKV
 from aengine.model.blocks.mlp import MLP
 from aengine.model.blocks.step import Step
 from aengine.model.blocks.variants.layer_inputs import LayerInput
 from aengine.model.ranks.shard import Part
-from aengine.model.spec import AttentionSpec, LayerSpec, MLPSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.feed_forward import MLPSpec
+from aengine.model.spec.layer import AltUpSpec, LayerSpec
 
 _LEAST = 1e-5  # of the mean square that a stream is divided by
 

@@ -13,8 +13,8 @@ from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.shard import Part, Range
-from aengine.model.recurrent_spec import DeltaSpec
-from aengine.model.spec import LayerSpec
+from aengine.model.spec.layer import LayerSpec
+from aengine.model.spec.recurrent import DeltaSpec
 
 Parts = dict[str, Part | tuple[Part, ...]]
 

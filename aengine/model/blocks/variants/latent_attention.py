@@ -12,7 +12,8 @@ from aengine.model.blocks.build import BuildContext, LayerKV
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.shard import Part
-from aengine.model.spec import LatentSpec, LayerSpec
+from aengine.model.spec.attention import LatentSpec
+from aengine.model.spec.layer import LayerSpec
 
 _EPS = 1e-6  # of the norms of queries and latents, in all models
 

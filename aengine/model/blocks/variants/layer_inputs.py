@@ -9,9 +9,9 @@ from torch import Tensor
 from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
-from aengine.model.ends_spec import LayerInputsSpec
 from aengine.model.ranks.shard import Part
-from aengine.model.spec import LayerSpec
+from aengine.model.spec.ends import LayerInputsSpec
+from aengine.model.spec.layer import LayerSpec
 
 
 class LayerInputs:

@@ -11,8 +11,8 @@ from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.ranks.shard import Part
-from aengine.model.recurrent_spec import MambaSpec
-from aengine.model.spec import LayerSpec
+from aengine.model.spec.layer import LayerSpec
+from aengine.model.spec.recurrent import MambaSpec
 
 
 class Mamba2:

@@ -8,7 +8,8 @@ from aengine.model.blocks.build import BuildContext
 from aengine.model.blocks.mlp import GatedMLP
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
-from aengine.model.spec import LayerSpec, MLPAndExpertsSpec
+from aengine.model.spec.feed_forward import MLPAndExpertsSpec
+from aengine.model.spec.layer import LayerSpec
 
 
 class MLPAndExperts:

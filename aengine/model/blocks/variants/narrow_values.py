@@ -13,7 +13,8 @@ from aengine.kernels.linear.base import Norm
 from aengine.model.blocks.attention import Attention
 from aengine.model.blocks.build import BuildContext, LayerKV
 from aengine.model.slots import LinearSlot
-from aengine.model.spec import AttentionSpec, LayerSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.layer import LayerSpec
 
 
 class NarrowValuesAttention(Attention):

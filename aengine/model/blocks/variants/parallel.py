@@ -11,7 +11,9 @@ from aengine.model.blocks.mlp import MLP
 from aengine.model.blocks.residual import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.blocks.variants.mamba import Mamba2
-from aengine.model.spec import AttentionBesideMambaSpec, AttentionSpec, LayerSpec, MLPSpec
+from aengine.model.spec.attention import AttentionSpec
+from aengine.model.spec.feed_forward import MLPSpec
+from aengine.model.spec.layer import AttentionBesideMambaSpec, LayerSpec
 
 
 class AttentionBesideMLP:

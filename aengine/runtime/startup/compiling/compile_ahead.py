@@ -30,7 +30,7 @@ from triton import knobs
 
 from aengine.attention.flash4 import HEADS
 from aengine.attention.flash_backend import HALVES, flash4_cache, flash4_runs_on, keep_compiled
-from aengine.model.spec import AttentionSpec
+from aengine.model.spec.attention import AttentionSpec
 from aengine.runtime.startup.compiling.job import Job
 from aengine.runtime.startup.sizing.needs import read_needs, write_needs
 

@@ -9,7 +9,7 @@ import msgspec
 from aengine.config import EngineConfig
 from aengine.kernels.launch import Launch
 from aengine.model.config import ModelConfig
-from aengine.model.spec import AttentionSpec, LatentSpec
+from aengine.model.spec.attention import AttentionSpec, LatentSpec
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ from aengine.model.groups import leave_empty
 from aengine.model.loading.heads import build_head, build_model
 from aengine.model.loading.load import Placement
 from aengine.model.ranks.shard import Shard
-from aengine.model.spec import AttentionSpec
+from aengine.model.spec.attention import AttentionSpec
 from aengine.runtime.cuda.capture import GraphSizes, make_executor, rehearse
 from aengine.runtime.device import resolve_kv_dtype
 from aengine.runtime.speculation.choose import rehearsed_proposer

@@ -12,7 +12,7 @@ from aengine.config import EngineConfig
 from aengine.config.speculation import read_speculation
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
-from aengine.model.spec import AttentionSpec
+from aengine.model.spec.attention import AttentionSpec
 from aengine.runtime.device import host_memory
 from aengine.runtime.startup.sizing.states import room_for_states
 from aengine.runtime.startup.sizing.windows import PageGroups

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.model.norm_spec import NormSpec
+from aengine.model.spec.layer import NormSpec
 
 
 class LayerInputsSpec(msgspec.Struct, frozen=True, kw_only=True):
