@@ -24,6 +24,7 @@ from aengine.step_plan import StepPlan
 
 FIRST_RATE = 0.6  # expected rate of acceptance before anything was observed
 CHOOSE_EVERY = 8  # steps between two choices for the same batch
+PAYS = 1.02  # drafts must raise the rate by this factor: what the proposer adds to prompts is not counted
 STAYS = 1.005  # another number of drafts must be better than the present one by this factor
 TRIED = 1.25  # a number of drafts of unknown cost is tried if it would be the best with a rate better by this factor
 EXCLUDES = 1.03  # rows are only excluded if the rate is better by this factor
@@ -195,7 +196,8 @@ class Drafting:
             estimates.append(overall)  # of the sequence whose prompt the step begins
             room = self.most
         time = cost.time(rows, context, 0, 0, False)
-        best = without = rows / time
+        without = rows / time
+        best = PAYS * without
         drafts, least, drafting = 0, math.inf, 0
         for count in range(1, self.most + 1):
             is_trial = count * len(estimates) <= room and cost.wants_trial(rows, count, len(estimates))
@@ -226,7 +228,7 @@ class Drafting:
             every = math.inf  # there is no room for probes
         elif self._step < LEARNING_STEPS:
             every = LEARNING_PROBES
-        self._choice = _Choice(drafts, least, best / without, is_read, every)
+        self._choice = _Choice(drafts, least, best / without if drafts else 1.0, is_read, every)
         self._probe_at = math.inf if math.isinf(every) else min(self._probe_at, self._step + every)
 
     def _probe_every(self, rows: int, context: int, time: float, drafts: int, is_read: bool) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -102,6 +103,16 @@ def test_the_number_of_drafts_shrinks_and_ends_when_they_are_refused() -> None:
     simulation.run(150)
     simulation.run(200)
     assert simulation.seen[-1] > 160
+
+
+@pytest.mark.parametrize(("rate", "gain", "drafts"), [(0.535, 1.015, False), (0.6, 1.06, True)])
+def test_drafts_that_gain_less_than_prompts_lose_are_not_made(rate: float, gain: float, drafts: bool) -> None:
+    device = replace(H200, row=0.0)
+    assert abs(device.best_rate(96, rate, 1) / device.plain_rate(96) - gain) < 0.01
+    simulation = Simulation(device, replace(H200_COST, context=0.0), 96, lambda step, index: rate, most=1)
+    simulation.run(600)
+    simulation.run(200)
+    assert (simulation.seen[1] > 100) == drafts
 
 
 def test_a_batch_that_shrinks_drafts_again() -> None:
