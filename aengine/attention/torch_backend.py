@@ -154,21 +154,23 @@ def _prefill(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, block: _Que
     scale, scores = layer.scale, layer.scores
     queries, heads, dim = q.shape
     context, kv_heads, _ = k.shape
-    # KV heads are the batch. The query heads of one KV head read it through a stride of 0.
-    shared = (kv_heads, heads // kv_heads, context, dim)
-    q = q.view(queries, kv_heads, -1, dim).permute(1, 2, 0, 3)
-    k, v = (kept.transpose(0, 1).unsqueeze(1).expand(shared) for kept in (k, v))
+    # The query heads of a KV head are the batch. They read its keys through a stride of 0. Heads must not have this
+    # stride: if one query is left for the last block of torch's memory-efficient kernel for CUDA, the kernel would use
+    # the first query's mask for it.
+    shared = (heads // kv_heads, kv_heads, context, dim)
+    q = q.view(queries, kv_heads, -1, dim).permute(2, 1, 0, 3)
+    k, v = (kept.transpose(0, 1).expand(shared) for kept in (k, v))
     if scores.plain:
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=block.mask, is_causal=block.mask is None, scale=scale
-        )  # [kv_heads, group, queries, dim]
+        )  # [group, kv_heads, queries, dim]
     else:
         mask = block.mask
         if mask is None:
             mask = torch.ones(queries, context, dtype=torch.bool, device=q.device).triu_(1)
-        sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1, 1)
+        sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1).T[..., None, None]
         out = _attend_by_scores(q, k, v, mask, scale, scores.softcap, sinks)
-    return out.permute(2, 0, 1, 3).reshape(queries, heads, dim)
+    return out.permute(2, 1, 0, 3).reshape(queries, heads, dim)
 
 
 def _plan(q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None) -> _Plan:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from aengine.attention import torch_backend
 from aengine.attention.base import AttentionBatch, AttentionLayer
@@ -190,6 +192,20 @@ def test_queries_that_are_not_causal_see_the_whole_context(lens: list[int]) -> N
 def test_chunks_longer_than_a_block_of_queries(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_backend, "_QUERY_BLOCK", 4)
     check([9], [(23, 10), (9, 4), (13, 13)], 3, 2, 2, window)
+
+
+def test_heads_share_keys_along_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of torch for CUDA confuses rows of the mask if the stride of heads is 0."""
+    strides = set()
+
+    def noted(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        strides.add((k.stride()[:2], v.stride()[:2]))
+        out: Tensor = scaled_dot_product_attention(q, k, v, **options)
+        return out
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    check([], [(65, 65), (100, 33)], 16, 2, 3, window=16)
+    assert strides == {((0, DIM), (0, DIM))}
 
 
 @pytest.mark.parametrize(("queries", "padding"), [(1, 0), (3, 0), (3, 2)])

@@ -118,6 +118,7 @@ STEPS = {
     "chunks of longer contexts": ([], [(500, 100), (64, 64), (33, 1), (700, 17)]),
     "both": ([5, 300], [(200, 77), (90, 90)]),
     "both, one token of each prompt": ([5, 300], [(200, 1), (1, 1)]),
+    "a token more than blocks of queries": ([], [(65, 65), (300, 97), (200, 129)]),
     "chunks that are worth copying their pages": ([5, 300], [(2000, 700), (90, 90), (300, 300)]),
 }
 
@@ -236,12 +237,13 @@ def test_scores_are_capped_and_sinks_take_their_share(
     assert error(out, reference(q, k_cache, v_cache, batch, window, rule)) < 6e-3
 
 
+@pytest.mark.parametrize("window", [None, 16])
 @pytest.mark.parametrize("case", STEPS)
-def test_float32_is_exact(case: str, device: torch.device) -> None:
+def test_float32_is_exact(case: str, window: int | None, device: torch.device) -> None:
     q, k_cache, v_cache, batch = step(*STEPS[case], 16, 8, 128, torch.float32, device)
     backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.float32))
-    out = backend.bind(AttentionLayer(128, SCALE))(q, k_cache, v_cache, batch)
-    assert error(out, reference(q, k_cache, v_cache, batch, None)) < 3e-6
+    out = backend.bind(AttentionLayer(128, SCALE, window))(q, k_cache, v_cache, batch)
+    assert error(out, reference(q, k_cache, v_cache, batch, window)) < 3e-6
 
 
 @pytest.mark.parametrize("case", STEPS)
