@@ -132,7 +132,7 @@ class TritonKernels:
         products = experts.products
         if not isinstance(products, FloatProducts) or not (products.rule.plain and products.rule.gated):
             return None
-        if products.single_config(len(h), top_k, h.element_size()) is None:
+        if products.single_config(len(h), top_k, h.dtype, launch_for(h.device)) is None:
             return None
         shared = SharedMatrices(gate_up.weight, down.weight, gate)
         return TritonExperts(products.with_shared(shared)) if shared.can_fuse(h, top_k) else None

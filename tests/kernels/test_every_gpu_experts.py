@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -22,12 +23,12 @@ from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import ExpertRule, GateClamp
 from aengine.kernels.experts.single_rows import SharedMatrices
 from aengine.kernels.experts.triton_experts import TritonExperts
-from aengine.kernels.linear.weights.e2m1 import Nvfp4Weight
+from aengine.kernels.linear.weights.e2m1 import Mxfp4Weight, Nvfp4Weight
 from aengine.kernels.linear.weights.fp8 import Activations, Fp8Weight
 from aengine.kernels.linear.weights.integers import Int4Weight
 from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
 from aengine.kernels.triton_kernels import TritonKernels
-from tests.kernels.gpus import HAVE_FP8, Compiler, eighth, every_gpu, half, ints, longs, octets, single
+from tests.kernels.gpus import HAVE_FP8, REGISTERS, Compiler, eighth, every_gpu, half, ints, longs, octets, single
 from tests.kernels.offline import MARKS
 
 SUPER = (2688, 1024), (1024, 2688)  # of an expert's up and down
@@ -111,7 +112,7 @@ def test_experts(
     size, ids = h.element_size(), ints(tokens, top_k)
     layer = float_experts(gate_up, down)
     layer.add_to(h, ids, single(tokens, top_k), new(tokens, hidden))
-    assert_fits(layer, compiler, tokens, top_k, size, size)
+    assert_fits(layer, compiler, tokens, top_k, h.dtype, size)
 
 
 @pytest.mark.parametrize(
@@ -163,16 +164,16 @@ def test_experts_with_fp8_weights(
     )
     layer = fp8_experts(gate_up, down)
     layer.add_to(half(tokens, hidden), ints(tokens, top_k), single(tokens, top_k), half(tokens, hidden))
-    assert_fits(layer, compiler, tokens, top_k, 2, 1)
+    assert_fits(layer, compiler, tokens, top_k, torch.bfloat16, 1)
 
 
 def assert_fits(
-    layer: TritonExperts, compiler: Compiler, tokens: int, top_k: int, element_size: int, weight_size: int
+    layer: TritonExperts, compiler: Compiler, tokens: int, top_k: int, dtype: torch.dtype, weight_size: int
 ) -> None:
     """Check that kernels take no more shared memory than the config says."""
-    if layer.products.single_config(tokens, top_k, element_size) is None:
-        config = layer.products.tile_config(tokens, top_k, element_size, compiler.gpu.launch)
-        assert max(compiler.shared) <= config.shared_memory(element_size, weight_size) + 1024
+    if layer.products.single_config(tokens, top_k, dtype, compiler.gpu.launch) is None:
+        config = layer.products.tile_config(tokens, top_k, dtype, compiler.gpu.launch)
+        assert max(compiler.shared) <= config.shared_memory(dtype.itemsize, weight_size) + 1024
 
 
 @pytest.mark.parametrize("tokens", [1, 1024])
@@ -195,6 +196,20 @@ def test_experts_in_nvfp4(compiler: Compiler) -> None:
     )
     layer = packed_experts(gate_up, down)
     layer.add_to(half(tokens, 2048), ints(tokens, 8), single(tokens, 8), half(tokens, 2048))
+
+
+@pytest.mark.parametrize("tokens", [8, 64, 300])
+def test_experts_in_mxfp4(compiler: Compiler, tokens: int) -> None:
+    """Of gpt-oss-120b. An H200 has a kernel for few rows."""
+    rule = ExpertRule(GateClamp(1.702, 7.0), (half(128, 5760), half(128, 2880)))
+    gate_up, down = (Mxfp4Weight(octets(128, n, 1440), octets(128, n, 90)) for n in (5760, 2880))
+    layer = packed_experts(gate_up, down, rule)
+    layer.add_to(half(tokens, 2880), ints(tokens, 4), single(tokens, 4), half(tokens, 2880))
+    few = [count for name, count in zip(compiler.names, compiler.registers) if name == "_packed_few_kernel"]
+    assert len(few) == (2 if compiler.gpu.launch.warp_groups and tokens <= 128 else 0)
+    if few and tokens == 64:
+        assert few[0] <= REGISTERS // 8  # so eight programs of gate and up run on a processor
+    adapt_experts(layer, half, tokens, 16)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from aengine.kernels.experts.rule import ExpertRule
@@ -60,7 +61,7 @@ class ExpertPass(Protocol):
         ...
 
     def activated(self) -> Tensor:
-        """Return the input of down, as the rule says: [pairs, inter]."""
+        """Return the input of down, as the rule says: [pairs, inter], or in an order that only `down` reads."""
         ...
 
     def gate_up(self) -> Tensor:
@@ -68,7 +69,7 @@ class ExpertPass(Protocol):
         ...
 
     def down(self, inner: Tensor) -> Tensor:
-        """inner [pairs, inter], which this may overwrite -> [pairs, hidden], with the bias."""
+        """inner, of `activated` or [pairs, inter], which this may overwrite -> [pairs, hidden], with the bias."""
         ...
 
 
@@ -110,11 +111,11 @@ class ExpertProducts(Protocol[Single, Tiles]):
     @property
     def rule(self) -> ExpertRule: ...
 
-    def single_config(self, tokens: int, top_k: int, element_size: int) -> Single | None:
-        """Return how to compute this number of tokens pair by pair; None if tiles are faster."""
+    def single_config(self, tokens: int, top_k: int, dtype: torch.dtype, launch: Launch) -> Single | None:
+        """Return how to compute this number of tokens pair by pair; None if tiles are faster. dtype: of the tokens."""
         ...
 
-    def tile_config(self, tokens: int, top_k: int, element_size: int, launch: Launch) -> Tiles: ...
+    def tile_config(self, tokens: int, top_k: int, dtype: torch.dtype, launch: Launch) -> Tiles: ...
 
     def single_rows(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, config: Single) -> Tensor:
         """Compute `Experts.add_to` of contiguous tensors."""

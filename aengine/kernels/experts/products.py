@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from aengine.kernels.experts.base import ExpertPass
@@ -11,6 +12,7 @@ from aengine.kernels.experts.config import (
     beside_shared,
     fp8_single_config,
     fp8_tile_config,
+    mxfp4_few_config,
     packed_single_config,
     packed_tile_config,
     single_config,
@@ -20,6 +22,7 @@ from aengine.kernels.experts.few_rows import FewConfig, FewPass
 from aengine.kernels.experts.fp8_rows import Fp8ManyConfig, Fp8ManyPass
 from aengine.kernels.experts.many_rows import ManyConfig, ManyPass
 from aengine.kernels.experts.matrices import Matrices
+from aengine.kernels.experts.packed.few_rows import PackedFewConfig, PackedFewPass
 from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.packed.rows import PackedConfig, PackedPass
 from aengine.kernels.experts.packed.single_rows import PackedSingleConfig, fits_single_rows, packed_single_rows
@@ -54,12 +57,12 @@ class FloatProducts(_Products):
 
     shared: SharedMatrices | None = None
 
-    def single_config(self, tokens: int, top_k: int, element_size: int) -> SingleConfig | None:
-        config = single_config(tokens, top_k, self.hidden, element_size)
+    def single_config(self, tokens: int, top_k: int, dtype: torch.dtype, launch: Launch) -> SingleConfig | None:
+        config = single_config(tokens, top_k, self.hidden, dtype.itemsize)
         return config if config is None or self.shared is None else beside_shared(config, self.hidden)
 
-    def tile_config(self, tokens: int, top_k: int, element_size: int, launch: Launch) -> FewConfig | ManyConfig:
-        return tile_config(tokens, top_k, self.experts, element_size, launch)
+    def tile_config(self, tokens: int, top_k: int, dtype: torch.dtype, launch: Launch) -> FewConfig | ManyConfig:
+        return tile_config(tokens, top_k, self.experts, dtype.itemsize, launch)
 
     def single_rows(
         self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, config: SingleConfig
@@ -81,11 +84,11 @@ class Fp8Products(_Products):
 
     __slots__ = ()
 
-    def single_config(self, tokens: int, top_k: int, element_size: int) -> SingleConfig | None:
-        return fp8_single_config(tokens, top_k, self.hidden, element_size)
+    def single_config(self, tokens: int, top_k: int, dtype: torch.dtype, launch: Launch) -> SingleConfig | None:
+        return fp8_single_config(tokens, top_k, self.hidden, dtype.itemsize)
 
-    def tile_config(self, tokens: int, top_k: int, element_size: int, launch: Launch) -> FewConfig | Fp8ManyConfig:
-        return fp8_tile_config(tokens, top_k, self.experts, element_size, launch)
+    def tile_config(self, tokens: int, top_k: int, dtype: torch.dtype, launch: Launch) -> FewConfig | Fp8ManyConfig:
+        return fp8_tile_config(tokens, top_k, self.experts, dtype.itemsize, launch)
 
     def single_rows(
         self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, config: SingleConfig
@@ -111,12 +114,21 @@ class PackedProducts:
     def hidden(self) -> int:
         return self.down.rows
 
-    def single_config(self, tokens: int, top_k: int, element_size: int) -> PackedSingleConfig | None:
+    def single_config(self, tokens: int, top_k: int, dtype: torch.dtype, launch: Launch) -> PackedSingleConfig | None:
+        if self._few_config(tokens, top_k, dtype, launch) is not None:
+            return None
         fits = fits_single_rows(self.gate_up) and fits_single_rows(self.down)
-        return packed_single_config(tokens, element_size) if fits else None
+        return packed_single_config(tokens, dtype.itemsize) if fits else None
 
-    def tile_config(self, tokens: int, top_k: int, element_size: int, launch: Launch) -> PackedConfig:
-        return packed_tile_config(tokens, top_k, self.experts, element_size, launch)
+    def tile_config(
+        self, tokens: int, top_k: int, dtype: torch.dtype, launch: Launch
+    ) -> PackedConfig | PackedFewConfig:
+        few = self._few_config(tokens, top_k, dtype, launch)
+        return packed_tile_config(tokens, top_k, self.experts, dtype.itemsize, launch) if few is None else few
+
+    def _few_config(self, tokens: int, top_k: int, dtype: torch.dtype, launch: Launch) -> PackedFewConfig | None:
+        fits = self.gate_up.bare and self.down.bare and self.rule.gated and dtype == torch.bfloat16
+        return mxfp4_few_config(tokens, top_k, self.experts, launch) if fits else None
 
     def single_rows(
         self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, config: PackedSingleConfig
@@ -124,7 +136,9 @@ class PackedProducts:
         matrices = self.gate_up, self.down
         return packed_single_rows(h, *matrices, ids, weights, residual, self.experts, config, self.rule)
 
-    def begin(self, h: Tensor, ids: Tensor, plan: Plan, config: PackedConfig) -> ExpertPass:
+    def begin(self, h: Tensor, ids: Tensor, plan: Plan, config: PackedConfig | PackedFewConfig) -> ExpertPass:
+        if isinstance(config, PackedFewConfig):
+            return PackedFewPass(h, ids, plan, self.gate_up, self.down, config, self.rule)
         return PackedPass(h, ids, plan, self.gate_up, self.down, config, self.rule)
 
 

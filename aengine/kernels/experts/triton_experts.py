@@ -35,7 +35,7 @@ class TritonExperts:
             return h if residual is None else residual
         h, ids, weights = h.contiguous(), ids.contiguous(), weights.contiguous()
         residual = None if residual is None else residual.contiguous()
-        single = self.products.single_config(tokens, top_k, h.element_size())
+        single = self.products.single_config(tokens, top_k, h.dtype, launch_for(h.device))
         if single is not None:
             return self.products.single_rows(h, ids, weights, residual, single)
         one = self.begin(h, ids)
@@ -45,6 +45,6 @@ class TritonExperts:
     def begin(self, h: Tensor, ids: Tensor) -> ExpertPass:
         """Sort the pairs of a pass. h [tokens, hidden], ids int32 [tokens, k], both contiguous."""
         tokens, top_k = ids.shape
-        config = self.products.tile_config(tokens, top_k, h.element_size(), launch_for(h.device))
+        config = self.products.tile_config(tokens, top_k, h.dtype, launch_for(h.device))
         plan = make_plan(ids, self.experts, config.height)
         return self.products.begin(h, ids, plan, config)

@@ -12,6 +12,7 @@ from aengine.kernels.experts.config import (
     experts_borders,
     fp8_single_config,
     fp8_tile_config,
+    mxfp4_few_config,
     packed_single_config,
     packed_tile_config,
     single_config,
@@ -51,6 +52,7 @@ def test_cuts_change_at_borders_only(experts: int, top_k: int, processors: int) 
             block,
             *(choose(tokens, top_k, 2048, 2) for choose in (single_config, fp8_single_config)),
             packed_single_config(tokens, 2),
+            mxfp4_few_config(tokens, top_k, experts, launch),
             *(
                 choose(tokens, top_k, experts, 2, launch)
                 for choose in (tile_config, fp8_tile_config, packed_tile_config)

@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
 from aengine.kernels.experts.fp8_rows import Fp8ManyConfig, Fp8ManyPass
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut, ManyPass
+from aengine.kernels.experts.packed.few_rows import PackedFewConfig
 from aengine.kernels.experts.packed.rows import PackedConfig, PackedCut
 from aengine.kernels.experts.products import float_experts, fp8_experts, packed_experts
 from aengine.kernels.experts.rule import SILU, ExpertRule, GateClamp
@@ -46,6 +47,7 @@ CUTS: dict[str, tuple[str, object]] = {  # format, config; in addition to the sh
     "fp8-many-channels": ("fp8-channels", Fp8ManyConfig(64, ManyCut(64, 128, 2, 4), ManyCut(64, 128, 2, 4))),
     "packed": ("int4-128", PackedConfig(16, PackedCut(16, 2, 4), PackedCut(32, 2, 4))),
     "packed-ahead": ("mxfp4", PackedConfig(32, PackedCut(32, 2, 4, ahead=True), PackedCut(64, 2, 4, ahead=True))),
+    "packed-few": ("mxfp4", PackedFewConfig(1)),
 }
 
 
