@@ -21,6 +21,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
     Qwen3VLMoeForConditionalGeneration,
 )
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridRMSNormGated
+from transformers.models.zamba2.modeling_zamba2 import Zamba2RMSNormGated
 from transformers.utils import logging
 
 from tests.model.cases import CASES, HYBRID
@@ -110,6 +112,10 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
     for module in model.modules():  # some versions of transformers always use 7.0
         if "swiglu_limit" in changes and hasattr(module, "limit"):
             module.limit = changes["swiglu_limit"]
+        norm = getattr(module, "norm", None)  # some versions normalise all groups together
+        if isinstance(norm, GraniteMoeHybridRMSNormGated) and not hasattr(norm, "group_size"):
+            width = len(norm.weight)
+            module.norm = Zamba2RMSNormGated(width, width // module.n_groups, norm.variance_epsilon)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Biases start as 0, norm weights as 1, or as 0 if 1 is added. These values would hide mistakes.
