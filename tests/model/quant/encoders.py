@@ -273,7 +273,7 @@ def bnb_int8(w: Tensor, generator: torch.Generator) -> Encoded:
     largest = w.abs().amax(1)
     codes = (w / largest[:, None] * 127).round()
     tensors = {"weight": codes.to(torch.int8), "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
-    return Encoded(tensors, codes * (largest / 127)[:, None])
+    return Encoded(tensors, codes * (largest * (1 / 127))[:, None])
 
 
 def mxfp4(w: Tensor) -> Encoded:

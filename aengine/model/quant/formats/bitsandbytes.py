@@ -137,7 +137,8 @@ class BitsAndBytes8(LinearFormat):
         if layout is not None and not layout.is_meta and bool(layout.any()):
             raise WeightsError(f"{prefixes[0]}.weight_format is not 0: columns are in another order; save it anew")
         check_finite(tensors["scale"], [f"{prefix}.SCB" for prefix in prefixes])
-        return Int8Weight(unsigned(tensors["weight"]), tensors["scale"] / 127)
+        # A product, as in bitsandbytes. Torch divides by a number in another way on a GPU than on a CPU.
+        return Int8Weight(unsigned(tensors["weight"]), tensors["scale"] * (1 / 127))
 
 
 def read_bitsandbytes(fields: Fields) -> QuantConfig:
