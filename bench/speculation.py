@@ -34,8 +34,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
 
 import aengine
-from aengine.kernels.drafted import triton_drafted
-from aengine.kernels.drafted.base import Verdict
+from aengine.kernels.decodes import triton_decodes
+from aengine.kernels.decodes.base import Verdict
 from aengine.runtime import runner
 from aengine.runtime.step import verdict
 from aengine.runtime.step.rows import Rows
@@ -65,7 +65,7 @@ def survival(curve: list[float]) -> list[float]:
 @contextmanager
 def pinned(curve: list[float]) -> Iterator[None]:
     """Pin the acceptance of all engines in this process."""
-    real, real_end, chances = verdict.verify, triton_drafted.end, survival(curve)
+    real, real_end, chances = verdict.verify, triton_decodes.end, survival(curve)
 
     def draft(rows: Tensor, drawn: Tensor, next_tokens: Tensor) -> None:
         """Write drafts of rows. drawn: [n, most drafts + 1], the draws at all places."""
@@ -85,12 +85,12 @@ def pinned(curve: list[float]) -> Iterator[None]:
         return real_end(row_index, drafts, token_ids, finite, next_tokens, *others)
 
     runner.verify = verify  # type: ignore[attr-defined]
-    triton_drafted.end = end
+    triton_decodes.end = end
     try:
         yield
     finally:
         runner.verify = real  # type: ignore[attr-defined]
-        triton_drafted.end = real_end
+        triton_decodes.end = real_end
 
 
 def write_target(folder: Path, shape: str, quantization: str | None, proposer: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from aengine.kernels import elementwise, row_steps
+from aengine.kernels import elementwise
 from aengine.kernels.attention import (
     gather_pages,
     inputs,
@@ -24,6 +24,7 @@ from aengine.kernels.collective.kernels import arrived_kernel
 from aengine.kernels.collective.mailboxes import LANES, PROGRAMS, Mailbox
 from aengine.kernels.collective.overlapped import sum_two_parts
 from aengine.kernels.collective.peers import PeerCollective
+from aengine.kernels.decodes import triton_decodes
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
 from aengine.kernels.elementwise import gate_output
@@ -290,7 +291,8 @@ def test_everything_small(compiler: Compiler) -> None:
             half(64, 8, 128),
             half(64, 8, 128),
         )
+    rows, one = (longs(8), longs(8)), longs(1)
     for windows in (None, ints(64, 100)):
-        row_steps.begin_decode(longs(8), longs(64), longs(64), ints(64, 100), 16, 63, windows)
+        triton_decodes.begin(*rows, 1, longs(1, 64), longs(64), ints(64, 100), 16, 63, one, 4, windows)
     finite = torch.empty(8, dtype=torch.bool, device=META)
-    row_steps.end_decode(longs(8), longs(8), finite, longs(64), longs(64), longs(64, 4), 63)
+    triton_decodes.end(*rows, longs(8), finite, longs(1, 64), longs(64), longs(4, 8, 2), one, 63)

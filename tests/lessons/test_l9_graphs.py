@@ -36,7 +36,7 @@ async def test_replayed_steps_give_the_reference(reference: Reference, cuda_grap
 
 def test_every_batch_is_padded_to_a_size_that_costs_little_more() -> None:
     """Up to 64 rows, a step mostly reads weights. Beyond, every row takes additional time."""
-    from aengine.runtime.cuda.decode_graphs import graph_sizes
+    from aengine.runtime.cuda.decode_shapes import graph_sizes
 
     sizes = graph_sizes(512)
     assert sizes[0] == 1

@@ -14,8 +14,7 @@ from aengine.cache.states import StateRoom
 from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
 from aengine.model.decoder import Decoder
-from aengine.runtime.cuda.decode_graphs import graph_sizes
-from aengine.runtime.cuda.drafted_graphs import DecodeShape, drafted_shapes
+from aengine.runtime.cuda.decode_shapes import DecodeShape, drafted_shapes, graph_sizes
 from aengine.runtime.cuda.prefill_graphs import prefill_sizes
 from aengine.runtime.cuda.ranks import DeviceRanks
 from aengine.runtime.cuda.recording import empty_caches
@@ -88,19 +87,19 @@ class Executors:
         self.devices = devices
         self.all: Executor = ranks[0] if len(ranks) == 1 else RankedExecutor(ranks, devices)
 
-    def warm_up(self, plans: Iterable[StepPlan], replays_drafts: bool = True) -> None:
+    def warm_up(self, plans: Iterable[StepPlan], replays_ends: bool = True) -> None:
         """Run steps, ignore their results and wait for the devices. Towers leave out most of their work.
 
-        replays_drafts: False launches the kernels of verdicts and proposers, although graphs hold them. Steps of other
+        replays_ends: False launches the kernels of verdicts and proposers, although graphs hold them. Steps of other
         sizes, or with other draws, need them.
         """
         for rank in self.ranks:
-            rank.replays_drafts = replays_drafts
+            rank.replays_ends = replays_ends
             rank.rehearse_images(True)
         for plan in plans:
             self.all.execute(plan)
         for rank in self.ranks:
-            rank.replays_drafts = True
+            rank.replays_ends = True
             rank.rehearse_images(False)
         self.devices.synchronize()
 
@@ -150,5 +149,5 @@ def rehearse(executor: GraphedExecutor) -> None:
 
 def _captures(executor: GraphedExecutor) -> list[tuple[Any, Any]]:
     """Return what an executor captures, in recording order: graphs, and one of their sizes."""
-    kinds: tuple[Any, ...] = (executor.prefill_graphs, executor.decode_graphs, executor.drafted_graphs)
+    kinds: tuple[Any, ...] = (executor.prefill_graphs, executor.decode_graphs)
     return [(graphs, size) for graphs in kinds if graphs is not None for size in reversed(graphs.sizes)]

@@ -1,7 +1,15 @@
-"""Pure-decode steps as CUDA graphs. Each batch size has graphs of the forward pass and of each common kind of draw.
+"""Steps of decodes as CUDA graphs. Nothing of such a step is launched by itself.
 
-A graph reads its inputs on the device: the rows that decode (`_row_index`), their last tokens, lengths and pages.
-Between two replays the host sends only changes.
+A step replays two graphs. The first one computes the last token and the drafts of each row, up to the logits. It is
+captured for some numbers of rows, each with some numbers of drafts. The second one draws at all places, decides which
+drafts are kept, writes the results to host memory, and makes as many drafts for the next step. It is captured once for
+each common kind of draw. For steps without drafts it is also captured without the proposer. So while no drafts pay,
+a step costs as much as without speculation. Without a proposer, no step has drafts.
+
+Graphs read their inputs on the device. Between two replays the host sends only changes.
+
+All rows of a captured step have the same number of drafts. A row with fewer is padded (`kernels/decodes`), so a step
+replays the graphs of its largest number. A step that makes more drafts than it verifies is padded as well.
 """
 
 from __future__ import annotations
@@ -10,107 +18,59 @@ import bisect
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from aengine.cache.kv import KVPool
-from aengine.cache.snapshots import slot_of
 from aengine.cache.states import StatePool
-from aengine.kernels.attention.prefix_attention import SharedRuns
-from aengine.kernels.recurrent.state import StateBatch
-from aengine.kernels.row_steps import begin_decode, end_decode
+from aengine.kernels.decodes.base import DecodeInputs, DecodeKernels
 from aengine.model.decoder import Decoder
+from aengine.runtime.cuda.decode_buffers import SharedBuffers, StateBuffers
+from aengine.runtime.cuda.decode_shapes import (
+    CAPTURED_KINDS,
+    LEAST_SHARERS,
+    DecodeShape,
+    EndKind,
+    ForwardKind,
+    shared_sizes,
+)
 from aengine.runtime.cuda.recording import non_owning_view, recorded
+from aengine.runtime.speculation.base import Kept, Proposer, tap_states
 from aengine.runtime.step.cells import StepTensors
+from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.sharded_draws import draw_in_graph
-from aengine.runtime.step.written import TURNS, WrittenDraws
+from aengine.runtime.step.written import TURNS, WrittenVerdicts
 from aengine.sampling.sampler import Kind, Sampler
-from aengine.step_plan import MOST_SHARED_RUNS, SharedRun
+from aengine.step_plan import StepPlan
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-CAPTURED_KINDS = (Kind.SIMPLE, Kind.FILTERED)  # the host chooses the kernels of the other kinds of draw
-LEAST_SHARERS = 4  # rows; a smaller batch gains too little from shared runs of pages
-# Batch sizes to capture. Such steps mostly read weights, so padding a batch to the next size makes a step at most about
-# 4 % longer (H200; 8B bf16, 30B-A3B, gpt-oss-20b; bench/KERNELS.md).
-SMALL_SIZES = (1, 2, 3, 4, 8, 16, 20, 32, 40, 48, 64)
-LEAST_USED = 0.87  # least share of rows in use if a batch is padded to a size above SMALL_SIZES
-BORDER = 128  # rows; with more rows, matrix products use slower kernels, and a step takes up to 20 % longer
 
+@dataclass(slots=True)
+class DecodePass:
+    """The results of the first graph."""
 
-def graph_sizes(max_rows: int) -> list[int]:
-    """Return the batch sizes to capture, ascending, `max_rows` last."""
-    sizes = [size for size in SMALL_SIZES if size < max_rows]
-    while (following := int(((sizes[-1] if sizes else 0) + 1) / LEAST_USED)) < max_rows:
-        sizes.append(BORDER if sizes[-1] < BORDER < following else following)
-    return [*sizes, max_rows]
-
-
-def shared_sizes(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes that are also captured with shared runs: the largest and every second one below it."""
-    return [size for size in sizes[::-1][::2] if size >= LEAST_SHARERS][::-1]
-
-
-class ForwardKind(NamedTuple):
-    """A variant of the forward pass."""
-
-    shared: bool = False  # whether pages that several rows share are read once for all of them
-    adapted: bool = False  # whether rows may have adapters
+    inputs: DecodeInputs
+    logits: Tensor  # [places, n] in the model's dtype; n: this rank's part of the vocabulary
+    states: Tensor | None  # [places, width], for a proposer that reads hidden states
 
 
 @dataclass(slots=True)
 class _Captured:
     forward: dict[ForwardKind, torch.cuda.CUDAGraph]
-    # [size, n] in the model's dtype; n: this rank's part of the vocabulary. Valid until another size is replayed.
-    logits: Tensor
-    positions: Tensor  # [size] int64: positions of the drawn tokens
-    draws: dict[Kind, torch.cuda.CUDAGraph]
-
-
-class SharedBuffers:
-    """The shared runs of pages of a batch, in a device buffer with a fixed address, which graphs read."""
-
-    def __init__(self, max_rows: int, rows: Rows) -> None:
-        self._rows = rows
-        self._max_rows = max_rows
-        # members [max_rows], starts [max_rows], group_starts [MOST_SHARED_RUNS + 1], lens [MOST_SHARED_RUNS]
-        self._cells = torch.zeros(2 * max_rows + 2 * MOST_SHARED_RUNS + 1, dtype=torch.int32, device=rows.device)
-        self._current: Sequence[SharedRun] = ()
-
-    def runs(self, size: int) -> SharedRuns:
-        """Return views for a batch of this size."""
-        members, starts, group_starts, lens = self._cells.split(
-            [self._max_rows, self._max_rows, MOST_SHARED_RUNS + 1, MOST_SHARED_RUNS]
-        )
-        return SharedRuns(members=members[:size], group_starts=group_starts, lens=lens, starts=starts[:size])
-
-    def send(self, shared: Sequence[SharedRun]) -> None:
-        """Upload the runs, unless the device has them already."""
-        if shared is self._current:
-            return
-        members = [place for run in shared for place in run.members]
-        starts = [0] * self._max_rows
-        group_starts = [0]
-        for run in shared:
-            for place in run.members:
-                starts[place] = run.tokens
-            group_starts.append(group_starts[-1] + len(run.members))
-        group_starts += group_starts[-1:] * (MOST_SHARED_RUNS - len(shared))
-        lens = [run.tokens for run in shared] + [0] * (MOST_SHARED_RUNS - len(shared))
-        members += [0] * (self._max_rows - len(members))
-        self._cells.copy_(self._rows.upload(members + starts + group_starts + lens))
-        self._current = shared
+    ends: dict[EndKind, torch.cuda.CUDAGraph]
+    # Valid until another shape is replayed.
+    logits: Tensor  # as in `DecodePass`
+    rows: Tensor  # [places] int64: the row of each draw
+    positions: Tensor  # [places] int64: the position of each drawn token
 
 
 class DecodeGraphs:
-    """Captures and replays decode steps. A batch of at most `sizes[-1]` rows is padded to the next captured size.
-
-    All work is enqueued on the current stream.
-    """
+    """Captures and replays steps of decodes. All work is enqueued on the current stream."""
 
     def __init__(
         self,
@@ -118,137 +78,222 @@ class DecodeGraphs:
         kv: KVPool,
         sampler: Sampler,
         rows: Rows,
-        sizes: list[int],
-        pool: _POOL_HANDLE | None = None,
-        states: StatePool | None = None,
+        proposer: Proposer | None,
+        kernels: DecodeKernels,
+        shapes: Sequence[DecodeShape],
+        pool: _POOL_HANDLE | None,
+        states: StatePool | None,
     ) -> None:
-        """pool: memory shared by graphs that never run at the same time. states: the pool of recurrent layers."""
-        self._states = states
-        # The state slots of the rows in `_row_index`. Padding has slot 0.
-        self._state_slots = torch.zeros(sizes[-1], dtype=torch.int32, device=rows.device)
-        self._no_saves = torch.zeros(sizes[-1], dtype=torch.int32, device=rows.device)
+        """Args:
+        shapes: They contain shapes without drafts, of which the largest has all rows. Others need a proposer.
+        pool: Memory shared by graphs that never run at the same time.
+        states: The pool of recurrent layers.
+        """
         self._decoder = decoder
         self._kv = kv
         self._sampler = sampler
         self._rows = rows
-        self.sizes = sizes
-        self._row_index = torch.full((sizes[-1],), rows.padding, dtype=torch.int64, device=rows.device)
-        self._query_starts = torch.arange(sizes[-1] + 1, dtype=torch.int32, device=rows.device)
-        self._current: tuple[int, list[int]] = (0, [])  # the contents of `_row_index`: a size, and the rows
-        self._size = 0  # the size replayed last
-        pinned = rows.device.type == "cuda"
-        self._drawn = torch.zeros(len(rows.lengths), TURNS, dtype=torch.int64, pin_memory=pinned)
-        self._graphs: dict[int, _Captured] = {}
-        self._shared = SharedBuffers(sizes[-1], rows)
-        self._pool = pool
+        self._proposer = proposer
+        self._taps = None if proposer is None else proposer.taps
+        self._kernels = kernels
+        self.sizes = sorted(shapes, key=lambda shape: (shape.places, shape))
+        self._counts = sorted({shape.drafts for shape in shapes})
+        self._rows_of = {drafts: sorted(s.rows for s in shapes if s.drafts == drafts) for drafts in self._counts}
+        device, most = rows.device, max(shape.rows for shape in shapes)
+        # What the next replay reads: the rows, then how many drafts each verifies.
+        self._cells = torch.zeros((2, most), dtype=torch.int64, device=device)
+        self._cells[0] = rows.padding
+        self._current: tuple[int, list[int], list[int]] = (0, [], [])  # the contents of `_cells`
+        self._starts = {n: torch.arange(most + 1, device=device).mul_(1 + n).int() for n in self._counts}
+        self._turn = torch.zeros(1, dtype=torch.int64, device=device)
+        self._host_turn = 0  # equals `_turn` after all work that is enqueued
+        shape, pinned = (TURNS, most, 2 + self._counts[-1]), device.type == "cuda"
+        self._written = torch.zeros(shape, dtype=torch.int64, pin_memory=pinned)
+        self._graphs: dict[DecodeShape, _Captured] = {}
+        self._shared = SharedBuffers(most, rows)
         # If all layers have windows, pages of a shared run may have been freed.
-        self._shared_sizes = shared_sizes(sizes) if decoder.config.windows[0] is None else []
+        shares = decoder.config.windows[0] is None
+        self._shared_rows = shared_sizes(self._rows_of[0]) if shares else []
+        self._pool = pool
+        self._states = None if states is None else StateBuffers(states, rows, most, self.sizes[-1].places)
 
-    def rehearse(self, size: int) -> None:
-        """Launch every kernel of one size, so that all are compiled and loaded before the recording."""
-        self._row_index.fill_(self._rows.padding)
-        self._state_slots.zero_()
-        self._current = (0, [])
+    def rehearse(self, shape: DecodeShape) -> None:
+        """Launch every kernel of one shape, so that all are compiled and loaded before the recording."""
+        self._cells[0].fill_(self._rows.padding)
+        self._cells[1].zero_()
+        self._current = (0, [], [])
         self._shared.send(())
-        for kind in self._kinds(size):
-            logits, positions = self._forward(size, kind, rehearsal=True)
-        for drawn in CAPTURED_KINDS:
-            self._draw(logits, positions, drawn)
+        if self._states is not None:
+            self._states.clear()
+        for kind in self._kinds(shape):
+            passed = self.forward(shape, kind, rehearsal=True)
+        for end in self._end_kinds(shape):
+            self.end(passed, shape, end)
+        self._turn.fill_(self._host_turn)
 
-    def record(self, size: int) -> None:
-        """Record one rehearsed size. Record the largest first, so that the others fit into its memory."""
-        plain, *others = self._kinds(size)
-        forward, draws = {plain: torch.cuda.CUDAGraph()}, {}
+    def record(self, shape: DecodeShape) -> None:
+        """Record one rehearsed shape. Record the largest first, so that the others fit into its memory."""
+        plain, *others = self._kinds(shape)
+        forward, ends = {plain: torch.cuda.CUDAGraph()}, {}
         with recorded(forward[plain], self._pool):
-            logits, positions = self._forward(size, plain)
+            passed = self.forward(shape, plain)
         for other in others:
             forward[other] = torch.cuda.CUDAGraph()
             with recorded(forward[other], self._pool):
-                other_logits, other_positions = self._forward(size, other)
-                logits.copy_(other_logits)
-                positions.copy_(other_positions)
-        for drawn in CAPTURED_KINDS:
-            draws[drawn] = torch.cuda.CUDAGraph()
-            with recorded(draws[drawn], self._pool):
-                self._draw(logits, positions, drawn)
-        self._graphs[size] = _Captured(forward, non_owning_view(logits), positions, draws)
+                self.forward(shape, other, into=passed)
+        for end in self._end_kinds(shape):
+            ends[end] = torch.cuda.CUDAGraph()
+            with recorded(ends[end], self._pool):
+                self.end(passed, shape, end)
+        kept = (passed.logits, passed.inputs.token_rows, passed.inputs.next_positions)
+        self._graphs[shape] = _Captured(forward, ends, *map(non_owning_view, kept))
 
-    def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor, Tensor]:
-        """Replay the forward pass for n rows. Each row is one token longer afterwards.
+    def shape_for(self, plan: StepPlan) -> DecodeShape | None:
+        """Return the captured shape for a step of decodes and the drafts that it makes. None: there is none."""
+        drafts = max(plan.proposals, *plan.drafts) if plan.drafts else plan.proposals
+        if not drafts and not self._rows.states_are_complete(plan.decode):
+            drafts = 1  # a step without drafts cannot add the accepted ones of the step before to the states
+        place = bisect.bisect_left(self._counts, drafts)
+        return None if place == len(self._counts) else self._shape_of(plan, self._counts[place])
 
-        Returns logits as `Head.shard_logits` returns them, the rows as a tensor [n] int64, and the positions of the
-        tokens to draw [n] int64. All are valid until the next replay.
+    def exact_shape_for(self, plan: StepPlan) -> DecodeShape | None:
+        """Return the captured shape whose rows have as many drafts as each row of the plan. None: there is none."""
+        drafts = plan.drafts[0] if plan.drafts else 0
+        exact = drafts in self._rows_of and all(one == drafts for one in plan.drafts)
+        exact = exact and (drafts > 0 or self._rows.states_are_complete(plan.decode))
+        return self._shape_of(plan, drafts) if exact else None
+
+    def _shape_of(self, plan: StepPlan, drafts: int) -> DecodeShape | None:
+        rows, n = self._rows_of[drafts], len(plan.decode)
+        if not drafts and self._reads_shared(plan):
+            rows = self._shared_rows
+        place = bisect.bisect_left(rows, n)
+        shape = DecodeShape(rows[place], drafts) if place < len(rows) else None
+        return shape if shape in self._graphs else None  # start-up runs steps before it records
+
+    def _reads_shared(self, plan: StepPlan) -> bool:
+        return bool(plan.shared) and len(plan.decode) >= LEAST_SHARERS and bool(self._shared_rows)
+
+    def replay(self, plan: StepPlan, shape: DecodeShape, kind: Kind) -> WrittenVerdicts:
+        """Replay a whole step in the shape that `shape_for` returned. kind: one of `CAPTURED_KINDS`."""
+        end = EndKind(kind, self._proposer is not None and (plan.is_read or shape.drafts > 0))
+        self._replay_forward(plan, shape).ends[end].replay()
+        return WrittenVerdicts(self._written[self._host_turn, : len(plan.decode)], plan.drafts)
+
+    def replay_forward(self, plan: StepPlan, shape: DecodeShape) -> tuple[Tensor, Tensor, Tensor]:
+        """Replay the first graph of a step in the shape that `exact_shape_for` returned.
+
+        Returns this rank's logits, the rows and the positions of the draws, in the order of `plan.draw_rows`. All are
+        valid until the next replay.
         """
-        n = len(rows)
-        with_shared = bool(shared) and n >= LEAST_SHARERS and bool(self._shared_sizes)
-        sizes = self._shared_sizes if with_shared else self.sizes
-        self._size = sizes[bisect.bisect_left(sizes, n)]
-        self._send(rows, self._size)
-        if with_shared:
-            self._shared.send(shared)
-        captured = self._graphs[self._size]
-        captured.forward[ForwardKind(with_shared, self._rows.adapters_of(rows) is not None)].replay()
-        return captured.logits[:n], self._row_index[:n], captured.positions[:n]
+        captured, draws = self._replay_forward(plan, shape), len(plan.decode) * shape.queries
+        return captured.logits[:draws], captured.rows[:draws], captured.positions[:draws]
 
-    def draw(self, rows: list[int], kind: Kind) -> WrittenDraws:
-        """Replay a captured kind of draw after `forward` of the same rows, and store the drawn ids in `last_token`.
+    def _replay_forward(self, plan: StepPlan, shape: DecodeShape) -> _Captured:
+        self._send(plan.decode, list(plan.drafts) or [0] * len(plan.decode), shape)
+        shares = not shape.drafts and self._reads_shared(plan)
+        if shares:
+            self._shared.send(plan.shared)
+        if self._states is not None:
+            self._states.send(plan, shape.rows)
+        captured = self._graphs[shape]
+        captured.forward[ForwardKind(shares, self._rows.adapters_of(plan.decode) is not None)].replay()
+        self._host_turn = (self._host_turn + 1) % TURNS
+        return captured
 
-        Call it after `Rows.advance` for this step.
-        """
-        self._graphs[self._size].draws[kind].replay()
-        lengths = self._rows.lengths
-        return WrittenDraws(self._drawn, [row * TURNS + lengths[row] % TURNS for row in rows])
+    def _send(self, rows: list[int], drafts: list[int], shape: DecodeShape) -> None:
+        if (shape.rows, rows, drafts) == self._current:
+            return
+        padding = shape.rows - len(rows)
+        numbers = [*rows, *[self._rows.padding] * padding, *drafts, *[0] * padding]
+        self._cells[:, : shape.rows].copy_(self._rows.upload(numbers).view(2, -1))
+        self._current = (shape.rows, list(rows), drafts)
 
-    def _kinds(self, size: int) -> list[ForwardKind]:
-        """Return the variants of the forward pass that a size has, the plainest first."""
-        shared = [False, True] if size in self._shared_sizes else [False]
+    def _kinds(self, shape: DecodeShape) -> list[ForwardKind]:
+        """Return the variants of the forward pass that a shape has, the plainest first."""
+        shared = [False, True] if not shape.drafts and shape.rows in self._shared_rows else [False]
         adapted = [False] if self._rows.adapter is None else [False, True]
         return [ForwardKind(*kind) for kind in itertools.product(shared, adapted)]
 
-    def _send(self, rows: list[int], size: int) -> None:
-        if (size, rows) == self._current:
-            return
-        padding = size - len(rows)
-        if self._states is None:
-            self._row_index[:size].copy_(self._rows.upload(rows + [self._rows.padding] * padding))
-        else:
-            slots = [slot_of(row) for row in rows]
-            index = self._rows.upload(rows + [self._rows.padding] * padding + slots + [0] * padding)
-            self._row_index[:size].copy_(index[:size])
-            self._state_slots[:size].copy_(index[size:])
-        self._current = (size, list(rows))
+    def _end_kinds(self, shape: DecodeShape) -> list[EndKind]:
+        """Return the variants of the second graph that a shape has. Steps with drafts that are not read are rare."""
+        read = [False] if self._proposer is None else [True] if shape.drafts else [True, False]
+        return [EndKind(*kind) for kind in itertools.product(CAPTURED_KINDS, read)]
 
-    def _forward(self, size: int, kind: ForwardKind, rehearsal: bool = False) -> tuple[Tensor, Tensor]:
-        """Return logits for this rank's part of the vocabulary, [size, n], and positions to draw for, [size] int64."""
-        rows, index = self._rows, self._row_index[:size]
-        inputs = begin_decode(
-            index, rows.last_token, rows.length, rows.page_table, self._kv.page_size, rows.padding, rows.window_table
-        )
-        adapters = rows.adapter[index] if kind.adapted and rows.adapter is not None else None
-        tensors = StepTensors(
+    def forward(
+        self, shape: DecodeShape, kind: ForwardKind, rehearsal: bool = False, into: DecodePass | None = None
+    ) -> DecodePass:
+        """Compute the tokens of all rows. A graph captures this. into: the memory for the results; None: new memory."""
+        rows, n, taps = self._rows, shape.rows, self._taps
+        inputs = self._kernels.begin(
+            self._cells[0, :n], self._cells[1, :n], shape.queries, rows.next_tokens, rows.length, rows.page_table,
+            self._kv.page_size, rows.padding, self._turn, TURNS, rows.window_table,
+            None if into is None else into.inputs,
+        )  # fmt: skip
+        tensors = self._tensors(inputs, shape, kind)
+        states, pool = self._states, None
+        if states is not None:
+            starts = self._starts[shape.drafts][: n + 1]
+            tensors.states, pool = states.batch(self._cells[0, :n], inputs, starts, shape.queries), states.pool
+        tapped = tap_states(taps, shape.places, self._decoder)
+        hidden = tensors.forward(self._decoder, self._kv, pool, rehearsal=rehearsal, taps=tapped)
+        read = None if taps is None else hidden if tapped is None else tapped.states
+        logits = self._decoder.shard_logits(hidden, tensors.adapters)
+        if into is None:
+            return DecodePass(inputs, logits, read)
+        into.logits.copy_(logits)
+        if into.states is not None and read is not None:
+            into.states.copy_(read)
+        return into
+
+    def _tensors(self, inputs: DecodeInputs, shape: DecodeShape, kind: ForwardKind) -> StepTensors:
+        rows = self._rows
+        return StepTensors(
             token_ids=inputs.token_ids,
-            positions=rows.rotary_positions(index, inputs.positions),
+            positions=rows.rotary_positions(inputs.token_rows, inputs.positions),
             next_positions=inputs.next_positions,
             slots=inputs.slots,
             page_table=inputs.page_table,
             seq_lens=inputs.seq_lens,
-            query_starts=self._query_starts[: size + 1],
-            num_decodes=size,
+            query_starts=self._starts[shape.drafts][: shape.rows + 1],
+            num_decodes=shape.rows,
+            decode_queries=shape.queries,
             window_slots=inputs.window_slots,
             window_table=inputs.window_table,
-            adapters=adapters,
-            states=None if self._states is None else self._state_batch(size, inputs.positions),
-            shared=self._shared.runs(size) if kind.shared else None,
+            adapters=rows.adapter[inputs.token_rows] if kind.adapted and rows.adapter is not None else None,
+            shared=self._shared.runs(shape.rows) if kind.shared else None,
         )
-        hidden = tensors.forward(self._decoder, self._kv, self._states, rehearsal=rehearsal)
-        return self._decoder.shard_logits(hidden, adapters), inputs.next_positions
 
-    def _state_batch(self, size: int, positions: Tensor) -> StateBatch:
-        slots = self._state_slots[:size]
-        no_chunks = self._query_starts[size : size + 1]  # only the end of the decodes
-        return StateBatch(slots, slots, no_chunks, positions, self._no_saves[:size], size)
+    def end(self, passed: DecodePass, shape: DecodeShape, kind: EndKind) -> None:
+        """Draw at all places, decide what rows keep, and make their next drafts. A graph captures this."""
+        rows, row_index, drafts = self._rows, self._cells[0, : shape.rows], self._cells[1, : shape.rows]
+        draw_rows, positions = passed.inputs.token_rows, passed.inputs.next_positions
+        draws = draw_in_graph(self._decoder, self._sampler, passed.logits, draw_rows, positions, kind.draws)
+        verdict = self._kernels.end(
+            row_index, drafts, draws.token_ids, draws.finite, rows.next_tokens, rows.length, self._written, self._turn,
+            rows.padding,
+        )  # fmt: skip
+        if self._proposer is None or not kind.is_read:
+            return
+        tokens = draws.token_ids.view(shape.rows, shape.queries)
+        kept = Kept(row_index, tokens, verdict.counts, verdict.places, draws.token_ids)
+        inputs = None
+        if passed.states is not None:
+            tensors = self._tensors(passed.inputs, shape, ForwardKind())
+            inputs = HeadInputs(tensors.token_ids, None, tensors.positions, tensors.batch(), passed.states)
+        self._proposer.propose(self._plan_of(shape), kept, rows, inputs)
 
-    def _draw(self, logits: Tensor, positions: Tensor, kind: Kind) -> None:
-        rows, index = self._rows, self._row_index[: len(logits)]
-        draws = draw_in_graph(self._decoder, self._sampler, logits, index, positions, kind)
-        end_decode(index, draws.token_ids, draws.finite, rows.last_token, rows.length, self._drawn, rows.padding)
+    def _plan_of(self, shape: DecodeShape) -> StepPlan:
+        """Return a plan for the proposer. Its contexts are as long as any."""
+        longest = self._rows.page_table.shape[1] * self._kv.page_size
+        return StepPlan(
+            step=0,
+            new_rows=[],
+            new_pages=[],
+            decode=[self._rows.padding] * shape.rows,
+            prefill=[],
+            page_copies=[],
+            drafts=[shape.drafts] * shape.rows if shape.drafts else (),
+            contexts=[longest] * shape.rows,
+            proposals=shape.drafts,
+        )

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.errors import DeviceLostError
-from aengine.kernels.drafted import triton_drafted
+from aengine.kernels.decodes import triton_decodes
 from aengine.runtime.cuda.clock import DeviceClock
-from aengine.runtime.cuda.decode_graphs import CAPTURED_KINDS, DecodeGraphs
-from aengine.runtime.cuda.drafted_graphs import DecodeShape, DraftedGraphs
+from aengine.runtime.cuda.decode_graphs import DecodeGraphs
+from aengine.runtime.cuda.decode_shapes import CAPTURED_KINDS, DecodeShape
 from aengine.runtime.cuda.lost import PEER_TIMEOUT
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs
 from aengine.runtime.runner import StepExecutor
@@ -47,8 +47,7 @@ class GraphedExecutor(StepExecutor):
     """Replays a captured graph if one fits the step. Otherwise it launches kernel by kernel."""
 
     decode_graphs: DecodeGraphs | None = None
-    drafted_graphs: DraftedGraphs | None = None  # instead of `decode_graphs`, with speculation
-    replays_drafts = True  # whether steps that `drafted_graphs` hold replay them
+    replays_ends = True  # whether the second graphs of decodes are replayed
     prefill_graphs: PrefillGraphs | None = None
 
     def add_graphs(self, decode: list[int], drafted: Sequence[DecodeShape], prefill: list[int], fits: Fits) -> None:
@@ -59,64 +58,51 @@ class GraphedExecutor(StepExecutor):
         decoder, kv, rows, sampler, proposer = self._decoder, self.kv, self._rows, self._sampler, self._proposer
         # All graphs share one pool, because only one runs at a time.
         memory = torch.cuda.graph_pool_handle() if rows.device.type == "cuda" else None
-        if decode and proposer is not None:
+        if decode:
             shapes = [*map(DecodeShape, decode), *drafted]
-            self.drafted_graphs = DraftedGraphs(
-                decoder, kv, sampler, rows, proposer, triton_drafted, shapes, memory, self._states
+            self.decode_graphs = DecodeGraphs(
+                decoder, kv, sampler, rows, proposer, triton_decodes, shapes, memory, self._states
             )
-        elif decode:
-            self.decode_graphs = DecodeGraphs(decoder, kv, sampler, rows, decode, memory, self._states)
         if prefill:
             taps = None if proposer is None else proposer.taps
             self.prefill_graphs = PrefillGraphs(decoder, kv, rows, prefill, fits, memory, self._states, taps)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Outcome:
-        kind = self._sampler.kind(plan.decode)
-        if self.drafted_graphs is not None and (shape := self._drafted_shape_for(plan, kind)) is not None:
-            self._begin_replay(plan)
-            written = self.drafted_graphs.replay(plan, shape, kind)
-            self._copy_states(plan)
-            return Outcome(None, written=written)
-        graphs = self._decode_graphs_for(plan)
-        if graphs is None or kind not in CAPTURED_KINDS:
+        kind, graphs = self._sampler.kind(plan.decode), self.decode_graphs
+        if graphs is None or (shape := self._whole_shape_for(plan, kind)) is None:
             return super().execute(plan)
-        self._replay_decode(plan, graphs)
-        return Outcome(None, written=graphs.draw(plan.decode, kind))  # also feeds the draws back
+        self._begin_replay(plan)
+        written = graphs.replay(plan, shape, kind)  # also feeds the draws back
+        self._copy_states(plan)
+        return Outcome(None, written=written)
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
-        if self.drafted_graphs is not None and (shape := self._exact_shape_for(plan)) is not None:
-            self._begin_replay(plan)
-            own, draw_rows, positions = self.drafted_graphs.replay_forward(plan, shape)
-            self._copy_states(plan)
-        elif (graphs := self._decode_graphs_for(plan)) is not None:
-            own, draw_rows, positions = self._replay_decode(plan, graphs)
-        else:
+        graphs = self.decode_graphs
+        if graphs is None or (shape := self._forward_shape_for(plan)) is None:
             return super().forward(plan)
+        self._begin_replay(plan)
+        own, draw_rows, positions = graphs.replay_forward(plan, shape)
+        self._copy_states(plan)
         return Forwarded(plan, self._decoder.head.all_logits(own), plan.draw_rows, draw_rows, positions)
 
     def replays(self, plan: StepPlan) -> bool:
-        if plan.encodings:
-            return False
-        kind = self._sampler.kind(plan.decode)
-        if self.drafted_graphs is not None:
-            return self._drafted_shape_for(plan, kind) is not None
-        return self._decode_graphs_for(plan) is not None and kind in CAPTURED_KINDS
+        return not plan.encodings and self._whole_shape_for(plan, self._sampler.kind(plan.decode)) is not None
 
-    def _drafted_shape_for(self, plan: StepPlan, kind: Kind) -> DecodeShape | None:
-        """Return the shape of `drafted_graphs` for a step, its verdict and its proposals. None: there is none.
+    def _whole_shape_for(self, plan: StepPlan, kind: Kind) -> DecodeShape | None:
+        """Return the shape of `decode_graphs` for a step, its draws and its proposals. None: there is none.
 
         A structured step needs masks before it draws.
         """
-        graphs = self.drafted_graphs
-        if graphs is None or plan.prefill or plan.structured or kind not in CAPTURED_KINDS or not self.replays_drafts:
+        graphs = self.decode_graphs
+        if graphs is None or plan.prefill or plan.structured or kind not in CAPTURED_KINDS or not self.replays_ends:
             return None
         return graphs.shape_for(plan)
 
-    def _exact_shape_for(self, plan: StepPlan) -> DecodeShape | None:
-        """Return the shape of `drafted_graphs` for only the forward pass of a step. None: there is none."""
-        graphs = self.drafted_graphs
+    def _forward_shape_for(self, plan: StepPlan) -> DecodeShape | None:
+        """Return the shape of `decode_graphs` for only the forward pass of a step. None: there is none."""
+        graphs = self.decode_graphs
         return None if graphs is None or plan.prefill or self._reads_states(plan) else graphs.exact_shape_for(plan)
 
     def _pass(self, plan: StepPlan) -> TokenPass:
@@ -136,19 +122,9 @@ class GraphedExecutor(StepExecutor):
             return None
         return graphs.shape_for(plan)
 
-    def _decode_graphs_for(self, plan: StepPlan) -> DecodeGraphs | None:
-        graphs = self.decode_graphs
-        return None if graphs is None or plan.prefill or len(plan.decode) > graphs.sizes[-1] else graphs
-
     def _reads_states(self, plan: StepPlan) -> bool:
         """Return whether a draft head reads the step's hidden states. Graphs of decodes do not keep them."""
         return plan.is_read and self._proposer is not None and self._proposer.taps is not None
-
-    def _replay_decode(self, plan: StepPlan, graphs: DecodeGraphs) -> tuple[Tensor, Tensor, Tensor]:
-        self._begin_replay(plan)
-        replayed = graphs.forward(plan.decode, plan.shared)
-        self._copy_states(plan)
-        return replayed
 
     def _begin_replay(self, plan: StepPlan) -> None:
         self._begin(plan)

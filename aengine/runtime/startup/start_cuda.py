@@ -183,12 +183,12 @@ def start_cuda(
             capture(executors, config.progress)
             # Graphs hold only CAPTURED_KINDS of draws. This compiles the kernels of the other kinds.
             executors.warm_up(with_adapters(greediest_steps(), lora))
-            executors.warm_up(with_adapters(drafted, lora), replays_drafts=False)
+            executors.warm_up(with_adapters(drafted, lora), replays_ends=False)
         if collectives:  # torch must cache all memory that steps need: allocating more may wait for other devices
             largest = with_largest_images(config, model, [greediest_largest_step(config, steps.most, length)])
             largest_drafted = largest_drafted_steps(config, steps.most, length, most_drafts)
             with _pool_size_errors(config, steps.most, ahead):
-                executors.warm_up(with_adapters([*largest, *largest_drafted], lora), replays_drafts=False)
+                executors.warm_up(with_adapters([*largest, *largest_drafted], lora), replays_ends=False)
             for gpu in gpus:
                 keep_small_memory(gpu)
             keep_pinned_memory(len(gpus))

@@ -3,9 +3,9 @@
 `describe` writes a plan as integers, with a fixed shape. `resolve` makes tensors from them on the device.
 `StepTensors.forward` runs the decoder over these tensors. An eager step has a shape that fits it exactly. A captured
 step is padded to the shape of its graph. For captured steps that only decode, the device makes the tensors itself
-(`kernels/row_steps.py`, or `kernels/drafted` with speculation).
+(`kernels/decodes`).
 
-Lengths of rows advance when a step begins: on the device in `resolve` or in `begin_decode`, on the host in
+Lengths of rows advance when a step begins: on the device in `resolve` or in `DecodeKernels.begin`, on the host in
 `Rows.advance`. The host never sends the length of a decoding row to the device. A row that verifies drafts advances
 by all of them; `verdict.py` takes back those that are refused.
 """

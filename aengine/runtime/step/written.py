@@ -24,22 +24,10 @@ class Written(Protocol):
 
 
 @dataclass(slots=True)
-class WrittenDraws:
-    """The draws of one step. Read them after `end_decode` and before a row has drawn `TURNS` more times."""
-
-    cells: Tensor  # [rows, TURNS] int64, in pinned memory; ~token if the logits were not finite
-    indices: Sequence[int]  # row * TURNS + turn, for each row of the step
-
-    def read(self) -> tuple[list[int], list[bool], list[int]]:
-        drawn = self.cells.numpy().take(self.indices)
-        return np.maximum(drawn, ~drawn).tolist(), (drawn >= 0).tolist(), []
-
-
-@dataclass(slots=True)
 class WrittenVerdicts:
     """The tokens that rows keep after one step. Read them before `TURNS` more steps."""
 
-    cells: Tensor  # [rows, more than all drafts] int64, in pinned memory, as `DraftedKernels.end` writes them
+    cells: Tensor  # [rows, more than all drafts] int64, in pinned memory, as `DecodeKernels.end` writes them
     drafts: Sequence[int]  # of each row; empty: no row has any
 
     def read(self) -> tuple[list[int], list[bool], list[int]]:

@@ -12,19 +12,21 @@ import torch
 pytest.importorskip("triton")  # comes with the runner's kernels
 
 from aengine.config import EngineConfig
+from aengine.kernels.decodes import torch_decodes
 from aengine.runtime.cuda import capture
 from aengine.runtime.cuda.capture import GRAPH_BYTES, GraphSizes
-from aengine.runtime.cuda.decode_graphs import (
+from aengine.runtime.cuda.decode_graphs import DecodeGraphs
+from aengine.runtime.cuda.decode_shapes import (
     LEAST_SHARERS,
     LEAST_USED,
     SMALL_SIZES,
-    DecodeGraphs,
+    DecodeShape,
     ForwardKind,
     graph_sizes,
     shared_sizes,
 )
 from aengine.runtime.step.rows import Rows
-from aengine.step_plan import SharedRun
+from aengine.step_plan import SharedRun, StepPlan
 
 
 class Graphs:
@@ -60,13 +62,12 @@ def test_everything_is_rehearsed_then_the_largest_are_recorded_first(monkeypatch
         SimpleNamespace(
             prefill_graphs=Graphs("p" * rank + "P", [16, 32], log),
             decode_graphs=Graphs("d" * rank + "D", [1, 2], log),
-            drafted_graphs=Graphs("v" * rank + "V", [3, 9], log),
         )
         for rank in range(2)
     ]
     executors: Any = SimpleNamespace(ranks=ranks, devices=Devices(log))
     capture.capture(executors)
-    order = ["P32", "P16", "D2", "D1", "V9", "V3"]
+    order = ["P32", "P16", "D2", "D1"]
     both = [(name, f"{name[0].lower()}{name}") for name in order]
     rehearsed = [step for one, other in both for step in (f"rehearse {one}", f"rehearse {other}", "wait")]
     recorded = [name for pair in both for name in pair]
@@ -120,39 +121,54 @@ class Replays:
         self.rows = Rows(rows, 4, torch.device("cpu"))
         decoder: Any = SimpleNamespace(config=SimpleNamespace(windows=[window]))
         nothing: Any = None
-        self.graphs = DecodeGraphs(decoder, nothing, nothing, self.rows, graph_sizes(rows))
-        for size in self.graphs.sizes:
-            forward = {kind: self._graph(size, kind.shared) for kind in self.graphs._kinds(size)}
+        shapes = list(map(DecodeShape, graph_sizes(rows)))
+        self.graphs = DecodeGraphs(decoder, nothing, nothing, self.rows, None, torch_decodes, shapes, None, None)
+        self.sizes = [shape.rows for shape in self.graphs.sizes]
+        for shape in shapes:
+            size = shape.rows
             made: Any = SimpleNamespace(
-                forward=forward, logits=torch.zeros(size, 1), positions=torch.zeros(size, dtype=torch.int64)
+                forward={kind: self._graph(size, kind.shared) for kind in self.graphs._kinds(shape)},
+                logits=torch.zeros(size, 1),
+                rows=self.graphs._cells[0, :size],
+                positions=torch.zeros(size, dtype=torch.int64),
             )
-            self.graphs._graphs[size] = made
+            self.graphs._graphs[shape] = made
 
     def _graph(self, size: int, shared: bool) -> Any:
         return SimpleNamespace(replay=lambda: self.log.append((size, shared)))
 
     def step(self, rows: int, shared: bool = False) -> tuple[int, bool]:
         runs = [SharedRun(tokens=16, members=[0, 1])] if shared else []
-        logits, index, positions = self.graphs.forward(list(range(rows)), runs)
+        plan = StepPlan(0, [], [], list(range(rows)), [], [], shared=runs)
+        shape = self.graphs.exact_shape_for(plan)
+        assert shape is not None
+        assert shape == self.graphs.shape_for(plan)
+        logits, index, positions = self.graphs.replay_forward(plan, shape)
         assert len(logits) == len(positions) == rows
         assert index.tolist() == list(range(rows))
         size = self.log[-1][0]
-        assert self.graphs._row_index[rows:size].tolist() == [self.rows.padding] * (size - rows)
+        assert self.graphs._cells[0, rows:size].tolist() == [self.rows.padding] * (size - rows)
         return self.log[-1]
 
 
 def test_decodes_are_padded_to_the_next_size() -> None:
     replays = Replays()
     for rows in range(1, 41):
-        assert replays.step(rows) == (min(size for size in replays.graphs.sizes if size >= rows), False)
+        assert replays.step(rows) == (min(size for size in replays.sizes if size >= rows), False)
+
+
+def test_more_decodes_than_the_largest_size_are_launched() -> None:
+    graphs = Replays().graphs
+    plan = StepPlan(0, [], [], list(range(41)), [], [])
+    assert graphs.shape_for(plan) is graphs.exact_shape_for(plan) is None
 
 
 def test_decodes_that_share_runs_are_padded_to_the_next_size_that_has_them() -> None:
     replays = Replays()
-    found = shared_sizes(replays.graphs.sizes)
+    found = shared_sizes(replays.sizes)
     for rows in range(1, 41):
         if rows < LEAST_SHARERS:  # too few rows: shared runs are read row by row
-            assert replays.step(rows, shared=True) == (min(s for s in replays.graphs.sizes if s >= rows), False)
+            assert replays.step(rows, shared=True) == (min(s for s in replays.sizes if s >= rows), False)
         else:
             assert replays.step(rows, shared=True) == (min(size for size in found if size >= rows), True)
     # Without shared runs, these rows use their own size again.
@@ -173,15 +189,14 @@ def test_a_rehearsal_runs_over_the_padding_row_alone(monkeypatch: pytest.MonkeyP
     assert replays.step(9, shared=True) == (16, True)
     assert graphs._shared._cells.any()
 
-    def forward(size: int, kind: ForwardKind, rehearsal: bool) -> tuple[None, None]:
-        seen.append((size, kind, rehearsal))
-        assert set(graphs._row_index.tolist()) == {replays.rows.padding}
+    def forward(shape: DecodeShape, kind: ForwardKind, rehearsal: bool) -> None:
+        seen.append((shape, kind, rehearsal))
+        assert set(graphs._cells[0].tolist()) == {replays.rows.padding}
         assert not graphs._shared._cells.any()
-        return None, None
 
-    monkeypatch.setattr(graphs, "_forward", forward)
-    monkeypatch.setattr(graphs, "_draw", lambda *_: None)
-    graphs.rehearse(16)
-    assert seen == [(16, ForwardKind(), True), (16, ForwardKind(shared=True), True)]
+    monkeypatch.setattr(graphs, "forward", forward)
+    monkeypatch.setattr(graphs, "end", lambda *_: None)
+    graphs.rehearse(DecodeShape(16))
+    assert seen == [(DecodeShape(16), ForwardKind(), True), (DecodeShape(16), ForwardKind(shared=True), True)]
     assert replays.step(9, shared=True) == (16, True)  # which sends its rows and runs again
     assert graphs._shared._cells.any()

@@ -16,7 +16,8 @@ import torch
 pytest.importorskip("triton")  # comes with the runner's kernels
 
 import aengine
-from aengine.runtime.cuda.drafted_graphs import DecodeShape, DraftedGraphs
+from aengine.runtime.cuda.decode_graphs import DecodeGraphs
+from aengine.runtime.cuda.decode_shapes import DecodeShape
 from aengine.runtime.speculation.base import ProposerChoice
 from aengine.runtime.startup import start_cuda
 from aengine.step_plan import StepPlan
@@ -125,9 +126,9 @@ async def test_drafts_that_are_kept_change_no_id_and_nothing_is_compiled_or_capt
     texts = [prompt + answer for prompt, answer in zip([p for g in groups for p in g] * len(WAYS), expected)]
     compiled: list[object] = []
     shapes: list[DecodeShape] = []
-    begin, replay = torch.cuda.CUDAGraph.capture_begin, DraftedGraphs.replay
+    begin, replay = torch.cuda.CUDAGraph.capture_begin, DecodeGraphs.replay
 
-    def strict(graphs: DraftedGraphs, plan: StepPlan, shape: DecodeShape, kind: Any) -> Any:
+    def strict(graphs: DecodeGraphs, plan: StepPlan, shape: DecodeShape, kind: Any) -> Any:
         shapes.append(shape)
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -144,7 +145,7 @@ async def test_drafts_that_are_kept_change_no_id_and_nothing_is_compiled_or_capt
             with monkeypatch.context() as patch:
                 patch.setattr(triton.knobs.runtime, "jit_cache_hook", lambda **what: compiled.append(what["repr"]))
                 patch.setattr(torch.cuda.CUDAGraph, "capture_begin", lambda *a, **k: compiled.append("a graph"))
-                patch.setattr(DraftedGraphs, "replay", strict)
+                patch.setattr(DecodeGraphs, "replay", strict)
                 requests = [
                     engine.complete(prompt, max_tokens=10 + 3 * i, ignore_eos=True, **way)
                     for i, prompt in enumerate(PROMPTS)

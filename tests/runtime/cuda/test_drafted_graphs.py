@@ -17,16 +17,10 @@ import torch
 pytest.importorskip("triton")  # comes with the runner's kernels
 
 import aengine
+from aengine.kernels.decodes import torch_decodes
 from aengine.kernels.delta.torch_delta import TorchDelta
-from aengine.kernels.drafted import torch_drafted
-from aengine.runtime.cuda.decode_graphs import graph_sizes
-from aengine.runtime.cuda.drafted_graphs import (
-    DRAFTED_ROWS,
-    MOST_PLACES,
-    DecodeShape,
-    DraftedGraphs,
-    drafted_shapes,
-)
+from aengine.runtime.cuda.decode_graphs import DecodeGraphs
+from aengine.runtime.cuda.decode_shapes import DRAFTED_ROWS, MOST_PLACES, DecodeShape, drafted_shapes, graph_sizes
 from aengine.runtime.cuda.runner import GraphedExecutor
 from aengine.runtime.runner import CpuRunner
 from aengine.runtime.speculation import choose
@@ -86,7 +80,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
     """Let engines on the CPU replay graphs."""
     seen = Replays()
 
-    class Graphs(DraftedGraphs):
+    class Graphs(DecodeGraphs):
         def replay(self, plan: StepPlan, shape: DecodeShape, kind: Kind) -> WrittenVerdicts:
             seen.shapes[shape] += 1
             seen.read[shape.drafts, plan.is_read] += 1
@@ -103,12 +97,12 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
             if proposer is None:
                 return
             shapes = [*map(DecodeShape, graph_sizes(rows.padding)), *drafted_shapes(rows.padding, rows.most_drafts)]
-            graphs = Graphs(decoder, kv, sampler, rows, proposer, torch_drafted, shapes, None, states)
+            graphs = Graphs(decoder, kv, sampler, rows, proposer, torch_decodes, shapes, None, states)
             with torch.inference_mode():
                 for shape in reversed(graphs.sizes):
                     graphs.record(shape)
                 graphs.rehearse(graphs.sizes[0])  # unlike on a GPU, recordings have run, and advanced the turn
-            self.drafted_graphs = graphs
+            self.decode_graphs = graphs
 
     class Runner(CpuRunner):
         def _run(self, plan: StepPlan) -> StepResult:

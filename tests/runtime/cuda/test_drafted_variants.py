@@ -15,7 +15,8 @@ pytest.importorskip("triton")  # comes with the runner's kernels
 
 from aengine.kernels.ngram import triton_ngram
 from aengine.model.config import ModelConfig
-from aengine.runtime.cuda.drafted_graphs import DecodeShape, DraftedGraphs
+from aengine.runtime.cuda.decode_graphs import DecodeGraphs
+from aengine.runtime.cuda.decode_shapes import DecodeShape
 from aengine.runtime.speculation import choose
 from aengine.runtime.startup import start_cuda
 from aengine.runtime.startup.compiling import rehearsal
@@ -75,13 +76,13 @@ def propose_in_turns(drafting: Drafting, running: object, plan: StepPlan, room: 
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[DecodeShape]:
     """Return the shapes of the steps with drafts that replay graphs."""
     shapes: list[DecodeShape] = []
-    real = DraftedGraphs.replay
+    real = DecodeGraphs.replay
 
-    def replay(graphs: DraftedGraphs, plan: StepPlan, shape: DecodeShape, kind: Kind) -> WrittenVerdicts:
+    def replay(graphs: DecodeGraphs, plan: StepPlan, shape: DecodeShape, kind: Kind) -> WrittenVerdicts:
         shapes.append(shape)
         return real(graphs, plan, shape, kind)
 
-    monkeypatch.setattr(DraftedGraphs, "replay", replay)
+    monkeypatch.setattr(DecodeGraphs, "replay", replay)
     return shapes
 
 

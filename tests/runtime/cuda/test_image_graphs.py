@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
+from aengine.kernels.decodes import torch_decodes
 from aengine.kernels.delta.torch_delta import TorchDelta
-from aengine.kernels.drafted import torch_drafted
-from aengine.kernels.row_steps import DecodeInputs
-from aengine.runtime.cuda import decode_graphs
-from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
-from aengine.runtime.cuda.drafted_graphs import DecodeShape, DraftedGraphs, drafted_shapes
+from aengine.runtime.cuda.decode_graphs import DecodeGraphs
+from aengine.runtime.cuda.decode_shapes import DecodeShape, drafted_shapes, graph_sizes
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs
 from aengine.runtime.cuda.runner import GraphedExecutor
 from aengine.runtime.runner import CpuRunner
@@ -26,7 +23,6 @@ from aengine.runtime.startup import start_torch
 from aengine.runtime.step.cells import StepShape
 from aengine.runtime.step.executor import TokenPass
 from aengine.runtime.step.results import read_outcome
-from aengine.runtime.step.written import TURNS
 from aengine.sampling.sampler import Sampler
 from aengine.step_plan import StepPlan, StepResult
 from tests.engine.images.seeing import CHATS, GREEDY, Seeing, ask, make_seeing
@@ -34,30 +30,6 @@ from tests.runtime.cuda.cpu_graph import CpuGraph, RecordableAttention, Recordab
 from tests.runtime.cuda.test_prefill_graphs import Uncaptured, with_host_copies
 
 pytestmark = pytest.mark.anyio
-
-
-def begin_decode(
-    index: Tensor, last: Tensor, length: Tensor, table: Tensor, page: int, padding: int, windows: Tensor | None
-) -> DecodeInputs:
-    """Do what the kernel of this name does."""
-    known = length[index]
-
-    def slots(pages: Tensor) -> Tensor:
-        return pages.gather(1, (known // page)[:, None])[:, 0].long() * page + known % page
-
-    tables = [table[index], *([] if windows is None else [windows[index]])]
-    own, *of_window = [(slots(pages), pages) for pages in tables]
-    length[index] = torch.where(index == padding, 0, known + 1)
-    window = of_window[0] if of_window else (None, None)
-    return DecodeInputs(last[index], known, own[0], (known + 1).int(), known + 1, own[1], *window)
-
-
-def end_decode(
-    index: Tensor, token_ids: Tensor, finite: Tensor, last: Tensor, length: Tensor, drawn: Tensor, padding: int
-) -> None:
-    """Do what the kernel of this name does."""
-    last[index] = torch.where(index == padding, last[index], token_ids)
-    drawn[index, length[index] % TURNS] = torch.where(finite, token_ids, ~token_ids)
 
 
 class Attention(RecordableAttention):
@@ -82,14 +54,10 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             super().__init__(*parts)
             decoder, kv, sampler, rows, states, proposer = parts[:6]
             with torch.inference_mode():
-                if proposer is None:
-                    graphs: Any = DecodeGraphs(decoder, kv, sampler, rows, graph_sizes(rows.padding), None, states)
-                    self.decode_graphs = graphs
-                else:
-                    sizes = map(DecodeShape, graph_sizes(rows.padding))
-                    shapes = [*sizes, *drafted_shapes(rows.padding, rows.most_drafts)]
-                    graphs = Drafted(decoder, kv, sampler, rows, proposer, torch_drafted, shapes, None, states)
-                    self.drafted_graphs = graphs
+                shapes = [*map(DecodeShape, graph_sizes(rows.padding))]
+                shapes += drafted_shapes(rows.padding, rows.most_drafts) if rows.most_drafts else []
+                graphs = Graphs(decoder, kv, sampler, rows, proposer, torch_decodes, shapes, None, states)
+                self.decode_graphs = graphs
                 for size in reversed(graphs.sizes):
                     graphs.record(size)
                 graphs.rehearse(graphs.sizes[0])
@@ -104,10 +72,6 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             seen["new rows"] += bool(plan.new_rows)
             super()._begin_replay(plan)
 
-        def _replay_decode(self, plan: StepPlan, graphs: DecodeGraphs) -> Any:
-            seen["decode"] += 1
-            return super()._replay_decode(plan, graphs)
-
         def _pass(self, plan: StepPlan) -> TokenPass:
             if plan.prefill:
                 images = any(chunk.images is not None for chunk in plan.prefill)
@@ -116,9 +80,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
                 assert not (images and captured)
             return super()._pass(plan)
 
-    class Drafted(DraftedGraphs):
+    class Graphs(DecodeGraphs):
         def _replay_forward(self, plan: StepPlan, shape: DecodeShape) -> Any:
-            seen["drafted"] += 1
+            seen["decode"] += 1
             return super()._replay_forward(plan, shape)
 
     class Runner(CpuRunner):
@@ -128,8 +92,6 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             return read_outcome(self._executor.execute(plan), self._logprob_counts.get, plan)
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CpuGraph)
-    monkeypatch.setattr(decode_graphs, "begin_decode", begin_decode)
-    monkeypatch.setattr(decode_graphs, "end_decode", end_decode)
     monkeypatch.setattr(start_torch, "StepExecutor", Executor)
     monkeypatch.setattr(start_torch, "CpuRunner", Runner)
     monkeypatch.setattr(start_torch, "TorchAttention", Attention)
@@ -155,7 +117,7 @@ async def test_ids_are_those_of_transformers(seeing: Seeing, steps: Counter[str]
         for chat, expected in zip(CHATS, seeing.expected):
             [answer] = await ask(engine, [chat])
             assert answer.token_ids == expected
-        assert steps["decode" if speculation == "off" else "drafted"] > 20
+        assert steps["decode"] > 20
         assert steps["images"] > 5
         assert steps["prefill"] > 0
 

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import torch
 
-from aengine.runtime.step.written import TURNS, WrittenDraws
+from aengine.runtime.step.written import WrittenVerdicts
 
 
-def test_a_step_reads_its_own_turn_of_each_row() -> None:
-    cells = torch.arange(5 * TURNS).view(5, TURNS)
-    cells[3, 1] = ~7
-    assert WrittenDraws(cells, [3 * TURNS + 1, 2, 4 * TURNS + 3]).read() == ([7, 2, 19], [False, True, True], [])
+def test_without_drafts_each_row_has_its_draw() -> None:
+    cells = torch.tensor([[7, 0], [2, ~0], [0, 0]])  # the second draw is not finite
+    assert WrittenVerdicts(cells, []).read() == ([7, 2, 0], [True, False, True], [])
 
 
-def test_the_first_token_may_be_drawn_and_not_be_finite() -> None:
-    cells = torch.tensor([[0, ~0, 0, 0]])
-    assert WrittenDraws(cells, [0, 1]).read() == ([0, 0], [True, False], [])
+def test_a_row_keeps_the_draws_up_to_its_first_refused_draft() -> None:
+    cells = torch.tensor([[7, 8, 9, 0], [2, 3, 4, 1], [5, 6, 1, ~2], [4, 9, 9, 0]])
+    tokens, finite, counts = WrittenVerdicts(cells, [2, 2, 2, 0]).read()
+    assert tokens == [7, 8, 9, 2, 3, 5, 4]
+    assert finite == [True, True, False, True]
+    assert counts == [3, 2, 1, 1]

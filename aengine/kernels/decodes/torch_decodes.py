@@ -1,11 +1,11 @@
-"""The reference implementation of `DraftedKernels`."""
+"""The reference implementation of `DecodeKernels`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from aengine.kernels.drafted.base import DraftedInputs, Verdict, empty_inputs
+from aengine.kernels.decodes.base import DecodeInputs, Verdict, empty_inputs
 
 
 def begin(
@@ -20,8 +20,8 @@ def begin(
     turn: Tensor,
     turns: int,
     window_table: Tensor | None = None,
-    out: DraftedInputs | None = None,
-) -> DraftedInputs:
+    out: DecodeInputs | None = None,
+) -> DecodeInputs:
     n, windowed = len(row_index), window_table is not None
     out = out or empty_inputs(n, queries, page_table.shape[1], page_size, windowed, row_index.device)
     columns = torch.arange(queries, device=row_index.device)

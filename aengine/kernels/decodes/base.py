@@ -1,4 +1,4 @@
-"""The operations that begin and end a captured step of decodes that verify drafts.
+"""The operations that begin and end a captured step of decodes. Its rows may verify drafts.
 
 Every row of the step has the same number of tokens: its last token, and then drafts. A row may have fewer drafts than
 that. Its other places are padding. They are computed, but they are never accepted, their keys and values are written to
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
-class DraftedInputs:
+class DecodeInputs:
     """The inputs of a step of n rows with q tokens each. All tokens of a row are together."""
 
     token_ids: Tensor  # [n * q] int64
@@ -41,8 +41,8 @@ class Verdict:
     places: Tensor  # [n] int64: the place of the last kept token among the n * q draws
 
 
-class DraftedKernels(Protocol):
-    """The modules `torch_drafted` and `triton_drafted` implement it. A CUDA graph can capture every operation."""
+class DecodeKernels(Protocol):
+    """The modules `torch_decodes` and `triton_decodes` implement it. A CUDA graph can capture every operation."""
 
     def begin(
         self,
@@ -57,8 +57,8 @@ class DraftedKernels(Protocol):
         turn: Tensor,
         turns: int,
         window_table: Tensor | None = None,
-        out: DraftedInputs | None = None,
-    ) -> DraftedInputs:
+        out: DecodeInputs | None = None,
+    ) -> DecodeInputs:
         """Gather the inputs of rows, increase their lengths by 1 + drafts, and advance the turn.
 
         Args:
@@ -101,13 +101,13 @@ class DraftedKernels(Protocol):
 
 def empty_inputs(
     n: int, queries: int, width: int, page_size: int, windowed: bool, device: torch.device
-) -> DraftedInputs:
+) -> DecodeInputs:
     """Return memory for the inputs of a step. width: the columns of `page_table`."""
     whole = torch.empty((6 if windowed else 5, n * queries), dtype=torch.int64, device=device)
     tables = torch.empty(
         (2 if windowed else 1, n, table_width(width, queries, page_size)), dtype=torch.int32, device=device
     )
-    return DraftedInputs(
+    return DecodeInputs(
         token_ids=whole[0],
         token_rows=whole[1],
         positions=whole[2],
@@ -121,5 +121,5 @@ def empty_inputs(
 
 
 def table_width(width: int, queries: int, page_size: int) -> int:
-    """Return the columns of `DraftedInputs.page_table`. Padding may be after a row's last page."""
+    """Return the columns of `DecodeInputs.page_table`. Padding may be after a row's last page."""
     return width + -(-(queries - 1) // page_size)

@@ -1,4 +1,4 @@
-"""The first and the last kernel of a step of decodes that verify drafts, against their reference."""
+"""The first and the last kernel of a captured step of decodes, against their reference."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from aengine.kernels.drafted import torch_drafted
-from aengine.kernels.drafted.base import DraftedKernels
+from aengine.kernels.decodes import torch_decodes
+from aengine.kernels.decodes.base import DecodeKernels
 
-triton_drafted = pytest.importorskip("aengine.kernels.drafted.triton_drafted")
+triton_decodes = pytest.importorskip("aengine.kernels.decodes.triton_decodes")
 PAGE, PADDING, TURNS = 16, 9, 4
 KINDS = [
-    pytest.param(torch_drafted, id="torch"),
-    pytest.param(triton_drafted, id="triton-tiny", marks=pytest.mark.gpu),
+    pytest.param(torch_decodes, id="torch"),
+    pytest.param(triton_decodes, id="triton-tiny", marks=pytest.mark.gpu),
 ]
 
 
 @pytest.fixture
-def place(kernels: DraftedKernels, request: pytest.FixtureRequest) -> torch.device:
+def place(kernels: DecodeKernels, request: pytest.FixtureRequest) -> torch.device:
     """Return the CPU for the reference, and the device of kernels for others."""
-    if kernels is torch_drafted:
+    if kernels is torch_decodes:
         return torch.device("cpu")
     device: torch.device = request.getfixturevalue("device")
     return device
@@ -37,7 +37,7 @@ def rows_of(width: int, place: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("kernels", KINDS)
-def test_a_row_computes_its_last_token_and_its_drafts(kernels: DraftedKernels, place: torch.device) -> None:
+def test_a_row_computes_its_last_token_and_its_drafts(kernels: DecodeKernels, place: torch.device) -> None:
     next_tokens, length, table = rows_of(3, place)
     length[4], length[0] = 13, 47
     turn = torch.tensor([3], device=place)
@@ -61,7 +61,7 @@ def test_a_row_computes_its_last_token_and_its_drafts(kernels: DraftedKernels, p
 
 @pytest.mark.parametrize("kernels", KINDS)
 def test_drafts_are_kept_up_to_the_first_that_differs_from_its_draw(
-    kernels: DraftedKernels, place: torch.device
+    kernels: DecodeKernels, place: torch.device
 ) -> None:
     next_tokens, length, _ = rows_of(3, place)
     next_tokens[1:4, [4, 0, 2, 7]] = torch.tensor([[11, 12, 13]] * 4, device=place).T
@@ -100,7 +100,7 @@ def test_kernels_agree_with_the_reference(windowed: bool, width: int, queries: i
     index = torch.tensor([4, 0, PADDING, 7, PADDING], device=device)
     drafts = torch.tensor([queries - 1, 0, 0, min(1, queries - 1), 0], device=device)
     found = []
-    for kernels in (torch_drafted, triton_drafted):
+    for kernels in (torch_decodes, triton_decodes):
         lengths, turn = length.clone(), torch.tensor([1], device=device)
         inputs = kernels.begin(index, drafts, queries, next_tokens, lengths, table, PAGE, PADDING, turn, TURNS, windows)
         again = kernels.begin(

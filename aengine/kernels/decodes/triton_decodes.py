@@ -1,4 +1,4 @@
-"""`DraftedKernels` in Triton: one kernel for each operation, with one program for each row."""
+"""`DecodeKernels` in Triton: one kernel for each operation, with one program for each row."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from aengine.kernels.drafted.base import DraftedInputs, Verdict, empty_inputs
+from aengine.kernels.decodes.base import DecodeInputs, Verdict, empty_inputs
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -107,8 +107,8 @@ def begin(
     turn: Tensor,
     turns: int,
     window_table: Tensor | None = None,
-    out: DraftedInputs | None = None,
-) -> DraftedInputs:
+    out: DecodeInputs | None = None,
+) -> DecodeInputs:
     n, width, windowed = len(row_index), page_table.shape[1], window_table is not None
     out = out or empty_inputs(n, queries, width, page_size, windowed, row_index.device)
     if n:
