@@ -30,6 +30,7 @@ CASES = (
     "gemma3",
     "gemma4",
     "gemma4-small",
+    "gemma3n",
     "mistral-window",
     "olmo3",
     "qwen2-window-upper-layer",
