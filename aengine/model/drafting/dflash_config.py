@@ -65,7 +65,8 @@ def _layout(fields: Fields) -> tuple[Fields, ReadLayers, str]:
     if _ARCHITECTURE not in names:
         what = f"architectures {shown(names)} is no DFlash head" if names else "architectures is missing"
         raise UnsupportedModelError(
-            f"{fields.source}: {what}; supported are {_ARCHITECTURE} and speculators_model_type dflash"
+            f"{fields.source}: {what}; supported are {_ARCHITECTURE} and speculators_model_type dflash. "
+            f"A whole model drafts with speculation=draft=PATH"
         )
     return fields, qwen3, "target_layer_ids"
 

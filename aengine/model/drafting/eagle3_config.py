@@ -71,7 +71,7 @@ def _layout(fields: Fields) -> tuple[str, Fields, ReadLayers, bool]:
         what = f"architectures {shown(names)} is no EAGLE-3 head" if names else "architectures is missing"
         raise UnsupportedModelError(
             f"{fields.source}: {what}; supported are {', '.join(_ARCHITECTURES)}, {_LLAMA} with a draft_vocab_size, "
-            f"and speculators_model_type eagle3 or peagle"
+            f"and speculators_model_type eagle3 or peagle. A whole model drafts with speculation=draft=PATH"
         )
     return "eagle3", fields, llama, False
 

@@ -136,7 +136,7 @@ UNSUPPORTED: dict[str, tuple[HeadSettings, dict[str, object], str]] = {
     "no architecture": (PLAIN, {"architectures": None}, "architectures is missing; supported are"),
     "EAGLE-1": (PLAIN, {"architectures": ["LlamaForCausalLMEagle"]}, "is no EAGLE-3 head; supported are"),
     "a language model": (
-        PLAIN, {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None}, "is no EAGLE-3 head"
+        PLAIN, {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None}, "is no EAGLE-3 head.*draft=PATH"
     ),
     "DFlash": (SPECULATORS, {"speculators_model_type": "dflash"}, "'dflash' is not supported, only eagle3 and peagle"),
     "another kind of layer": (SPECULATORS, _layer(model_type="gemma3"), "model_type 'gemma3' .* llama and qwen3"),
