@@ -64,6 +64,10 @@ class Served:
         raise AssertionError(f"{text!r} was never printed:\n{''.join(self.told)}")
 
 
+def _hear_hang_ups() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup ignore it, and a child would inherit that
+
+
 @contextmanager
 def served(*args: str) -> Iterator[Served]:
     """A ready `aengine serve` with the demo model."""
@@ -74,6 +78,7 @@ def served(*args: str) -> Iterator[Served]:
         stdin=subprocess.DEVNULL,
         env=environment(),
         text=True,
+        preexec_fn=_hear_hang_ups,
     )
     try:
         server = Served(process)
