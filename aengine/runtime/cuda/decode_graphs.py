@@ -119,9 +119,7 @@ class DecodeGraphs:
 
     def rehearse(self, shape: DecodeShape) -> None:
         """Launch every kernel of one shape, so that all are compiled and loaded before the recording."""
-        self._cells[0].fill_(self._rows.padding)
-        self._cells[1].zero_()
-        self._current = (0, [], [])
+        self._send([], [], shape)  # the first copy of this kind loads a kernel
         self._shared.send(())
         if self._states is not None:
             self._states.clear()

@@ -180,7 +180,7 @@ class Rows:
 
     def states_are_complete(self, rows: Iterable[int]) -> bool:
         """Return whether the recurrent states of rows contain all their tokens after the newest step that began."""
-        return self._behind.isdisjoint(rows)
+        return not self._behind or self._behind.isdisjoint(rows)
 
     def rotary_positions(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Return the positions [tokens] that `Decoder.forward` needs, for sequence positions of rows."""

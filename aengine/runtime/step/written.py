@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-TURNS = 4  # results kept for each row; two steps can be in flight
+TURNS = 4  # steps whose results are kept; two can be in flight
 
 
 class Written(Protocol):

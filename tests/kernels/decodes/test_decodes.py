@@ -96,11 +96,16 @@ def test_drafts_are_kept_up_to_the_first_that_differs_from_its_draw(
 @pytest.mark.parametrize("queries", [1, 3, 6])
 def test_kernels_agree_with_the_reference(windowed: bool, width: int, queries: int, device: torch.device) -> None:
     next_tokens, length, table = rows_of(width, device)
+    next_tokens = next_tokens[:queries]  # without speculation, rows have no drafts
     windows = torch.randint(1, 5000, table.shape, dtype=torch.int32, device=device) if windowed else None
     index = torch.tensor([4, 0, PADDING, 7, PADDING], device=device)
     drafts = torch.tensor([queries - 1, 0, 0, min(1, queries - 1), 0], device=device)
+    drawn = torch.randint(0, 3, (5 * queries,), device=device)
+    finite = torch.rand(5 * queries, device=device) < 0.8
+    next_tokens %= 3  # some drafts are right
     found = []
     for kernels in (torch_decodes, triton_decodes):
+        tokens = next_tokens.clone()
         lengths, turn = length.clone(), torch.tensor([1], device=device)
         inputs = kernels.begin(index, drafts, queries, next_tokens, lengths, table, PAGE, PADDING, turn, TURNS, windows)
         again = kernels.begin(
@@ -123,6 +128,11 @@ def test_kernels_agree_with_the_reference(windowed: bool, width: int, queries: i
                 if pages is not None:
                     pages[nth, -(-end // PAGE) :] = 0
         fields = [getattr(inputs, name) for name in inputs.__slots__]
-        found.append([lengths, turn, *(field for field in fields if field is not None)])
+        written = torch.zeros((TURNS, 5, queries + 1), dtype=torch.int64, pin_memory=device.type == "cuda")
+        verdict = kernels.end(index, drafts, drawn, finite, tokens, lengths, written, turn, PADDING)
+        kept = [written[2], tokens, verdict.counts[index != PADDING], verdict.places[index != PADDING]]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append([lengths, turn, *kept, *(field for field in fields if field is not None)])
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)

@@ -73,6 +73,7 @@ class Replays:
         self.shapes: Counter[DecodeShape] = Counter()
         self.read: Counter[tuple[int, bool]] = Counter()  # (drafts of the shape, whether the plan is read)
         self.accepted = 0
+        self.without_proposer = False  # whether engines without speculation replay graphs, too
 
 
 @pytest.fixture
@@ -94,9 +95,10 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
             decoder, kv, sampler, rows, states, proposer = parts[:6]
             if isinstance(proposer, ReplayProposer):
                 monkeypatch.setattr(proposer, "propose", recordable(proposer.propose))
-            if proposer is None:
+            if proposer is None and not seen.without_proposer:
                 return
-            shapes = [*map(DecodeShape, graph_sizes(rows.padding)), *drafted_shapes(rows.padding, rows.most_drafts)]
+            shapes = [*map(DecodeShape, graph_sizes(rows.padding))]
+            shapes += drafted_shapes(rows.padding, rows.most_drafts) if rows.most_drafts else []
             graphs = Graphs(decoder, kv, sampler, rows, proposer, torch_decodes, shapes, None, states)
             with torch.inference_mode():
                 for shape in reversed(graphs.sizes):
@@ -161,6 +163,15 @@ def knob(speculation: str, folder: Path) -> str:
     mask = 9 if speculation == "masks" else None
     settings = HeadSettings(target_vocab=VOCAB, draft_vocab=1000, taps=(0, 1, 2), mask=mask)
     return f"eagle3={write_head(settings, folder / 'head')}"
+
+
+@pytest.mark.anyio
+async def test_ids_without_a_proposer_are_those_without_graphs(
+    target: Path, expected: list[list[int]], replays: Replays
+) -> None:
+    replays.without_proposer = True
+    assert await answers(target, speculation="off") == expected
+    assert set(replays.shapes) == {DecodeShape(1), DecodeShape(2), DecodeShape(3)}
 
 
 @pytest.mark.slow
