@@ -101,6 +101,12 @@ def pytest_pycollect_makeitem(collector: pytest.Module, obj: object) -> list[pyt
 
 @pytest.hookimpl(trylast=True)  # of what -m and -k leave
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests first: while one worker is busy with a test of minutes, the other does the rest."""
+    """Slow tests first, led by the longest: while a worker is busy with one of minutes, the other does the rest."""
     thin_out(config, items)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, -seconds_of(item)))
+
+
+def seconds_of(item: pytest.Item) -> float:
+    """Return the time limit that a test sets for itself, or 0."""
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0]) if mark is not None and mark.args else 0
