@@ -290,7 +290,10 @@ def _packed_few_kernel(
 
 @dataclass(frozen=True, slots=True)
 class PackedFewConfig:
-    """How few rows are divided. column_warps: of four warps, those that share strips, each with other columns."""
+    """How a tile of few rows is divided among programs and warps.
+
+    column_warps: how many of a program's four warps have the same strips, each with other blocks of columns.
+    """
 
     column_warps: int
 

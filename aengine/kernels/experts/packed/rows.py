@@ -1,7 +1,7 @@
 """Experts of 4-bit codes for some rows each: a tile of rows reads its expert's codes once and unpacks them.
 
-Plan, tiles and grid are those of `few_rows`. A block of 128 columns is four products, or one. One product is multiplied
-asynchronously while the next block is unpacked: see `int4.many`.
+Plan, tiles and grid are those of `experts.few_rows`. A block of 128 columns is four products, or one. A single product
+runs asynchronously while the next block is unpacked: see `int4.many`.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -160,7 +160,7 @@ class PackedCut:
 
 @dataclass(frozen=True, slots=True)
 class PackedConfig:
-    """How experts for tiles of rows are divided. height: rows of a tile."""
+    """How tiles of rows are divided among programs. height: rows of a tile."""
 
     height: int
     gate_up: PackedCut

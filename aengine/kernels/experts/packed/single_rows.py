@@ -1,7 +1,8 @@
 """Experts of 4-bit codes for one to a few tokens: every pair is a product of a row with an expert's matrices.
 
 The launches are those of `experts.single_rows`, the product is that of `int4.row`. A program has 16 rows of a matrix or
-a multiple, each of its warps every WARPS-th block of them. Blocks are loaded before they are needed.
+a multiple of that. Each of its warps multiplies every WARPS-th block of columns. Blocks are loaded before they are
+needed.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
 
@@ -17,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.experts.activation import activated_columns, row_biases
 from aengine.kernels.experts.packed.matrices import PackedMatrices
-from aengine.kernels.experts.rule import SILU, ExpertRule
+from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.int4.block import Unpacking, e2m1, unpacking
 from aengine.kernels.linear.int4.packed_codes import BLOCK, QUARTER
@@ -334,7 +335,7 @@ class PackedSingleCut:
 
 @dataclass(frozen=True, slots=True)
 class PackedSingleConfig:
-    """How experts for single rows are divided."""
+    """How products with single rows are divided among programs."""
 
     gate_up: PackedSingleCut
     down: PackedSingleCut
@@ -347,7 +348,7 @@ def fits_single_rows(weight: PackedMatrices) -> bool:
 
 def packed_single_rows(
     h: Tensor, gate_up: PackedMatrices, down: PackedMatrices, ids: Tensor, weights: Tensor, residual: Tensor | None,
-    experts: int, config: PackedSingleConfig, rule: ExpertRule = SILU,
+    experts: int, config: PackedSingleConfig, rule: ExpertRule,
 ) -> Tensor:  # fmt: skip
     """Compute `Experts.add_to` of contiguous tensors, for few tokens.
 
