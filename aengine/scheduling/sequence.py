@@ -88,7 +88,7 @@ class Sequence:
     `launched` counts tokens sent through the model by launched steps, `computed` by committed ones;
     `pending` draws are on the device; the host does not know them yet. Steps in flight may verify drafts: then
     `launched` and `pending` count all drafts, and the commit takes back those that were refused. The KV of the newest
-    token need not be in the cache: the step that feeds it writes it.
+    token may not be in the cache yet: the step that computes the token writes it.
     """
 
     prompt: array[int]  # never changes: the choices of a request share it
@@ -109,7 +109,7 @@ class Sequence:
     owner: object = None  # set and used by the engine only
     speculates: bool = True  # whether it may verify drafts
     images: PromptImages | None = None
-    encoded: int = 0  # images at the begin of the prompt that steps since it got its row compute, or that are cached
+    encoded: int = 0  # its first images that need no more work: launched steps compute them, or they are cached
     encoded_blocks: int = 0  # blocks of the tower that these steps compute of the next image
     prompt_keys: array[int] | None = None  # the prompt with the keys of its images; None: it has no images
     acceptance: Acceptance | None = None  # of its drafts; None: none was verified yet
@@ -177,8 +177,8 @@ class Sequence:
     def cut(self, n_tokens: int) -> None:
         """Drop the output after its first `n_tokens`, which are its last. At least one token must remain.
 
-        The last token does not count as computed, even if drafts after it were accepted, and so computed its keys and
-        values. Prefixes in the cache then end where they end without drafts.
+        The last token does not count as computed. Its keys and values exist only if drafts after it were accepted. So
+        prefixes in the cache end at the same token with and without drafts.
         """
         del self.output[n_tokens:]
         self.computed = min(self.computed, self.length - 1)

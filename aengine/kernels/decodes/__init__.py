@@ -1,1 +1,1 @@
-"""The first and the last kernel of a captured step of decodes whose rows may verify drafts."""
+"""Two kernels of a captured step of decodes: one makes its inputs, and one verifies drafts after the draws."""

@@ -1,4 +1,4 @@
-"""The operations that begin and end a captured step of decodes. Its rows may verify drafts.
+"""The operations that begin a captured step of decodes, and that end it after the draws. Rows may verify drafts.
 
 Every row of the step has the same number of tokens: its last token, and then drafts. A row may have fewer drafts than
 that. Its other places are padding. They are computed, but they are never accepted, their keys and values are written to
@@ -27,8 +27,8 @@ class DecodeInputs:
     next_positions: Tensor  # [n * q] int64: positions + 1, of the tokens to draw
     slots: Tensor  # [n * q] int64: page * page_size + offset
     seq_lens: Tensor  # [n] int32: the lengths with all q tokens
-    page_table: Tensor  # [n, wider] int32; only the entries below seq_lens are set
-    # slots and page_table of layers in the window group; None: there is no such group
+    page_table: Tensor  # [n, `table_width`] int32; only the entries of pages below seq_lens are set
+    # Like slots and page_table, for layers whose pages are in the window group. None: there is no such group.
     window_slots: Tensor | None = None
     window_table: Tensor | None = None
 

@@ -21,8 +21,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     heads: int
     kv_heads: int
     head_dim: int
-    # RMS norms before the rotation, if they are not centred.
-    qk_norm: QKNorm = "none"
+    qk_norm: QKNorm = "none"  # norms before the rotation; RMS norms, unless they are centred
     qk_norm_offset: float = 0.0  # is added to the weights of these norms
     qk_norm_weight: bool = True  # whether the norms of single heads have weights
     qkv_bias: bool = False

@@ -17,13 +17,14 @@ class LayerInputsSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     vocab: int
     width: int  # of one layer's part
-    partial: bool = False  # whether the model has more tokens than the table, which read its first row
+    partial: bool = False  # whether the table lacks the last tokens; these read its first row
 
     def parameters(self, hidden: int, layers: int) -> int:
         """Return the number of weights that all layers share, without the table."""
         return layers * self.width * hidden + self.width
 
     def table(self, layers: int) -> int:
+        """Return the number of weights of the table."""
         return self.vocab * layers * self.width
 
 
@@ -41,7 +42,8 @@ class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
     def embedding_function(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
         """Return the function that is applied to rows of the embedding, or None if they are used as they are.
 
-        The function must return a new tensor. On several GPUs, the first layer's norm has read the old one already.
+        The function returns a new tensor and never changes the rows. On several GPUs, the norm of the first layer may
+        have been computed for the memory of the rows. It is not computed again for a tensor in the same memory.
 
         dtype: of the rows.
         """

@@ -23,7 +23,7 @@ class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
     gated: bool = True
     gate_scale: float = 1.0  # multiplies gates before their activation
     sparsity: float = 0.0  # the share of a token's gates that become 0, if they are distributed normally; needs GELU
-    # Names in checkpoints. `ExpertsSpec` has the block's name of an expert that all tokens pass.
+    # Names in checkpoints. The block name of a shared expert is `ExpertsSpec.shared_name`.
     block: str = "mlp"
     fused_name: str = "gate_up_proj"
     gate: str = "gate_proj"

@@ -16,9 +16,8 @@ class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
     key_dim: int
     value_dim: int
     conv: int  # width of each channel's convolution in tokens
-    interleaved: bool = (
-        False  # whether checkpoints have one matrix for q, k, v, z and one for b, a, ordered by key head
-    )
+    # Whether checkpoints have one matrix for q, k, v, z and one for b, a, ordered by key head.
+    interleaved: bool = False
 
     @property
     def heads(self) -> RecurrentHeads:
@@ -73,7 +72,7 @@ class ConvSpec(msgspec.Struct, frozen=True, kw_only=True, tag="conv"):
 class MambaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mamba"):
     """Mamba2: a convolution, and a state that every token fades and adds to."""
 
-    groups: int  # heads of a group share what spreads inputs over the state, and what reads it
+    groups: int  # heads of a group share keys, which spread inputs over the state, and queries, which read it
     heads: int
     state_dim: int
     head_dim: int

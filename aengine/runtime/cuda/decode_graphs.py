@@ -1,7 +1,7 @@
-"""Steps of decodes as CUDA graphs. Nothing of such a step is launched by itself.
+"""Steps of decodes as CUDA graphs: for each step the host launches two graphs, not single kernels.
 
-A step replays two graphs. The first one computes the last token and the drafts of each row, up to the logits. It is
-captured for some numbers of rows, each with some numbers of drafts. The second one draws at all places, decides which
+The first graph computes the last token and the drafts of each row, up to the logits. It is
+captured for some numbers of rows, each with some numbers of drafts. The second graph draws at all places, decides which
 drafts are kept, writes the results to host memory, and makes as many drafts for the next step. It is captured once for
 each common kind of draw. For steps without drafts it is also captured without the proposer. So while no drafts pay,
 a step costs as much as without speculation. Without a proposer, no step has drafts.
@@ -63,7 +63,7 @@ class DecodePass:
 class _Captured:
     forward: dict[ForwardKind, torch.cuda.CUDAGraph]
     ends: dict[EndKind, torch.cuda.CUDAGraph]
-    # Valid until another shape is replayed.
+    # Valid until the next replay.
     logits: Tensor  # as in `DecodePass`
     rows: Tensor  # [places] int64: the row of each draw
     positions: Tensor  # [places] int64: the position of each drawn token
@@ -214,7 +214,10 @@ class DecodeGraphs:
         return [ForwardKind(*kind) for kind in itertools.product(shared, adapted)]
 
     def _end_kinds(self, shape: DecodeShape) -> list[EndKind]:
-        """Return the variants of the second graph that a shape has. Steps with drafts that are not read are rare."""
+        """Return the variants of the second graph that a shape has.
+
+        A shape with drafts has none without the proposer: steps with drafts that it does not read are rare.
+        """
         read = [False] if self._proposer is None else [True] if shape.drafts else [True, False]
         return [EndKind(*kind) for kind in itertools.product(CAPTURED_KINDS, read)]
 
@@ -282,7 +285,7 @@ class DecodeGraphs:
         self._proposer.propose(self._plan_of(shape), kept, rows, inputs)
 
     def _plan_of(self, shape: DecodeShape) -> StepPlan:
-        """Return a plan for the proposer. Its contexts are as long as any."""
+        """Return a plan for the proposer. Its contexts have the largest length that a row can have."""
         longest = self._rows.page_table.shape[1] * self._kv.page_size
         return StepPlan(
             step=0,

@@ -59,14 +59,14 @@ def drafted_shapes(max_rows: int, most_drafts: int) -> list[DecodeShape]:
 
 
 class ForwardKind(NamedTuple):
-    """A variant of the forward pass."""
+    """A variant of the first graph of a step, the forward pass."""
 
     shared: bool = False  # whether pages that several rows share are read once for all of them
     adapted: bool = False  # whether rows may have adapters
 
 
 class EndKind(NamedTuple):
-    """A variant of the second graph."""
+    """A variant of the second graph of a step, which draws."""
 
     draws: Kind
     is_read: bool = True  # whether the proposer reads the step

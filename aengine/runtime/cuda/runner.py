@@ -73,7 +73,7 @@ class GraphedExecutor(StepExecutor):
         if graphs is None or (shape := self._whole_shape_for(plan, kind)) is None:
             return super().execute(plan)
         self._begin_replay(plan)
-        written = graphs.replay(plan, shape, kind)  # also feeds the draws back
+        written = graphs.replay(plan, shape, kind)  # also makes the drawn tokens the rows' last tokens
         self._copy_states(plan)
         return Outcome(None, written=written)
 

@@ -75,7 +75,7 @@ class Proposer(Protocol):
     """Drafts tokens for rows. Calls are in the order of the steps, and only enqueue work on a device.
 
     A CUDA graph captures `propose` for plans without prompts. Then every row has the same number of drafts, all tensors
-    have fixed shapes, rows may be padding, and the plan only tells upper bounds.
+    have fixed shapes, rows may be padding, and the plan has only upper bounds.
     """
 
     name: str  # for statistics
@@ -88,7 +88,7 @@ class Proposer(Protocol):
     def propose(self, plan: StepPlan, kept: Kept | None, rows: Rows, inputs: HeadInputs | None) -> None:
         """Write up to `plan.proposals` drafts of each drawing row into `Rows.next_tokens`. Called after the verdict.
 
-        It is not called for a step with `is_read` False. Drafts of such rows may be worse later, but not an error.
+        A step with `is_read` False may leave out this call. Later drafts of its rows may be worse, but not an error.
 
         The drafts follow the row's last token. With 0 proposals, only note the step's tokens.
 

@@ -136,7 +136,7 @@ def describe(plan: StepPlan, shape: StepShape, padding: int, limit: int, recurre
         positions[at:] = np.arange(rest) % limit
         token_rows[at:] = padding
         lens[place], starts[place] = min(rest, limit), at
-    at = plan.decode_tokens  # all of them draw; their positions are still the columns of `Rows.next_tokens`
+    at = plan.decode_tokens  # all of them draw; token i of a row has `positions` i, and is in `Rows.next_tokens[i]`
     sources[:at] = positions[:at] * (padding + 1) + token_rows[:at]
     sources[at:] = padding
     draws = list(range(at))
@@ -160,7 +160,7 @@ def _chunks(plan: StepPlan) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class StepTensors:
-    """One step as the decoder reads it: decoding sequences with `decode_queries` tokens each, then prefill chunks."""
+    """One step as the decoder reads it: decoding sequences with `decode_queries` tokens each, then chunks."""
 
     token_ids: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64, as `Decoder.forward` takes them

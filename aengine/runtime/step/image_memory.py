@@ -63,7 +63,7 @@ class PixelUploads:
     def __init__(self, nbytes: int, device: torch.device) -> None:
         """nbytes: how much one step copies from memory that is allocated now. More than that is allocated later."""
         self._device = device
-        # Two steps can be in flight, and a launched step follows the commit of the step before them.
+        # Two steps can be in flight. The next one is launched after the older of them was committed.
         shape, pinned = (2, nbytes if device.type == "cuda" else 0), device.type == "cuda"
         self._pinned = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
         self._step = -1

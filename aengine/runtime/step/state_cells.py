@@ -65,7 +65,7 @@ def fields(cells: NDArray[np.int64], widths: list[int]) -> Iterator[NDArray[np.i
 
 
 def describe_states(plan: StepPlan, first: int, widths: list[int]) -> NDArray[np.int64]:
-    """Return the numbers of `StateCells` as one array. Padding has no slot to continue in.
+    """Return the numbers of `StateCells` as one array. A decode that is padding has slot -1.
 
     Args:
         first: The first sequence that is a chunk.

@@ -18,7 +18,7 @@ class Written(Protocol):
     def read(self) -> tuple[list[int], list[bool], list[int]]:
         """Return the tokens of all rows, whether each row's logits were finite, and each row's number of tokens.
 
-        If they were not finite, the row's tokens are meaningless. No numbers mean that each row has one token.
+        If they were not finite, the row's tokens are meaningless. An empty list of numbers means one token a row.
         """
         ...
 
@@ -27,7 +27,7 @@ class Written(Protocol):
 class WrittenVerdicts:
     """The tokens that rows keep after one step. Read them before `TURNS` more steps."""
 
-    cells: Tensor  # [rows, more than all drafts] int64, in pinned memory, as `DecodeKernels.end` writes them
+    cells: Tensor  # [rows, at least 2 + the most drafts] int64, in pinned memory, as `DecodeKernels.end` writes them
     drafts: Sequence[int]  # of each row; empty: no row has any
 
     def read(self) -> tuple[list[int], list[bool], list[int]]:

@@ -30,7 +30,7 @@ TRIED = 1.25  # a number of drafts of unknown cost is tried if it would be the b
 EXCLUDES = 1.03  # rows are only excluded if the rate is better by this factor
 # Arguments of `Acceptance`: for a sequence, and for all sequences together.
 ROW_WINDOW, ROW_WEIGHT, OVERALL_WINDOW, OVERALL_WEIGHT = 64, 8.0, 256, 2.0
-LEAST_SHARE = 0.5  # of the mean gain of the rows that are not excluded; rows below it are
+LEAST_SHARE = 0.5  # rows are excluded if they gain less than this share of the mean gain of the other rows
 PROBE_SHARE = 0.006  # share of the time that probes may take
 PROBE_EVERY = 32  # steps between two probes, or more
 PROBE_ROWS = 8  # rows of a step that verify more drafts than pay
@@ -72,7 +72,7 @@ class Drafting:
         """most: the most drafts of a row. 0: no step verifies drafts."""
         self.most = most
         self._cost = MeasuredCost(cost)
-        # Of all sequences, and of those with a gap.
+        # Of all sequences without a gap, and of all with one.
         self._overall = Acceptance([FIRST_RATE] * most, OVERALL_WINDOW, OVERALL_WEIGHT)
         self._overall_gap = Acceptance([FIRST_RATE] * most, OVERALL_WINDOW, OVERALL_WEIGHT)
         self._choice = _Choice(most, 0.0, 1.0, True, math.inf)
@@ -157,10 +157,10 @@ class Drafting:
         return self._overall_gap if sequence.has_gap else self._overall
 
     def _takes_probe(self, sequence: Sequence) -> bool:
-        """Return whether a sequence verifies the most drafts to probe them. Each one does in turn.
+        """Return whether a sequence takes part in a probe in this step. Each sequence does in turn.
 
-        If the proposer runs for probes only, sequences that began since then do so in each step, because only they
-        have good drafts.
+        If the proposer runs for probes only, some sequences without a gap take part in each step of the probe, because
+        only they have good drafts.
         """
         if self._fresh_left and not sequence.has_gap and not self._choice.is_read:
             self._fresh_left -= 1
@@ -173,7 +173,7 @@ class Drafting:
         return True
 
     def _probe_of(self, drafts: int) -> int:
-        """Return how many drafts a probe verifies, if so many pay."""
+        """Return how many drafts a probe verifies. drafts: how many pay."""
         return min(drafts + 1, self.most)
 
     def _estimate(self, sequence: Sequence) -> Acceptance:
