@@ -39,7 +39,7 @@ from aengine.kernels.decodes.base import Verdict
 from aengine.runtime import runner
 from aengine.runtime.step import verdict
 from aengine.runtime.step.rows import Rows
-from aengine.runtime.step.verdict import Drafted
+from aengine.runtime.step.verdict import DraftedRows
 from aengine.sampling.sampler import Draws
 from bench.results import Report
 from bench.shapes import QUANTIZATIONS, SHAPES, SMALL, ids, write_config
@@ -74,7 +74,7 @@ def pinned(curve: list[float]) -> Iterator[None]:
             one = torch.where(chance < share, drawn[:, column], (drawn[:, column] - 1).abs())
             next_tokens[1 + column].index_copy_(0, rows, one)
 
-    def verify(drafted: Drafted, draws: Draws, rows: Rows) -> None:
+    def verify(drafted: DraftedRows, draws: Draws, rows: Rows) -> None:
         draft(drafted.rows, drafted.gather(draws.token_ids), rows.next_tokens)
         real(drafted, draws, rows)
 

@@ -28,7 +28,7 @@ from aengine.runtime.step.results import read_outcome
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.scoring import score_chunks
 from aengine.runtime.step.sharded_draws import draw_from_shards
-from aengine.runtime.step.verdict import Drafted, Sample, draw_in_rounds, verify
+from aengine.runtime.step.verdict import DraftedRows, Sample, draw_in_rounds, verify
 from aengine.runtime.traced import HostSpans, TracedExecutor
 from aengine.sampling.sampler import Draws, Kind, Sampler
 from aengine.sampling.upload import upload
@@ -36,7 +36,8 @@ from aengine.step_plan import StepPlan, StepResult
 from aengine.timeline import Timeline
 from aengine.types import DeviceMemory
 
-Pools = Callable[[torch.device], AbstractContextManager[object]]
+# Returns a context in which tensors of the device are allocated from a pool.
+PoolContext = Callable[[torch.device], AbstractContextManager[object]]
 
 
 class LaunchedStep(Protocol):
@@ -117,7 +118,7 @@ class StepExecutor:
         windows: WindowRoom | None,
         speculation: ProposerChoice,
         use_kernels: bool,
-        pools: Pools = nullcontext,
+        pools: PoolContext = nullcontext,
     ) -> Self:
         """Make an executor with rows, a KV pool and a sampler on the decoder's device.
 
@@ -125,7 +126,7 @@ class StepExecutor:
             states: For a model with recurrent layers.
             windows: For a model whose layers with a window have pages of their own.
             use_kernels: As for `Sampler`.
-            pools: A context manager in which KV pools and states are allocated.
+            pools: Gives the context in which KV pools and states are allocated.
         """
         model, device, most_drafts = decoder.config, decoder.device, speculation.most_drafts
         with pools(device):
@@ -251,7 +252,7 @@ class StepExecutor:
 
         masks: as `Sampler.sample` takes them.
         """
-        draws, drafted = None, Drafted.of_plan(forwarded.plan, self._rows.device)
+        draws, drafted = None, DraftedRows.of_plan(forwarded.plan, self._rows.device)
         if forwarded.logits is not None:
             draws = self._draw(forwarded.logits, forwarded, drafted, masks)
         if self._proposer is not None and forwarded.plan.is_read:
@@ -264,7 +265,7 @@ class StepExecutor:
         return draws
 
     def _draw(
-        self, logits: Tensor, forwarded: Forwarded, drafted: Drafted | None, masks: NDArray[np.int32] | None
+        self, logits: Tensor, forwarded: Forwarded, drafted: DraftedRows | None, masks: NDArray[np.int32] | None
     ) -> Draws:
         """Draw, verify drafts, and store the rows' last tokens."""
         if forwarded.sharded:

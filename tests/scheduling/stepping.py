@@ -12,7 +12,7 @@ from aengine.cache.radix import packed
 from aengine.cache.snapshots import SnapshotRoom
 from aengine.cache.windows import WindowRoom
 from aengine.requests.sampling_params import SamplingParams
-from aengine.scheduling.addons.adapter_queue import AdapterQueue, Load
+from aengine.scheduling.addons.adapter_queue import AdapterLoad, AdapterQueue
 from aengine.scheduling.addons.snapshots import SequenceSnapshots
 from aengine.scheduling.addons.windows import SequenceWindows
 from aengine.scheduling.scheduler import Scheduler
@@ -132,7 +132,7 @@ class Stepper:
         self._tickets = itertools.count()
         self._generations = itertools.count(1)
         self.load_steps = load_steps
-        self.loads: list[tuple[Load, int]] = []  # running loads, and the turns that each still takes
+        self.loads: list[tuple[AdapterLoad, int]] = []  # running loads, and the turns that each still takes
 
     # ---- requests -----------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Stepper:
         """Return a new adapter, which is not on the device."""
         return LoadedAdapter(next(self._generations))
 
-    def begin_loads(self) -> list[Load]:
+    def begin_loads(self) -> list[AdapterLoad]:
         """Begin the loads that are due."""
         begun = []
         while self.adapters is not None and (load := self.adapters.next_load()) is not None:

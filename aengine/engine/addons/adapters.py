@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from aengine.errors import EngineClosedError, EngineFailedError, InvalidRequestError, ModelNotFoundError
 from aengine.model.loading.hub import resolve_adapter
-from aengine.scheduling.addons.adapter_queue import AdapterQueue, Load
+from aengine.scheduling.addons.adapter_queue import AdapterLoad, AdapterQueue
 from aengine.scheduling.sequence import LoadedAdapter, Sequence
 from aengine.types import AdapterInfo
 
@@ -211,7 +211,7 @@ class Adapters:
                     wake()
             self._ended.set()
 
-    async def _put(self, load: Load, fail: Fail) -> None:
+    async def _put(self, load: AdapterLoad, fail: Fail) -> None:
         try:
             await self._places.put(self._weights[load.adapter], load.place)
         except Exception as error:  # steps go on; if the device is lost, they fail too

@@ -20,7 +20,7 @@ from aengine.runtime.cuda.ranks import DeviceRanks
 from aengine.runtime.cuda.recording import empty_caches
 from aengine.runtime.cuda.runner import Fits, GraphedExecutor
 from aengine.runtime.ranks import RankedExecutor
-from aengine.runtime.runner import Pools
+from aengine.runtime.runner import PoolContext
 from aengine.runtime.speculation.base import ProposerChoice
 from aengine.runtime.step.executor import Executor
 from aengine.step_plan import StepPlan
@@ -90,8 +90,8 @@ class Executors:
     def warm_up(self, plans: Iterable[StepPlan], replays_ends: bool = True) -> None:
         """Run steps, ignore their results and wait for the devices. Towers leave out most of their work.
 
-        replays_ends: False launches the kernels of verdicts and proposers, although graphs hold them. Steps of other
-        sizes, or with other draws, need them.
+        replays_ends: False: draws, verdicts and proposers are launched kernel by kernel, even if a graph contains them.
+            Steps of other sizes, or with other draws, launch these kernels.
         """
         for rank in self.ranks:
             rank.replays_ends = replays_ends
@@ -114,7 +114,7 @@ def make_executor(
     states: StateRoom | None,
     windows: WindowRoom | None,
     speculation: ProposerChoice,
-    pools: Pools = nullcontext,
+    pools: PoolContext = nullcontext,
 ) -> GraphedExecutor:
     """Make an executor with its graphs. Nothing is captured yet. Args as for `StepExecutor.make` and `add_graphs`."""
     executor = GraphedExecutor.make(

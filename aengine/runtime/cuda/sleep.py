@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from aengine.runtime.cuda.virtual_memory import Block, Driver, VirtualMemory
+from aengine.runtime.cuda.virtual_memory import Driver, MemoryBlock, VirtualMemory
 
 log = logging.getLogger("aengine")
 
@@ -88,7 +88,7 @@ def _allocator(memory: VirtualMemory) -> Any:
 class _Copy:
     """A block's contents in pinned host memory."""
 
-    block: Block
+    block: MemoryBlock
     memory: mmap.mmap
     address: int
 
@@ -166,7 +166,7 @@ class CudaSleep:
         self._copies.clear()  # unmaps the memory
 
 
-def _host_memory(block: Block) -> _Copy:
+def _host_memory(block: MemoryBlock) -> _Copy:
     """Allocate and touch host memory for a block's contents, in huge pages if the system has them."""
     memory = mmap.mmap(-1, block.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -116,7 +116,7 @@ def _address(address: int) -> ctypes.c_uint64:
 
 
 @dataclass(slots=True)
-class Block:
+class MemoryBlock:
     """A range of addresses on one device."""
 
     address: int
@@ -130,10 +130,10 @@ class VirtualMemory:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._blocks: dict[int, Block] = {}  # by address
+        self._blocks: dict[int, MemoryBlock] = {}  # by address
 
     @property
-    def blocks(self) -> Sequence[Block]:
+    def blocks(self) -> Sequence[MemoryBlock]:
         """All allocated blocks, in no order."""
         return list(self._blocks.values())
 
@@ -147,7 +147,7 @@ class VirtualMemory:
         except BaseException:
             self._driver.release_addresses(address, size)
             raise
-        self._blocks[address] = Block(address, size, device)
+        self._blocks[address] = MemoryBlock(address, size, device)
         return address
 
     def free(self, address: int) -> None:
@@ -156,16 +156,16 @@ class VirtualMemory:
         self.unmap([block])
         self._driver.release_addresses(block.address, block.size)
 
-    def unmap(self, blocks: Sequence[Block]) -> None:
+    def unmap(self, blocks: Sequence[MemoryBlock]) -> None:
         """Free the memory of blocks. Nothing may use it any more."""
         for block in blocks:
             if block.mapped:
                 self._driver.unmap(block.address, block.size)
                 block.mapped = False
 
-    def map(self, blocks: Sequence[Block]) -> None:
+    def map(self, blocks: Sequence[MemoryBlock]) -> None:
         """Map memory to all of the blocks, or to none of them. Raises: OutOfMemoryError."""
-        new: list[Block] = []
+        new: list[MemoryBlock] = []
         try:
             for block in blocks:
                 if not block.mapped:

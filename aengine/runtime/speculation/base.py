@@ -20,7 +20,7 @@ from aengine.model.drafting.dflash import DFlashHead
 from aengine.model.families.heads import DFlashSpec
 from aengine.runtime.step.executor import HeadInputs
 from aengine.runtime.step.rows import Rows
-from aengine.runtime.step.verdict import Drafted
+from aengine.runtime.step.verdict import DraftedRows
 from aengine.sampling.sampler import Draws, Sampler
 from aengine.step_cost import FREE, StepCost
 from aengine.step_plan import NewRow, StepPlan
@@ -53,7 +53,7 @@ class Kept:
     drawn: Tensor  # [draws] int64: all drawn tokens, kept or not
 
     @classmethod
-    def of_step(cls, draw_rows: Tensor, draws: Draws, drafted: Drafted | None) -> Kept:
+    def of_step(cls, draw_rows: Tensor, draws: Draws, drafted: DraftedRows | None) -> Kept:
         """Return the kept tokens of a step after its verification. draw_rows: [draws] int64."""
         token_ids = draws.token_ids
         if drafted is None or draws.counts is None:

@@ -24,7 +24,7 @@ Sample = Callable[[list[int], Tensor | None], Draws]
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class DraftedRows:
     """The rows of a step that verify drafts. Row i draws at places first[i] .. first[i] + drafts[i] of the step."""
 
     rows: Tensor  # [n] int64
@@ -36,7 +36,7 @@ class Drafted:
     numbers: list[int]  # `drafts` on the host
 
     @classmethod
-    def of_plan(cls, plan: StepPlan, device: torch.device) -> Drafted | None:
+    def of_plan(cls, plan: StepPlan, device: torch.device) -> DraftedRows | None:
         """Return the rows of a plan that verify drafts, or None if none does."""
         numbers = [drafts for drafts in plan.drafts if drafts]
         if not numbers:
@@ -56,7 +56,7 @@ class Drafted:
         return of_places[(self.first[:, None] + columns).clamp_(max=len(of_places) - 1)]
 
 
-def verify(drafted: Drafted, draws: Draws, rows: Rows) -> None:
+def verify(drafted: DraftedRows, draws: Draws, rows: Rows) -> None:
     """Decide how many tokens each row keeps: the accepted drafts and the token after them.
 
     Sets `draws.counts`, and reduces `draws.finite` to one entry for each row. Sets the rows' lengths and last tokens.
@@ -73,7 +73,7 @@ def verify(drafted: Drafted, draws: Draws, rows: Rows) -> None:
     draws.counts = accepted + 1
 
 
-def draw_in_rounds(drafted: Drafted, draws: int, rows: Rows, sample: Sample) -> Draws:
+def draw_in_rounds(drafted: DraftedRows, draws: int, rows: Rows, sample: Sample) -> Draws:
     """Draw the places of each row one after the other, because penalties and bad_words depend on the tokens before.
 
     draws: the number of places of the step.

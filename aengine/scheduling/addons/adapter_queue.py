@@ -15,7 +15,7 @@ _Key = tuple[float, int, int]  # smallest first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Load:
+class AdapterLoad:
     """A load of an adapter into a place. No row uses the place until the load has ended."""
 
     adapter: LoadedAdapter
@@ -132,7 +132,7 @@ class AdapterQueue:
         """Load an adapter as soon as a place is empty, although no sequence waits for it yet."""
         self._preloads[adapter] = None
 
-    def next_load(self) -> Load | None:
+    def next_load(self) -> AdapterLoad | None:
         """Begin the next load that is due and return it, or None. End it with `finish_load` or `fail_load`."""
         if self._loading is not None:
             return None
@@ -145,12 +145,12 @@ class AdapterQueue:
             return None
         return self._begin(adapter)
 
-    def finish_load(self, load: Load) -> None:
+    def finish_load(self, load: AdapterLoad) -> None:
         """Note that the weights are on the device. Steps that are planned from now on may name the place."""
         self._loading = None
         load.adapter.ready = True
 
-    def fail_load(self, load: Load) -> list[Sequence]:
+    def fail_load(self, load: AdapterLoad) -> list[Sequence]:
         """Note that a load failed, and empty the place. Returns the sequences that wait for the adapter."""
         self._loading = None
         self._vacate(load.adapter)
@@ -221,7 +221,7 @@ class AdapterQueue:
 
     # ---- the next load ------------------------------------------------------------------------------------
 
-    def _next_preload(self) -> Load | None:
+    def _next_preload(self) -> AdapterLoad | None:
         while self._preloads and self._empty:
             adapter = next(iter(self._preloads))
             del self._preloads[adapter]
@@ -229,12 +229,12 @@ class AdapterQueue:
                 return self._begin(adapter)
         return None
 
-    def _begin(self, adapter: LoadedAdapter) -> Load:
+    def _begin(self, adapter: LoadedAdapter) -> AdapterLoad:
         adapter.place = self._empty.pop()
         self._resident[adapter] = None
         self._loading = adapter
         self.loads += 1
-        return Load(adapter, adapter.place)
+        return AdapterLoad(adapter, adapter.place)
 
     def _await(self, adapter: LoadedAdapter, head: Sequence) -> None:
         heapq.heappush(self._absent, (_key(head), next(self._tie_breaker), adapter))

@@ -9,7 +9,7 @@ from torch import Tensor
 from aengine.runtime.step.executor import Outcome
 from aengine.runtime.step.results import read_outcome
 from aengine.runtime.step.rows import Rows
-from aengine.runtime.step.verdict import Drafted, draw_in_rounds, verify
+from aengine.runtime.step.verdict import DraftedRows, draw_in_rounds, verify
 from aengine.sampling.sampler import Draws
 from aengine.step_plan import StepPlan
 
@@ -28,8 +28,8 @@ def drafted_step(**options: object) -> tuple[StepPlan, Rows]:
     return plan, rows
 
 
-def drafted_of(plan: StepPlan) -> Drafted:
-    drafted = Drafted.of_plan(plan, CPU)
+def drafted_of(plan: StepPlan) -> DraftedRows:
+    drafted = DraftedRows.of_plan(plan, CPU)
     assert drafted is not None
     return drafted
 
