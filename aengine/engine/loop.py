@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("aengine")
 
-DELIVERY_SLICE = 64  # after this many updates the loop lets other tasks run; those of one sequence stay together
+DELIVERY_SLICE = 64  # after this many delivered tokens the loop lets other tasks run; those of one update stay together
 
 
 class StepLoop:

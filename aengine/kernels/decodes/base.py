@@ -92,8 +92,8 @@ class DecodeKernels(Protocol):
             token_ids: [n * q] int64, the draws of all places.
             finite: [n * q] bool.
             written: [turns, most rows, more than q] int64, may be pinned host memory. Gets the q draws of each row in
-                the order of `row_index`, and in its last column the number of refused drafts, or ~number if a draw
-                that the row keeps is not finite. Padding is not written.
+                the order of `row_index`. Its last column gets the number of refused drafts, or ~number if a draw that
+                the row keeps is not finite. Padding is not written.
             turn: [1] int64, which part of `written` is used.
         """
         ...

@@ -44,7 +44,7 @@ class TritonLinear:
     def norms(self, x: Tensor, norm: Norm) -> bool:
         """Return whether `apply` fuses the norm at no cost: x is a single row, and every program reads all of it.
 
-        Then `low_rank` is of x times the norm's weight alone.
+        Then the caller computes `low_rank` from x times the norm's weight, because `apply` does the rest of the norm.
         """
         if len(x) != 1 or not self._contiguous or not norm.is_rms:
             return False

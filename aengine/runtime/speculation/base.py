@@ -25,7 +25,7 @@ from aengine.sampling.sampler import Draws, Sampler
 from aengine.step_cost import FREE, StepCost
 from aengine.step_plan import NewRow, StepPlan
 
-# For `step_cost`. Tokens are those whose computation takes as long as reading the weights.
+# For `step_cost`. Free tokens: so many tokens take as long to compute as the weights take to read.
 _GPU_FREE_TOKENS = 150.0  # floats on an H200: 700 TFLOP/s of matrix products, 4.1 TB/s of reading
 _CPU_FREE_TOKENS = 8.0
 _NGRAM_DRAFT = 0.001

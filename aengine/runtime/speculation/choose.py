@@ -43,8 +43,8 @@ def choose_proposer(
 ) -> tuple[ModelConfig, ProposerChoice]:
     """Return the model with the draft head that it needs, and the proposer. Reads headers of weights.
 
-    The knob `speculation` decides. By default a model drafts with its MTP layer, if it has one and the files of the
-    model hold it as it must be. files: the folder of the model.
+    The knob `speculation` decides. By default no model drafts on a GPU. On a CPU, a model drafts with its MTP layer if
+    it has one, and if the files of the model have its weights in the right shapes. files: the folder of the model.
 
     Raises: ConfigError, CheckpointError.
     """

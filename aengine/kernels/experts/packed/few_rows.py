@@ -5,7 +5,8 @@ cores read. So the loop has neither a barrier nor shared memory, and the many wa
 waiting. Scales multiply the sums of 32 columns, not the weights. The tokens of a tile are gathered once, in the order
 of the registers, and the first product stores its results in that order.
 
-Every tensor has one element for each thread, so that Triton chooses no layouts.
+Every tensor has one element for each thread, so that Triton chooses no layouts. In comments on a thread, its row r is
+lane // 4.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
 

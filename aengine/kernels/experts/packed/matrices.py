@@ -14,8 +14,9 @@ from aengine.kernels.linear.weights.integers import Int4Weight
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrices:
-    """The layout of `pack_codes`. An expert has one part, or gate and up. Each part's rows are padded to whole tiles of
-    16.
+    """The matrices of all experts in the layout of `pack_codes`.
+
+    An expert has one part, or two: gate and up. Each part's rows are padded to a multiple of 16.
     """
 
     words: Tensor  # [E * parts * strips, blocks, 512] int16
@@ -42,7 +43,6 @@ class PackedMatrices:
         strips, blocks, count = -(-n // TILE_ROWS), -(-k // BLOCK), experts * parts
         words = torch.empty(count, strips, blocks, TILE_ROWS * BLOCK // 4, dtype=torch.int16, device=device)
         scales = None
-        group = weight.group
         for number in range(count):
             rows = slice(number % parts * n, (number % parts + 1) * n)
             at = number // parts, rows

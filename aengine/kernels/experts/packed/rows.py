@@ -109,7 +109,7 @@ def _tile(
     ALPHA: tl.constexpr, LIMIT: tl.constexpr, GELU: tl.constexpr, BIASES: tl.constexpr, ASM: tl.constexpr,
     BASE: tl.constexpr, LIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Multiply the first M rows of a tile, which has no more, by a block of their expert's columns."""
+    """Multiply a tile, which has at most M rows, by a block of columns of its expert."""
     PARTS: tl.constexpr = 2 if GATED else 1
     ROWS: tl.constexpr = PARTS * BLOCK_N
     expert = tl.load(tiles_ptr + tile)

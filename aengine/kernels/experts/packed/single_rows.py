@@ -203,7 +203,7 @@ def _gate_up_kernel(
     column = tl.program_id(0) % columns
     if OVERLAP:
         gdc_wait()
-        # Only now: a dependent's programs run after all of this launch's have come here, so they may read the ids.
+        # Not before the wait: the next kernel starts when all programs have come here, and then reads the ids at once.
         gdc_launch_dependents()
     expert = tl.load(ids_ptr + pair)
     if (expert >= 0) & (expert < E):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 LIFT = 126  # codes are multiplied without 2 ** 126, as in `int4.block`
-# Four sums of each strip, then eight words of each, the scales of rows r and 8 + r of each, the address of x, and the
-# sums before.
+# In this order: four sums of each strip, eight words of each, the scales of rows r and 8 + r of each (r is lane // 4),
+# the address of x, and the sums before.
 OPERANDS = ",".join(["=&f"] * 8 + ["r"] * 20 + ["l"] + ["f"] * 8)
 WORDS, SCALES, X, BEFORE = 8, 24, 28, 29
 
@@ -12,7 +12,7 @@ WORDS, SCALES, X, BEFORE = 8, 24, 28, 29
 def two_strips() -> str:
     """Return the assembly. A warp's operands are laid out as `mma.m16n8k16` takes them.
 
-    x is read here, so that the compiler chooses when its registers are taken.
+    The assembly itself loads x. So the compiler of assembly chooses when x takes registers.
     """
     lines = ["{", ".reg .b32 t, a<4>, s<2>, e<4>, x<4>;", ".reg .f32 q<4>;"]
     lines += [f"add.s32 e{row}, ${SCALES + row}, {LIFT * 0x01010101};" for row in range(4)]
