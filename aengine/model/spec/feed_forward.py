@@ -70,7 +70,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     block: str = "mlp"
     router_name: str = "gate"
     shared_name: str = "shared_expert"
-    shared_beside: bool = False  # whether the shared expert is beside the block, not within it
+    shared_beside: bool = False  # whether the shared expert is next to the block, not within it
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
