@@ -260,11 +260,14 @@ PARAMETERS, _NUMBERS, _SWITCHES = _parameters()
 NAMES = tuple(name for name, parameter in PARAMETERS.items() if not parameter.is_internal)
 
 
-def unknown_parameter(name: str) -> InvalidRequestError:
-    """Return the error for a parameter that does not exist; it says which one was probably meant."""
-    close = get_close_matches(name, NAMES, 1)
-    meant = f" (did you mean {close[0]}?)" if close else ""
-    return InvalidRequestError(f"unknown parameter {name!r}{meant}; known are {', '.join(NAMES)}", name)
+def unknown_parameter(name: str, meant: str | None = None) -> InvalidRequestError:
+    """Return the error for a parameter that does not exist.
+
+    meant: the argument that was probably meant. None: the parameter with the most similar name, if there is one.
+    """
+    close = get_close_matches(name, NAMES, 1) if meant is None else [meant]
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return InvalidRequestError(f"unknown parameter {name!r}{hint}; known are {', '.join(NAMES)}", name)
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:

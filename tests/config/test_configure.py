@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
-from aengine.config.configure import configure
+from aengine.config.configure import configure, suggestion
 from aengine.errors import ConfigError
 
 Kind = EngineConfig | ServerConfig | ListenConfig
@@ -193,6 +193,38 @@ def test_an_unknown_knob_is_refused_with_the_list_of_known_ones() -> None:
         configure(EngineConfig, {}, max_num_batched_tokens=3)
     with pytest.raises(ConfigError, match=r"\(the model decides how it takes images; leave it out"):
         configure(EngineConfig, {}, mm_processor_kwargs={})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("allowed_headers", "every method and header"),
+        ("allowed_methods", "every method and header"),
+        ("code_revision", "never run"),
+        ("cuda_graph_max_bs", "not needed"),
+        ("cuda_graph_sizes", "not needed"),
+        ("dist_timeout", "not needed"),
+        ("dp_size", "Ray Serve"),
+        ("enable_tokenizer_info_endpoint", "did you mean tokenizer_info?"),
+        ("ep", "divides the experts"),
+        ("grammar_backend", "not needed"),
+        ("kv_cache_metrics", "/metrics"),
+        ("kv_offloading_size", "did you mean host_cache_gib?"),
+        ("language_model_only", "set images to off"),
+        ("mamba_cache_dtype", "did you mean state_dtype?"),
+        ("max_log_len", "never logged"),
+        ("max_total_tokens", "did you mean num_pages?"),
+        ("reasoning_config", "from the chat template"),
+        ("skip_tokenizer_init", "in the model's folder"),
+        ("ssl_cert_reqs", "not asked for certificates"),
+        ("tokenizer_path", "in the model's folder"),
+        ("tokenizer_revision", "in the model's folder"),
+        ("worker_cls", "not needed"),
+    ],
+)
+def test_a_flag_of_another_engine_is_not_taken_for_a_knob_with_a_similar_name(name: str, hint: str) -> None:
+    knobs = [knob for kind in (EngineConfig, ServerConfig, ListenConfig) for knob in kind.__struct_fields__]
+    assert hint in suggestion(name, knobs, str)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,14 @@ from aengine.requests.sampling_params import PARAMETERS, SamplingParams, unknown
 from aengine.requests.structured import Structured
 
 MAX_INPUTS = 2048  # the most inputs of one request for embeddings or scores
+# Arguments of vLLM's LLM and fields of OpenAI's API, with the argument here.
+_OTHER_NAMES = {
+    "chat_template_kwargs": "template_kwargs",
+    "lora_request": "adapter",
+    "response_format": "structured",
+    "structured_outputs": "structured",
+    "use_tqdm": "progress",
+}
 
 
 def resolved_params(
@@ -24,7 +32,7 @@ def resolved_params(
     if params is None:
         for name in sampling:
             if name not in PARAMETERS:
-                raise unknown_parameter(name)
+                raise unknown_parameter(name, _OTHER_NAMES.get(name))
         params = msgspec.structs.replace(defaults, **sampling)
     elif not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"params must be SamplingParams, got {type(params).__name__}", "params")

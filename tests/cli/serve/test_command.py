@@ -37,7 +37,8 @@ def test_flags_of_vllm_are_accepted(started: list[Started], capfd: pytest.Captur
         "Qwen/Qwen3-8B-AWQ --api-key sk,1 -tp 2 --dtype half --kv-cache-dtype fp8_e4m3 --quantization awq "
         "--enable-auto-tool-choice --enable-prefix-caching --trust-remote-code --enable-lora --max-model-len 32K "
         "--chat-template t.jinja --served-model-name qwen gpt-4 --enable-sleep-mode --enable-chunked-prefill "
-        '--disable-log-requests --load-format safetensors --allowed-origins ["*"]'
+        '--disable-log-requests --disable-uvicorn-access-log --load-format safetensors --allowed-origins ["*"] '
+        "--async-scheduling"
     )
     assert main(["serve", *pasted.split()]) == 0
     ((engine, server, _),) = started
@@ -61,8 +62,8 @@ def test_flags_of_vllm_are_accepted(started: list[Started], capfd: pytest.Captur
 
 
 def test_the_opposite_is_taken_as_the_opposite(started: list[Started]) -> None:
-    assert main(["serve", "--no-enable-prefix-caching"]) == 0
-    assert started[0].engine == EngineConfig(prefix_cache=False)
+    assert main(["serve", "--no-enable-prefix-caching", "--no-async-scheduling"]) == 0
+    assert started[0].engine == EngineConfig(prefix_cache=False, lookahead=False)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,17 @@ async def test_what_cannot_be_meant_is_refused_by_name(engine: aengine.Engine) -
     assert engine.failure is None
 
 
+async def test_a_name_of_another_api_is_answered_with_the_one_here(engine: aengine.Engine) -> None:
+    for name, here in (
+        ("chat_template_kwargs", "template_kwargs"),
+        ("lora_request", "adapter"),
+        ("response_format", "structured"),
+        ("max_token", "max_tokens"),
+    ):
+        with pytest.raises(InvalidRequestError, match=rf"unknown parameter '{name}' \(did you mean {here}\?\)"):
+            await engine.chat([{"role": "user", "content": "hi"}], **{name: {}})
+
+
 async def test_chats_are_lists_of_mappings(engine: aengine.Engine) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"messages": "hi"}, "messages"),
