@@ -15,6 +15,7 @@ from aengine.model.fields import Fields, shown
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 # Like `default` within max_position_embeddings (dynamic), and for text (mrope). `alpha` makes dynamic another scheme.
 _PLAIN_IN_REACH = ("dynamic", "mrope")
+_OTHER_NAMES = {"su": "longrope"}  # in the first files of Phi-3
 MAX_POSITIONS = 2**26  # more than any real model has, and small enough that no size overflows
 
 
@@ -83,6 +84,7 @@ def read_rope(
     fields = section if section is not None else Fields({}, config.source)
     positions = config.integer("max_position_embeddings", 1, MAX_POSITIONS)
     kind = fields.text("rope_type", fields.text("type", "default"))
+    kind = _OTHER_NAMES.get(kind, kind)
     if kind in _PLAIN_IN_REACH and not fields.present("alpha"):
         kind = "default"
     if kind not in ROPE_TYPES:

@@ -97,3 +97,15 @@ def test_a_part_in_the_section_replaces_the_one_outside(inner: dict[str, float],
     section = {"rope_type": "default", "rope_theta": 1e4, **inner}
     config = {"rope_parameters": section, "partial_rotary_factor": 0.25, "max_position_embeddings": 64}
     assert read_rope(Fields(config, "config.json"), head_dim=32, partial=True).part == expected
+
+
+def test_longrope_under_its_first_name() -> None:
+    """Phi-3's files with 128k tokens of context called it "su" at first."""
+    scaling = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    config = {"max_position_embeddings": 512, "original_max_position_embeddings": 64}
+    first, later = (
+        read_rope(Fields(config | {"rope_scaling": scaling | {"type": name}}, "config.json"), head_dim=32)
+        for name in ("su", "longrope")
+    )
+    assert first == later
+    assert first.type == "longrope"
