@@ -74,11 +74,14 @@ class CallSearch:
     def flush(self, cut: bool) -> str:
         """Return the text that was held back; it began no call.
 
-        cut: the model would have continued. Then three or more characters of a marker are dropped. Fewer are text.
+        cut: the model would have continued. Then three or more characters of a marker are dropped, with the tool's name
+        before them if the marker follows a name. Fewer are text.
         """
         begun = self._search.flush()
-        held, self._word = self._word + ("" if cut and len(begun) > 2 else begun), ""
-        return held
+        name, self._word = self._word, ""
+        if not cut or len(begun) < 3:
+            return name + begun
+        return "" if self._after_name.startswith(begun) else name
 
     def _pass(self, text: str) -> str:
         self._last = text[-1:] or self._last

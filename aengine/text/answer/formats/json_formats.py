@@ -129,6 +129,7 @@ class InternLm(JsonObjects):
 
     syntax = CallSyntax(
         begin="<|action_start|>",
+        unmarked="<|plugin|>",
         closing="<|action_end|>",
         end="<|action_end|>",
         noise=" \t\r\n}",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aengine.config import CallFormatName
 from tests.text.answer.formats.calls import UNCLOSED_STRINGS, parser
 from tests.text.byte_grammars import MARKERS, call, calls
-from tests.text.cutting import answer, cuts, shape
+from tests.text.cutting import answer, cuts, read, shape
 
 HY3: list[tuple[CallFormatName, str]] = [("hy3", ":opensource>"), ("hy3_preview", ">")]
 UNMARKED: list[tuple[CallFormatName, str]] = [
@@ -27,6 +27,7 @@ UNMARKED: list[tuple[CallFormatName, str]] = [
     ("glm", "f\n<arg_key>text</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>"),
     ("glm", "f<arg_key>text</arg_key><arg_value>Oslo</arg_value></tool_call>"),
     ("mistral", 'f[ARGS]{"text": "Oslo"}'),
+    ("internlm", '<|plugin|>\n{"name": "f", "parameters": {"text": "Oslo"}}<|action_end|>'),
     *(
         (
             form,
@@ -53,10 +54,23 @@ def test_a_call_is_read_without_the_marker_before_it(form: CallFormatName, writt
     assert shape(answer(parser(form), *text)) == ("", "I'll look.", [call])
     assert shape(answer(parser(form), f"{text}\n{written}")) == ("", "I'll look.", [call] * 2)
     for other in ("h", "ff", "f-f"):  # there is no tool of that name
-        text = written.replace(">f", f">{other}").replace("=f", f"={other}")
+        text = written.replace(">f", f">{other}").replace("=f", f"={other}").replace('"f"', f'"{other}"')
         text = other + text[1:] if text[0] == "f" else text
         assert shape(answer(parser(form), *f"I see {text}")) == ("", f"I see {text}", [])
     assert shape(answer(parser(form, lenient=False), written))[2] == []
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "begun"), [("glm", "f\n", "<arg_k"), ("glm", "f", "<ar"), ("mistral", "f", "[ARGS")]
+)
+def test_the_beginning_of_a_call_without_the_marker_before_it_is_no_content(
+    form: CallFormatName, name: str, begun: str
+) -> None:
+    text = "I'll look.\n\n"
+    assert shape(read(parser(form), text + name + begun, cut=True)) == ("", text, [])
+    assert shape(read(parser(form), text + name + begun)) == ("", text + name + begun, [])
+    other = text + name.replace("f", "h")  # there is no tool of that name
+    assert shape(read(parser(form), other + begun, cut=True)) == ("", other, [])
 
 
 UNCLOSED: list[tuple[CallFormatName, str]] = [
