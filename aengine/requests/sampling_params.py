@@ -105,9 +105,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bool, Parameter("whether stop strings also end a chat's answer within the thought before it")
     ] = False
     unstopped: Annotated[
-        tuple[str, str] | None,
+        tuple[str, ...] | None,
         Parameter(
-            "if the output begins with the first text, stop strings only count after the second text",
+            "if the output begins with the first text, stop strings only count after the second text; if a third text "
+            "follows, after the next second text, and so on",
             is_internal=True,
         ),
     ] = None
@@ -182,6 +183,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for text in self.stop:
             if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
                 raise InvalidRequestError(f"each stop string must have 1 to {MAX_STOP_LENGTH} characters", "stop")
+        if self.unstopped is not None and len(self.unstopped) not in (2, 3):
+            raise InvalidRequestError(f"unstopped: two or three texts, got {len(self.unstopped)}", "unstopped")
         if self.unstopped is not None and not all(len(text) <= MAX_STOP_LENGTH for text in self.unstopped):
             raise InvalidRequestError(f"unstopped: at most {MAX_STOP_LENGTH} characters each", "unstopped")
         for ids, name in (

@@ -17,7 +17,7 @@ from aengine.requests.structured import Structured, Thought
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallableTool, CallFormat, Tools
 from aengine.text.answer.formats.table import FORMATS
-from aengine.text.answer.harmony import STOPS, HarmonyParser
+from aengine.text.answer.harmony import FURTHER_THOUGHT, STOPS, HarmonyParser
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
 from aengine.text.answer.reader import Reader
 from aengine.text.answer.thought import ThoughtParser, ThoughtTokenCounter
@@ -126,7 +126,8 @@ class AnswerReading:
             params = msgspec.structs.replace(params, stop=())  # the whole answer is calls
         if params.stop and not params.stop_in_thought and self._thoughts:
             begin, end = self._format.thought_markers
-            params = msgspec.structs.replace(params, unstopped=("" if opens_thought else begin, end))
+            again = (FURTHER_THOUGHT,) if self._harmony else ()
+            params = msgspec.structs.replace(params, unstopped=("" if opens_thought else begin, end, *again))
         if structured is not None:  # if a marker were hidden, the texts around it would join
             markers = tuple(self._format.markers[marker] for marker in sorted(self._format.special_markers))
         return msgspec.structs.replace(

@@ -71,7 +71,7 @@ class SamplingRequest(RequestBody, kw_only=True):
     seed: Int | None = None
     stop: StopString | StopStrings | None = None
     stop_in_thought: bool | None = None
-    unstopped: Annotated[list[UnstoppedEnd], _range(minItems=2, maxItems=2)] | None = None
+    unstopped: Annotated[list[UnstoppedEnd], _range(minItems=2, maxItems=3)] | None = None
     stop_token_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
     bad_words: Annotated[list[BadWord], _range(maxItems=MAX_BAD_WORDS)] | None = None
     allowed_token_ids: Annotated[list[TokenId], _range(minItems=1)] | None = None

@@ -19,6 +19,7 @@ STOPS = (CALL, RETURN)  # each ends an answer
 
 # The markers around the thought at the beginning of an answer.
 HARMONY_THOUGHT = ThoughtMarkers(f"{CHANNEL}analysis{MESSAGE}", END)
+FURTHER_THOUGHT = f"{START}assistant{HARMONY_THOUGHT.begin}"  # begins another thought after the first one
 
 
 def uses_harmony(template: str) -> bool:

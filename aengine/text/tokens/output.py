@@ -63,14 +63,16 @@ class StopMatcher:
 class UnstoppedBeginning:
     """Separates the beginning of an output, in which stop strings do not count, from the rest.
 
-    The output has such a beginning if it starts with `begin`, after blanks or not. It lasts up to `end`.
+    The output has such a beginning if it starts with `begin`, after blanks or not. It lasts up to `end`. If `again`
+    follows, after blanks or not, it lasts up to the next `end`, and so on.
     """
 
-    __slots__ = ("_begin", "_blanks", "_edge", "_end", "_held", "_state")
+    __slots__ = ("_again", "_begin", "_blanks", "_edge", "_end", "_held", "_state")
 
-    def __init__(self, begin: str, end: str) -> None:
+    def __init__(self, begin: str, end: str, again: str = "") -> None:
         self._begin = begin
         self._end = end
+        self._again = again
         self._blanks: list[str] = []  # before any other character
         self._edge = ""  # the text while it may still become `begin`, without blanks before it
         self._held = ""  # text that may become `end`
@@ -78,32 +80,35 @@ class UnstoppedBeginning:
 
     def feed(self, text: str) -> tuple[str, str]:
         """Return the new text in which stop strings do not count, and the new text in which they do."""
-        if self._state == "over":
-            return "", text
-        before = ""
-        if self._state == "start":
-            text = self._edge + text
-            begun = text.lstrip()
-            self._blanks.append(text[: len(text) - len(begun)])
-            if begun.startswith(self._begin):
-                before, text = "".join(self._blanks) + self._begin, begun[len(self._begin) :]
-                self._state = "within"
-            elif self._begin.startswith(begun):
-                self._edge = begun
-                return "", ""
-            else:
-                self._state = "over"
-                return "", "".join(self._blanks) + begun
-        seen = self._held + text
-        at = seen.find(self._end)
-        if at >= 0:
-            self._state = "over"
+        unstopped = ""
+        while self._state != "over":
+            if self._state == "start":
+                text, self._edge = self._edge + text, ""
+                begun = text.lstrip()
+                self._blanks.append(text[: len(text) - len(begun)])
+                if begun.startswith(self._begin):
+                    unstopped += "".join(self._blanks) + self._begin
+                    text = begun[len(self._begin) :]
+                    self._state = "within"
+                elif self._begin.startswith(begun):
+                    self._edge = begun
+                    return unstopped, ""
+                else:
+                    text = "".join(self._blanks) + begun
+                    self._state = "over"
+                    break
+                self._blanks.clear()
+            seen, self._held = self._held + text, ""
+            at = seen.find(self._end)
+            if at < 0:
+                places = range(max(0, len(seen) + 1 - len(self._end)), len(seen) + 1)
+                shown = next(place for place in places if self._end.startswith(seen[place:]))
+                self._held = seen[shown:]
+                return unstopped + seen[:shown], ""
             at += len(self._end)
-            return before + seen[:at], seen[at:]
-        places = range(max(0, len(seen) + 1 - len(self._end)), len(seen) + 1)
-        shown = next(place for place in places if self._end.startswith(seen[place:]))
-        self._held = seen[shown:]
-        return before + seen[:shown], ""
+            unstopped, text = unstopped + seen[:at], seen[at:]
+            self._begin, self._state = self._again, "start" if self._again else "over"
+        return unstopped, text
 
     def flush(self) -> tuple[str, str]:
         """Return the texts that were held back, once no more text comes."""

@@ -21,6 +21,7 @@ from aengine.requests.structured import Structured
 from aengine.text.answer.harmony import CONTROL, HARMONY_THOUGHT
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.reading import AnswerReading
+from aengine.text.tokens.output import UnstoppedBeginning
 from aengine.types import Fragment, Usage
 from tests.http.fake_engine import FakeEngine, FakeStream
 from tests.http.serving import serving
@@ -84,6 +85,14 @@ async def test_control_tokens_are_written_and_ends_are_known() -> None:
     (request,) = engine.submitted
     assert set(request.params.shown_special_ids) == set(TOKENS.values())
     assert set(request.params.stop_token_ids) == {TOKENS["<|call|>"], TOKENS["<|return|>"]}
+
+
+def test_stop_strings_do_not_end_a_further_thought() -> None:
+    unstopped = reading().engine_params(SamplingParams(stop=(".",)), False).unstopped
+    assert unstopped is not None
+    thoughts = "<|channel|>analysis<|message|>a.<|end|><|start|>assistant<|channel|>analysis<|message|>b.<|end|>"
+    answer = "<|start|>assistant<|channel|>final<|message|>c."
+    assert UnstoppedBeginning(*unstopped).feed(thoughts + answer) == (thoughts, answer)
 
 
 def test_knobs_leave_calls_and_thoughts_in_the_text() -> None:

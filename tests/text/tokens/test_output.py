@@ -136,6 +136,17 @@ def test_the_beginning_in_which_no_stop_string_counts(text: str, begin: str, at:
         assert (unstopped, rest) == (before + end, behind)
 
 
+@given(at=st.lists(st.integers(0, 40), max_size=6).map(sorted), again=st.booleans())
+def test_several_beginnings_in_which_no_stop_string_counts(at: list[int], again: bool) -> None:
+    text, rest = " <t>a</t>+<t>b</t>", "+<u>c<t>d</t>"
+    pieces = [(text + rest)[i:j] for i, j in zip([0, *at], [*at, 40], strict=True)]
+    reading = UnstoppedBeginning("<t>", "</t>", *(["+<t>"] if again else []))
+    found = [*map(reading.feed, pieces), reading.flush()]
+    assert tuple(map("".join, zip(*found, strict=True))) == (
+        (text, rest) if again else (" <t>a</t>", "+<t>b</t>" + rest)
+    )
+
+
 def shown(tokenizer: Tokenizer, text: str, params: SamplingParams) -> tuple[str, OutputText]:
     output = OutputText(tokenizer, params)
     pieces = []
