@@ -60,7 +60,7 @@ FIGURES = {
         "startup": Row(17, 4, 12, seconds=True),
     },
     "0.6b": {
-        "decode1": Row(574.7, 3_800, 800),
+        "decode1": Row(574.7, 3_800, 2_000),
         "nano": Row(22_830, None, 30_000),
         "decode256": Row(29_429, 41_000, 34_000),
         "prefill": Row(356_100, None, 370_000),
@@ -69,7 +69,8 @@ FIGURES = {
         "long32k": Row(385, None, 550),
     },
     "moe30b": {
-        "decode1": Row(239, 746, 430),
+        "decode1": Row(239, 746, 520),
+        "8x1k": Row(None, 1_324, 1_200),
         "nano": Row(5_839, 7_700, 6_500),
         "decode256": Row(9_084, 12_500, 10_600),
         "prefill": Row(63_228, 88_000, 72_000),
@@ -89,14 +90,30 @@ FIGURES = {
         "decode256": Row(None, 13_800, 10_500),
     },
     "qwen3.5-35b-a3b": {
-        "decode1": Row(None, 777, 430),
-        "decode256": Row(None, 10_000, 7_300),
+        "decode1": Row(220, 753, 520),
+        "8x1k": Row(963, 1_807, 1_450),
+        "64x1k": Row(2_984, 3_926, 3_800),
+        "decode256": Row(7_532, 10_000, 7_300),
+    },
+    "qwen3.5-35b-a3b fp8": {
+        "decode1": Row(None, 1_256, 600),
+        "decode256": Row(None, 15_201, 11_000),
+        "prefill": Row(None, None, 100_000),
     },
     "gpt-oss-20b": {
-        "decode1": Row(None, 1_220, 640),
-        "decode256": Row(None, 40_700, 15_000),
-        "prefill": Row(None, 112_000, 84_000),
-        "1k1k": Row(None, 34_800, 14_000),
+        "decode1": Row(324, 1_220, 760),
+        "64x1k": Row(5_272, 14_534, 12_500),
+        "decode256": Row(12_824, 40_700, 27_000),
+        "prefill": Row(None, 112_000, 88_000),
+        "1k1k": Row(13_890, 34_800, 25_000),
+    },
+    "gpt-oss-120b": {
+        "decode1": Row(224, 904, 520),
+        "8x1k": Row(580, 1_999, 1_800),
+        "64x1k": Row(2_051, 4_324, 4_200),
+        "prefill": Row(None, 74_700, 56_000),
+        "1k1k": Row(6_798, 12_190, 10_500),
+        "8k1k": Row(1_828, 2_689, 2_400),
     },
     "8b fp8": {
         "decode1": Row(237, 554, 400),
@@ -129,6 +146,9 @@ FIGURES |= {
 }
 
 
+Workload = Callable[[aengine.Engine, int, float], Awaitable[dict[str, float]]]
+
+
 async def run_all(engine: aengine.Engine, work: list[tuple[list[int], int]], temperature: float) -> float:
     """Seconds until every request is done."""
     began = time.perf_counter()
@@ -158,9 +178,15 @@ async def decode256(engine: aengine.Engine, run: int, temperature: float) -> dic
     return {"decode256": 256 * 512 / await run_all(engine, [(ids(rng, 512), 512) for _ in range(256)], temperature)}
 
 
-async def thousands(engine: aengine.Engine, run: int, temperature: float) -> dict[str, float]:
-    rng = random.Random(500 + run)
-    return {"1k1k": 256 * 1024 / await run_all(engine, [(ids(rng, 1024), 1024) for _ in range(256)], temperature)}
+def streams(name: str, count: int, prompt: int, output: int) -> Workload:
+    """Return a workload of equal requests that start together. Its figure is the tokens of all answers a second."""
+
+    async def run_streams(engine: aengine.Engine, run: int, temperature: float) -> dict[str, float]:
+        rng = random.Random(500 + run)
+        seconds = await run_all(engine, [(ids(rng, prompt), output) for _ in range(count)], temperature)
+        return {name: count * output / seconds}
+
+    return run_streams
 
 
 async def prefill(engine: aengine.Engine, run: int, temperature: float) -> dict[str, float]:
@@ -184,15 +210,19 @@ async def long32k(engine: aengine.Engine, run: int, temperature: float) -> dict[
     return {"long32k_ttft": first - began, "long32k": 127 / (time.perf_counter() - first)}
 
 
-WORKLOADS: dict[str, Callable[[aengine.Engine, int, float], Awaitable[dict[str, float]]]] = {
+WORKLOADS: dict[str, Workload] = {
     "decode1": decode1,
     "nano": nano,
     "decode256": decode256,
     "prefill": prefill,
     "prefix": prefix,
     "long32k": long32k,
-    "1k1k": thousands,
+    "1k1k": streams("1k1k", 256, 1024, 1024),
+    "8x1k": streams("8x1k", 8, 1024, 512),
+    "64x1k": streams("64x1k", 64, 1024, 512),
+    "8k1k": streams("8k1k", 64, 8192, 1024),
 }
+MAIN = [name for name in WORKLOADS if name not in ("8x1k", "64x1k", "8k1k")]
 
 
 async def measure(options: argparse.Namespace, report: Report) -> None:
@@ -248,7 +278,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--quantization", choices=list(QUANTIZATIONS), help="as checkpoints of that kind have it")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs that the model is spread over")
-    parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, "steps"], default=list(WORKLOADS))
+    parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, "steps"], default=MAIN)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8], help="of steps")
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--knob", action="append", default=[], help="name=value of an EngineConfig knob")

@@ -12,6 +12,7 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.groups import Entry, entries_of, needed
+from aengine.model.spec.attention import LatentSpec
 from aengine.model.spec.feed_forward import ExpertsSpec
 
 _PACKED = {"F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}  # bytes of an element; all others are of the model's dtype
@@ -19,9 +20,18 @@ _EXPERT = re.compile(r"model\.layers\.(\d+)\..*\.experts\.")
 
 
 def step_bytes(config: ModelConfig, rows: int, context: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> float:
-    """Of a step that decodes one token of each of `rows` sequences of `context` tokens."""
-    keys = sum(2 * layer.attention.keys * min(context, layer.attention.window or context) for layer in config.layers)
-    return weight_bytes(config, rows, dtype) + rows * keys * kv_dtype.itemsize
+    """Of a step that decodes one token of each of `rows` sequences of `context` tokens.
+
+    Recurrent states are in float32. They are read and written.
+    """
+    kept = 0
+    for attention in config.attending:
+        latent = isinstance(attention, LatentSpec)
+        numbers = attention.latent if latent else 2 * attention.keys
+        kept += numbers * min(context, attention.window or context) * kv_dtype.itemsize
+    if (states := config.state_shape(torch.float32, dtype)) is not None:
+        kept += 2 * states.slot_bytes
+    return weight_bytes(config, rows, dtype) + rows * kept
 
 
 def weight_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> float:

@@ -43,6 +43,16 @@ def test_keys_and_values_are_read_by_every_row(tmp_path: Path) -> None:
     assert step_bytes(config, 4, 1000, BF16, FP8) - weights == 4 * 1000 * 147_456 / 2
 
 
+def test_states_are_read_and_written_and_latents_are_read_once(tmp_path: Path) -> None:
+    recurrent = config_of(tmp_path, "qwen3.5-9b")
+    rest = step_bytes(recurrent, 4, 1000, BF16, BF16) - weight_bytes(recurrent, 4, BF16)
+    states, keys = 24 * (32 * 128 * 128 * 4 + 8192 * 4 * 2), 8 * 2 * 4 * 256 * 2
+    assert rest == 4 * (2 * states + 1000 * keys)
+    latents = config_of(tmp_path, "deepseek-v2-lite")
+    rest = step_bytes(latents, 4, 1000, BF16, BF16) - weight_bytes(latents, 4, BF16)
+    assert rest == 4 * 1000 * 27 * (512 + 64) * 2
+
+
 def test_one_token_reads_the_active_parameters_of_a_mixture_and_many_read_all(tmp_path: Path) -> None:
     config = config_of(tmp_path, "moe30b")
     embeddings = config.vocab_size * config.hidden_size
