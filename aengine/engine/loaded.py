@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -213,12 +215,14 @@ class Loaded:
 
         Errors are only logged, because callers must not wait for a lost device.
         """
+        closers: list[Callable[[], Awaitable[None]]] = [task.close for task in self._copying]
+        closers.append(partial(anyio.to_thread.run_sync, self.runtime.close))
         try:
-            for task in self._copying:
-                await task.close()
-            await anyio.to_thread.run_sync(self.runtime.close)
-        except Exception as error:
-            log.error("the device could not be closed cleanly", exc_info=error)
+            for close in closers:
+                try:
+                    await close()
+                except Exception as error:
+                    log.error("the device could not be closed cleanly", exc_info=error)
         finally:
             self.grammars.close()
             if self.timeline is not None:
@@ -303,9 +307,11 @@ def load(config: EngineConfig, latencies: Latencies, start: Start | None) -> Loa
                     _image_reading(runtime.model, tokenizer),
                 )
             except BaseException:
-                if runtime.adapters is not None:
-                    runtime.adapters.close()
-                runtime.close()
+                with ExitStack() as stack:
+                    stack.callback(runtime.close)
+                    for part in (runtime.copies, runtime.adapters):
+                        if part is not None:
+                            stack.callback(part.close)
                 raise
         except BaseException:
             if making.exception() is None:

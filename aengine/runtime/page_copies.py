@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Protocol
 
 import torch
@@ -106,6 +107,7 @@ class PageCopies:
         """Wait for copies in progress. Call it before the runner is closed."""
         self._up.shutdown(wait=True)
         self._down.shutdown(wait=True)
-        for rank in self._ranks:
-            rank.close()
-        self._ranks = ()  # also drops the references to the pools
+        with ExitStack() as stack:  # synchronising a lost device raises; the rest must still be closed
+            for rank in self._ranks:
+                stack.callback(rank.close)
+            self._ranks = ()  # also drops the references to the pools

@@ -7,6 +7,9 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -350,6 +353,36 @@ async def test_closing_ends_even_if_the_device_raises() -> None:
             made[0].close = close  # type: ignore[method-assign]
     with pytest.raises(EngineClosedError):
         await engine.complete([300, 301])
+
+
+async def test_a_copy_that_cannot_be_closed_leaves_nothing_else_open() -> None:
+    """The streams of a lost device raise when they are synchronised."""
+    closed: list[str] = []
+
+    def start(
+        config: aengine.EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
+    ) -> Runtime:
+        runtime = start_runtime(config, folder, model, wait_for_text)
+        assert runtime.copies is not None
+        [rank] = runtime.copies._ranks
+        rank.close = fail  # type: ignore[method-assign]
+        runtime.copies._ranks = [rank, SimpleNamespace(close=lambda: closed.append("second rank"))]  # type: ignore[list-item]
+        close = runtime.runner.close
+
+        def close_runner() -> None:
+            closed.append("runner")
+            close()
+            fail()
+
+        runtime.runner.close = close_runner  # type: ignore[method-assign]
+        return replace(runtime, memory=SimpleNamespace(close=lambda: closed.append("memory")))  # type: ignore[arg-type]
+
+    def fail() -> None:
+        raise RuntimeError("the device is gone")
+
+    async with aengine.Engine(device="cpu", kv_cache_gib=0.1, host_cache_gib=0.05, start=start):
+        pass
+    assert closed == ["second rank", "runner", "memory"]
 
 
 async def test_an_engine_is_entered_once() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,10 +176,12 @@ def test_the_device_is_let_go_where_what_comes_after_it_fails(
     step: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[str] = []
-    adapters = SimpleNamespace(close=lambda: closed.append("adapters"))
+    adapters, copies = (SimpleNamespace(close=partial(closed.append, name)) for name in ("adapters", "copies"))
     pool = SimpleNamespace(max_model_len=1)
     model = SimpleNamespace(tower=None, no_images="")
-    runtime: Any = SimpleNamespace(adapters=adapters, pool=pool, model=model, close=lambda: closed.append("runtime"))
+    runtime: Any = SimpleNamespace(
+        adapters=adapters, copies=copies, pool=pool, model=model, close=lambda: closed.append("runtime")
+    )
 
     def fail(*_: object) -> None:
         raise Started
@@ -188,7 +191,7 @@ def test_the_device_is_let_go_where_what_comes_after_it_fails(
     monkeypatch.setattr(loaded, step, fail)
     with pytest.raises(Started):
         load(checkpoint, lambda *_: runtime)
-    assert closed == ["adapters", "runtime", "grammars"]
+    assert closed == ["adapters", "copies", "runtime", "grammars"]
 
 
 def test_the_interpreter_is_as_before_afterwards(checkpoint: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -140,3 +141,15 @@ def test_copies_go_on_beside_steps() -> None:
     copies.copy_to_device([1, 2], [3, 4])
     assert not ended.query()
     copies.close()
+
+
+def test_memory_is_freed_although_the_device_is_lost() -> None:
+    from aengine.runtime.cuda.page_copies import DeviceCopier
+
+    made = DeviceCopier.__new__(DeviceCopier)  # the rest of one takes a GPU
+    made._device = torch.device("cuda", 0)
+    made._down = made._up = Mock(synchronize=Mock(side_effect=RuntimeError("the device is lost")))
+    made._memory = memory = Mock()
+    with pytest.raises((RuntimeError, AttributeError, AssertionError)):  # without a GPU torch raises too
+        made.close()
+    memory.close.assert_called_once()

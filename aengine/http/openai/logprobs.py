@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import math
+import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from aengine.http.streams.fragments import SLICE
 from aengine.types import TokenLogprob, TopLogprob, Usage
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
+_MOST_DECOMPOSED = 4  # characters of a text that normalization makes one character of
 
 
 class TextOffsets:
@@ -22,7 +24,8 @@ class TextOffsets:
     A character may have several tokens; all of them have the character's offset. A hidden token adds no text.
 
     hidden: special tokens that are left out of the output.
-    echo: the prompt's text before the output, without the special tokens that the tokenizer adds.
+    echo: the prompt's text before the output, as it was sent: without the special tokens that the tokenizer adds, and
+    not normalized.
     echoed: the number of the prompt's tokens.
     """
 
@@ -71,9 +74,24 @@ class TextOffsets:
         if not self._echo.startswith(text, start):
             if token_id in self._special_ids:
                 return start
+            if (end := self._end_before_normalization(start, text)) is not None:
+                return end
             bare = text.removeprefix(" ")  # some tokenizers add a space to a text's first word
             text = bare if start == 0 or self._echo.startswith(bare, start) else text
         return min(start + len(text), len(self._echo))
+
+    def _end_before_normalization(self, start: int, text: str) -> int | None:
+        """Return the end of the echoed characters from `start` on that Unicode normalization turns into the text.
+
+        Returns None if there are none.
+        """
+        written = self._echo[start : start + _MOST_DECOMPOSED * len(text)]
+        if unicodedata.is_normalized("NFKC", written):
+            return None
+        for end in range(1, len(written) + 1):
+            if any(unicodedata.normalize(form, written[:end]) == text for form in ("NFC", "NFKC")):
+                return start + end
+        return None
 
 
 def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> dict[str, Any]:

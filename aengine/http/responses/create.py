@@ -96,9 +96,8 @@ class Responses(Endpoint):
     async def _messages(self, engine: EngineLike, body: ResponsesRequest, caller: str | None) -> list[dict[str, Any]]:
         """Return the messages of the conversation: kept turns and the request's input."""
         items = _items(body)
-        earlier: list[InputItem] = []
-        if body.previous_response_id is not None:
-            earlier = await items_of(self._kept.turns(caller, body.previous_response_id))
+        previous = body.previous_response_id
+        earlier = None if previous is None else items_of(self._kept.turns(caller, previous))
         rules = MediaRules(engine.no_images, engine.images_in_results)
         return await messages_of(body.instructions, items, rules, earlier)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
 from typing import Any
 
 import msgspec
@@ -77,21 +77,24 @@ def decode_thought(content: str, where: str) -> str | None:
 
 
 async def messages_of(
-    instructions: str | None, items: Sequence[InputItem], rules: MediaRules, earlier: Sequence[InputItem] = ()
+    instructions: str | None,
+    items: Sequence[InputItem],
+    rules: MediaRules,
+    earlier: AsyncIterable[InputItem] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the messages of a conversation.
 
-    rules: which parts the model reads. earlier: items of kept turns, before the request's items.
+    rules: which parts the model reads. earlier: items of kept turns, before the request's items. It lets other tasks
+    run in between.
 
     The items of an answer (thought, message, calls) become one message of the assistant. All instructions at the
     beginning become one system message, because many templates allow only one. Other tasks run between slices of a
     long conversation. Raises `InvalidRequestError`, naming the item's field.
     """
     conversation = _Conversation(instructions, rules)
-    for index, item in enumerate(earlier):
-        if index % _SLICE == _SLICE - 1:
-            await asyncio.sleep(0)
-        conversation.add(item, "previous_response_id", newest=False)
+    if earlier is not None:
+        async for item in earlier:
+            conversation.add(item, "previous_response_id", newest=False)
     newest = max((index for index, item in enumerate(items) if item.role == "user"), default=None)
     for index, item in enumerate(items):
         if index % _SLICE == _SLICE - 1:

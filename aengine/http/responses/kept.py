@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -153,22 +154,27 @@ async def encoded_input(items: Sequence[InputItem]) -> tuple[bytes, ...]:
     return tuple(slices)
 
 
-async def input_of(turn: KeptResponse) -> list[InputItem]:
-    """Decode the items of a response's input. Other tasks run between slices."""
-    items: list[InputItem] = []
-    for encoded in turn.input:
-        items += _inputs.decode(encoded)
-        await asyncio.sleep(0)
-    return items
+async def items_of(
+    turns: Sequence[KeptResponse], *, last_answer: bool = True, newest_first: bool = False
+) -> AsyncGenerator[InputItem, None]:
+    """Yield the items of a conversation, inputs and answers. Other tasks run between slices.
 
+    One slice is decoded at a time. With all items of many requests in memory, each garbage collection would hold the
+    loop for long.
 
-async def items_of(turns: list[KeptResponse]) -> list[InputItem]:
-    """Decode the items of a conversation, inputs and answers. Other tasks run between slices."""
-    items: list[InputItem] = []
+    last_answer: whether the items of the last turn's answer are included.
+    """
+    slices: list[tuple[bytes, bool]] = []  # with whether it is an answer
     for turn in turns:
-        items += await input_of(turn)
-        items += _answers.decode(turn.response).output
-    return items
+        slices += [(encoded, False) for encoded in turn.input]
+        slices.append((turn.response, True))
+    if not last_answer:
+        slices.pop()
+    for encoded, is_answer in reversed(slices) if newest_first else slices:
+        items = _answers.decode(encoded).output if is_answer else _inputs.decode(encoded)
+        for item in reversed(items) if newest_first else items:
+            yield item
+        await asyncio.sleep(0)
 
 
 class KeptResponseEndpoints:
@@ -191,22 +197,27 @@ class KeptResponseEndpoints:
     async def input_items(self, request: Request) -> Response:
         """List the input items of a response, including the kept items of earlier turns."""
         kept = self._find(request)
-        items = await self._earlier(request, kept) + await input_of(kept)
         query = request.query_params
-        order = query.get("order", "desc")
+        order, after, limit = query.get("order", "desc"), query.get("after"), _limit(query.get("limit"))
         if order not in ("asc", "desc"):
             raise InvalidRequestError("order must be asc or desc", "order")
-        if order == "desc":
-            items.reverse()
-        begin = 0
-        if (after := query.get("after")) is not None:
-            begin = next((index + 1 for index, item in enumerate(items) if item.id == after), -1)
-            if begin < 0:
-                raise InvalidRequestError("after: there is no item of this id", "after")
-        end = begin + _limit(query.get("limit"))
-        listed = [_listed(item) for item in items[begin:end]]
+        turns = [*self._earlier(request, kept), kept]
+        page: list[InputItem] = []
+        begun, has_more = after is None, False
+        async with aclosing(items_of(turns, last_answer=False, newest_first=order == "desc")) as items:
+            async for item in items:
+                if not begun:
+                    begun = item.id == after
+                elif len(page) < limit:
+                    page.append(item)
+                else:
+                    has_more = True
+                    break
+        if not begun:
+            raise InvalidRequestError("after: there is no item of this id", "after")
+        listed = [_listed(item) for item in page]
         first, last = (listed[0]["id"], listed[-1]["id"]) if listed else (None, None)
-        return json_response(InputItemList(listed, first, last, has_more=end < len(items)))
+        return json_response(InputItemList(listed, first, last, has_more=has_more))
 
     def _find(self, request: Request) -> KeptResponse:
         response_id = request.path_params["response_id"]
@@ -219,12 +230,13 @@ class KeptResponseEndpoints:
             raise HTTPError(404, "not_found", f"there is no response {response_id[:100]!r} here (any more)")
         return found
 
-    async def _earlier(self, request: Request, kept: KeptResponse) -> list[InputItem]:
+    def _earlier(self, request: Request, kept: KeptResponse) -> list[KeptResponse]:
+        """Return the turns that the response continues; none if one of them is not kept any more."""
         if kept.previous is None:
             return []
         try:
-            return await items_of(self._kept.turns(context_of(request.scope).caller, kept.previous))
-        except InvalidRequestError:  # not kept any more
+            return self._kept.turns(context_of(request.scope).caller, kept.previous)
+        except InvalidRequestError:
             return []
 
 

@@ -126,11 +126,13 @@ class DeviceCopier:
         ended.synchronize()
 
     def close(self) -> None:
-        with torch.cuda.device(self._device):
-            self._down.synchronize()
-            self._up.synchronize()
-        self.host = torch.empty(0, dtype=torch.uint8)
-        self._memory.close()
+        try:
+            with torch.cuda.device(self._device):
+                self._down.synchronize()
+                self._up.synchronize()
+        finally:
+            self.host = torch.empty(0, dtype=torch.uint8)
+            self._memory.close()
 
     def _copy(self, pages: Sequence[int], slots: Sequence[int], to_host: bool) -> None:
         at = self.host.data_ptr()

@@ -42,9 +42,11 @@ class Runtime:
         """Free all memory of the runtime. No launch may follow. Blocks."""
         if self.weights is not None:
             self.weights.close()
-        self.runner.close()
-        if self.memory is not None:
-            self.memory.close()
+        try:
+            self.runner.close()
+        finally:
+            if self.memory is not None:
+                self.memory.close()
 
 
 class StartupTimer:

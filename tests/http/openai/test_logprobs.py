@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,3 +59,15 @@ def test_offsets_of_a_real_tokenizer() -> None:
     for token_id, offset in zip(ids, offsets, strict=True):
         shown = demo_tokenizer.token_text(token_id)
         assert "\ufffd" in shown or text.startswith(shown, offset)
+
+
+def test_offsets_are_into_a_text_that_the_tokenizer_normalizes() -> None:
+    demo_tokenizer = Tokenizer.load(DEMO)
+    text = "e\u0301te\u0301 한글 👋 Cafe\u0301 z"
+    text = text.replace("한글", unicodedata.normalize("NFD", "한글"))
+    ids = demo_tokenizer.encode_now(text)
+    reported = TextOffsets(demo_tokenizer, (), text, len(ids))
+    offsets = [*(reported.next(token_id) for token_id in ids), len(text)]
+    for token_id, (begin, end) in zip(ids, pairwise(offsets), strict=True):
+        shown = demo_tokenizer.token_text(token_id)
+        assert "\ufffd" in shown or unicodedata.normalize("NFC", text[begin:end]) == shown

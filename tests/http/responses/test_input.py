@@ -134,11 +134,11 @@ def test_the_time_grows_with_the_items_not_with_their_square(item: Callable[[str
 def test_other_tasks_run_while_a_long_conversation_is_read() -> None:
     async def read_beside() -> int:
         items = [InputItem(role="user", content="x") for _ in range(20_000)]
-        task = asyncio.create_task(messages_of(None, items, TEXT_ONLY, items))
+        task = asyncio.create_task(messages_of(None, items, TEXT_ONLY))
         turns = 0
         while not task.done():
             turns += 1
             await asyncio.sleep(0)
         return turns
 
-    assert asyncio.run(read_beside()) > 20
+    assert asyncio.run(read_beside()) > 15

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from openai.types.responses import Response
 from openai.types.responses.response_item_list import ResponseItemList
 
 from aengine.errors import EngineFailedError, InvalidRequestError
+from aengine.http.responses import kept as kept_responses
 from aengine.http.responses.bodies import InputItem
 from aengine.http.responses.kept import MAX_ITEMS, MAX_TURNS, KeptResponse, KeptResponses, encoded_input, items_of
 from tests.http.fake_engine import WORDS, FakeEngine
@@ -207,7 +210,7 @@ async def test_many_items_are_encoded_and_decoded_in_slices() -> None:
     items = [InputItem(type="reasoning", id=str(number)) for number in range(20_000)]
     for work in (
         encoded_input(items),
-        items_of([KeptResponse("a", None, await encoded_input(items), 1, b'{"output":[]}')]),
+        listed([KeptResponse("a", None, await encoded_input(items), 1, b'{"output":[]}')]),
     ):
         task = asyncio.create_task(work)
         turns = 0
@@ -216,6 +219,32 @@ async def test_many_items_are_encoded_and_decoded_in_slices() -> None:
             await asyncio.sleep(0)
         assert turns > 15
     assert task.result() == items
+
+
+async def listed(turns: list[KeptResponse]) -> list[InputItem]:
+    return [item async for item in items_of(turns)]
+
+
+async def test_one_slice_of_a_conversation_is_in_memory_at_a_time() -> None:
+    given = await encoded_input([InputItem(role="user", content="x") for _ in range(20_000)])
+    most = alive = 0
+    async for _ in items_of([KeptResponse("a", None, given, 20_000, b'{"output":[]}')]):
+        if alive % 5_000 == 0:
+            most = max(most, sum(isinstance(one, InputItem) for one in gc.get_objects()))
+        alive += 1
+    assert alive == 20_000
+    assert most < 2_500
+
+
+async def test_a_page_of_items_takes_the_slices_that_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(FakeEngine(), kept_responses=9) as server:
+        response = await respond(server, input=[{"role": "user", "content": "x"}] * 9_000)
+        decoder = Mock(wraps=kept_responses._inputs)
+        monkeypatch.setattr(kept_responses, "_inputs", decoder)
+        for order in ("asc", "desc"):
+            page = (await server.client.get(f"{PATH}/{response['id']}/input_items", params={"order": order})).json()
+            assert (len(page["data"]), page["has_more"]) == (20, True)
+    assert decoder.decode.call_count == 2
 
 
 @pytest.mark.parametrize("bounds", [(4, 10**6), (10**6, 40)], ids=["responses", "bytes"])
