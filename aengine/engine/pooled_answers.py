@@ -142,15 +142,19 @@ class Pooling:
         """Enqueue prompts and wait until all are pooled. Cancelling the call frees their memory."""
         loaded, requests, checked = self._loaded, self._requests, Routing.from_options(routing)
         checked.check()
+        packed = []
+        for ids in prompts:
+            await asyncio.sleep(0)  # checking takes tens of microseconds, and there may be thousands of prompts
+            packed.append(loaded.sequences.pooled_prompt(ids))
         await requests.gate.enter()
         requests.check()  # the engine may have been closed meanwhile
         request_id = requests.new_id(checked.request_id)
         adapter = loaded.adapter(checked.adapter)
         sequences = [
             loaded.sequences.for_pooling(
-                ids, pool, rank=requests.rank(checked.priority), salt=checked.cache_salt, adapter=adapter
+                prompt, pool, rank=requests.rank(checked.priority), salt=checked.cache_salt, adapter=adapter
             )
-            for ids in prompts
+            for prompt in packed
         ]
         request = PooledRequest(request_id, sequences, requests.forget, loaded.latencies)
         loaded.scheduler.add_pooled(sequences)

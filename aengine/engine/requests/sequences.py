@@ -82,29 +82,33 @@ class Sequences:
             prompt_keys=None if images is None else _with_keys(prompt, images),
         )
 
-    def for_pooling(
-        self,
-        token_ids: list[int],
-        pool: Pool,
-        *,
-        rank: tuple[float, int],
-        salt: str | None,
-        adapter: LoadedAdapter | None,
-    ) -> TokenSequence:
-        """Return the sequence of a prompt that is pooled. Raises as `for_generation` does."""
+    def pooled_prompt(self, token_ids: list[int]) -> array[int]:
+        """Check a prompt that is pooled, and return its ids for `for_pooling`. Raises as `for_generation` does."""
         if not token_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
         context = self._max_model_len
         if len(token_ids) > context:
             raise ContextLengthError(f"{_maximum(context)} However, {len(token_ids)} tokens are given", "prompt")
         check_token_ids(token_ids, self._model.vocab_size, "prompt")
-        near = self._is_near(len(token_ids))
+        return packed(token_ids)
+
+    def for_pooling(
+        self,
+        prompt: array[int],
+        pool: Pool,
+        *,
+        rank: tuple[float, int],
+        salt: str | None,
+        adapter: LoadedAdapter | None,
+    ) -> TokenSequence:
+        """Return the sequence of a prompt that `pooled_prompt` returned."""
+        near = self._is_near(len(prompt))
         return TokenSequence(
-            prompt=packed(token_ids),
+            prompt=prompt,
             params=_UNUSED_PARAMS,
             seed=0,
             stop_ids=(),
-            max_total=len(token_ids) + 1,  # the pooled vector counts as a draw
+            max_total=len(prompt) + 1,  # the pooled vector counts as a draw
             rank=rank,
             salt=_namespace(salt, adapter, near),
             adapter=adapter,

@@ -108,6 +108,17 @@ async def test_one_by_one_together_cached_and_during_generation(
             assert np.allclose(matrix(embeddings), expected, **CLOSE)
 
 
+async def test_other_tasks_run_while_many_prompts_are_enqueued(by_last: tuple[Path, PreTrainedModel]) -> None:
+    async with running(by_last[0]) as engine:
+        task = asyncio.create_task(engine.embed([[1, 2, 3]] * 500))
+        turns = 0
+        while not engine.stats().waiting:
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns > 450
+        await task
+
+
 async def test_requests_that_generate_draw_the_same_next_to_pooled_ones(by_last: tuple[Path, PreTrainedModel]) -> None:
     folder, model = by_last
     asked: list[dict[str, Any]] = [
