@@ -22,7 +22,9 @@ from starlette.types import Send
 from aengine.http.hypercorn.memory import MemoryReleaser, return_memory
 
 _CLOSING = 60.0  # seconds for a client to read buffered data before its connection is closed
-_RESERVED = 256  # file descriptors for other uses, at most a quarter of all
+# File descriptors for other uses, at most half of all. Each pass of the loop accepts up to 100 connections under bare
+# hypercorn. Those above the bound are closed in the next pass, which accepts as many again.
+_RESERVED = 256
 _POLL = 1.0  # seconds between two checks of busy connections
 _ESTABLISHED = 1  # a TCP connection's state, on Linux
 
@@ -204,4 +206,4 @@ def most_connections() -> int:
     import resource
 
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if files == resource.RLIM_INFINITY else files - min(_RESERVED, files // 4)
+    return sys.maxsize if files == resource.RLIM_INFINITY else files - min(_RESERVED, files // 2)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import hypercorn.asyncio.run
 import pytest
+from hypercorn.config import Config
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -267,3 +269,13 @@ async def test_a_client_that_does_not_read_the_last_of_an_answer_is_dropped_in_t
             async with asyncio.timeout(30):
                 await sent.wait()
             await counted(connections, 0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of descriptors")
+@pytest.mark.parametrize("files", [512, 1024, 65536])
+def test_connections_above_the_bound_find_descriptors_until_they_are_closed(
+    files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If none is left, asyncio accepts nothing for a second, with a traceback."""
+    monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
+    assert files - accepted.most_connections() > 2 * Config().backlog
