@@ -21,7 +21,8 @@ pytest.importorskip("triton")
 
 ROOT = Path(__file__).resolve().parents[2]
 # Parts that run in parallel with the rest: folders of tests, and the packages whose kernels they launch.
-ROOMS = {"experts": (["experts"], ["experts"]), "products": (["linear", "lora"], ["linear", "lora"])}
+# `parts` has functions that kernels of products call; no kernel of the rest calls all of them.
+ROOMS = {"experts": (["experts"], ["experts"]), "products": (["linear", "lora"], ["linear", "lora", "parts"])}
 BESIDE = (
     "tests/sampling/test_fused.py",
     "tests/sampling/test_shared_tokens.py",
