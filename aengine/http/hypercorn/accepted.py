@@ -27,6 +27,9 @@ _CLOSING = 60.0  # seconds for a client to read buffered data before its connect
 _RESERVED = 256
 _POLL = 1.0  # seconds between two checks of busy connections
 _ESTABLISHED = 1  # a TCP connection's state, on Linux
+_SILENCE = 2.0  # seconds without data, after which a connection with an unfinished body may be replaced
+_TCP_INFO_BYTES = 56  # of Linux' tcp_info, which are read
+_LAST_RECEIVED = 52  # the place of its field tcpi_last_data_recv, in milliseconds
 
 
 def connection_of(send: Send) -> tuple[H11Protocol, HTTPStream, TCPServer] | None:
@@ -60,7 +63,10 @@ def reset_connection(send: Send) -> bool:
 
 
 class OpenConnections:
-    """The open connections of this process, at most `most`. A new one replaces the one that is idle for longest."""
+    """The open connections of this process, at most `most`. A new one replaces the one that is idle for longest.
+
+    If none is idle, it replaces one whose body has stalled, so that half bodies never keep others out for long.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -69,6 +75,7 @@ class OpenConnections:
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # of the timer
         self.idle: dict[AcceptedConnection, None] = {}  # the oldest first
+        self.stalled: dict[AcceptedConnection, None] = {}  # whose body stopped arriving; the oldest first
 
     @property
     def count(self) -> int:
@@ -77,10 +84,10 @@ class OpenConnections:
     def enter(self, connection: AcceptedConnection) -> bool:
         """Add a connection, if necessary in place of an idle one. Returns False if there is no room."""
         if self.count >= self._most:
-            oldest = next(iter(self.idle), None)
+            oldest = next(iter(self.idle or self.stalled), None)
             if oldest is None:
                 return False
-            del self.idle[oldest]
+            self._forget(oldest)
             oldest.writer.transport.abort()
         self._open.add(connection)
         self._memory.grew(self.count)
@@ -91,12 +98,20 @@ class OpenConnections:
 
     def leave(self, connection: AcceptedConnection) -> None:
         self._open.discard(connection)
+        self._forget(connection)
         self._memory.shrank(self.count)
+
+    def _forget(self, connection: AcceptedConnection) -> None:
+        self.idle.pop(connection, None)
+        self.stalled.pop(connection, None)
 
     def _poll(self) -> None:
         """Close the busy connections whose clients have left. One timer serves all connections."""
         for connection in self._open - self.idle.keys():
-            connection.poll()
+            if not connection.poll():
+                self.stalled.pop(connection, None)
+            elif connection not in self.stalled:
+                self.stalled[connection] = None
         self._timer = asyncio.get_running_loop().call_later(_POLL, self._poll) if self._open else None
 
 
@@ -124,20 +139,35 @@ class AcceptedConnection(TCPServer):
             if self._abort is not None:
                 self._abort.cancel()
 
-    def poll(self) -> None:
+    def poll(self) -> bool:
         """Stop reading if the client has left or has closed its side. A connection that is closing is not checked.
 
         Requests that the client has pipelined are not answered then. hypercorn would answer them after this one, and
         would notice only then that the client has left.
+
+        Returns whether the client has stopped sending before the end of a body.
         """
         if self._abort is not None:
-            return
-        left = self.writer.transport.is_closing()
+            return False
+        left, silence = self.writer.transport.is_closing(), 0.0
         with suppress(OSError):  # a Unix socket has no TCP state
             raw = self.writer.get_extra_info("socket")
-            left = left or raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+            info = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            left = left or info[0] != _ESTABLISHED
+            silence = struct.unpack_from("I", info, _LAST_RECEIVED)[0] / 1000
         if left:
             self._reading.cancel()
+        return silence >= _SILENCE and not left and self._awaits_body
+
+    @property
+    def _awaits_body(self) -> bool:
+        """Whether a request's body is unfinished, and not answered yet."""
+        protocol = getattr(self, "protocol", None)  # none at first
+        protocol = getattr(protocol, "protocol", protocol)  # hypercorn's own wrapper, if nothing has replaced it
+        if not (isinstance(protocol, H11Protocol) and isinstance(protocol.connection, h11.Connection)):
+            return False
+        states = protocol.connection.states
+        return states == {h11.CLIENT: h11.SEND_BODY, h11.SERVER: h11.SEND_RESPONSE}
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, RawData) and self.writer.transport.is_closing():

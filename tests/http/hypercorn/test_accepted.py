@@ -195,6 +195,64 @@ async def test_a_new_connection_is_closed_if_none_is_idle(connections: OpenConne
             peer.close()
 
 
+HALF = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf"
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="of Linux")
+async def test_a_new_connection_replaces_one_whose_body_has_stalled(
+    connections: OpenConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepted, "_POLL", 0.01)
+    monkeypatch.setattr(accepted, "_SILENCE", 0.1)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (message := await receive())["type"] == "http.request" and message["more_body"]:
+            pass
+        await Response("ok")(scope, receive, send)
+
+    async with hosting(with_lifespan(app), keep_alive_timeout=600) as (port, _):
+        halves = [await Peer.connect(port) for _ in range(MOST)]
+        for peer in halves:
+            peer.send(HALF)
+        async with asyncio.timeout(30):
+            while len(connections.stalled) < MOST:  # noqa: ASYNC110 - no event exists
+                await asyncio.sleep(0.001)
+        other = await Peer.connect(port)
+        assert await other.ask()
+        assert connections.count == MOST
+        for peer in (*halves, other):
+            peer.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="of Linux")
+async def test_a_body_that_arrives_and_a_request_that_is_answered_have_not_stalled(
+    connections: OpenConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepted, "_POLL", 0.01)
+    monkeypatch.setattr(accepted, "_SILENCE", 0.0)
+    finish = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await finish.wait()
+        await Response("ok")(scope, receive, send)
+
+    async with hosting(with_lifespan(app), keep_alive_timeout=600) as (port, _):
+        half, whole = await Peer.connect(port), await Peer.connect(port)
+        answer = asyncio.create_task(whole.ask())
+        half.send(HALF)
+        async with asyncio.timeout(30):
+            while len(connections.stalled) != 1:  # noqa: ASYNC110 - no event exists
+                await asyncio.sleep(0.001)
+            half.send(b"_done")
+            while connections.stalled:  # noqa: ASYNC110 - no event exists
+                await asyncio.sleep(0.001)
+        finish.set()
+        assert await answer
+        half.close()
+        whole.close()
+
+
 def accepted_by(connections: OpenConnections, monkeypatch: pytest.MonkeyPatch) -> list[AcceptedConnection]:
     """Collect the connections that servers accept from now on."""
     accepts: list[AcceptedConnection] = []
