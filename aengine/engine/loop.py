@@ -210,6 +210,7 @@ class StepLoop:
                 self._fail(choice.sequence, InvalidRequestError(reason, matcher.param))
 
     async def _deliver_all(self, updates: list[Update]) -> None:
+        """Deliver updates. If a stop string ends a sequence, the tokens after that are removed from it."""
         if not updates:
             return
         delivered, pause = 0, DELIVERY_SLICE
@@ -217,23 +218,17 @@ class StepLoop:
             if delivered >= pause:
                 await asyncio.sleep(0)
                 pause = delivered + DELIVERY_SLICE
-            self._deliver(update)
+            sequence = update.sequence
+            owner = sequence.owner
+            # It may have been aborted between two slices.
+            if isinstance(owner, Owner) and owner.finish_reason is None and not owner.request.ended:
+                try:
+                    if length := owner.deliver(update):
+                        self._scheduler.finish(sequence, length)
+                except AengineError as error:
+                    self._fail(sequence, error)
             delivered += len(update.token_ids)
         self._mark("deliver", count=delivered)
-
-    def _deliver(self, update: Update) -> None:
-        """Deliver an update. If a stop string ends its sequence, the tokens after that are removed from it."""
-        sequence = update.sequence
-        owner = sequence.owner
-        if not isinstance(owner, Owner):
-            return
-        if owner.finish_reason is not None or owner.request.ended:
-            return  # aborted between two slices
-        try:
-            if length := owner.deliver(update):
-                self._scheduler.finish(sequence, length)
-        except AengineError as error:
-            self._fail(sequence, error)
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> None:
         log.error("step %d failed: %s: %s", plan.step, type(error).__name__, error, exc_info=error)

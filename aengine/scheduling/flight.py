@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import TypeVar
 
 from aengine.scheduling.batch import Counters
@@ -112,36 +112,41 @@ def commit_draws(flight: Flight, result: StepResult, counters: Counters, end: En
         if sequence.grammar is not None:
             sequence.draft_ids = draft_ids
     rows = _by_row(result.token_ids, result.counts)
-    logprobs = _by_row(result.logprobs, result.counts) if result.logprobs else None
-    for i, sequence in enumerate(draws):
-        token_ids = rows[i]
-        sequence.pending -= len(token_ids)
+    logprobs = _by_row(result.logprobs, result.counts) if result.logprobs else repeat(None)
+    for sequence, token_ids, finite, scores in zip(draws, rows, result.finite, logprobs):
+        count = len(token_ids)
+        sequence.pending -= count
         if sequence.phase is Phase.FINISHED:
             continue  # it ended while this step was in flight: its tokens are dropped
-        if not result.finite[i]:
+        if not finite:
             updates.append(_end_not_finite(sequence, end))
             continue
-        update = Update(sequence, token_ids, logprobs[i] if logprobs else None, None)
+        update = Update(sequence, token_ids, scores, None)
         updates.append(update)
         output = sequence.output
-        written = len(output)
-        for token_id in token_ids:
-            output.append(token_id)
-            if sequence.grammar is not None:
+        ends = len(output) + count >= sequence.max_output or not sequence.stops.isdisjoint(token_ids)
+        if ends:
+            count = _cut_at_the_end(update)
+        output.extend(token_ids)
+        if sequence.grammar is not None:
+            for token_id in token_ids:
                 sequence.grammar.accept(token_id)
-            if token_id in sequence.stops:
-                update.finish_reason = "stop"
-            elif len(output) >= sequence.max_output:
-                update.finish_reason = "length"
-            else:
-                continue
-            del token_ids[len(output) - written :]  # what was drawn after the end
+        if ends:
             sequence.cut(len(output))
             end(sequence)
-            break
-        generated += len(token_ids)
+        generated += count
     counters.generated_tokens += generated
     return updates
+
+
+def _cut_at_the_end(update: Update) -> int:
+    """Remove the tokens after the one that ends the sequence, and note the reason. Return how many remain."""
+    sequence, token_ids = update.sequence, update.token_ids
+    room = sequence.max_output - len(sequence.output)
+    stop = next((place for place, token_id in enumerate(token_ids) if token_id in sequence.stops), room)
+    update.finish_reason = "stop" if stop < room else "length"
+    del token_ids[min(stop + 1, room) :]
+    return len(token_ids)
 
 
 def _by_row(values: list[T], counts: Seq[int]) -> list[list[T]]:

@@ -205,15 +205,16 @@ class LiveChoice(Owner):
         if reason is not None:
             text += output.finish()
         scores = None if self.delivered else self._scores()
-        self.delivered += len(token_ids)
-        self._time(len(token_ids))
+        count = len(token_ids)  # with a hidden stop token
+        self.delivered += count
+        self._time(count)
         logprobs = None
         if update.logprobs is not None:
             rows = zip(token_ids, update.logprobs)
             logprobs = tuple(self._logprob(token_id, row) for token_id, row in rows if row is not None) or None
         self.finish_reason = reason
         self.request.put(self.sequence.index, text, tuple(token_ids), logprobs, reason, scores, output.stop_string)
-        if reason is None or (update.finish_reason is not None and len(token_ids) == len(update.token_ids)):
+        if reason is None or (update.finish_reason is not None and count == len(update.token_ids)):
             return 0
         return self.delivered  # a stop string ended the output, of which the scheduler does not know
 
