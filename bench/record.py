@@ -42,8 +42,8 @@ def _gpu(table: str, shape: str, seconds: float, *only: str, quantization: str =
     return Entry(table, "-".join(filter(None, (shape, quantization, knob.replace("=", "-")))), seconds, command)
 
 
-def _drafts(name: str, seconds: float, *options: str) -> Entry:
-    return Entry("speculation", name, seconds, ["bench/speculation.py", *options])
+def _drafts(name: str, seconds: float, options: str) -> Entry:
+    return Entry("speculation", name, seconds, ["bench/speculation.py", *options.split()])
 
 
 _THREE = ("decode1", "decode256", "prefill")
@@ -63,55 +63,12 @@ ENTRIES = (
     _gpu("recurrent", "qwen3.5-35b-a3b", 90, *_THREE, "8x1k", "64x1k"),
     _gpu("recurrent", "qwen3.5-35b-a3b", 75, *_THREE, quantization="fp8"),
     _gpu("recurrent", "qwen3.5-35b-a3b", 75, *_THREE, quantization="awq"),
-    _drafts(
-        "eagle3-8b", 220, "--proposer", "eagle3", "--streams", "1", "8", "16", "64", "256", "--rejected", "--prompts"
-    ),
-    _drafts(
-        "mtp-9b",
-        174,
-        "--shape",
-        "qwen3.5-9b",
-        "--proposer",
-        "mtp",
-        "--drafts",
-        "3",
-        "--streams",
-        "1",
-        "64",
-        "256",
-        "--rejected",
-    ),
-    _drafts("eagle3-8b-fp8", 60, "--quantization", "fp8", "--proposer", "eagle3", "--streams", "1", "8"),
-    _drafts(
-        "mtp-35b",
-        90,
-        "--shape",
-        "qwen3.5-35b-a3b",
-        "--proposer",
-        "mtp",
-        "--drafts",
-        "3",
-        "--streams",
-        "1",
-        "16",
-        "--temperature",
-        "1",
-    ),
-    _drafts(
-        "eagle3-120b",
-        300,
-        "--shape",
-        "gpt-oss-120b",
-        "--proposer",
-        "eagle3",
-        "--streams",
-        "1",
-        "8",
-        "64",
-        "--temperature",
-        "1",
-    ),
-    _drafts("ngram-8b", 40, "--streams", "1"),
+    _drafts("eagle3-8b", 220, "--proposer eagle3 --streams 1 8 16 64 256 --rejected --prompts"),
+    _drafts("mtp-9b", 174, "--shape qwen3.5-9b --proposer mtp --drafts 3 --streams 1 64 256 --rejected"),
+    _drafts("eagle3-8b-fp8", 60, "--quantization fp8 --proposer eagle3 --streams 1 8"),
+    _drafts("mtp-35b", 90, "--shape qwen3.5-35b-a3b --proposer mtp --drafts 3 --streams 1 16 --temperature 1"),
+    _drafts("eagle3-120b", 300, "--shape gpt-oss-120b --proposer eagle3 --streams 1 8 64 --temperature 1"),
+    _drafts("ngram-8b", 40, "--streams 1"),
     Entry("images", "images", 90, ["bench/images.py"]),
     Entry("start-up", "start-up", 80, ["bench/startup.py"]),
 )
@@ -192,7 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     troubles = record(entries, options.out, options.minutes, checkouts)
     if options.against:
         print("| figure | before | now | ratio |\n|---|---|---|---|", *ratios(options.out, entries), sep="\n")
-    print(*troubles, sep="\n")
+    for trouble in troubles:
+        print(trouble)
     return bool(troubles)
 
 
