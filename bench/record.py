@@ -54,6 +54,7 @@ ENTRIES = (
     _gpu("quantised", "8b", 75, *_THREE, "nano", quantization="fp8"),
     _gpu("quantised", "8b", 60, "decode256", quantization="fp8", knob="kv_cache_dtype=fp8"),
     _gpu("quantised", "8b", 75, *_THREE, "nano", quantization="awq"),
+    _gpu("quantised", "8b", 60, *_THREE, quantization="nvfp4"),
     _gpu("mixtures", "gpt-oss-20b", 80, *_THREE, "64x1k", "1k1k"),
     _gpu("mixtures", "gpt-oss-20b", 70, "decode256", "1k1k", knob="kv_cache_dtype=fp8"),
     _gpu("mixtures", "gpt-oss-120b", 200, "decode1", "8x1k", "64x1k", "prefill", "1k1k", "8k1k"),

@@ -78,6 +78,7 @@ QUANTIZATIONS: dict[str, dict[str, object]] = {
     "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]},
 }
 # The towers of Qwen3.5-9B and of Gemma 3, and a small one of each family.
 TOWERS: dict[str, dict[str, object]] = {
