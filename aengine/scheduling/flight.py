@@ -5,9 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from typing import TypeVar
+
+import msgspec
 
 from aengine.scheduling.batch import Counters
 from aengine.scheduling.sequence import Phase, Sequence, Update
@@ -18,13 +19,12 @@ End = Callable[[Sequence], None]  # ends a sequence: `Transitions.end`
 Observe = Callable[[Sequence, int, int], None]  # `Drafting.observe`
 
 
-@dataclass(slots=True)
-class Flight:
+class Flight(msgspec.Struct, eq=False):
     """A plan that was launched and is neither committed nor failed, and its sequences in the plan's order."""
 
     plan: StepPlan
-    decode: list[Sequence] = field(default_factory=list)
-    prefill: list[tuple[Sequence, PrefillChunk, list[Sequence]]] = field(default_factory=list)  # sequence, chunk, forks
+    decode: list[Sequence] = []
+    prefill: list[tuple[Sequence, PrefillChunk, list[Sequence]]] = []  # sequence, chunk, forks
 
     def draws(self) -> list[Sequence]:
         """Return the sequences that draw, in the order of the results."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from aengine.cache.radix import Namespace, Node, packed
 from aengine.prompt_images import PromptImages
 from aengine.requests.sampling_params import SamplingParams
@@ -206,8 +208,7 @@ def sibling_of(leader: Sequence, index: int) -> Sequence:
     )
 
 
-@dataclass(slots=True, eq=False)
-class Update:
+class Update(msgspec.Struct, eq=False):
     """The effect of a committed step on one sequence: its new tokens, or the end of a pooled prompt."""
 
     sequence: Sequence
