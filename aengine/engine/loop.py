@@ -115,8 +115,9 @@ class StepLoop:
         while True:
             previous, step = step, self._launch_next(step)
             self._poll()
-            await self._deliver_all(updates)
-            updates = []
+            if updates:
+                await self._deliver_all(updates)
+                updates = []
             try:
                 if previous is not None:
                     updates = await self._commit(previous)
@@ -129,7 +130,7 @@ class StepLoop:
                 self._launched.clear()
                 self._fail_step(failed.plan, failed.error)
             # Delivering many updates may take as long as the running step, so the next step is launched first.
-            if step is None or len(updates) <= DELIVERY_SLICE:
+            if updates and (step is None or len(updates) <= DELIVERY_SLICE):
                 await self._deliver_all(updates)
                 updates = []
             if previous is None and step is None:
@@ -211,8 +212,6 @@ class StepLoop:
 
     async def _deliver_all(self, updates: list[Update]) -> None:
         """Deliver updates. If a stop string ends a sequence, the tokens after that are removed from it."""
-        if not updates:
-            return
         delivered, pause = 0, DELIVERY_SLICE
         for update in updates:
             if delivered >= pause:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from aengine.latency import STEP_TOKEN_BOUNDS, Histogram
@@ -120,13 +121,14 @@ class Transitions:
         self.counters = counters
         self.unforked = 0
 
-    def land(self, sequence: Sequence) -> None:
-        """Note that a step that named the sequence was committed or has failed."""
-        sequence.in_flight -= 1
-        if sequence.in_flight or sequence.phase is Phase.RUNNING or sequence.row < 0:
-            return
-        self.batch.vacate_promised(sequence)
-        self._requeue(sequence)
+    def land(self, sequences: Iterable[Sequence]) -> None:
+        """Note that a step that named these sequences was committed or has failed."""
+        for sequence in sequences:
+            sequence.in_flight -= 1
+            if sequence.in_flight or sequence.phase is Phase.RUNNING or sequence.row < 0:
+                continue
+            self.batch.vacate_promised(sequence)
+            self._requeue(sequence)
 
     def leave(self, sequence: Sequence, phase: Phase) -> None:
         """Take a RUNNING sequence out of the batch, at once or when its last step in flight lands."""

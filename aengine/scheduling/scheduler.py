@@ -190,8 +190,7 @@ class Scheduler:
         updates += commit_draws(flight, result, self.counters, self._transitions.end)
         if flight.prefill:
             self._publish(flight)  # after `commit_draws`, which finds values that are not finite
-        for sequence in flight.carried():
-            self._transitions.land(sequence)
+        self._transitions.land(flight.carried())
         return updates
 
     def _publish(self, flight: Flight) -> None:
@@ -252,7 +251,7 @@ class Scheduler:
                         self._transitions.end(sequence)
                 elif sequence.phase is Phase.RUNNING:
                     self._transitions.leave(sequence, Phase.PREEMPTED)
-                self._transitions.land(sequence)
+                self._transitions.land([sequence])
         self._flights = kept
         return failed
 
