@@ -73,7 +73,7 @@ def commit_chunks(flight: Flight, result: StepResult, end: End) -> list[Update]:
             if is_finite:
                 holder.computed = chunk.start + len(chunk.token_ids)
                 if chunk.pool is not None and _ends(holder, chunk):
-                    updates.append(Update(holder, [], None, "stop"))
+                    updates.append(Update(holder, (), None, "stop"))
                     end(holder)
             else:
                 updates.append(_end_not_finite(holder, end))
@@ -108,9 +108,10 @@ def commit_draws(flight: Flight, result: StepResult, counters: Counters, end: En
     """
     updates: list[Update] = []
     draws, generated = flight.draws(), 0
-    for sequence, draft_ids in zip(draws, result.proposed):
-        if sequence.grammar is not None:
-            sequence.draft_ids = draft_ids
+    if result.proposed:
+        for sequence, draft_ids in zip(draws, result.proposed):
+            if sequence.grammar is not None:
+                sequence.draft_ids = draft_ids
     rows = _by_row(result.token_ids, result.counts)
     logprobs = _by_row(result.logprobs, result.counts) if result.logprobs else repeat(None)
     for sequence, token_ids, finite, scores in zip(draws, rows, result.finite, logprobs):
@@ -126,7 +127,8 @@ def commit_draws(flight: Flight, result: StepResult, counters: Counters, end: En
         output = sequence.output
         ends = len(output) + count >= sequence.max_output or not sequence.stops.isdisjoint(token_ids)
         if ends:
-            count = _cut_at_the_end(update)
+            _cut_at_the_end(update)
+            token_ids = update.token_ids
         output.extend(token_ids)
         if sequence.grammar is not None:
             for token_id in token_ids:
@@ -134,26 +136,25 @@ def commit_draws(flight: Flight, result: StepResult, counters: Counters, end: En
         if ends:
             sequence.cut(len(output))
             end(sequence)
-        generated += count
+        generated += len(token_ids)
     counters.generated_tokens += generated
     return updates
 
 
-def _cut_at_the_end(update: Update) -> int:
-    """Remove the tokens after the one that ends the sequence, and note the reason. Return how many remain."""
+def _cut_at_the_end(update: Update) -> None:
+    """Remove the tokens after the one that ends the sequence, and note the reason."""
     sequence, token_ids = update.sequence, update.token_ids
     room = sequence.max_output - len(sequence.output)
     stop = next((place for place, token_id in enumerate(token_ids) if token_id in sequence.stops), room)
     update.finish_reason = "stop" if stop < room else "length"
-    del token_ids[min(stop + 1, room) :]
-    return len(token_ids)
+    update.token_ids = token_ids[: min(stop + 1, room)]
 
 
-def _by_row(values: list[T], counts: Seq[int]) -> list[list[T]]:
-    """Split a step's results of single tokens into lists, one for each row. counts: as in `StepResult`."""
+def _by_row(values: list[T], counts: Seq[int]) -> list[tuple[T, ...]]:
+    """Split a step's results of single tokens into tuples, one for each row. counts: as in `StepResult`."""
     if not counts:
-        return [[value] for value in values]
-    return [values[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
+        return [(value,) for value in values]
+    return [tuple(values[end - count : end]) for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
 def _ends(sequence: Sequence, chunk: PrefillChunk) -> bool:
@@ -176,4 +177,4 @@ def _note_pooled(sequence: Sequence, chunk: PrefillChunk, vector: array[float] |
 def _end_not_finite(sequence: Sequence, end: End) -> Update:
     sequence.cacheable = False
     end(sequence)
-    return Update(sequence, [], None, "error", finite=False)
+    return Update(sequence, (), None, "error", finite=False)

@@ -212,7 +212,7 @@ class Update(msgspec.Struct, eq=False):
     """The effect of a committed step on one sequence: its new tokens, or the end of a pooled prompt."""
 
     sequence: Sequence
-    token_ids: list[int]
+    token_ids: tuple[int, ...]
     logprobs: Seq[RowLogprobs | None] | None  # of the tokens, and perhaps of dropped ones; None if no row asked
     finish_reason: FinishReason | None  # why the sequence ends after the last token; None: it continues
     finite: bool = True  # False: the model produced NaN or infinity; there are no tokens

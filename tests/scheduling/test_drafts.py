@@ -242,7 +242,7 @@ def test_a_drafted_row_that_is_not_finite_fails_alone_and_leaves_nothing_in_the_
     cached = stepper.scheduler.memory.tree.cached_pages
     stepper.schedule()
     updates = [update for update in stepper.commit(broken={bad.row}) if update.sequence is bad]
-    assert [(update.token_ids, update.finite, update.finish_reason) for update in updates] == [([], False, "error")]
+    assert [(update.token_ids, update.finite, update.finish_reason) for update in updates] == [((), False, "error")]
     stepper.commit()
     assert stepper.scheduler.memory.tree.cached_pages == cached
     stepper.run()

@@ -88,7 +88,7 @@ def test_a_row_counts_the_tokens_that_it_keeps(accepted: int) -> None:
     updates, _ = commit(flight_of([sequence]), result_of(list(range(60, 61 + accepted))))
     assert sequence.output == [50, *range(60, 61 + accepted)]
     assert (sequence.computed, sequence.launched, sequence.pending) == (11 + accepted, 11 + accepted, 0)
-    assert [update.token_ids for update in updates] == [list(range(60, 61 + accepted))]
+    assert [update.token_ids for update in updates] == [tuple(range(60, 61 + accepted))]
 
 
 def test_a_later_step_in_flight_stays_launched_and_pending() -> None:
@@ -103,11 +103,11 @@ def test_a_later_step_in_flight_stays_launched_and_pending() -> None:
 def test_tokens_and_logprobs_are_those_of_each_row_in_turn() -> None:
     sequences = [decoding(0, 0), decoding(1, 1), decoding(2, 3)]
     updates, _ = commit(flight_of(sequences), result_of([60], [70], [80, 81, 82], logprobs=True))
-    expected = [(0, [60]), (1, [70]), (2, [80, 81, 82])]
+    expected = [(0, (60,)), (1, (70,)), (2, (80, 81, 82))]
     assert [(update.sequence.row, update.token_ids) for update in updates] == expected
     for update in updates:
         assert update.logprobs is not None
-        assert [row and -row.sampled for row in update.logprobs] == update.token_ids
+        assert tuple(row and -row.sampled for row in update.logprobs) == update.token_ids
     assert [sequence.computed for sequence in sequences] == [11, 11, 13]
 
 
@@ -122,7 +122,7 @@ def test_without_counts_each_row_has_one_token() -> None:
 def test_a_stop_token_is_the_last_one_and_the_tokens_after_it_are_dropped() -> None:
     sequence, other = decoding(0, 3, stop_ids=(61,)), decoding(1, 3)
     updates, ended = commit(flight_of([sequence, other]), result_of([60, 61, 62, 63], [70, 71]))
-    assert [(update.token_ids, update.finish_reason) for update in updates] == [([60, 61], "stop"), ([70, 71], None)]
+    assert [(update.token_ids, update.finish_reason) for update in updates] == [((60, 61), "stop"), ((70, 71), None)]
     assert (sequence.output, other.output) == ([50, 60, 61], [50, 70, 71])
     assert ended == [sequence]
     assert (sequence.pending, sequence.computed) == (0, 12)  # the stop token's keys and values do not count
@@ -133,7 +133,7 @@ def test_the_length_ends_a_sequence_in_the_middle_of_a_step() -> None:
     sequence = decoding(0, 3, max_output=3)
     updates, ended = commit(flight_of([sequence]), result_of([60, 61, 62, 63]))
     assert sequence.output == [50, 60, 61]
-    assert [(update.token_ids, update.finish_reason) for update in updates] == [([60, 61], "length")]
+    assert [(update.token_ids, update.finish_reason) for update in updates] == [((60, 61), "length")]
     assert ended == [sequence]
 
 
@@ -142,7 +142,7 @@ def test_tokens_of_a_sequence_that_has_ended_are_dropped() -> None:
     flight = flight_of([other, sequence])
     sequence.phase = Phase.FINISHED
     updates, ended = commit(flight, result_of([70], [60, 61]))
-    assert [update.token_ids for update in updates] == [[70]]
+    assert [update.token_ids for update in updates] == [(70,)]
     assert (sequence.output, sequence.computed, sequence.pending, sequence.launched) == ([50], 10, 0, 12)
     assert ended == []
 
@@ -150,7 +150,7 @@ def test_tokens_of_a_sequence_that_has_ended_are_dropped() -> None:
 def test_a_row_that_is_not_finite_ends_with_one_update() -> None:
     sequence, other = decoding(0, 2), decoding(1, 2)
     updates, ended = commit(flight_of([sequence, other]), result_of([0, 0], [70, 71], finite=[False, True]))
-    assert [(update.token_ids, update.finite) for update in updates] == [([], False), ([70, 71], True)]
+    assert [(update.token_ids, update.finite) for update in updates] == [((), False), ((70, 71), True)]
     assert ended == [sequence]
     assert (sequence.output, sequence.pending, sequence.cacheable) == ([50], 0, False)
 

@@ -213,7 +213,7 @@ class LiveChoice(Owner):
             rows = zip(token_ids, update.logprobs)
             logprobs = tuple(self._logprob(token_id, row) for token_id, row in rows if row is not None) or None
         self.finish_reason = reason
-        self.request.put(self.sequence.index, text, tuple(token_ids), logprobs, reason, scores, output.stop_string)
+        self.request.put(self.sequence.index, text, token_ids, logprobs, reason, scores, output.stop_string)
         if reason is None or (update.finish_reason is not None and count == len(update.token_ids)):
             return 0
         return self.delivered  # a stop string ended the output, of which the scheduler does not know

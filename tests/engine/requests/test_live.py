@@ -57,7 +57,7 @@ def request(tokenizer: Tokenizer, **params: Any) -> LiveRequest:
 def step(live: LiveRequest, token_ids: Sequence[int], reason: FinishReason | None = None) -> int:
     """Deliver the tokens of one step. reason: why the sequence ends after them."""
     (choice,) = live.choices
-    return choice.deliver(Update(choice.sequence, list(token_ids), None, reason))
+    return choice.deliver(Update(choice.sequence, tuple(token_ids), None, reason))
 
 
 def counted(histogram: Histogram) -> dict[float, int]:
@@ -70,7 +70,7 @@ async def test_the_tokens_of_a_step_come_as_one_fragment(tokenizer: Tokenizer) -
     words = tokenizer.encode_now(" one two three four")
     sequence = live.choices[0].sequence
     logprobs = [RowLogprobs(-float(at), [], []) for at, _ in enumerate(words)]
-    live.choices[0].deliver(Update(sequence, words, logprobs, None))
+    live.choices[0].deliver(Update(sequence, tuple(words), logprobs, None))
     (fragment,) = await live.stream.take()
     assert fragment.text == " one two three four"
     assert fragment.token_ids == tuple(words)
@@ -106,7 +106,7 @@ async def test_a_failed_step_says_after_how_many_tokens(tokenizer: Tokenizer) ->
     step(live, words)
     (choice,) = live.choices
     with pytest.raises(NonFiniteLogitsError, match=f"after {len(words)} output tokens"):
-        choice.deliver(Update(choice.sequence, [], None, "error", finite=False))
+        choice.deliver(Update(choice.sequence, (), None, "error", finite=False))
     fragment = await last_fragment(live)
     assert (fragment.text, fragment.token_ids, fragment.finish_reason) == (" one two", tuple(words), None)
 

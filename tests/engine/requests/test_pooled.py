@@ -30,7 +30,7 @@ def request(count: int) -> PooledRequest:
 
 def end(whole: PooledRequest, prompts: slice) -> None:
     for prompt in whole.prompts[prompts]:
-        prompt.deliver(Update(prompt.sequence, [], None, "stop"))
+        prompt.deliver(Update(prompt.sequence, (), None, "stop"))
 
 
 async def test_the_last_end_is_that_of_the_request() -> None:
