@@ -128,9 +128,11 @@ def test_kernels_agree_with_the_reference(windowed: bool, width: int, queries: i
                 if pages is not None:
                     pages[nth, -(-end // PAGE) :] = 0
         fields = [getattr(inputs, name) for name in inputs.__slots__]
-        written = torch.zeros((TURNS, 5, queries + 1), dtype=torch.int64, pin_memory=device.type == "cuda")
+        # A kernel writes to the host's memory. Operations of torch write only where their indices are.
+        on_host = {"pin_memory": device.type == "cuda"} if kernels is triton_decodes else {"device": device}
+        written = torch.zeros((TURNS, 5, queries + 1), dtype=torch.int64, **on_host)
         verdict = kernels.end(index, drafts, drawn, finite, tokens, lengths, written, turn, PADDING)
-        kept = [written[2], tokens, verdict.counts[index != PADDING], verdict.places[index != PADDING]]
+        kept = [written[2].to(device), tokens, verdict.counts[index != PADDING], verdict.places[index != PADDING]]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         found.append([lengths, turn, *kept, *(field for field in fields if field is not None)])
