@@ -128,7 +128,7 @@ class BitsAndBytes8(LinearFormat):
         rows = TensorAxis(0)
         return (
             StoredTensor("weight", f"{prefix}.weight", (outputs, inputs), ("I8",), outputs=rows, inputs=TensorAxis(1)),
-            StoredTensor("scale", f"{prefix}.SCB", (outputs, 1), SCALES, ((outputs,),), outputs=rows),
+            StoredTensor("scale", f"{prefix}.SCB", (outputs, 1), SCALES, ((outputs,),), outputs=rows, random_value=1),
             StoredTensor("layout", f"{prefix}.weight_format", (), ("U8",), ((1,),), optional=True),
         )
 

@@ -57,7 +57,13 @@ class Gptq(LinearFormat):
         groups, size = grouped(prefix, inputs, self.group_size)
         rows, along, zeros = TensorAxis(1), TensorAxis.of_scales(0, size, inputs), (groups, outputs // each)
         order = StoredTensor(
-            "g_idx", f"{prefix}.g_idx", (inputs,), INTEGERS, optional=not self.ordered, scatters_columns=self.ordered
+            "g_idx",
+            f"{prefix}.g_idx",
+            (inputs,),
+            INTEGERS,
+            optional=not self.ordered,
+            scatters_columns=self.ordered,
+            random_value=-1,  # the columns are in order
         )
         return (
             StoredTensor(
