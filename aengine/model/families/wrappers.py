@@ -56,9 +56,11 @@ class Wrapper:
         """Return the architecture of the language model. Raises `UnsupportedModelError` if it is unknown."""
         text = fields.section("text_config")
         if text is None:
-            if self.flat and fields.present("hidden_size"):
-                return next(iter(self.families.values()))
-            raise fields.fail("text_config", "is missing")
+            kind = fields.text("model_type", "")  # that of the language model if it was saved alone
+            family = self.families.get(kind) or (next(iter(self.families.values())) if self.flat else None)
+            if family is None or not fields.present("hidden_size"):
+                raise fields.fail("text_config", "is missing")
+            return family
         kind = text.text("model_type", next(iter(self.families)))
         if kind not in self.families:
             raise UnsupportedModelError(
@@ -70,7 +72,7 @@ class Wrapper:
 def text_model(values: Mapping[str, object], source: str) -> dict[str, object]:
     """Return the language model's settings, with the settings of the multimodal model that also apply to it."""
     text = Fields(values, source).section("text_config")
-    if text is None:  # `Wrapper.flat`
+    if text is None:  # `Wrapper.flat`, or a language model that was saved alone
         return dict(values)
     shared = {key: values[key] for key in _SHARED if values.get(key) is not None}
     own = {} if text is None else dict(text.items())

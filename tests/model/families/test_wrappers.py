@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from aengine.errors import CheckpointError
 from aengine.model.config import ModelConfig
 from tests.model.checkpoints import write_checkpoint
 from tests.model.lora.adapters import assert_mixed, load
@@ -48,6 +49,21 @@ def test_a_language_model_that_transformers_saved_alone(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "alone" / "config.json").read_text())["architectures"] == ["Qwen3_5ForCausalLM"]
     assert "model.language_model.norm.weight" in load_file(tmp_path / "alone" / "model.safetensors")
     assert_mixed(load(tmp_path / "alone", ()), [alone])
+
+
+def test_a_language_model_alone_whose_file_still_names_the_whole_model(tmp_path: Path) -> None:
+    """Some pruned and fine-tuned models are published so: `model_type` tells what the settings are."""
+    write_checkpoint("qwen3-5-wrapped", tmp_path / "whole")
+    alone = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32)
+    alone.save_pretrained(tmp_path / "alone")
+    with_outer_settings(tmp_path / "alone", architectures=["Qwen3_5ForConditionalGeneration"])
+    assert_mixed(load(tmp_path / "alone", ()), [alone])
+    config = ModelConfig.from_folder(tmp_path / "alone")
+    assert config.images is None
+    assert "has no vision_config" in config.no_images
+    with_outer_settings(tmp_path / "alone", model_type="qwen3_5")
+    with pytest.raises(CheckpointError, match="text_config is missing"):
+        ModelConfig.from_folder(tmp_path / "alone")
 
 
 @pytest.mark.parametrize("tied", [True, False])
