@@ -35,6 +35,7 @@ _FACTORS = -MAX_MULTIPLIER, MAX_MULTIPLIER
 NEMOTRON: dict[str, object] = {"layer_norm_epsilon": 1e-5, "num_key_value_heads": 8}
 _RELU2: dict[str, Activation] = {"relu2": "relu2"}
 _NEMOTRON_ACT = "mlp_hidden_act"
+_BEYOND_FLOAT32 = 2.0**128
 # The names of layers in older and newer files, for whether a layer is recurrent.
 _KINDS = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
 
@@ -298,5 +299,7 @@ def _refuse_limited_steps(fields: Fields) -> None:
     low, high = limits if isinstance(limits, list) and len(limits) == 2 else (limits, None)
     if isinstance(high, dict):  # newer files write {"__float__": "Infinity"}
         high = math.inf if high.get("__float__") == "Infinity" else high
-    if low not in (0, None) or high not in (math.inf, None):
+    # JSON has no infinity: some files write a number that no float32 reaches.
+    unlimited = high is None or (isinstance(high, float) and high >= _BEYOND_FLOAT32)
+    if low not in (0, None) or not unlimited:
         raise UnsupportedModelError(f"{fields.source}: time_step_limit {shown(limits)} is not supported, only no limit")

@@ -73,7 +73,7 @@ def test_a_granite_of_an_older_file(tmp_path: Path) -> None:
     assert read(tmp_path, GRANITE, position_embedding_type="rope").attending[0].rope is not None
 
 
-@pytest.mark.parametrize("limit", [None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]])
+@pytest.mark.parametrize("limit", [None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}], [0.0, 1e308]])
 def test_steps_without_a_limit(tmp_path: Path, limit: object) -> None:
     assert read(tmp_path, GRANITE, time_step_limit=limit).recurrent
 
@@ -84,6 +84,7 @@ def test_steps_without_a_limit(tmp_path: Path, limit: object) -> None:
         ({"layer_types": ["mamba"] * 3}, "layer_types without attention"),
         ({"layer_types": ["mamba", "attention", "conv"]}, "layer type 'conv'"),
         ({"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
+        ({"time_step_limit": [0.0, 1e30]}, "time_step_limit"),
         ({"mamba_n_groups": 3}, "8 Mamba heads in 3 groups"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ],
