@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -247,7 +247,8 @@ def load(config: EngineConfig, latencies: Latencies, start: Start | None) -> Loa
     """Load the model that the config names. Blocks until it is loaded; call it in a worker thread.
 
     Cheap checks come first: the grammar library and the tokenizer are loaded before torch is imported. Meanwhile a
-    second thread links torch's libraries, opens the device's context and makes the grammars.
+    second thread links torch's libraries and opens the device's context. Later it makes the grammars, while weights
+    stream to the device.
 
     latencies: of the engine. start: makes the runtime. None means `start_runtime`.
     """
@@ -275,12 +276,18 @@ def load(config: EngineConfig, latencies: Latencies, start: Start | None) -> Loa
         generation = GenerationDefaults.from_folder(folder, model, eos)
         contexts.result()
         limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
-        making = background.submit(Grammars, tokenizer, model.vocab_size, generation.eos_token_ids, limits)
+        make_grammars = partial(Grammars, tokenizer, model.vocab_size, generation.eos_token_ids, limits)
+        making: Future[Grammars] | None = None
+
+        def begin_text() -> None:
+            nonlocal making
+            making = background.submit(make_grammars)
+
         try:
             timeline = None if config.timeline is None else Timeline(config.timeline)
             # The memory for adapters depends on the adapters that the config names.
             here = {name: str(resolve_adapter(path)) for name, path in config.lora.items()}
-            runtime = (start or start_runtime)(replace(config, lora=here), folder, model, making.result)
+            runtime = (start or start_runtime)(replace(config, lora=here), folder, model, begin_text)
             try:
                 if runtime.pool.max_model_len > (near := model.near_positions) > 0:
                     log.info(
@@ -288,7 +295,7 @@ def load(config: EngineConfig, latencies: Latencies, start: Start | None) -> Loa
                         "in transformers; all others take the long ones, from their first token on", near,
                     )  # fmt: skip
                 adapters = _read_adapters(config, runtime)
-                grammars = making.result()
+                grammars = make_grammars() if making is None else making.result()
                 if timeline is not None:
                     runtime.runner.trace(timeline)
                 return Loaded(
@@ -314,7 +321,7 @@ def load(config: EngineConfig, latencies: Latencies, start: Start | None) -> Loa
                             stack.callback(part.close)
                 raise
         except BaseException:
-            if making.exception() is None:
+            if making is not None and making.exception() is None:
                 making.result().close()
             raise
 

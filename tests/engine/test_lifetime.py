@@ -290,9 +290,9 @@ def sabotaged() -> tuple[aengine.Engine, list[Sabotage]]:
     made: list[Sabotage] = []
 
     def start(
-        config: aengine.EngineConfig, folder: object, model: ModelConfig, wait_for_text: Callable[[], object]
+        config: aengine.EngineConfig, folder: object, model: ModelConfig, begin_text: Callable[[], object]
     ) -> Runtime:
-        runtime = start_runtime(config, folder, model, wait_for_text)
+        runtime = start_runtime(config, folder, model, begin_text)
         made.append(Sabotage(runtime))
         return Runtime(made[0], runtime.model, runtime.pool, runtime.max_step_tokens)
 
@@ -360,9 +360,9 @@ async def test_a_copy_that_cannot_be_closed_leaves_nothing_else_open() -> None:
     closed: list[str] = []
 
     def start(
-        config: aengine.EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
+        config: aengine.EngineConfig, folder: Path, model: ModelConfig, begin_text: Callable[[], object]
     ) -> Runtime:
-        runtime = start_runtime(config, folder, model, wait_for_text)
+        runtime = start_runtime(config, folder, model, begin_text)
         assert runtime.copies is not None
         [rank] = runtime.copies._ranks
         rank.close = fail  # type: ignore[method-assign]

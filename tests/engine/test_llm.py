@@ -162,8 +162,8 @@ def test_ctrl_c_while_the_model_is_loaded_gives_its_memory_back(demo: None) -> N
     begun, go_on = threading.Event(), threading.Event()
     closed: list[Runtime] = []
 
-    def start(config: Any, folder: Any, model: ModelConfig, wait_for_text: Any) -> Runtime:
-        runtime = start_runtime(config, folder, model, wait_for_text)
+    def start(config: Any, folder: Any, model: ModelConfig, begin_text: Any) -> Runtime:
+        runtime = start_runtime(config, folder, model, begin_text)
         close = runtime.runner.close
         runtime.runner.close = lambda: (closed.append(runtime), close())  # type: ignore[method-assign,assignment,func-returns-value]
         begun.set()

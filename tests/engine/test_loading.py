@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -50,8 +50,8 @@ class Started(Exception):
     """Fail: weights would be read now."""
 
 
-def start(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
-    wait_for_text()
+def start(config: EngineConfig, folder: Path, model: ModelConfig, begin_text: Callable[[], object]) -> Runtime:
+    begin_text()
     raise Started
 
 
@@ -85,15 +85,26 @@ def test_files_are_read_before_weights(file: str, text: str, checkpoint: Path) -
         load(checkpoint)
 
 
-def test_the_grammar_library_is_tried_before_weights_are_read(
+def test_a_vocabulary_that_the_grammar_library_refuses_ends_the_start(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    closed: list[str] = []
+    runtime: Any = SimpleNamespace(
+        adapters=None, copies=None, pool=SimpleNamespace(max_model_len=1), model=SimpleNamespace(near_positions=0),
+        close=lambda: closed.append("runtime"),
+    )  # fmt: skip
+
     def broken(*_: object) -> None:
         raise AengineError("the library does not take this vocabulary")
 
+    def begin(*arguments: Any) -> Runtime:
+        arguments[-1]()
+        return cast(Runtime, runtime)
+
     monkeypatch.setattr(loaded, "Grammars", broken)
     with pytest.raises(AengineError, match="vocabulary"):
-        load(checkpoint)
+        load(checkpoint, begin)
+    assert closed == ["runtime"]
 
 
 @pytest.mark.parametrize("broken", ["tokenizer", "library"])
@@ -143,17 +154,21 @@ def test_its_threads_end_where_the_weights_cannot_be_read(checkpoint: Path, monk
     assert len(closed) == 1
 
 
-def test_grammars_are_made_while_the_device_is_opened(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opening = threading.Event()
+def test_grammars_are_made_while_weights_are_read(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, making = threading.Event(), threading.Event()
     real = loaded.Grammars
 
     def grammars(*args: Any) -> Any:
-        assert opening.wait(5), "the device was not opened meanwhile"
+        making.set()
+        assert reading.wait(5), "no weights are read meanwhile"
         return real(*args)
 
-    def begin(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
-        opening.set()
-        return start(config, folder, model, wait_for_text)
+    def begin(config: EngineConfig, folder: Path, model: ModelConfig, begin_text: Callable[[], object]) -> Runtime:
+        assert not making.is_set(), "grammars were made before, beside imports that hold the GIL, too"
+        begin_text()
+        assert making.wait(5)
+        reading.set()
+        raise Started
 
     monkeypatch.setattr(loaded, "Grammars", grammars)
     with pytest.raises(Started):
@@ -164,11 +179,13 @@ def test_its_threads_end_where_the_device_cannot_be_opened(checkpoint: Path, mon
     def no_device(*_: object) -> Runtime:
         raise Started
 
-    closed = []
-    monkeypatch.setattr(loaded.Grammars, "close", lambda grammars: closed.append(grammars))
+    made = []
+    monkeypatch.setattr(loaded, "Grammars", lambda *_: made.append(1))
+    threads = set(threading.enumerate())
     with pytest.raises(Started):
         load(checkpoint, no_device)
-    assert len(closed) == 1
+    assert not made
+    assert set(threading.enumerate()) <= threads
 
 
 @pytest.mark.parametrize("step", ["_read_adapters", "Loaded"])
@@ -186,11 +203,15 @@ def test_the_device_is_let_go_where_what_comes_after_it_fails(
     def fail(*_: object) -> None:
         raise Started
 
+    def begin(*arguments: Any) -> Runtime:
+        arguments[-1]()
+        return cast(Runtime, runtime)
+
     monkeypatch.setattr(loaded.Grammars, "close", lambda _: closed.append("grammars"))
     monkeypatch.setattr(loaded, "_read_adapters", lambda *_: None)
     monkeypatch.setattr(loaded, step, fail)
     with pytest.raises(Started):
-        load(checkpoint, lambda *_: runtime)
+        load(checkpoint, begin)
     assert closed == ["adapters", "copies", "runtime", "grammars"]
 
 

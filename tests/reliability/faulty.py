@@ -127,9 +127,9 @@ def lost() -> torch.AcceleratorError:
     return torch.AcceleratorError("CUDA error: unspecified launch failure")
 
 
-def start(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
+def start(config: EngineConfig, folder: Path, model: ModelConfig, begin_text: Callable[[], object]) -> Runtime:
     """For `Engine(start=...)`."""
-    runtime = start_runtime(config, folder, model, wait_for_text)
+    runtime = start_runtime(config, folder, model, begin_text)
     assert isinstance(runtime.runner, CpuRunner)
     return Runtime(Faulty(runtime.runner), runtime.model, runtime.pool, runtime.max_step_tokens)
 

@@ -16,10 +16,10 @@ from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import start_runtime
 
 
-def start(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
+def start(config: EngineConfig, folder: Path, model: ModelConfig, begin_text: Callable[[], object]) -> Runtime:
     print("loading begins", flush=True)
     time.sleep(float(sys.argv[1]))
-    return start_runtime(config, folder, model, wait_for_text)
+    return start_runtime(config, folder, model, begin_text)
 
 
 if __name__ == "__main__":

@@ -96,9 +96,9 @@ class Range:
         self.unnoticed = 0  # disconnected in the step in flight, and not aborted yet
 
     def _start(
-        self, config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
+        self, config: EngineConfig, folder: Path, model: ModelConfig, begin_text: Callable[[], object]
     ) -> Runtime:
-        runtime = start_runtime(config, folder, model, wait_for_text)
+        runtime = start_runtime(config, folder, model, begin_text)
         return Runtime(Watching(runtime.runner, self), runtime.model, runtime.pool, runtime.max_step_tokens)
 
     def watch(self) -> None:

@@ -18,18 +18,18 @@ Start = Callable[[EngineConfig, Path, ModelConfig, Callable[[], object]], Runtim
 
 
 def start_runtime(
-    config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object] = lambda: None
+    config: EngineConfig, folder: Path, model: ModelConfig, begin_text: Callable[[], object] = lambda: None
 ) -> Runtime:
     """Load the model in `folder` and allocate its memory. Does blocking I/O; call it in a worker thread.
 
-    wait_for_text: waits for the tokenizer, which another thread loads, and raises that thread's error. It is called
-        before weights are read.
+    begin_text: lets another thread make grammars, which holds the GIL. It is called before weights are read, because
+        this thread mostly waits while they stream.
 
     Raises: ConfigError, CheckpointError.
     """
     device = resolve_device(config.device)
     if device.type != "cuda" or config.kernels == "torch":
-        return start_torch(config, folder, model, wait_for_text, device=device)
+        return start_torch(config, folder, model, begin_text, device=device)
     # With this setting Triton finds its backends by name. Otherwise it reads every installed package's entry points.
     os.environ.setdefault("TRITON_BACKENDS_IN_TREE", "1")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
@@ -37,8 +37,4 @@ def start_runtime(
         libraries = beside.submit(load_libraries, device, dtype, config.load_format == "auto")
         from aengine.runtime.startup.start_cuda import start_cuda  # imports Triton, which a CPU does not need
 
-        def wait() -> None:
-            wait_for_text()
-            libraries.result()
-
-        return start_cuda(config, folder, model, device, wait)
+        return start_cuda(config, folder, model, device, libraries.result, begin_text)

@@ -70,11 +70,13 @@ def start_cuda(
     folder: Path,
     model: ModelConfig,
     device: torch.device,
-    wait_for_text: Callable[[], object],
+    wait_for_libraries: Callable[[], object],
+    begin_text: Callable[[], object],
 ) -> Runtime:
     """Load the model on `device` and make it ready to serve.
 
-    wait_for_text: as in `start_runtime`.
+    wait_for_libraries: waits until another thread has set up the libraries of `load_libraries`. begin_text: as in
+    `start_runtime`.
 
     Raises: ConfigError, CheckpointError.
     """
@@ -116,8 +118,8 @@ def start_cuda(
         # This thread records graphs, and cuBLAS cannot be set up during a recording.
         for gpu in gpus if len(gpus) > 1 else ():
             load_libraries(gpu, dtype, reads=False)
-        wait_for_text()
-        timer.end("text")
+        wait_for_libraries()
+        timer.end("libraries")
         prefill_bound = longest if kv_dtype == FP8 else 0
         choices = [partial(choose_prefill, gpu, dtype, prefill_bound) for gpu in gpus]
         # Latent attention has our own kernel and needs no package.
@@ -128,6 +130,7 @@ def start_cuda(
             Placement(gpu, TritonKernels(model.unpacked_copies), one, ranks)
             for gpu, one, ranks in zip(gpus, attention, collectives or (None,))
         ]
+        begin_text()
         with nullcontext() if memory is None else memory.weights.use():
             decoders, weights = load_weights(
                 config, folder, model, placements, dtype, kv_dtype, config.max_model_len, speculation.head_folder

@@ -51,14 +51,14 @@ def start_torch(
     config: EngineConfig,
     folder: Path,
     model: ModelConfig,
-    wait_for_text: Callable[[], object],
+    begin_text: Callable[[], object],
     speculation: ProposerChoice | None = None,
     device: torch.device = CPU,
 ) -> Runtime:
     """Load the model.
 
     Args:
-        wait_for_text: As in `start_runtime`.
+        begin_text: As in `start_runtime`.
         speculation: Replaces the proposer that the configuration asks for.
 
     Raises: ConfigError, CheckpointError.
@@ -89,7 +89,7 @@ def start_torch(
     pool = size_pool(config, model, kv_dtype, available, memory, dtype, most_drafts)
     slots = host_slots(config, model, pool.page_bytes)
     attention = TorchAttention()
-    wait_for_text()
+    begin_text()
     meeting = Meeting(model.ranks)
     placements = (
         [

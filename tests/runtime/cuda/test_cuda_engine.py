@@ -257,9 +257,9 @@ async def test_launching_a_decode_step_never_waits(checkpoint: Path, sampling: d
             self.runner.close()
 
     def start(
-        config: aengine.EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
+        config: aengine.EngineConfig, folder: Path, model: ModelConfig, begin_text: Callable[[], object]
     ) -> Runtime:
-        runtime = start_runtime(config, folder, model, wait_for_text)
+        runtime = start_runtime(config, folder, model, begin_text)
         return Runtime(Strict(runtime), runtime.model, runtime.pool, runtime.max_step_tokens)
 
     async with aengine.Engine(

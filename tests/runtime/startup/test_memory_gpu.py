@@ -72,9 +72,9 @@ async def used_after(folder: Path, work: list[list[tuple[list[int], dict[str, An
     started: list[Runtime] = []
 
     def start(
-        config: aengine.EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
+        config: aengine.EngineConfig, folder: Path, model: ModelConfig, begin_text: Callable[[], object]
     ) -> Runtime:
-        started.append(start_runtime(config, folder, model, wait_for_text))
+        started.append(start_runtime(config, folder, model, begin_text))
         return started[0]
 
     share = BUDGET / torch.cuda.mem_get_info()[1]
