@@ -16,6 +16,7 @@ from anyio import to_thread
 from tokenizers import Tokenizer as Backend
 
 from aengine.errors import AengineError, CheckpointError, ContextLengthError, InvalidRequestError
+from aengine.text.answer.formats.table import call_format_in
 from aengine.text.answer.parser import ChatPrompt, answer_format_of
 from aengine.text.template.control_tokens import ControlTokens, characters
 from aengine.text.template.messages import TemplateOptions
@@ -81,7 +82,8 @@ class Tokenizer:
             where, settings.templates, settings.named_tokens, control, harmony=self.answer_format.harmony
         )
         if self._templates.takes_tools and self.answer_format.calls is None and not self.answer_format.harmony:
-            self.answer_format = msgspec.structs.replace(self.answer_format, unknown_calls=True)
+            calls = call_format_in(token_ids, settings.templates.values())
+            self.answer_format = msgspec.structs.replace(self.answer_format, calls=calls, unknown_calls=calls is None)
         if self._templates and not self._templates.takes_tools:
             self.answer_format = msgspec.structs.replace(self.answer_format, sees_tools=False)
         if self._thinking_is_opt_in(settings.templates.values()):

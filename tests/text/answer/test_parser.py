@@ -315,3 +315,29 @@ def test_blanks_before_a_form_take_linear_time() -> None:
         assert reading.feed("\n") == []
     assert reading.feed('{"a": 1}') == [ContentDelta("\n" * 300_000 + '{"a": 1}')]
     assert time.thread_time() - begin < 2  # copying the text so far takes tens of seconds
+
+
+@pytest.mark.parametrize(
+    ("markers", "calls"),
+    [
+        (("<|tool_call_start|>", "<|tool_call_end|>"), "lfm2"),
+        (("<|tool_call_start|>",), None),
+        (("<tool_call>", "</tool_call>"), None),  # of several formats
+        (("<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call>", "<tool_call|>"), None),
+    ],
+)
+def test_a_template_that_shows_no_call_leaves_the_format_to_the_vocabulary(
+    markers: tuple[str, ...], calls: str | None, tmp_path: Path
+) -> None:
+    """So it is with LFM2.5."""
+    template = "{% if tools %}List of tools: {{ tools | tojson }}{% endif %}{{ messages[0].content }}"
+    found = checkpoint(tmp_path, template, special=True, markers=markers).answer_format
+    assert (found.calls, found.unknown_calls) == (calls, calls is None)
+    assert checkpoint(tmp_path, "{{ messages }}", special=True, markers=markers).answer_format.calls is None
+
+
+def test_markers_in_a_template_that_no_format_detects_are_of_another_format(tmp_path: Path) -> None:
+    """Apriel writes a JSON list between Hy3's markers."""
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}Write <tool_calls>[...]</tool_calls>."
+    found = checkpoint(tmp_path, template, special=True, markers=("<tool_calls>", "</tool_calls>")).answer_format
+    assert (found.calls, found.unknown_calls) == (None, True)

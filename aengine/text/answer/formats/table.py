@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 
 from aengine.config import CallFormatName
 from aengine.text.answer.formats.base import CallFormat
@@ -58,3 +59,23 @@ def call_format_of(templates: Iterable[str]) -> CallFormatName | None:
     """Return the format that chat templates use; None if they have no tools or an unknown format."""
     text = "\n".join(templates)
     return next((name for name, form in FORMATS.items() if form.detect(text)), None)
+
+
+def call_format_in(vocabulary: Container[str], templates: Iterable[str]) -> CallFormatName | None:
+    """Return the format whose own markers are tokens of the vocabulary; None if there is not exactly one.
+
+    For templates with tools that show no call, such as LFM2.5's. Markers that several formats share do not count, nor
+    do those in a template: the model writes calls of another format between them.
+    """
+    text = "\n".join(templates)
+    syntaxes = {name: form.syntax for name, form in FORMATS.items()}
+    begins = Counter(syntax.begin for syntax in syntaxes.values())
+    found = [
+        name
+        for name, syntax in syntaxes.items()
+        if begins[syntax.begin] == 1
+        and syntax.begin in vocabulary
+        and syntax.end in vocabulary
+        and syntax.begin not in text
+    ]
+    return found[0] if len(found) == 1 else None
