@@ -24,6 +24,7 @@ from aengine.errors import InvalidRequestError
 _MARKS = (range(0x1D300, 0x1D357), range(0x2801, 0x2900), range(0x20000, 0x2A6E0))
 _NONCHARACTERS = range(0xFDD0, 0xFDF0)  # code points that Unicode reserves for use inside a program
 _STAND_INS = 0x100000  # the first of the code points for stand-ins, in a private use area
+_PLACEHOLDERS = 0xF0000  # likewise for placeholders
 _SLICE = 2**17  # characters marked at once while the GIL is held; 5 ms
 
 
@@ -40,6 +41,7 @@ class ControlTokens:
         firsts = sorted({text[0] for text in self.texts})
         nonce = "".join(chr(secrets.choice(_NONCHARACTERS)) for _ in range(8))
         self.stand_ins = {first: nonce + chr(_STAND_INS + index) for index, first in enumerate(firsts)}
+        self._nonce = nonce
         # Letters and digits are everywhere, and templates trim blanks. These are marked only if a whole token follows.
         self._rare = [first for first in firsts if not _is_common(first)]
         patterns = [f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in self.texts if _is_common(text[0])]
@@ -48,6 +50,13 @@ class ControlTokens:
         # Leftmost and longest, as the tokenizer recognises them.
         self._wholes = re.compile("|".join(map(re.escape, sorted(self.texts, key=len, reverse=True))) or "(?!)")
         self.beginnings = functools.lru_cache(maxsize=4)(self._beginnings)
+
+    def placeholders(self, texts: Iterable[str]) -> dict[str, str]:
+        """Return texts that stand for these special tokens within messages. The caller replaces them after rendering.
+
+        They are never marked, and clients cannot guess them.
+        """
+        return {text: f"{self._nonce}{chr(_PLACEHOLDERS + self.texts.index(text))}" for text in texts}
 
     def plain(self, text: str) -> str:
         """Return a settled text with its stand-ins replaced by the characters they stand for."""

@@ -181,6 +181,38 @@ def _with_written_calls(message: Message) -> dict[str, object]:
     return _without_calls(message) | {"content": content}
 
 
+def with_lfm2_calls(messages: Sequence[Message], begin: str, end: str) -> list[dict[str, object]]:
+    """Write calls before the content, in LFM2's notation, for its templates, which do not know `tool_calls`.
+
+    begin, end: the texts around the calls of a message.
+    """
+    return [_with_lfm2_calls(message, begin, end) for message in messages]
+
+
+def _with_lfm2_calls(message: Message, begin: str, end: str) -> dict[str, object]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        return dict(message)
+    functions = (function for call in calls if (function := function_of(call)) is not None)
+    written = ", ".join(f"{one.get('name')}({_python_arguments(one.get('arguments'))})" for one in functions)
+    return _without_calls(message) | {"content": f"{begin}[{written}]{end}{_text(message.get('content'))}"}
+
+
+def _python_arguments(arguments: object) -> str:
+    if not isinstance(arguments, dict):  # not JSON: the model's own mistake
+        return "" if arguments is None else str(arguments)
+    return ", ".join(f"{name}={_python(value)}" for name, value in arguments.items())
+
+
+def _python(value: object) -> str:
+    """Return JSON-like data as Python's notation."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_python(name)}: {_python(one)}' for name, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_python, value))}]"
+    return str(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+
+
 def _without_calls(message: Message) -> dict[str, object]:
     return {name: value for name, value in message.items() if name != "tool_calls"}
 

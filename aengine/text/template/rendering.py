@@ -20,6 +20,7 @@ from aengine.text.template.layouts import (
     harmony_kwargs,
     harmony_messages,
     harmony_tools,
+    with_lfm2_calls,
     with_observations,
     with_tool_responses,
     with_tools,
@@ -40,6 +41,7 @@ _LARGEST_TEXT = 4 * 2**20  # characters, plus eight times the size of the messag
 _LARGEST_CHAT = 4 * 2**20  # as `Budget.measure` counts
 _MAX_TEMPLATE = 2**18
 _MAX_MESSAGE = 2000
+_LFM2_CALLS = ("<|tool_call_start|>", "<|tool_call_end|>")
 
 # Names that a request's `template_kwargs` may not set: the renderer's own arguments, and arguments of similar functions
 # in other libraries. A caller would expect the effect that they have there.
@@ -114,6 +116,7 @@ class ChatTemplates:
         self._thinking = any("thinking" in one.reads for one in compiled.values())
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
         self._results_with_calls = self._calls_in_metadata = False
+        self._around_calls: dict[str, str] = {}  # the special tokens around calls that are written into content
         self._calls = self._calls_layout(sources.values())
         self._results_with_calls = self._expects_results_with_calls(sources.values())
         self._knows_calls = any("tool_calls" in source for source in sources.values())
@@ -121,6 +124,8 @@ class ChatTemplates:
         self._reads_tools = self._reads_tools and self._writes_tools()
         self._tools_in_messages = self._looks_for_tools_in_messages(sources.values())
         self.takes_tools = self._reads_tools or self._tools_in_messages
+        around = _LFM2_CALLS if self._reads_tools and not self._knows_calls and not self._calls_in_metadata else ()
+        self._around_calls = control.placeholders(around) if {*around} <= {*control.texts} else {}
 
     def __bool__(self) -> bool:
         return bool(self._templates)
@@ -149,6 +154,8 @@ class ChatTemplates:
             plain = with_tool_responses(plain)
         if self._calls_in_metadata:
             plain = with_observations(plain)
+        if self._around_calls:
+            plain = with_lfm2_calls(plain, *self._around_calls.values())
         offered = None if tools is None else plain_data(tools, "tools")
         if self._tools_in_messages:
             plain = plain if self._knows_calls else with_written_calls(plain)
@@ -181,6 +188,8 @@ class ChatTemplates:
                 "messages",
             )
         text, quoted = self._render(template, data)
+        for token, placeholder in self._around_calls.items():
+            text = text.replace(placeholder, token)
         return (text if end is None else end.cut(text)), quoted
 
     def _render(self, template: Template, data: dict[str, object]) -> tuple[str, bool]:

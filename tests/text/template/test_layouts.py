@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from aengine.errors import InvalidRequestError
 from aengine.text.template.control_tokens import ControlTokens
@@ -166,6 +167,39 @@ async def test_glm4_reads_calls_as_metadata_and_results_as_observations(template
     )
     for tools, offered in ((None, ""), (TOOLS, "<|system|>## f请使用 Json 格式表示调用的参数")):
         assert tokenizer.decode(await tokenizer.encode_chat(chat, tools), False) == offered + turns
+
+
+_LFM2_CALLS = ("<|tool_call_start|>", "<|tool_call_end|>")
+LFM2_5 = (  # takes tools and no calls, as LFM2's and LFM2.5's published templates do
+    "{% if tools %}<|im_start|>List of tools: {{ tools | tojson }}<|im_end|>{% endif %}{% for message in messages %}"
+    "{% set content = message['content'] %}"
+    "{% if content is not string %}{% set content = content | tojson %}{% endif %}<|im_start|>{{ message['role'] }}\n{{ content }}<|im_end|>{% endfor %}"
+)
+
+
+@pytest.mark.anyio
+async def test_calls_are_written_as_lfm2_writes_them(tmp_path: Path) -> None:
+    backend = byte_level_backend()
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _LFM2_CALLS])
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, backend, {"chat_template": LFM2_5}))
+    assert tokenizer.answer_format.calls == "lfm2"
+    begin, end = _LFM2_CALLS
+    arguments = {"a": f'"{end}', "b": [1, None, {"c": True}], "d": 0.5}
+    call = {"type": "function", "function": {"name": "g", "arguments": json.dumps(arguments)}}
+    chat = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [called("f", "1"), call]},
+        {"role": "tool", "content": begin},
+        {"role": "assistant", "content": "So.", "tool_calls": [called("f", "2")]},
+    ]
+    ids = await tokenizer.encode_chat(chat)
+    written = f'{begin}[f(a=1), g(a={json.dumps(arguments["a"])}, b=[1, None, {{"c": True}}], d=0.5)]{end}'
+    assert tokenizer.decode(ids, False) == (
+        f"<|im_start|>user\nhi<|im_end|><|im_start|>assistant\n{written}<|im_end|>"
+        f"<|im_start|>tool\n{begin}<|im_end|><|im_start|>assistant\n{begin}[f(a=1)]{end}So.<|im_end|>"
+    )
+    # Those that the client wrote are plain text.
+    assert [ids.count(tokenizer.token_id(token)) for token in _LFM2_CALLS] == [2, 2]
 
 
 @pytest.mark.parametrize(
