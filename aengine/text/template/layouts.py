@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from aengine.text.template.messages import arguments_text, function_of
 
@@ -94,11 +95,6 @@ def harmony_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
     return found
 
 
-def harmony_tools(tools: Sequence[object]) -> list[object]:
-    """Return the tools, each with a description: the template fails without one."""
-    return [_described(tool) for tool in tools]
-
-
 def harmony_kwargs(kwargs: Mapping[str, object]) -> dict[str, object]:
     """Return the template's variables, with an effort that the model knows."""
     effort = kwargs.get("reasoning_effort")
@@ -124,11 +120,32 @@ def _with_content_in_thought(message: Message) -> dict[str, object]:
     return {**message, "content": "", "thinking": f"{thinking}\n\n{content}"}
 
 
-def _described(tool: object) -> object:
+Descriptions = Literal["", "tools", "parameters"]
+
+
+def described(tools: Sequence[object], needed: Descriptions) -> list[object]:
+    """Return the tools, each with a description, which may be empty: some templates fail without one.
+
+    needed: "parameters" means that each parameter gets one, too. Empty: nothing is changed.
+    """
+    return [_described(tool, needed == "parameters") for tool in tools] if needed else list(tools)
+
+
+def _described(tool: object, parameters: bool) -> object:
     function = function_of(tool)
-    if not isinstance(tool, dict) or function is None or function.get("description") is not None:
+    if not isinstance(tool, dict) or function is None:
         return tool
-    return {**tool, "function": {**function, "description": ""}}
+    function = _with_description(function)
+    schema = function.get("parameters")
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if parameters and isinstance(schema, dict) and isinstance(properties, dict):
+        each = {name: _with_description(one) if isinstance(one, dict) else one for name, one in properties.items()}
+        function["parameters"] = {**schema, "properties": each}
+    return {**tool, "function": function}
+
+
+def _with_description(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {**data, "description": data.get("description") or ""}
 
 
 def with_observations(messages: Sequence[Message]) -> list[dict[str, object]]:

@@ -11,6 +11,29 @@ from aengine.errors import InvalidRequestError
 _MAX_DEPTH = 64
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
+# Names that a request's `template_kwargs` may not set: the renderer's own arguments, and arguments of similar functions
+# in other libraries. A caller would expect the effect that they have there.
+RESERVED_NAMES = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "chat_template",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "sanitize_control_tokens",
+        "add_special_tokens",
+    }
+)
+
 
 class TemplateOptions(TypedDict, total=False):
     """A request's options for its chat template, passed on from the API to `ChatTemplates.render`, which reads them."""

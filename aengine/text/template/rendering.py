@@ -17,16 +17,24 @@ from aengine.errors import CheckpointError, InvalidRequestError
 from aengine.text.template.budget import Budget, LimitError
 from aengine.text.template.control_tokens import ControlTokens, Marker
 from aengine.text.template.layouts import (
+    Descriptions,
+    described,
     harmony_kwargs,
     harmony_messages,
-    harmony_tools,
     with_lfm2_calls,
     with_observations,
     with_tool_responses,
     with_tools,
     with_written_calls,
 )
-from aengine.text.template.messages import TEXT_ARGUMENTS, CallsLayout, TemplateOptions, plain_data, plain_message
+from aengine.text.template.messages import (
+    RESERVED_NAMES,
+    TEXT_ARGUMENTS,
+    CallsLayout,
+    TemplateOptions,
+    plain_data,
+    plain_message,
+)
 from aengine.text.template.sandbox import (
     RaisedByTemplate,
     Sandbox,
@@ -43,30 +51,6 @@ _MAX_TEMPLATE = 2**18
 _MAX_MESSAGE = 2000
 _LFM2_CALLS = ("<|tool_call_start|>", "<|tool_call_end|>")
 
-# Names that a request's `template_kwargs` may not set: the renderer's own arguments, and arguments of similar functions
-# in other libraries. A caller would expect the effect that they have there.
-RESERVED_NAMES = frozenset(
-    {
-        "messages",
-        "conversation",
-        "tools",
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenize",
-        "chat_template",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-        "sanitize_control_tokens",
-        "add_special_tokens",
-    }
-)
-
-
 _CALL: list[dict[str, object]] = [
     {"role": "user", "content": "hello"},
     {
@@ -76,9 +60,8 @@ _CALL: list[dict[str, object]] = [
     },
     {"role": "tool", "tool_call_id": "call00000", "content": "result"},
 ]
-
-
-_TOOLS = [{"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}]
+_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}}
+_TOOLS = [{"type": "function", "function": {"name": "probe", "parameters": _PARAMETERS}}]
 
 
 class ChatTemplates:
@@ -113,6 +96,7 @@ class ChatTemplates:
         }
         self._reads_tools = any("tools" in one.reads for one in compiled.values())
         self._tools_in_messages = self._tools_listed = False
+        self._descriptions: Descriptions = ""  # without which the template fails
         self._thinking = any("thinking" in one.reads for one in compiled.values())
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
         self._results_with_calls = self._calls_in_metadata = False
@@ -121,6 +105,7 @@ class ChatTemplates:
         self._results_with_calls = self._expects_results_with_calls(sources.values())
         self._knows_calls = any("tool_calls" in source for source in sources.values())
         self._calls_in_metadata = not self._knows_calls and self._expects_metadata(sources.values())
+        self._descriptions = self._needed_descriptions() if self._reads_tools else ""
         self._reads_tools = self._reads_tools and self._writes_tools()
         self._tools_in_messages = self._looks_for_tools_in_messages(sources.values())
         self.takes_tools = self._reads_tools or self._tools_in_messages
@@ -170,9 +155,10 @@ class ChatTemplates:
                 "in a message, or serve the model with another template",
                 "tools",
             )
+        if isinstance(offered, list):
+            offered = described(offered, self._descriptions)
         if self._harmony:
             plain, kwargs = harmony_messages(plain), harmony_kwargs(kwargs)
-            offered = harmony_tools(offered) if isinstance(offered, list) else offered
         end = _End(plain, messages[-1].get("content")) if continues else None
         data = {
             "messages": plain,
@@ -246,6 +232,15 @@ class ChatTemplates:
                     return True
                 written = True
         return not written
+
+    def _needed_descriptions(self) -> Descriptions:
+        """Return the first kind of descriptions with which the template takes tools that have none."""
+        kinds: tuple[Descriptions, ...] = ("", "tools", "parameters")
+        for self._descriptions in kinds:
+            with suppress(InvalidRequestError, CheckpointError):
+                self.render(_CALL[:1], _TOOLS)
+                return self._descriptions
+        return ""
 
     def _looks_for_tools_in_messages(self, sources: Iterable[str]) -> bool:
         """Return whether the template takes tools with the system message, and in no other way."""

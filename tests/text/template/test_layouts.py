@@ -100,6 +100,32 @@ def test_efforts_are_those_that_the_model_knows(asked: str | None, told: str) ->
     assert text.startswith(f"Reasoning: {told} // f<")
 
 
+@pytest.mark.parametrize("harmony", [False, True])
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% for tool in tools %}{{ tool.function.name + ': ' + tool.function.description }}{% endfor %}", "f: "),
+        (  # as Command R's and gpt-oss's first templates
+            "{% for tool in tools %}{{ tool.function.name }}{% for name, one in "
+            "tool.function.parameters.properties.items() %}({{ name + ': ' + one.description }}){% endfor %}"
+            "{% endfor %}",
+            "f(a: )(b: B)",
+        ),
+        (
+            "{% for tool in tools %}{{ tool.function.description + (tool.function | tojson) }}{% endfor %}",
+            '{"name": "f", "parameters": {"type": "object", "properties": {"a": {"enum": [1]}, '
+            '"b": {"description": "B"}}}, "description": ""}',
+        ),
+        ("{% for tool in tools %}{{ tool.function.name, tool.function | length }}{% endfor %}", "('f', 2)"),
+    ],
+)
+def test_tools_get_empty_descriptions_if_the_template_fails_without(source: str, expected: str, harmony: bool) -> None:
+    parameters = {"type": "object", "properties": {"a": {"enum": [1]}, "b": {"description": "B"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    templates = ChatTemplates("here", {"default": source}, {}, ControlTokens([]), harmony=harmony)
+    assert templates.render([{"role": "user", "content": "hi"}], tools)[0] == expected
+
+
 IN_SYSTEM = (
     "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not "
     "none %}{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' }}"
@@ -173,7 +199,8 @@ _LFM2_CALLS = ("<|tool_call_start|>", "<|tool_call_end|>")
 LFM2_5 = (  # takes tools and no calls, as LFM2's and LFM2.5's published templates do
     "{% if tools %}<|im_start|>List of tools: {{ tools | tojson }}<|im_end|>{% endif %}{% for message in messages %}"
     "{% set content = message['content'] %}"
-    "{% if content is not string %}{% set content = content | tojson %}{% endif %}<|im_start|>{{ message['role'] }}\n{{ content }}<|im_end|>{% endfor %}"
+    "{% if content is not string %}{% set content = content | tojson %}{% endif %}"
+    "<|im_start|>{{ message['role'] }}\n{{ content }}<|im_end|>{% endfor %}"
 )
 
 
