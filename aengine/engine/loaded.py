@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -255,17 +256,20 @@ def load(config: EngineConfig, latencies: Latencies, start: Start | None) -> Loa
     read_speculation(config.speculation)
     folder = resolve_model(config.model, config.revision)
     disk = open_disk(config)
+    stamps = [time.perf_counter()]
     with without_collections(), QuickSwitches(), ThreadPoolExecutor(1, "aengine-text") as background:
         gpus = 1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size
         check_library()
         background.submit(link_torch)  # first: linking any other library would wait for it
         contexts = background.submit(open_contexts, config.device, gpus)
         tokenizer = _load_tokenizer(config, folder)
+        stamps.append(time.perf_counter())
         from aengine.engine.pooling.scores import make_scorer
         from aengine.model.loading.generation import GenerationDefaults
         from aengine.model.loading.pooling import PoolingConfig
         from aengine.runtime.startup.start import start_runtime
 
+        stamps.append(time.perf_counter())
         model = read_model_config(config, folder)
         pooling = PoolingConfig.from_folder(folder, model)
         if config.matryoshka and pooling.dimensions is None:
@@ -275,6 +279,8 @@ def load(config: EngineConfig, latencies: Latencies, start: Start | None) -> Loa
         eos = tokenizer.eos_token_id if (folder / "tokenizer.json").exists() else None
         generation = GenerationDefaults.from_folder(folder, model, eos)
         contexts.result()
+        stamps.append(time.perf_counter())
+        log.debug("tokenizer %.2f s, torch %.2f s, contexts %.2f s", *(b - a for a, b in itertools.pairwise(stamps)))
         limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
         make_grammars = partial(Grammars, tokenizer, model.vocab_size, generation.eos_token_ids, limits)
         making: Future[Grammars] | None = None
