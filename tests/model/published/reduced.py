@@ -99,6 +99,9 @@ def _reduced_text(config: Mapping[str, Any]) -> dict[str, Any]:
         small |= {"n_group": min(config["n_group"], 4), "topk_group": min(config["topk_group"], 2)}
     if "num_hidden_layers" in config:
         _reduce_layers(config, small)
+    if "layers_block_type" in config:
+        kinds = config["layers_block_type"]
+        small["layers_block_type"] = kinds[: kinds.index("attention") + 2]
     if "hidden_size" in config:
         small["vocab_size"] = VOCAB
     if "num_attention_heads" in config:

@@ -1,8 +1,8 @@
 """Published config.json files, at reduced sizes, give the same results as in transformers.
 
 configs.json has the fields of published files by repository, with their sources: mlc-llm's model presets, the
-checkpoint conversions of maxtext and Megatron-Bridge, tests of TensorRT-LLM and others. Some are from memory. Fields
-that nothing reads are kept.
+checkpoint conversions of maxtext and Megatron-Bridge, aiconfigurator, tests of TensorRT-LLM and others. Some are from
+memory. Fields that nothing reads are kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sets of small files as publishers wrote them: tokenizer, generation and quantisation, beside their config.json.
+"""Sets of small files as publishers wrote them: tokenizer and generation, beside their config.json.
 
 The fields are those of published files, from memory. Tokenizers have few tokens, with the published special ones at
-their published ids; matrices have the published formats at a reduced size.
+their published ids.
 """
 
 from __future__ import annotations
@@ -11,19 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from aengine.attention.torch_backend import TorchAttention
-from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.loading.generation import GenerationDefaults
 from aengine.model.loading.pooling import PoolingConfig
 from aengine.text.tokens.tokenizer import Tokenizer
-from tests.model.loading_one import load_model
 
-from .reduced import CONFIGS, reduced
+from .reduced import CONFIGS
 
 _QWEN = {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645, "<tool_call>": 151657}
 _QWEN_CONFIG = {
@@ -184,92 +180,3 @@ def test_small_files_are_read_together(repository: str, tmp_path: Path) -> None:
     for text, token_id in special.items():
         assert tokenizer.encode_now(f"a{text}", add_special_tokens=False)[-1] == token_id
     PoolingConfig.from_folder(tmp_path, config)
-
-
-def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> dict[str, Any]:
-    common = {"actorder": None, "block_structure": None, "dynamic": False, "observer": "minmax", "observer_kwargs": {}}
-    group = {
-        "input_activations": inputs and common | {"symmetric": True, "group_size": None} | inputs,
-        "output_activations": None,
-        "targets": ["Linear"],
-        "weights": common | {"symmetric": True} | weights,
-    }
-    return {
-        "config_groups": {"group_0": group},
-        "format": form,
-        "global_compression_ratio": 1.5,
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-        "quant_method": "compressed-tensors",
-        "quantization_status": "compressed",
-    }
-
-
-_BLOCKS = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
-_AWQ = {"bits": 4, "group_size": 128, "quant_method": "awq", "version": "gemm", "zero_point": True}
-_GPTQ = {
-    "batch_size": 1, "bits": 4, "block_name_to_quantize": None, "cache_block_outputs": True, "damp_percent": 0.01,
-    "dataset": None, "desc_act": False, "exllama_config": {"version": 1}, "group_size": 128, "max_input_length": None,
-    "model_seqlen": None, "module_name_preceding_first_block": None, "modules_in_block_to_quantize": None,
-    "pad_token_id": None, "quant_method": "gptq", "sym": True, "tokenizer": None, "true_sequential": True,
-    "use_cuda_fp16": False, "use_exllama": True,
-}  # fmt: skip
-_FLOAT8 = {"num_bits": 8, "type": "float", "group_size": None}
-_EXPERTS_MXFP4 = {
-    "modules_to_not_convert": [
-        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
-    ],
-    "quant_method": "mxfp4",
-}  # fmt: skip
-# The quantised modules, and `quantization_config`.
-QUANTISED: dict[str, tuple[str, dict[str, Any]]] = {
-    "Qwen/Qwen3-8B-FP8": ("Qwen/Qwen3-8B", _BLOCKS),
-    "Qwen/Qwen3-30B-A3B-FP8": ("Qwen/Qwen3-30B-A3B", _BLOCKS | {"modules_to_not_convert": ["lm_head"]}),
-    "deepseek-ai/DeepSeek-V3": ("deepseek-ai/DeepSeek-V3", _BLOCKS),
-    "moonshotai/Kimi-K2-Instruct": ("moonshotai/Kimi-K2-Instruct", _BLOCKS),
-    "Qwen/Qwen3-8B-AWQ": ("Qwen/Qwen3-8B", _AWQ | {"modules_to_not_convert": None}),
-    "Qwen/Qwen2.5-7B-Instruct-AWQ": ("Qwen/Qwen2.5-7B-Instruct", _AWQ | {"modules_to_not_convert": None}),
-    "casperhansen/mixtral-instruct-awq": (
-        "mistralai/Mixtral-8x7B-Instruct-v0.1",
-        _AWQ | {"modules_to_not_convert": ["gate"]},
-    ),
-    "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4": ("Qwen/Qwen2.5-7B-Instruct", _GPTQ),
-    "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8": (
-        "meta-llama/Llama-3.1-8B",
-        _compressed("float-quantized", _FLOAT8 | {"strategy": "tensor"}, _FLOAT8 | {"strategy": "tensor"}),
-    ),
-    "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic": (
-        "meta-llama/Llama-3.1-8B",
-        _compressed(
-            "float-quantized", _FLOAT8 | {"strategy": "channel"}, _FLOAT8 | {"strategy": "token", "dynamic": True}
-        ),
-    ),
-    "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16": (
-        "meta-llama/Llama-3.1-8B",
-        _compressed("pack-quantized", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}, None),
-    ),
-    "openai/gpt-oss-20b": ("openai/gpt-oss-20b", _EXPERTS_MXFP4),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("repository", QUANTISED)
-def test_quantised_ones_are_loaded_with_random_weights(repository: str, tmp_path: Path) -> None:
-    base, quantization = QUANTISED[repository]
-    config = reduced(CONFIGS[base]["config"]) | {"quantization_config": quantization}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    model = ModelConfig.from_folder(tmp_path)
-    quantized = model.quantized
-    assert quantized is not None
-    assert quantized.method == quantization["quant_method"]
-    assert quantized.format_of("lm_head") is None
-    load_model(
-        tmp_path,
-        model,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        kernels=TorchKernels(),
-        attention=TorchAttention(),
-        load_format="dummy",
-        max_positions=256,
-    )
