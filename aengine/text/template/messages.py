@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from aengine.errors import InvalidRequestError
 
@@ -46,14 +46,17 @@ class TemplateOptions(TypedDict, total=False):
 class CallsLayout(NamedTuple):
     """How a template takes messages with calls.
 
-    text_arguments: the arguments are JSON text, not an object. null_content: absent content is null, not left out.
+    text_arguments: the arguments are JSON text, not an object. no_content: how a message without content has it.
     """
 
     text_arguments: bool = False
-    null_content: bool = False
+    no_content: Literal["absent", "null", "empty"] = "absent"
 
 
-TEXT_ARGUMENTS = (CallsLayout(text_arguments=True), CallsLayout(text_arguments=True, null_content=True))
+# Null is what transformers would pass. Qwen3's first templates and Granite's fail with it.
+CALLS_LAYOUTS = tuple(
+    CallsLayout(as_text, content) for as_text in (False, True) for content in ("absent", "null", "empty")
+)
 
 
 def plain_message(message: Mapping[str, Any], supports_developer: bool, layout: CallsLayout) -> dict[str, object]:
@@ -74,8 +77,8 @@ def plain_message(message: Mapping[str, Any], supports_developer: bool, layout: 
         data.setdefault("content", "")
     if isinstance(calls, list):
         data["tool_calls"] = [_call(call, layout.text_arguments) for call in calls]
-        if layout.null_content:
-            data.setdefault("content", None)
+        if layout.no_content != "absent":
+            data.setdefault("content", None if layout.no_content == "null" else "")
     reasoning = next((data[name] for name in _REASONING if name in data), None)
     return data if reasoning is None else {"thinking": reasoning, **data, "reasoning_content": reasoning}
 

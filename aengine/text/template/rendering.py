@@ -28,8 +28,8 @@ from aengine.text.template.layouts import (
     with_written_calls,
 )
 from aengine.text.template.messages import (
+    CALLS_LAYOUTS,
     RESERVED_NAMES,
-    TEXT_ARGUMENTS,
     CallsLayout,
     TemplateOptions,
     plain_data,
@@ -193,12 +193,11 @@ class ChatTemplates:
 
     def _calls_layout(self, sources: Iterable[str]) -> CallsLayout:
         """Return how the template takes a message with calls: the first layout that it does not refuse."""
-        if not any("arguments" in source for source in sources):
-            return CallsLayout()
-        for layout in (CallsLayout(), CallsLayout(null_content=True), *TEXT_ARGUMENTS):
+        writes_calls = any("arguments" in source for source in sources)
+        for layout in CALLS_LAYOUTS if writes_calls else (CallsLayout(), CallsLayout(no_content="empty")):
             self._calls = layout
             with suppress(InvalidRequestError, CheckpointError):
-                if "probe" in self.render(_CALL)[0]:
+                if "probe" in self.render(_CALL)[0] or not writes_calls:
                     return layout
         return CallsLayout()
 

@@ -18,6 +18,11 @@ TEXTS = (  # like DeepSeek's: arguments are joined to texts, and messages withou
     "{{ c['function']['name'] + '|' + c['function']['arguments'] }}{% endfor %}"
     "{% else %}{{ '' + m['content'] }}{% endif %}"
 )
+MARKED = (  # like Qwen3's first: a message without content must have a text
+    "{% for m in messages %}{{ m.role + ('thought' if '</think>' in m.content else m.content) }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name, c.function.arguments.items() | list }}{% endfor %}"
+)
+UNWRITTEN = "{% for m in messages %}{{ m.content if m.content is string else m.content | tojson }}f"
 THINKING = "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{{ 'yes' if thinking else 'no' }}"
 
 
@@ -28,7 +33,12 @@ def templates(source: str) -> ChatTemplates:
 @pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}])
 @pytest.mark.parametrize(
     ("source", "written"),
-    [(OBJECTS + "{% endfor %}", "('f', [('a', 1)])"), (TEXTS + "{% endfor %}", 'f|{"a": 1}')],
+    [
+        (OBJECTS + "{% endfor %}", "('f', [('a', 1)])"),
+        (TEXTS + "{% endfor %}", 'f|{"a": 1}'),
+        (MARKED + "{% endfor %}", "('f', [('a', 1)])"),
+        (UNWRITTEN + "{% endfor %}", "hiff"),
+    ],
 )
 def test_arguments_are_objects_or_texts(source: str, written: str, arguments: Any) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
