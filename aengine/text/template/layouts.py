@@ -80,6 +80,13 @@ def harmony_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
     The template writes only the first call of a message, and treats every result as that call's. It refuses a message
     with calls that has content and a thought: it writes only one of them. So the content joins the thought.
     """
+    return with_single_calls(
+        [_with_content_in_thought(message) if message.get("tool_calls") else message for message in messages]
+    )
+
+
+def with_single_calls(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """Put each call into a message of its own, followed by its results, as Llama 3's templates need."""
     found: list[dict[str, object]] = []
     at = 0
     while at < len(messages):
@@ -90,7 +97,7 @@ def harmony_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
             found.append(_without_calls(message))
             continue
         end = _end_of_results(messages, at)
-        found += _one_by_one(_with_content_in_thought(message), calls, messages[at:end])
+        found += _one_by_one(message, calls, messages[at:end])
         at = end
     return found
 
@@ -102,14 +109,13 @@ def harmony_kwargs(kwargs: Mapping[str, object]) -> dict[str, object]:
     return {**kwargs} if known is None else {**kwargs, "reasoning_effort": known}
 
 
-def _one_by_one(
-    message: dict[str, object], calls: list[object], results: Sequence[Message]
-) -> Iterator[dict[str, object]]:
+def _one_by_one(message: Message, calls: list[object], results: Sequence[Message]) -> Iterator[dict[str, object]]:
+    further = {"role": message["role"], **({"content": ""} if "content" in message else {})}
     found: list[list[Message]] = [[] for _ in calls]
     for place, result in zip(call_indices(calls, results), results, strict=True):
         found[place].append(result)
     for index, call in enumerate(calls):
-        yield {**(message if index == 0 else {"role": message["role"]}), "tool_calls": [call]}
+        yield {**(message if index == 0 else further), "tool_calls": [call]}
         yield from map(dict, found[index])
 
 

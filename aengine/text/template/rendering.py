@@ -23,6 +23,7 @@ from aengine.text.template.layouts import (
     harmony_messages,
     with_lfm2_calls,
     with_observations,
+    with_single_calls,
     with_tool_responses,
     with_tools,
     with_written_calls,
@@ -51,13 +52,10 @@ _MAX_TEMPLATE = 2**18
 _MAX_MESSAGE = 2000
 _LFM2_CALLS = ("<|tool_call_start|>", "<|tool_call_end|>")
 
+_CALLS = [{"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": '{"a": 1}'}}]
 _CALL: list[dict[str, object]] = [
     {"role": "user", "content": "hello"},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": '{"a": 1}'}}],
-    },
+    {"role": "assistant", "content": None, "tool_calls": _CALLS},
     {"role": "tool", "tool_call_id": "call00000", "content": "result"},
 ]
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -99,9 +97,10 @@ class ChatTemplates:
         self._descriptions: Descriptions = ""  # without which the template fails
         self._thinking = any("thinking" in one.reads for one in compiled.values())
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
-        self._results_with_calls = self._calls_in_metadata = False
+        self._results_with_calls = self._calls_in_metadata = self._single_calls = False
         self._around_calls: dict[str, str] = {}  # the special tokens around calls that are written into content
         self._calls = self._calls_layout(sources.values())
+        self._single_calls = not harmony and self._refuses_two_calls()
         self._results_with_calls = self._expects_results_with_calls(sources.values())
         self._knows_calls = any("tool_calls" in source for source in sources.values())
         self._calls_in_metadata = not self._knows_calls and self._expects_metadata(sources.values())
@@ -135,6 +134,8 @@ class ChatTemplates:
         if not messages:
             raise InvalidRequestError("messages must hold at least one message", "messages")
         plain = [plain_message(message, self._supports_developer, self._calls) for message in messages]
+        if self._single_calls:
+            plain = with_single_calls(plain)
         if self._results_with_calls:
             plain = with_tool_responses(plain)
         if self._calls_in_metadata:
@@ -200,6 +201,15 @@ class ChatTemplates:
                 if "probe" in self.render(_CALL)[0] or not writes_calls:
                     return layout
         return CallsLayout()
+
+    def _refuses_two_calls(self) -> bool:
+        """Return whether the template takes a message with a call, but none with two."""
+        taken = []
+        for calls in (_CALLS, 2 * _CALLS):
+            with suppress(InvalidRequestError, CheckpointError):
+                self.render([_CALL[0], {**_CALL[1], "tool_calls": calls}])
+                taken.append(len(calls))
+        return taken == [1]
 
     def _expects_results_with_calls(self, sources: Iterable[str]) -> bool:
         """Return whether the template expects results in the message with the calls.

@@ -109,3 +109,19 @@ def test_results_stay_messages_where_the_template_finds_them() -> None:
     assert templates(LATER).render([USER, called("f"), result("f", "1"), DONE])[0] == (
         "<user>hi;<assistant>[call:f][response:f 1];<assistant>done;"
     )
+
+
+ALONE = (  # like Llama 3.1's
+    "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}{{ raise_exception('one call') }}"
+    "{% endif %}[call:{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments | tojson }}]"
+    "{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+def test_calls_stand_alone_if_the_template_refuses_two_in_one_message() -> None:
+    chat = [USER, called("f", "g"), result("g", "2"), result("f", "1"), DONE, USER, called("f"), result("f", "3")]
+    assert templates(ALONE).render(chat)[0] == (
+        "<user>hi[call:f{}]<tool>1[call:g{}]<tool>2<assistant>done<user>hi[call:f{}]<tool>3"
+    )
+    together = ALONE.replace("length != 1", "length == 99")
+    assert templates(together).render(chat)[0].startswith("<user>hi[call:f{}]<tool>2<tool>1<assistant>")
