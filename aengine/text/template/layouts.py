@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
 
 from aengine.text.template.messages import arguments_text, function_of
 
@@ -124,34 +123,6 @@ def _with_content_in_thought(message: Message) -> dict[str, object]:
     if not (isinstance(content, str) and content and isinstance(thinking, str) and thinking):
         return dict(message)
     return {**message, "content": "", "thinking": f"{thinking}\n\n{content}"}
-
-
-Descriptions = Literal["", "tools", "parameters"]
-
-
-def described(tools: Sequence[object], needed: Descriptions) -> list[object]:
-    """Return the tools, each with a description, which may be empty: some templates fail without one.
-
-    needed: "parameters" means that each parameter gets one, too. Empty: nothing is changed.
-    """
-    return [_described(tool, needed == "parameters") for tool in tools] if needed else list(tools)
-
-
-def _described(tool: object, parameters: bool) -> object:
-    function = function_of(tool)
-    if not isinstance(tool, dict) or function is None:
-        return tool
-    function = _with_description(function)
-    schema = function.get("parameters")
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    if parameters and isinstance(schema, dict) and isinstance(properties, dict):
-        each = {name: _with_description(one) if isinstance(one, dict) else one for name, one in properties.items()}
-        function["parameters"] = {**schema, "properties": each}
-    return {**tool, "function": function}
-
-
-def _with_description(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {**data, "description": data.get("description") or ""}
 
 
 def with_observations(messages: Sequence[Message]) -> list[dict[str, object]]:

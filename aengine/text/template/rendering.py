@@ -17,8 +17,6 @@ from aengine.errors import CheckpointError, InvalidRequestError
 from aengine.text.template.budget import Budget, LimitError
 from aengine.text.template.control_tokens import ControlTokens, Marker
 from aengine.text.template.layouts import (
-    Descriptions,
-    described,
     harmony_kwargs,
     harmony_messages,
     with_lfm2_calls,
@@ -44,6 +42,7 @@ from aengine.text.template.sandbox import (
     raise_exception,
     strftime_now,
 )
+from aengine.text.template.tools import PROBE_TOOLS, TOOL_PROBES, ToolsLayout, laid_out
 
 RENDER_SECONDS = 5.0
 _LARGEST_TEXT = 4 * 2**20  # characters, plus eight times the size of the messages
@@ -58,8 +57,6 @@ _CALL: list[dict[str, object]] = [
     {"role": "assistant", "content": None, "tool_calls": _CALLS},
     {"role": "tool", "tool_call_id": "call00000", "content": "result"},
 ]
-_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}}
-_TOOLS = [{"type": "function", "function": {"name": "probe", "parameters": _PARAMETERS}}]
 
 
 class ChatTemplates:
@@ -94,7 +91,7 @@ class ChatTemplates:
         }
         self._reads_tools = any("tools" in one.reads for one in compiled.values())
         self._tools_in_messages = self._tools_listed = False
-        self._descriptions: Descriptions = ""  # without which the template fails
+        self._tools_layout = ToolsLayout()
         self._thinking = any("thinking" in one.reads for one in compiled.values())
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
         self._results_with_calls = self._calls_in_metadata = self._single_calls = False
@@ -104,7 +101,8 @@ class ChatTemplates:
         self._results_with_calls = self._expects_results_with_calls(sources.values())
         self._knows_calls = any("tool_calls" in source for source in sources.values())
         self._calls_in_metadata = not self._knows_calls and self._expects_metadata(sources.values())
-        self._descriptions = self._needed_descriptions() if self._reads_tools else ""
+        if self._reads_tools:
+            self._find_tools_layout()
         self._reads_tools = self._reads_tools and self._writes_tools()
         self._tools_in_messages = self._looks_for_tools_in_messages(sources.values())
         self.takes_tools = self._reads_tools or self._tools_in_messages
@@ -157,7 +155,7 @@ class ChatTemplates:
                 "tools",
             )
         if isinstance(offered, list):
-            offered = described(offered, self._descriptions)
+            offered = laid_out(offered, self._tools_layout)
         if self._harmony:
             plain, kwargs = harmony_messages(plain), harmony_kwargs(kwargs)
         end = _End(plain, messages[-1].get("content")) if continues else None
@@ -237,19 +235,22 @@ class ChatTemplates:
         system: dict[str, object] = {"role": "system", "content": "hello"}
         for chat in (_CALL[:1], [system, *_CALL[:1]]):
             with suppress(InvalidRequestError, CheckpointError):
-                if "probe" in self.render(chat, _TOOLS)[0]:
+                if "probe" in self.render(chat, PROBE_TOOLS)[0]:
                     return True
                 written = True
         return not written
 
-    def _needed_descriptions(self) -> Descriptions:
-        """Return the first kind of descriptions with which the template takes tools that have none."""
-        kinds: tuple[Descriptions, ...] = ("", "tools", "parameters")
-        for self._descriptions in kinds:
-            with suppress(InvalidRequestError, CheckpointError):
-                self.render(_CALL[:1], _TOOLS)
-                return self._descriptions
-        return ""
+    def _find_tools_layout(self) -> None:
+        """Find the layout with which the template takes tools that leave things out."""
+        for tools, changes in TOOL_PROBES:
+            layout = self._tools_layout
+            for change in ({}, *changes):
+                self._tools_layout = layout._replace(**change)
+                with suppress(InvalidRequestError, CheckpointError):
+                    self.render(_CALL[:1], tools)
+                    break
+            else:
+                self._tools_layout = layout
 
     def _looks_for_tools_in_messages(self, sources: Iterable[str]) -> bool:
         """Return whether the template takes tools with the system message, and in no other way."""
@@ -258,7 +259,7 @@ class ChatTemplates:
         self._tools_in_messages = True
         for self._tools_listed in (False, True):
             with suppress(InvalidRequestError, CheckpointError):
-                if "probe" in self.render(_CALL[:1], _TOOLS)[0]:
+                if "probe" in self.render(_CALL[:1], PROBE_TOOLS)[0]:
                     return True
         return False
 

@@ -100,6 +100,41 @@ def test_efforts_are_those_that_the_model_knows(asked: str | None, told: str) ->
     assert text.startswith(f"Reasoning: {told} // f<")
 
 
+@pytest.mark.parametrize(
+    ("source", "tool", "expected"),
+    [
+        (  # Qwen3-Coder's
+            "{% for tool in tools %}{{ tool.function.name }}{{ tool.function.parameters.keys() | list }}{% endfor %}",
+            {"name": "f", "description": "d"},
+            "f['type', 'properties']",
+        ),
+        (  # Seed-OSS's
+            "{% for tool in tools %}{{ tool.function.name }}{{ tool.function.parameters.properties.items() | list }}"
+            "{% endfor %}",
+            {"name": "f", "description": "d", "parameters": {"type": "object"}},
+            "f[]",
+        ),
+        (
+            "{% for tool in tools %}{{ tool.function | tojson }}{% endfor %}",
+            {"name": "f", "parameters": {}},
+            '{"name": "f", "parameters": {}}',
+        ),
+        (  # gpt-oss's and Apertus'
+            "{% for tool in tools %}{{ tool.function.name }}{% for one in tool.function.parameters.properties.values() "
+            "%}{{ ' = ' + (one.default if one.enum else one.default | tojson) }}{% endfor %}{% endfor %}",
+            {"name": "f", "parameters": {"properties": {"a": {"enum": [1, 2], "default": 2}, "b": {"default": "x"}}}},
+            'f = 2 = "x"',
+        ),
+    ],
+)
+def test_tools_get_what_they_leave_out_if_the_template_fails_without(
+    source: str, tool: dict[str, Any], expected: str
+) -> None:
+    templates = ChatTemplates("here", {"default": source}, {}, ControlTokens([]))
+    tools = [{"type": "function", "function": tool}]
+    assert templates.render([{"role": "user", "content": "hi"}], tools)[0] == expected
+
+
 @pytest.mark.parametrize("harmony", [False, True])
 @pytest.mark.parametrize(
     ("source", "expected"),
