@@ -21,6 +21,8 @@ class ImagePart(NamedTuple):
 def take_images(messages: list[dict[str, Any]]) -> list[ImagePart]:
     """Return the images of a chat in order. Replace each by `{"type": "image"}`, which chat templates expect.
 
+    Parts of text alone become one text, as over HTTP: most templates take no parts, or write them as Python shows them.
+
     The messages are changed, the contents that they refer to are not. Raises `InvalidRequestError` for other
     forms, and for parts that are neither text nor images.
     """
@@ -28,8 +30,16 @@ def take_images(messages: list[dict[str, Any]]) -> list[ImagePart]:
     for i, message in enumerate(messages):
         content = message.get("content")
         if isinstance(content, (list, tuple)):
-            message["content"] = [_take(part, f"messages[{i}].content[{j}]", parts) for j, part in enumerate(content)]
+            taken = [_take(part, f"messages[{i}].content[{j}]", parts) for j, part in enumerate(content)]
+            texts = [_text(part) for part in taken]
+            message["content"] = taken if None in texts else "".join(filter(None, texts))
     return parts
+
+
+def _text(part: object) -> str | None:
+    """Return the text of a part; None if it has another form."""
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    return text if isinstance(text, str) else None
 
 
 def _take(part: object, name: str, parts: list[ImagePart]) -> object:

@@ -26,6 +26,22 @@ def test_images_are_taken_out_and_the_callers_content_stays() -> None:
     assert content[1] == {"type": "image", "image": b"one"}
 
 
+@pytest.mark.parametrize(
+    ("content", "joined"),
+    [
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": " b"}], "a b"),
+        (({"type": "text", "text": "a"},), "a"),
+        ([], ""),
+        ([{"type": "text", "text": None}], [{"type": "text", "text": None}]),
+        ([{"type": "text", "text": "a"}, "b"], [{"type": "text", "text": "a"}, "b"]),
+    ],
+)
+def test_parts_of_text_alone_become_a_text(content: object, joined: object) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    assert take_images(messages) == []
+    assert messages[0]["content"] == joined
+
+
 @pytest.mark.parametrize("part", [{"type": "image"}, {"type": "image_url", "image_url": {"url": "data:,"}}])
 def test_other_forms_are_refused(part: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError, match=re.escape("messages[0].content[0]: an image must be given as")):
