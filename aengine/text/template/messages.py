@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from aengine.errors import InvalidRequestError
@@ -47,10 +48,12 @@ class CallsLayout(NamedTuple):
     """How a template takes messages with calls.
 
     text_arguments: the arguments are JSON text, not an object. no_content: how a message without content has it.
+    objects_only: it refuses arguments that are no object. Text that is no JSON becomes a value in one.
     """
 
     text_arguments: bool = False
     no_content: Literal["absent", "null", "empty"] = "absent"
+    objects_only: bool = False
 
 
 # Null is what transformers would pass. Qwen3's first templates and Granite's fail with it.
@@ -76,7 +79,7 @@ def plain_message(message: Mapping[str, Any], supports_developer: bool, layout: 
     if data.get("role") == "assistant" and not calls:
         data.setdefault("content", "")
     if isinstance(calls, list):
-        data["tool_calls"] = [_call(call, layout.text_arguments) for call in calls]
+        data["tool_calls"] = [_call(call, layout) for call in calls]
         if layout.no_content != "absent":
             data.setdefault("content", None if layout.no_content == "null" else "")
     reasoning = next((data[name] for name in _REASONING if name in data), None)
@@ -95,20 +98,28 @@ def arguments_text(function: Mapping[str, Any]) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
 
 
-def _call(call: object, as_text: bool) -> object:
-    """Return a call with its arguments as JSON text if `as_text`, else as an object. Clients may send either."""
+def _call(call: object, layout: CallsLayout) -> object:
+    """Return a call with its arguments in the layout. Clients may send JSON text or an object."""
     function = function_of(call)
     if not isinstance(call, dict) or function is None:
         return call
-    if as_text:
-        return {**call, "function": {**function, "arguments": arguments_text(function)}}
-    if not isinstance(function.get("arguments"), str):
+    arguments = function.get("arguments")
+    if layout.text_arguments:
+        arguments = arguments_text(function)
+    elif isinstance(arguments, str):
+        arguments = _object(arguments, layout.objects_only)
+    else:
         return call
-    try:
-        arguments = plain_data(json.loads(function["arguments"] or "{}"), "messages")
-    except (ValueError, RecursionError):  # the model's own mistake: it may see what it wrote
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _object(text: str, needed: bool) -> object:
+    """Return the object that is written as JSON. The text is the model's own mistake if it is none."""
+    with suppress(ValueError, RecursionError):
+        value = plain_data(json.loads(text or "{}"), "messages")
+        if isinstance(value, dict):
+            return value
+    return {"arguments": text} if needed else text  # the model may see what it wrote
 
 
 _EXACT: dict[type, Callable[[Any], object]] = {str: str.__str__, int: int.__int__, float: float.__float__}

@@ -52,6 +52,7 @@ _MAX_MESSAGE = 2000
 _LFM2_CALLS = ("<|tool_call_start|>", "<|tool_call_end|>")
 
 _CALLS = [{"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": '{"a": 1}'}}]
+_CUT_CALLS = [{**_CALLS[0], "function": {"name": "probe", "arguments": "{"}}]
 _CALL: list[dict[str, object]] = [
     {"role": "user", "content": "hello"},
     {"role": "assistant", "content": None, "tool_calls": _CALLS},
@@ -97,7 +98,9 @@ class ChatTemplates:
         self._results_with_calls = self._calls_in_metadata = self._single_calls = False
         self._around_calls: dict[str, str] = {}  # the special tokens around calls that are written into content
         self._calls = self._calls_layout(sources.values())
-        self._single_calls = not harmony and self._refuses_two_calls()
+        if self._takes(_CALLS):
+            self._calls = self._calls._replace(objects_only=not self._takes(_CUT_CALLS))
+            self._single_calls = not harmony and not self._takes(2 * _CALLS)
         self._results_with_calls = self._expects_results_with_calls(sources.values())
         self._knows_calls = any("tool_calls" in source for source in sources.values())
         self._calls_in_metadata = not self._knows_calls and self._expects_metadata(sources.values())
@@ -200,14 +203,12 @@ class ChatTemplates:
                     return layout
         return CallsLayout()
 
-    def _refuses_two_calls(self) -> bool:
-        """Return whether the template takes a message with a call, but none with two."""
-        taken = []
-        for calls in (_CALLS, 2 * _CALLS):
-            with suppress(InvalidRequestError, CheckpointError):
-                self.render([_CALL[0], {**_CALL[1], "tool_calls": calls}])
-                taken.append(len(calls))
-        return taken == [1]
+    def _takes(self, calls: object) -> bool:
+        """Return whether the template takes a message with these calls."""
+        with suppress(InvalidRequestError, CheckpointError):
+            self.render([_CALL[0], {**_CALL[1], "tool_calls": calls}])
+            return True
+        return False
 
     def _expects_results_with_calls(self, sources: Iterable[str]) -> bool:
         """Return whether the template expects results in the message with the calls.

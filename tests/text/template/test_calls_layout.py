@@ -125,3 +125,14 @@ def test_calls_stand_alone_if_the_template_refuses_two_in_one_message() -> None:
     )
     together = ALONE.replace("length != 1", "length == 99")
     assert templates(together).render(chat)[0].startswith("<user>hi[call:f{}]<tool>2<tool>1<assistant>")
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "hm"])
+def test_arguments_that_are_no_object_are_shown_as_they_came(arguments: str) -> None:
+    """An answer that is cut off within a call has such arguments."""
+    chat = [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
+    assert templates(OBJECTS + "{% endfor %}").render(chat)[0] == f"('f', [('arguments', {arguments!r})])"
+    written = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    assert templates(written).render(chat)[0] == arguments
