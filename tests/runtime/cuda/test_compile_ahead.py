@@ -13,7 +13,7 @@ pytest.importorskip("triton")  # comes with the runner's kernels
 
 from aengine.config import EngineConfig
 from aengine.engine.loaded import read_model_config
-from aengine.errors import CheckpointError
+from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
 from aengine.runtime.startup import start_cuda
 from aengine.runtime.startup.compiling import rehearsal
@@ -77,7 +77,7 @@ def test_processes_beside_a_start_up_compile_all_that_it_launches(
     monkeypatch.setattr(rehearsal, "flash4_is_installed", lambda: attention == "flash-attn-4")
     config = cuda_config(rows, **knobs)
     folder = checkpoint(tmp_path, 8, more)
-    start_cuda.start_cuda(config, folder, read_model_config(config, folder), DEVICE, lambda: None)
+    start_cuda.start_cuda(config, folder, read_model_config(config, folder), DEVICE, lambda: None, lambda: None)
     launched, attended = set(compiled.known), set(compiled.flash)
     assert len(launched) > 20
     assert any("fp8.library _add_up_kernel" in variant for variant in launched) == (more is WIDE_FP8)
@@ -90,7 +90,7 @@ def test_processes_beside_a_start_up_compile_all_that_it_launches(
     assert attended <= compiled.flash
 
 
-def test_a_tokenizer_that_cannot_be_read_is_told_before_weights_are(
+def test_a_library_that_fails_is_told_before_weights_are_read(
     tmp_path: Path, compiled: Variants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And after the processes have begun to compile, which end with the start-up."""
@@ -105,7 +105,7 @@ def test_a_tokenizer_that_cannot_be_read_is_told_before_weights_are(
 
     def broken() -> None:
         assert ended == []
-        raise CheckpointError("tokenizer.json")
+        raise ConfigError("cuBLAS")
 
     def load_weights(*args: object, **options: object) -> None:
         raise AssertionError("weights are read")
@@ -114,6 +114,6 @@ def test_a_tokenizer_that_cannot_be_read_is_told_before_weights_are(
     monkeypatch.setattr(start_cuda, "load_weights", load_weights)
     folder = checkpoint(tmp_path, 8, {})
     config = EngineConfig(device="cuda", dtype="bfloat16", load_format="dummy", progress=False)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, broken)
+    with pytest.raises(ConfigError, match="cuBLAS"):
+        start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, broken, lambda: None)
     assert len(ended) == 1

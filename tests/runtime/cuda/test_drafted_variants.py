@@ -139,7 +139,7 @@ def test_nothing_is_compiled_while_drafts_are_verified(
         speculation = f"draft={draft}"
     config = cuda_config(rows, speculation=speculation, **knobs)
     folder = checkpoint(tmp_path, 8, more)
-    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
+    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None, lambda: None)
     assert runtime.speculation.most_drafts > 0
     assert not replayed  # a start launches all kernels of steps that replay nothing
     launched, attended = set(compiled.known), set(compiled.flash)

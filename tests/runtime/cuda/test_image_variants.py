@@ -50,7 +50,7 @@ def test_nothing_is_compiled_while_serving(
     folder = checkpoint(tmp_path, 8, shape)
     add_tower(folder, tower, 8999)
     config = cuda_config(5, max_step_tokens=600, **knobs)
-    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
+    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None, lambda: None)
     launched, attended = set(compiled.known), set(compiled.flash)
     compiled.new.clear()
     executor: Any = runtime.runner

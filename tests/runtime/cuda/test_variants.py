@@ -99,7 +99,7 @@ def test_nothing_is_compiled_while_serving(
     knobs = with_adapters(knobs, tmp_path)
     config = cuda_config(rows, **knobs)
     folder = checkpoint(tmp_path, kv_heads, more)
-    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
+    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None, lambda: None)
     assert len(compiled.new) > 20
     assert any("fp8.library _add_up_kernel" in variant for variant in compiled.known) == (more is WIDE_FP8)
     compiled.new.clear()
@@ -130,7 +130,7 @@ def test_nothing_is_compiled_while_serving_what_an_earlier_start_up_has_measured
     monkeypatch.setattr(rehearsal, "flash4_is_installed", lambda: True)
     config = cuda_config(70)
     folder = checkpoint(tmp_path, 8, {})
-    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
+    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None, lambda: None)
     launched, attended = set(compiled.known), set(compiled.flash)
     compiled.new.clear()
     assert serve(runtime, 70) > 50
