@@ -75,7 +75,7 @@ def text_model(values: Mapping[str, object], source: str) -> dict[str, object]:
     if text is None:  # `Wrapper.flat`, or a language model that was saved alone
         return dict(values)
     shared = {key: values[key] for key in _SHARED if values.get(key) is not None}
-    own = {} if text is None else dict(text.items())
+    own = dict(text.items())
     for key in (_TIED, *_ENDS):
         if key in shared:  # if the file has both, the outer value is used, as in transformers
             own.pop(key, None)

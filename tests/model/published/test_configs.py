@@ -16,9 +16,7 @@ import torch
 import transformers
 from transformers import AutoConfig
 
-from aengine.attention.torch_backend import TorchAttention
 from aengine.errors import UnsupportedModelError
-from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.spec.feed_forward import MLPSpec
 from tests.model.checkpoints import save
@@ -56,15 +54,7 @@ def test_it_is_computed_as_transformers_does(repository: str, tmp_path: Path) ->
     model = model_type(AutoConfig.from_pretrained(tmp_path)).eval()
     save(model, tmp_path, max_shard_size="400KB")
     path.write_text(json.dumps(config))
-    decoder = load_model(
-        tmp_path,
-        ModelConfig.from_folder(tmp_path),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        kernels=TorchKernels(),
-        attention=TorchAttention(),
-        max_positions=256,
-    )
+    decoder = load_model(tmp_path, ModelConfig.from_folder(tmp_path), max_positions=256)
     prompts = [torch.randint(0, TEXT, (length,)).tolist() for length in (3, 41)]
     for one in Harness(decoder, page_size=16).run([Running(prompt) for prompt in prompts], NEW_TOKENS, chunk=17):
         with torch.no_grad():

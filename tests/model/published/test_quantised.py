@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
-from aengine.attention.torch_backend import TorchAttention
-from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from tests.model.loading_one import load_model
 
@@ -293,13 +290,4 @@ def test_quantised_ones_are_loaded_with_random_weights(repository: str, tmp_path
     whole = {one: f"model.layers.1{one}" if one.startswith(".") else one for one in edition.quantised + edition.floats}
     assert [one for one in edition.quantised if quantized.format_of(whole[one]) is None] == []
     assert [one for one in edition.floats if quantized.format_of(whole[one]) is not None] == []
-    load_model(
-        tmp_path,
-        model,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        kernels=TorchKernels(),
-        attention=TorchAttention(),
-        load_format="dummy",
-        max_positions=256,
-    )
+    load_model(tmp_path, model, load_format="dummy", max_positions=256)

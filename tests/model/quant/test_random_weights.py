@@ -9,8 +9,6 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from aengine.attention.torch_backend import TorchAttention
-from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from tests.model.loading_one import load_model
 
@@ -23,15 +21,7 @@ from .schemes import SCHEMES
 def test_random_weights_give_finite_logits(scheme: str, tmp_path: Path) -> None:
     config = Qwen3Config(**{**SHAPE, "head_dim": 16, "architectures": ["Qwen3ForCausalLM"]}).to_dict()
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": SCHEMES[scheme].config}))
-    decoder = load_model(
-        tmp_path,
-        ModelConfig.from_folder(tmp_path),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        kernels=TorchKernels(),
-        attention=TorchAttention(),
-        load_format="dummy",
-    )
+    decoder = load_model(tmp_path, ModelConfig.from_folder(tmp_path), load_format="dummy")
     [one] = Harness(decoder, page_size=16).generate([[1, 2, 3]], 2)
     logits = torch.stack(one.logits)
     assert logits.isfinite().all()
