@@ -248,8 +248,8 @@ def load(config: EngineConfig, latencies: Latencies, start: Start | None) -> Loa
     """Load the model that the config names. Blocks until it is loaded; call it in a worker thread.
 
     Cheap checks come first: the grammar library and the tokenizer are loaded before torch is imported. Meanwhile a
-    second thread links torch's libraries and opens the device's context. Later it makes the grammars, while weights
-    stream to the device.
+    second thread links torch's libraries and opens the device's context. While weights stream to the device, it
+    completes the tokenizer and makes the grammars.
 
     latencies: of the engine. start: makes the runtime. None means `start_runtime`.
     """
@@ -281,9 +281,12 @@ def load(config: EngineConfig, latencies: Latencies, start: Start | None) -> Loa
         contexts.result()
         stamps.append(time.perf_counter())
         log.debug("tokenizer %.2f s, torch %.2f s, contexts %.2f s", *(b - a for a, b in itertools.pairwise(stamps)))
-        limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
-        make_grammars = partial(Grammars, tokenizer, model.vocab_size, generation.eos_token_ids, limits)
         making: Future[Grammars] | None = None
+
+        def make_grammars() -> Grammars:
+            tokenizer.complete()
+            limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
+            return Grammars(tokenizer, model.vocab_size, generation.eos_token_ids, limits)
 
         def begin_text() -> None:
             nonlocal making
@@ -390,9 +393,8 @@ def _read_adapters(config: EngineConfig, runtime: Runtime) -> Adapters | None:
 def _load_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
     if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
         log.warning("%s has no tokenizer.json: text goes through the demo model's tokenizer", folder)
-        return Tokenizer.load(resolve_model(None, None), chat_template=config.chat_template)
+        return Tokenizer.begin_load(resolve_model(None, None), chat_template=config.chat_template)
     path = folder / "config.json"
     fields = Fields(read_json_object(path), str(path))
-    # If it is missing, `ModelConfig` raises a better error.
-    vocab_size = fields.vocab_size if fields.present("vocab_size") else None
-    return Tokenizer.load(folder, vocab_size, config.chat_template)
+    vocab_size = fields.vocab_size if fields.present("vocab_size") else None  # `ModelConfig` refuses a missing one
+    return Tokenizer.begin_load(folder, vocab_size, config.chat_template)

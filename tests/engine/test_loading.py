@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import shutil
 import subprocess
 import sys
@@ -103,6 +104,24 @@ def test_a_vocabulary_that_the_grammar_library_refuses_ends_the_start(
 
     monkeypatch.setattr(loaded, "Grammars", broken)
     with pytest.raises(AengineError, match="vocabulary"):
+        load(checkpoint, begin)
+    assert closed == ["runtime"]
+
+
+def test_a_vocabulary_with_impossible_ids_ends_the_start(checkpoint: Path) -> None:
+    path, closed = checkpoint / "tokenizer.json", []
+    data = json.loads(path.read_text())
+    data["model"]["vocab"]["far"] = 2**31
+    path.write_text(json.dumps(data))
+    runtime: Any = SimpleNamespace(
+        adapters=None, copies=None, pool=SimpleNamespace(max_model_len=1), close=lambda: closed.append("runtime")
+    )
+
+    def begin(*arguments: Any) -> Runtime:
+        arguments[-1]()
+        return cast(Runtime, runtime)
+
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json has token ids up to 2147483648"):
         load(checkpoint, begin)
     assert closed == ["runtime"]
 

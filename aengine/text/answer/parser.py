@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -51,24 +51,28 @@ class AnswerFormat(msgspec.Struct, frozen=True):
 
 
 def answer_format_of(
-    templates: Iterable[str], token_ids: Mapping[str, int], special_ids: frozenset[int]
+    templates: Iterable[str], token_id: Callable[[str], int | None], special_ids: frozenset[int]
 ) -> AnswerFormat:
-    """Detect the format. templates: the chat templates. token_ids: the vocabulary."""
+    """Detect the format. templates: the chat templates. token_id: returns a token's id, or None for other texts."""
     templates = list(templates)
+
+    def tokens_of(texts: Iterable[str]) -> dict[str, int]:
+        return {text: found for text in texts if (found := token_id(text)) is not None}
+
     if any(map(uses_harmony, templates)):
-        markers = {token: token_ids[token] for token in CONTROL if token in token_ids}
-        special = frozenset(token for token, token_id in markers.items() if token_id in special_ids)
+        markers = tokens_of(CONTROL)
+        special = frozenset(token for token, found in markers.items() if found in special_ids)
         return AnswerFormat(
             harmony=True, thoughts=True, thought_markers=HARMONY_THOUGHT, markers=markers, special_markers=special
         )
-    markers = {marker: token_ids[marker] for marker in _MARKERS if marker in token_ids}
+    markers = tokens_of(_MARKERS)
     thoughts = thoughts_of(templates, markers)
     return AnswerFormat(
         calls=call_format_of(templates),
         thoughts=thoughts is not None,
         thought_markers=thoughts or THINK,
         markers=markers,
-        special_markers=frozenset(marker for marker, token_id in markers.items() if token_id in special_ids),
+        special_markers=frozenset(marker for marker, found in markers.items() if found in special_ids),
     )
 
 

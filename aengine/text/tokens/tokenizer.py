@@ -6,7 +6,8 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
@@ -21,9 +22,9 @@ from aengine.text.answer.parser import ChatPrompt, answer_format_of
 from aengine.text.template.control_tokens import ControlTokens, characters
 from aengine.text.template.messages import TemplateOptions
 from aengine.text.template.rendering import ChatTemplates
-from aengine.text.tokens.backend import apply_settings, decoder_of, library_errors, quoting_backend, read_backend
-from aengine.text.tokens.bounds import MAX_OUTPUT, is_quick, largest_growth, longest_token_bytes, minimum_tokens
-from aengine.text.tokens.pieces import PieceTable, rules_of
+from aengine.text.tokens.backend import apply_settings, library_errors, quoting_backend, read_backend
+from aengine.text.tokens.bounds import MAX_OUTPUT, is_quick, largest_growth, minimum_tokens
+from aengine.text.tokens.pieces import PieceTable
 from aengine.text.tokens.settings import (
     NAMED_TOKENS,
     AddedTokenInfo,
@@ -33,6 +34,7 @@ from aengine.text.tokens.settings import (
     read_text,
     refuse_without_json,
 )
+from aengine.text.tokens.vocabulary import Vocabulary
 
 INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
 MAX_CHARACTERS = 2**21  # a list of that many ids holds the GIL for about 50 ms, in any thread
@@ -64,31 +66,30 @@ class Tokenizer:
         self._long = anyio.CapacityLimiter(_LONG_TEXTS)
         self.is_quick = is_quick(backend)  # whether short texts may be tokenized on the event loop
         self._most_characters = min(MAX_CHARACTERS, int(MAX_OUTPUT / largest_growth(backend)))
-        added = backend.get_added_tokens_decoder()
-        tokens = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=False).items()}
-        tokens.update({token_id: token.content for token_id, token in added.items()})
-        self._tokens = tokens
-        self.vocab_size = max(tokens, default=-1) + 1  # all ids are smaller; there may be gaps
-        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        rules = rules_of(decoder_of(backend))
-        self.pieces = None if rules is None else PieceTable(rules, tokens, self.special_ids)
-        self._longest = longest_token_bytes(backend, self.pieces)
-        special = [tokens[token_id] for token_id in self.special_ids]
-        control = ControlTokens(special, foreign="".join(settings.templates.values()))
-        token_ids = {token: token_id for token_id, token in tokens.items() if token_id < embedded}
-        self.answer_format = answer_format_of(settings.templates.values(), token_ids, self.special_ids)
+        special = {
+            token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        }
+        self.special_ids = frozenset(special)
+        control = ControlTokens(special.values(), foreign="".join(settings.templates.values()))
+
+        def embedded_id(token: str) -> int | None:
+            token_id: int | None = backend.token_to_id(token)
+            return token_id if token_id is not None and token_id < embedded else None
+
+        self.answer_format = answer_format_of(settings.templates.values(), embedded_id, self.special_ids)
         self._control = control
         self._templates = ChatTemplates(
             where, settings.templates, settings.named_tokens, control, harmony=self.answer_format.harmony
         )
         if self._templates.takes_tools and self.answer_format.calls is None and not self.answer_format.harmony:
-            calls = call_format_in(token_ids, settings.templates.values())
+            calls = call_format_in(self.answer_format.markers, settings.templates.values())
             self.answer_format = msgspec.structs.replace(self.answer_format, calls=calls, unknown_calls=calls is None)
         if self._templates and not self._templates.takes_tools:
             self.answer_format = msgspec.structs.replace(self.answer_format, sees_tools=False)
         if self._thinking_is_opt_in(settings.templates.values()):
             self.answer_format = msgspec.structs.replace(self.answer_format, thinking_is_opt_in=True)
         self._quoting_backend = quoting_backend(backend, control)
+        self._path = Path(where, "tokenizer.json")
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int | None = None, chat_template: str | None = None) -> Tokenizer:
@@ -98,6 +99,13 @@ class Tokenizer:
         with them. chat_template: a file that replaces the checkpoint's templates. Raises `CheckpointError`, naming the
         file that cannot be used.
         """
+        tokenizer = cls.begin_load(folder, vocab_size, chat_template)
+        tokenizer.complete()
+        return tokenizer
+
+    @classmethod
+    def begin_load(cls, folder: Path, vocab_size: int | None = None, chat_template: str | None = None) -> Tokenizer:
+        """Like load(), without `complete`, which another thread may call later. It takes a third of the time."""
         folder = Path(folder)
         settings = read_settings(folder)
         if chat_template is not None:
@@ -105,7 +113,7 @@ class Tokenizer:
         refuse_without_json(folder)
         path = folder / "tokenizer.json"
         backend = read_backend(path)
-        with library_errors(lambda error: CheckpointError(f"{path} cannot be used: {error!s:.300}")):
+        with _unusable(path):
             apply_settings(backend, settings)
             added = backend.get_added_tokens_decoder()
             # Checked before they are used: a hundred thousand added tokens take seconds.
@@ -113,9 +121,28 @@ class Tokenizer:
             if len(added) > _MAX_ADDED_TOKENS:
                 raise CheckpointError(f"{path} has {len(added)} added tokens; the limit is {_MAX_ADDED_TOKENS}")
             tokenizer = cls(backend, settings, str(folder), MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size)
-            tokenizer._decode(tokenizer.encode_now("a b"), skip_special_tokens=True)
-        _check_ids(path, tokenizer.vocab_size - 1)
+            backend.decode(tokenizer.encode_now("a b"))
         return tokenizer
+
+    def complete(self) -> None:
+        """Read the vocabulary and check its ids. Raises `CheckpointError`."""
+        with _unusable(self._path):
+            highest = self._vocabulary.size - 1
+        _check_ids(self._path, highest)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary(self._backend, self.special_ids)
+
+    @property
+    def vocab_size(self) -> int:
+        """The highest id plus one. Some smaller ids may be unused."""
+        return self._vocabulary.size
+
+    @property
+    def pieces(self) -> PieceTable | None:
+        """The text of each token. None means that the decoder does not read tokens one by one."""
+        return self._vocabulary.pieces
 
     @property
     def eos_token_id(self) -> int | None:
@@ -145,11 +172,11 @@ class Tokenizer:
 
     def is_token(self, token_id: int) -> bool:
         """Return whether the id is a token's; some ids below `vocab_size` are not."""
-        return token_id in self._tokens
+        return token_id in self._vocabulary.tokens
 
     def token(self, token_id: int) -> str | None:
         """Return the token as the vocabulary writes it; None for unknown ids."""
-        return self._tokens.get(token_id)
+        return self._vocabulary.tokens.get(token_id)
 
     def encode_now(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a raw prompt. Special tokens written in it are control tokens.
@@ -267,7 +294,8 @@ class Tokenizer:
             return "\ufffd"
 
     def _decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        known = [token_id for token_id in token_ids if token_id in self._tokens]
+        tokens = self._vocabulary.tokens
+        known = [token_id for token_id in token_ids if token_id in tokens]
         return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -287,8 +315,8 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
     def _refuse_too_long(self, text: str, context: int | None, left: int = 1) -> None:
-        if context is not None and self._longest is not None:
-            _check_fits(minimum_tokens(text, self._longest), context, left, "at least ")
+        if context is not None and (longest := self._vocabulary.longest) is not None:
+            _check_fits(minimum_tokens(text, longest), context, left, "at least ")
 
     async def _encode_queued(
         self, backend: Backend, text: Text, add_special_tokens: bool, context: int | None, left: int = 1
@@ -344,6 +372,11 @@ def _check_fits(tokens: int, context: int, left: int, qualifier: str = "") -> No
 async def _in_thread(work: Callable[[], T], turns: anyio.CapacityLimiter) -> T:
     # A cancelled caller does not wait for the thread. The thread keeps its place in the limiter until it ends.
     return await to_thread.run_sync(work, limiter=turns, abandon_on_cancel=True)
+
+
+def _unusable(path: Path) -> AbstractContextManager[None]:
+    """Turn errors of the tokenizers library into `CheckpointError`."""
+    return library_errors(lambda error: CheckpointError(f"{path} cannot be used: {error!s:.300}"))
 
 
 def _check_ids(path: Path, highest: int) -> None:

@@ -193,12 +193,12 @@ def test_time_is_linear(text: str) -> None:
 def test_the_format_is_found_in_the_template() -> None:
     template = "{{ '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
     ids = {token: 100 + index for index, token in enumerate(CONTROL)}
-    form = answer_format_of([template], ids | {"<think>": 1, "</think>": 2}, frozenset({100, 101}))
+    form = answer_format_of([template], (ids | {"<think>": 1, "</think>": 2}).get, frozenset({100, 101}))
     assert (form.harmony, form.calls, form.thoughts, form.thought_markers) == (True, None, True, HARMONY_THOUGHT)
     assert form.markers == ids
     assert form.shown_special_ids(thoughts=False, calls=None) == (100, 101)
     assert not uses_harmony("<|user|>{{ message }}<|end|>")
-    assert not answer_format_of(["<|user|>{{ message }}<|end|>"], ids, frozenset(ids.values())).markers
+    assert not answer_format_of(["<|user|>{{ message }}<|end|>"], ids.get, frozenset(ids.values())).markers
 
 
 def test_an_answer_that_is_cut_short_has_no_half_call_as_text() -> None:

@@ -125,6 +125,6 @@ def test_a_thought_whose_marker_has_a_word_behind_it() -> None:
     parser = AnswerParser(ThoughtParser(markers=GEMMA_THINK), ToolCallParser(FORMATS["gemma4"], ARGUMENTS))
     found = read(parser, thought + stop)
     assert (found.reasoning, found.content, found.calls[0].name) == ("I stop.", "", "stop")
-    form = answer_format_of(["<|channel>thought <channel|>"], tokens | {"x": 1}, frozenset(tokens.values()))
+    form = answer_format_of(["<|channel>thought <channel|>"], (tokens | {"x": 1}).get, frozenset(tokens.values()))
     assert form.thought_markers == GEMMA_THINK
     assert form.shown_special_ids(thoughts=True, calls=None) == tuple(sorted(tokens.values()))

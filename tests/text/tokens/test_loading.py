@@ -247,6 +247,23 @@ def test_ids_that_no_vocabulary_reaches(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+def test_a_tokenizer_that_is_not_complete_reads_its_vocabulary_when_it_is_needed(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, byte_level_backend())
+    tokenizer, whole = Tokenizer.begin_load(tmp_path), Tokenizer.load(tmp_path)
+    ids = tokenizer.encode_now("a <think> é")
+    assert tokenizer.decode(ids) == whole.decode(ids) == "a <think> é"
+    assert tokenizer.vocab_size == whole.vocab_size
+
+
+def test_completing_a_tokenizer_checks_its_ids(tmp_path: Path) -> None:
+    data = saved(tmp_path)
+    data["model"]["vocab"]["far"] = 2**31
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer = Tokenizer.begin_load(tmp_path)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json has token ids up to 2147483648"):
+        tokenizer.complete()
+
+
 def test_tokens_beyond_the_models_vocabulary_are_read_and_never_looked_for(tmp_path: Path) -> None:
     template = "{{ tools }}<tool_call>{{ messages }}"
     write_tokenizer(tmp_path, byte_level_backend(), {"chat_template": template})

@@ -1,0 +1,28 @@
+"""The tokens of a tokenizer by their ids, and what they add to a text."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer as Backend
+
+from aengine.text.tokens.backend import decoder_of
+from aengine.text.tokens.bounds import longest_token_bytes
+from aengine.text.tokens.pieces import PieceTable, rules_of
+
+
+class Vocabulary:
+    """All tokens of a tokenizer. Making it holds the GIL for 2 us per token.
+
+    tokens: ids to tokens, as the vocabulary writes them.
+    size: all ids are smaller. There may be gaps.
+    pieces: the text of each token. None means that the decoder does not read tokens one by one.
+    longest: the number of bytes of the longest token. None means that texts may have fewer tokens than it suggests.
+    """
+
+    def __init__(self, backend: Backend, special_ids: frozenset[int]) -> None:
+        tokens = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=False).items()}
+        tokens.update({token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()})
+        self.tokens = tokens
+        self.size = max(tokens, default=-1) + 1
+        rules = rules_of(decoder_of(backend))
+        self.pieces = None if rules is None else PieceTable(rules, tokens, special_ids)
+        self.longest = longest_token_bytes(backend, self.pieces)
