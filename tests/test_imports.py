@@ -12,11 +12,16 @@ from tests.one_in import one_in
 HEAVY = ("torch", "transformers", "tokenizers", "llguidance", "safetensors", "triton")
 
 
-def loaded_by(statement: str) -> set[str]:
-    """The top-level modules in a fresh interpreter after `statement`."""
-    code = f"import sys\n{statement}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+def modules_after(statement: str) -> set[str]:
+    """The modules in a fresh interpreter after `statement`."""
+    code = f"import sys\n{statement}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     return set(done.stdout.split())
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules in a fresh interpreter after `statement`."""
+    return {name.partition(".")[0] for name in modules_after(statement)}
 
 
 STATEMENTS = [
@@ -55,3 +60,13 @@ def test_an_engine_on_a_cpu_needs_no_triton() -> None:
     loaded = loaded_by(code)
     assert "torch" in loaded
     assert "triton" not in loaded
+
+
+def test_a_start_on_a_gpu_imports_only_kernels_that_every_model_needs() -> None:
+    """Each kernel takes 1 ms, because Triton reads its source."""
+    pytest.importorskip("triton")
+    loaded = modules_after("import aengine.runtime.startup.start_cuda")
+    assert "aengine.kernels.linear.one_row" in loaded
+    some = ("collective.kernels", "delta.decode", "experts.many_rows", "experts.routing.plan", "linear.fp8.many_rows")
+    some += ("linear.int4.row", "lora.shrink", "mamba.decode")
+    assert loaded.isdisjoint(f"aengine.kernels.{name}" for name in some)

@@ -1,52 +1,60 @@
-"""`Kernels` for CUDA devices: our Triton kernels, and cuBLAS for large products."""
+"""`Kernels` for CUDA devices: our Triton kernels, and cuBLAS for large products.
+
+Kernels that only some models need are imported when such a model is built. Triton reads a kernel's source when it is
+imported, which takes 1 ms. Two thirds of the kernels are for experts, quantised weights, recurrent layers and adapters.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from aengine.kernels import elementwise
 from aengine.kernels.attention.inputs import latent_inputs, qk_norm_rope_store
-from aengine.kernels.delta.base import DeltaWeights
-from aengine.kernels.delta.triton_delta import TritonDelta
-from aengine.kernels.experts.base import Experts, RegisteredExperts
-from aengine.kernels.experts.matrices import Matrices
-from aengine.kernels.experts.packed.matrices import PackedMatrices
-from aengine.kernels.experts.products import FloatProducts, float_experts, fp8_experts, packed_experts
-from aengine.kernels.experts.routing.route import Route, TritonRoute
-from aengine.kernels.experts.routing.route_rows import RouteRows
-from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import SILU, ExpertRule
-from aengine.kernels.experts.single_rows import SharedMatrices
-from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.launch import Launch, launch_for
-from aengine.kernels.linear.base import Linear, RegisteredLinear
-from aengine.kernels.linear.fp8.config import fp8_borders
-from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
-from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
-from aengine.kernels.linear.fp8.linear import Fp8Linear
 from aengine.kernels.linear.fp8.quantize import GROUP, quantize_fp8
 from aengine.kernels.linear.int4.config import int4_borders
-from aengine.kernels.linear.int4.launch import Int4Product
-from aengine.kernels.linear.int4.linear import Int4Linear
 from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
-from aengine.kernels.linear.weights.base import QuantizedWeight
 from aengine.kernels.linear.weights.e2m1 import E2m1Weight, Mxfp4Weight, Nvfp4Weight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.integers import Int4Weight, Int8Weight
-from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
-from aengine.kernels.lora.order import TokenOrder
-from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted, TritonAdaptedExperts
-from aengine.kernels.mamba.base import MambaWeights
-from aengine.kernels.mamba.triton_mamba import TritonMamba
 from aengine.kernels.parts import Parts
+
+if TYPE_CHECKING:
+    from aengine.kernels.delta.base import DeltaWeights
+    from aengine.kernels.delta.triton_delta import TritonDelta
+    from aengine.kernels.experts.base import Experts, RegisteredExperts
+    from aengine.kernels.experts.routing.route import Route, TritonRoute
+    from aengine.kernels.experts.routing.route_rows import RouteRows
+    from aengine.kernels.experts.routing.router import Router
+    from aengine.kernels.experts.triton_experts import TritonExperts
+    from aengine.kernels.linear.base import Linear, RegisteredLinear
+    from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
+    from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
+    from aengine.kernels.linear.int4.launch import Int4Product
+    from aengine.kernels.linear.weights.base import QuantizedWeight
+    from aengine.kernels.lora.base import AdapterWeights, ExpertAdapters, TokenAdapters
+    from aengine.kernels.lora.order import TokenOrder
+    from aengine.kernels.lora.triton_adapted import TritonAdapted
+    from aengine.kernels.mamba.base import MambaWeights
+    from aengine.kernels.mamba.triton_mamba import TritonMamba
+
+
+def _fp8_borders(n: int, k: int, launch: Launch, most: int) -> list[int]:
+    from aengine.kernels.linear.fp8.config import fp8_borders
+
+    return fp8_borders(n, k, launch, most)
+
 
 # For warm-up: functions that return the numbers of rows after which linears of a weight class use other kernels.
 LINEAR_BORDERS: Mapping[type[QuantizedWeight], Callable[[int, int, Launch, int], list[int]]] = {
-    Fp8Weight: fp8_borders,
+    Fp8Weight: _fp8_borders,
     Int4Weight: int4_borders,
     Int8Weight: lambda n, k, launch, most: int4_borders(n, 2 * k, launch, most),
     Mxfp4Weight: int4_borders,
@@ -61,13 +69,28 @@ class TritonKernels:
         """unpacked_copies: whether 4-bit linears also keep a copy of their weight in floats."""
         self._unpacked_copies = unpacked_copies
         self._small_linear = SmallLinear()
-        self._fp8_few_rows = Fp8FewRows()
-        self._fp8_products = BlockProducts()
-        self._int4_product = Int4Product()
-        self._route = Route()
-        self._route_rows = RouteRows()
         self._adapter_parts = Parts()
         self._orders: dict[TokenAdapters, TokenOrder] = {}
+
+    @cached_property
+    def _fp8_shared(self) -> tuple[Fp8FewRows, BlockProducts]:
+        from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
+        from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
+
+        return Fp8FewRows(), BlockProducts()
+
+    @cached_property
+    def _int4_product(self) -> Int4Product:
+        from aengine.kernels.linear.int4.launch import Int4Product
+
+        return Int4Product()
+
+    @cached_property
+    def _routes(self) -> tuple[Route, RouteRows]:
+        from aengine.kernels.experts.routing.route import Route
+        from aengine.kernels.experts.routing.route_rows import RouteRows
+
+        return Route(), RouteRows()
 
     def norm(self, weight: Tensor, eps: float) -> elementwise.TritonNorm:
         return elementwise.TritonNorm(weight, eps)
@@ -78,10 +101,16 @@ class TritonKernels:
     def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> RegisteredLinear:
         """Use the dequantised weight if there is no kernel for its shape, its dtype or this device."""
         match weight:
-            case Fp8Weight() if Fp8Linear.fits(weight) and launch_for(weight.weight.device).fp8:
-                return Fp8Linear(weight, bias, self._fp8_few_rows, self._fp8_products)
-            case Int4Weight() | Int8Weight() | E2m1Weight() if Int4Linear.fits(weight, dtype):
-                return Int4Linear(weight, bias, self._int4_product, dtype, self._unpacked_copies)
+            case Fp8Weight() if launch_for(weight.weight.device).fp8:
+                from aengine.kernels.linear.fp8.linear import Fp8Linear
+
+                if Fp8Linear.fits(weight):
+                    return Fp8Linear(weight, bias, *self._fp8_shared)
+            case Int4Weight() | Int8Weight() | E2m1Weight():
+                from aengine.kernels.linear.int4.linear import Int4Linear
+
+                if Int4Linear.fits(weight, dtype):
+                    return Int4Linear(weight, bias, self._int4_product, dtype, self._unpacked_copies)
         return self.dense(weight.dequantize().to(dtype), bias)
 
     def gains_by_fp8(self, device: torch.device, dtype: torch.dtype) -> bool:
@@ -94,6 +123,9 @@ class TritonKernels:
         return self.quantized(weight, linear.bias, linear.weight.dtype)
 
     def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> TritonAdapted:
+        from aengine.kernels.lora.order import TokenOrder
+        from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted
+
         order = self._orders.get(tokens)
         if order is None:
             order = self._orders[tokens] = TokenOrder(len(weights.a), tokens)
@@ -102,6 +134,9 @@ class TritonKernels:
         return TritonAdapted(linear, weights, tokens, order, self._adapter_parts)
 
     def adapted_experts(self, experts: Experts, weights: ExpertAdapters, tokens: TokenAdapters) -> Experts:
+        from aengine.kernels.experts.triton_experts import TritonExperts
+        from aengine.kernels.lora.triton_adapted import TritonAdaptedExperts
+
         if not isinstance(experts, TritonExperts):
             raise TypeError(f"these experts are of other kernels: {type(experts).__name__}")
         return TritonAdaptedExperts(experts, weights, tokens)
@@ -110,6 +145,10 @@ class TritonKernels:
         self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
     ) -> RegisteredExperts:
         """Use the dequantised matrices if there is no kernel for their shape, rule or dtype, or this device."""
+        from aengine.kernels.experts.matrices import Matrices
+        from aengine.kernels.experts.packed.matrices import PackedMatrices
+        from aengine.kernels.experts.products import fp8_experts, packed_experts
+
         match gate_up, down:
             case (Fp8Weight() as first, Fp8Weight() as second) if rule.plain:
                 if Matrices.fits(first) and Matrices.fits(second) and launch_for(second.weight.device).fp8:
@@ -120,11 +159,17 @@ class TritonKernels:
         return self.experts(gate_up.dequantize().to(dtype), down.dequantize().to(dtype), rule)
 
     def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TritonExperts:
+        from aengine.kernels.experts.products import float_experts
+
         return float_experts(gate_up, down, rule)
 
     def with_shared(
         self, experts: Experts, gate_up: Linear, down: Linear, gate: Tensor | None, h: Tensor, top_k: int
     ) -> TritonExperts | None:
+        from aengine.kernels.experts.products import FloatProducts
+        from aengine.kernels.experts.single_rows import SharedMatrices
+        from aengine.kernels.experts.triton_experts import TritonExperts
+
         if not (isinstance(experts, TritonExperts) and isinstance(gate_up, TritonLinear)):
             return None
         if not isinstance(down, TritonLinear) or gate_up.bias is not None or down.bias is not None:
@@ -140,12 +185,18 @@ class TritonKernels:
     def route(
         self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None
     ) -> TritonRoute:
-        return TritonRoute(weight, correction, router, self._route, self._route_rows, bias)
+        from aengine.kernels.experts.routing.route import TritonRoute
+
+        return TritonRoute(weight, correction, router, *self._routes, bias)
 
     def delta_net(self, weights: DeltaWeights) -> TritonDelta:
+        from aengine.kernels.delta.triton_delta import TritonDelta
+
         return TritonDelta(weights)
 
     def mamba(self, weights: MambaWeights) -> TritonMamba:
+        from aengine.kernels.mamba.triton_mamba import TritonMamba
+
         return TritonMamba(weights)
 
     silu_mul = staticmethod(elementwise.silu_mul)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from aengine.errors import DeviceLostError
-from aengine.kernels.collective.peers import PeerCollective, reset_collectives
+
+if TYPE_CHECKING:
+    from aengine.kernels.collective.peers import PeerCollective
 
 T = TypeVar("T")
 
@@ -52,6 +54,8 @@ class DeviceRanks:
 
         0: kernels do not wait. This is for rehearsals, in which ranks compile and load kernels at different times.
         """
+        from aengine.kernels.collective.peers import reset_collectives  # imports kernels
+
         self._patience = patience
         reset_collectives(self.collectives, patience)
 

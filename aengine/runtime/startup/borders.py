@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import torch
 
-from aengine.kernels.experts.config import experts_borders
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.gated_rows import fewest_rows
 from aengine.kernels.linear.int4.config import DENSE_ROWS
@@ -66,13 +65,13 @@ def _borders(
     drafting: bool = False,
 ) -> set[int]:
     ffns = [layer.ffn for layer in layers if layer.ffn is not None]
-    borders = {
-        border
-        for ffn in ffns
-        for spec in (ffn.experts if isinstance(ffn, MLPAndExpertsSpec) else ffn,)
-        if isinstance(spec, ExpertsSpec)
-        for border in experts_borders(spec.router.top_k, spec.count, hidden, launch, most)
-    }
+    specs = [ffn.experts if isinstance(ffn, MLPAndExpertsSpec) else ffn for ffn in ffns]
+    borders: set[int] = set()
+    if experts := [spec for spec in specs if isinstance(spec, ExpertsSpec)]:
+        from aengine.kernels.experts.config import experts_borders  # imports the kernels of experts
+
+        for spec in experts:
+            borders |= set(experts_borders(spec.router.top_k, spec.count, hidden, launch, most))
     borders |= _linear_borders(model, shapes, launch, most, drafting and dtype.itemsize == 2 and launch.fp8)
     # `linears` lists gate_up, then down.
     gates = {shape for ffn in ffns for shape in ffn.linears(hidden, model.ranks)[::2]}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from triton.runtime.cache import triton_key
@@ -17,7 +17,6 @@ from aengine.attention.flash_backend import choose_prefill
 from aengine.attention.triton_backend import TritonAttention
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
-from aengine.kernels.collective.peers import connect
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for
 from aengine.kernels.triton_kernels import TritonKernels
@@ -58,6 +57,9 @@ from aengine.runtime.startup.warm_up import (
     with_adapters,
 )
 from aengine.runtime.weights import load_weights
+
+if TYPE_CHECKING:
+    from aengine.kernels.collective.peers import PeerCollective
 
 log = logging.getLogger("aengine")
 
@@ -102,7 +104,7 @@ def start_cuda(
         size_pool(config, model, kv_dtype, kv_bytes, torch.cuda.mem_get_info(device)[1], dtype)
     page_bytes = model.kv_shape(config.page_size, kv_dtype).page_bytes
     slots = host_slots(config, model, page_bytes)
-    collectives = connect(gpus, patience=0) if len(gpus) > 1 else []
+    collectives = _connect(gpus)
     devices = DeviceRanks([torch.cuda.Stream(gpu) for gpu in gpus], collectives)
     memory = CudaSleep(gpus) if config.sleep_mode else None
     job = _job(config, model, dtype, device, speculation)
@@ -221,6 +223,15 @@ def start_cuda(
         runner, model, pool, steps.most, steps.mixed, adapters, copies, (str(dtype), str(kv_dtype)),
         weights, memory, speculation, image_cost(model),
     )  # fmt: skip
+
+
+def _connect(gpus: Sequence[torch.device]) -> list[PeerCollective]:
+    """Return the collectives of several GPUs, in which kernels do not wait yet."""
+    if len(gpus) == 1:
+        return []
+    from aengine.kernels.collective.peers import connect
+
+    return connect(gpus, patience=0)
 
 
 def _check_heads(model: ModelConfig) -> None:

@@ -17,7 +17,6 @@ from aengine.kernels.collective.config import sum_borders
 from aengine.kernels.collective.mailboxes import LANE
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.small_linear import ROW_BORDERS
-from aengine.kernels.lora.config import adapter_borders
 from aengine.model.config import ModelConfig
 from aengine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
 from aengine.runtime.cuda.capture import GraphSizes
@@ -83,6 +82,8 @@ def uncaptured_steps(
     launched = {*sizes.decode, *sizes.prefill, widest.num_tokens, *(step.num_tokens for step in steps)}
     borders = layer_borders(model, dtype, launch, max_step_tokens)
     if model.lora is not None:
+        from aengine.kernels.lora.config import adapter_borders  # imports the kernels of adapters
+
         borders |= set(adapter_borders(model.lora.places + 1, launch, max_step_tokens))
     if model.ranks > 1:
         borders |= set(sum_borders(model.hidden_size * dtype.itemsize // LANE, model.ranks, max_step_tokens))
