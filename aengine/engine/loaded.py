@@ -39,7 +39,7 @@ from aengine.scheduling.sequence import LoadedAdapter
 from aengine.step_plan import StepPlan
 from aengine.text.grammar.grammars import Grammars, Matcher, check_library
 from aengine.text.grammar.source import GrammarLimits
-from aengine.text.tokens.tokenizer import Tokenizer
+from aengine.text.tokens.tokenizer import Tokenizer, warm_up_library
 from aengine.timeline import Timeline
 from aengine.types import Stats
 
@@ -260,6 +260,7 @@ def load(config: EngineConfig, latencies: Latencies, start: Start | None) -> Loa
     with without_collections(), QuickSwitches(), ThreadPoolExecutor(1, "aengine-text") as background:
         gpus = 1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size
         check_library()
+        warm_up_library()
         background.submit(link_torch)  # first: linking any other library would wait for it
         contexts = background.submit(open_contexts, config.device, gpus)
         tokenizer = _load_tokenizer(config, folder)
@@ -394,7 +395,6 @@ def _load_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
     if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
         log.warning("%s has no tokenizer.json: text goes through the demo model's tokenizer", folder)
         return Tokenizer.begin_load(resolve_model(None, None), chat_template=config.chat_template)
-    path = folder / "config.json"
-    fields = Fields(read_json_object(path), str(path))
+    fields = Fields(read_json_object(path := folder / "config.json"), str(path))
     vocab_size = fields.vocab_size if fields.present("vocab_size") else None  # `ModelConfig` refuses a missing one
     return Tokenizer.begin_load(folder, vocab_size, config.chat_template)

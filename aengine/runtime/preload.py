@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # torch itself links them in this order and with these scopes.
@@ -13,11 +14,12 @@ _LIBRARIES = (("libtorch_global_deps.so", os.RTLD_GLOBAL), ("libtorch.so", os.RT
 
 
 def link_torch() -> None:
-    """Link torch's libraries in the calling thread, with the GIL released.
+    """Link torch's libraries, with the GIL released.
 
     Linking takes a third of the time of torch's import. `dlopen`, called as a foreign function, releases the GIL. An
-    import and `ctypes.CDLL` hold it. The libraries contain no Python code. Does nothing if they are missing: the import
-    raises the error later.
+    import and `ctypes.CDLL` hold it. Each library has a thread of its own: one thread for both would need the GIL
+    between the calls, and parsing a tokenizer holds it for long. The libraries contain no Python code. Does nothing if
+    they are missing: the import raises the error later.
     """
     spec = importlib.util.find_spec("torch")  # looked up, not imported
     try:
@@ -25,11 +27,11 @@ def link_torch() -> None:
     except (AttributeError, TypeError, OSError):
         return
     dlopen.restype = ctypes.c_void_p
-    for folder in () if spec is None else spec.submodule_search_locations or ():
-        for name, scope in _LIBRARIES:
-            path = Path(folder, "lib", name)
-            if not path.exists() or not dlopen(os.fsencode(path), os.RTLD_NOW | scope):
-                return
+    folders = () if spec is None else spec.submodule_search_locations or ()
+    with ThreadPoolExecutor(len(_LIBRARIES), "aengine-link") as threads:
+        for path, scope in ((Path(folder, "lib", name), scope) for folder in folders for name, scope in _LIBRARIES):
+            if path.exists():
+                threads.submit(dlopen, os.fsencode(path), os.RTLD_NOW | scope)
 
 
 def open_contexts(name: str, count: int = 1) -> None:

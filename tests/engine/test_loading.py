@@ -165,6 +165,17 @@ def test_the_devices_are_opened_while_text_is_read(checkpoint: Path, monkeypatch
     assert named == [("cpu", 2)]
 
 
+def test_the_tokenizers_library_is_used_before_another_thread_links_torch(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(loaded, "warm_up_library", lambda: events.append("used"))
+    monkeypatch.setattr(loaded, "link_torch", lambda: events.append("links"))
+    with pytest.raises(Started):
+        load(checkpoint)
+    assert events == ["used", "links"]
+
+
 def test_its_threads_end_where_the_weights_cannot_be_read(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
     monkeypatch.setattr(loaded.Grammars, "close", lambda grammars: closed.append(grammars))

@@ -15,6 +15,7 @@ import anyio
 import msgspec
 from anyio import to_thread
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
 from aengine.errors import AengineError, CheckpointError, ContextLengthError, InvalidRequestError
 from aengine.text.answer.formats.table import call_format_in
@@ -49,6 +50,15 @@ _LONG_RENDERINGS = 1  # threads for chats of that many characters
 
 T = TypeVar("T")
 Text = str | tuple[str, str]  # two texts are joined as the checkpoint defines it
+
+
+def warm_up_library() -> None:
+    """Use the tokenizers library once in this thread, which takes 1 ms.
+
+    It allocates the library's thread-local variables. If the first use came later, it would wait for any `dlopen` that
+    another thread is making, because glibc guards both by one lock.
+    """
+    Backend.from_str(Backend(BPE()).to_str()).encode_batch_fast(["a"])
 
 
 class Tokenizer:
